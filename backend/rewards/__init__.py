@@ -1,0 +1,10 @@
+"""Reward functions: register, resolve by name, load a person's own file, score a step's completions.
+
+This room scores text. It knows no model, no arrays and no trainer, and it imports no mlx.
+A person's file needs one line of it: `from backend.rewards import register_reward_function`.
+"""
+
+from backend.rewards import builtin as builtin  # importing it registers what ships with the program
+from backend.rewards.registry import RewardCall, get_reward_function, register_reward_function
+
+__all__ = ["RewardCall", "get_reward_function", "register_reward_function"]

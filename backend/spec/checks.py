@@ -1,0 +1,125 @@
+"""Checks that need more than one setting. Each names the settings it reads and runs only when all of those are sound,
+so that one bad field never hides another's fault. Nothing here opens a file: see `backend.check` for what is on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from backend.spec.faults import Fault
+
+Check = Callable[..., "Iterator[Fault]"]
+CHECKS: list[tuple[tuple[str, ...], Check]] = []
+
+
+def _reads(*keys: str) -> Callable[[Check], Check]:
+    def register(check: Check) -> Check:
+        CHECKS.append((keys, check))
+        return check
+
+    return register
+
+
+def cross_faults(values: Mapping[str, Any]) -> list[Fault]:
+    """Run every check whose inputs all stand in `values` (sound values by key)."""
+    ready = (check(*(values[key] for key in keys)) for keys, check in CHECKS if all(key in values for key in keys))
+    return [fault for found in ready for fault in found]
+
+
+@_reads("model")
+def _model_given(model: str) -> Iterator[Fault]:
+    if not model.strip():
+        yield Fault("model", "Choose a base model: a folder, or an id on Hugging Face.")
+
+
+@_reads("data")
+def _data_given(data: str) -> Iterator[Fault]:
+    if not data.strip():
+        yield Fault("data", "Choose a dataset: a file, a folder, or an id on Hugging Face.")
+
+
+@_reads("num_layers", "train_type")
+def _some_layers(num_layers: int, train_type: str) -> Iterator[Fault]:
+    if num_layers == 0 and train_type != "full":
+        yield Fault("num_layers", "Layers is 0, so nothing would be trained; give a number of layers, or −1 for all.")
+
+
+@_reads("max_completion_length", "max_seq_length")
+def _room_for_a_prompt(completion: int, sequence: int) -> Iterator[Fault]:
+    if completion >= sequence:
+        yield Fault(
+            "max_completion_length",
+            f"Completion ({completion} tokens) leaves no room for a prompt within Max Seq ({sequence} tokens).",
+        )
+
+
+@_reads("reward_functions")
+def _some_rewards(functions: list[str]) -> Iterator[Fault]:
+    if not functions:
+        yield Fault("reward_functions", "No reward function is ticked; a run needs at least one.")
+    twice = sorted({name for name in functions if functions.count(name) > 1})
+    if twice:
+        yield Fault("reward_functions", f"{', '.join(twice)} is listed twice; list each reward function once.")
+
+
+@_reads("reward_functions", "reward_weights")
+def _weights_match(functions: list[str], weights: list[float]) -> Iterator[Fault]:
+    if weights and len(weights) != len(functions):
+        yield Fault(
+            "reward_weights",
+            f"There are {len(weights)} reward weights for {len(functions)} reward functions "
+            f"({', '.join(functions)}); give one weight for each, or none.",
+        )
+    elif weights and not any(weights):
+        yield Fault("reward_weights", "Every reward weight is 0, so no completion could be better than another.")
+
+
+@_reads("train_type", "quantization")
+def _full_needs_floats(train_type: str, quantization: str) -> Iterator[Fault]:
+    if train_type == "full" and quantization != "none":
+        yield Fault(
+            "quantization", "Full fine-tuning has no gradient for quantised weights; choose LoRA, or no quantization."
+        )
+
+
+@_reads("train_type", "quantization")
+def _dora_six_bits(train_type: str, quantization: str) -> Iterator[Fault]:
+    if train_type == "dora" and quantization == "6":
+        yield Fault(
+            "quantization",
+            "DoRA cannot be trained on 6-bit weights with this version of mlx-lm; choose 4 or 8 bits, or LoRA.",
+        )
+
+
+@_reads("lm_studio_name", "fuse", "train_type")
+def _lm_studio_needs_fusing(name: str, fuse: bool, train_type: str) -> Iterator[Fault]:
+    if name.strip() and train_type != "full" and not fuse:
+        yield Fault("lm_studio_name", "LM Studio loads complete models only; turn Fuse on, or clear the export name.")
+
+
+@_reads("lm_studio_name")
+def _safe_export_name(name: str) -> Iterator[Fault]:
+    yield from _safe_name("lm_studio_name", "The LM Studio export name", name)
+
+
+@_reads("run_name")
+def _safe_run_name(name: str) -> Iterator[Fault]:
+    yield from _safe_name("run_name", "The run folder name", name)
+
+
+def _safe_name(setting: str, what: str, name: str) -> Iterator[Fault]:
+    """A name that becomes a folder: no separators, nothing hidden, nothing the file system trips over."""
+    bad = sorted({char for char in name if char in '/\\:*?"<>|' or ord(char) < 32})
+    if bad:
+        yield Fault(setting, f"{what} may not contain {' '.join(repr(char) for char in bad)}.")
+    elif name.startswith(".") or name != name.strip() or len(name.encode()) > 120:
+        yield Fault(
+            setting, f"{what} must not begin with a dot, begin or end with a space, or be longer than 120 bytes."
+        )
+
+
+@_reads("learning_rate", "lr_final", "lr_schedule")
+def _rate_falls(peak: float, final: float, schedule: str) -> Iterator[Fault]:
+    if schedule != "constant" and final > peak:
+        yield Fault("lr_final", f"The final rate ({final:g}) is above the learning rate ({peak:g}).")

@@ -1,0 +1,38 @@
+"""The exact command line of a verb, and the environment it needs; the window shows it and runs it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+
+from backend.spec.places import project_root
+
+BUNDLED_FLAG = "--backend"
+"""A bundled app re-enters its own executable with this flag, because `sys.executable` is not Python there."""
+
+
+def backend_command(verb: str, *arguments: str) -> list[str]:
+    """Program and arguments of `python -m backend VERB …`.
+
+    `-P` keeps a folder named `backend` in the working directory from being run in place of ours.
+    """
+    if getattr(sys, "frozen", False):
+        return [sys.executable, BUNDLED_FLAG, verb, *arguments]
+    return [sys.executable, "-P", "-m", "backend", verb, *arguments]
+
+
+def backend_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Environment for a backend process: our own packages first, output unbuffered and in UTF-8."""
+    environment = dict(os.environ if base is None else base)
+    ours, theirs = str(project_root()), environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = f"{ours}{os.pathsep}{theirs}" if theirs else ours
+    environment["PYTHONUNBUFFERED"] = "1"
+    environment["PYTHONIOENCODING"] = "utf-8"
+    return environment
+
+
+def shown(command: list[str]) -> str:
+    """The command as a person would type it."""
+    return shlex.join(command)

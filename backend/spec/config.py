@@ -1,0 +1,405 @@
+"""Every setting of a run, once. Form, YAML, command line, checks and help are all read from this list.
+
+The keys are the YAML file's; a file written for mlx-lm-lora means the same here (`backend.spec.spelling` translates its
+words). To add a setting, add one field below and the line that uses it; nothing else names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import yaml
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from backend.spec.catalog import DEFAULT_REWARDS, nearest
+from backend.spec.checks import cross_faults
+from backend.spec.faults import Fault, Mistake
+from backend.spec.setting import Setting, described, setting
+from backend.spec.spelling import translate
+
+SECTIONS: dict[str, str] = {
+    "algorithm": "Algorithm",
+    "model_data": "Model & Data",
+    "fine_tune": "Fine-tune",
+    "training": "Training Settings",
+    "columns": "Dataset Columns",
+    "output": "Output",
+    "preference": "Preference And Judge",
+    "generation": "GRPO Generation And Rewards",
+}
+"""Section key → title, in reading order of the form."""
+
+_ADAPTERS = ("train_type", ("lora", "dora"))
+_DECAYING = ("lr_schedule", ("cosine", "linear"))
+
+
+class Config(BaseModel):
+    """The settings of one run, validated. Build it with `load` or `parse`, which explain what is wrong."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    # fmt: off
+    # Algorithm
+    train_mode: str = setting(
+        "grpo", "algorithm", "Mode", "How the model learns. GRPO samples a group of answers to each prompt, scores them "
+        "with your reward functions, and makes the better ones of each group more likely.",
+        choices=[("grpo", "GRPO", "Learns from reward functions, no labelled answers to imitate.")],
+    )
+
+    # Model & Data
+    model: str = setting("", "model_data", "Base model", "A folder that holds an MLX or Hugging Face model, or the id of "
+                         "one on Hugging Face, such as mlx-community/Qwen3-0.6B-4bit.", kind="model")
+    data: str = setting("", "model_data", "Dataset", "A jsonl, json, csv or parquet file, a folder with train, valid and "
+                        "test files, or the id of a dataset on Hugging Face.", kind="dataset")
+    lm_studio_name: str = setting("", "model_data", "LM Studio export name", "When set, the finished model is also put "
+                                  "into LM Studio's models folder under this name. Needs Fuse.")
+
+    # Fine-tune
+    train_type: str = setting(
+        "lora", "fine_tune", "Fine-tune", "Which weights change.",
+        choices=[("lora", "LoRA", "Small matrices beside the frozen weights: little memory, and the usual choice."),
+                 ("dora", "DoRA", "LoRA with the size of each weight row learned apart: a little slower, often a little better."),
+                 ("full", "Full", "Every weight. Needs several times the memory, and cannot start from a quantised model.")],
+    )
+    num_layers: int = setting(16, "fine_tune", "Layers", "How many of the last layers get adapters. −1 means all of them.",
+                              ge=-1, unit="layers", when=_ADAPTERS)
+    rank: int = setting(8, "fine_tune", "Rank", "Width of the adapter matrices. More can learn more and costs more memory.",
+                        ge=1, le=4096, when=_ADAPTERS)
+    scale: float = setting(20.0, "fine_tune", "Scale", "Factor on what the adapter adds to the frozen weight.",
+                           gt=0, when=_ADAPTERS)
+    dropout: float = setting(0.0, "fine_tune", "Dropout", "Share of adapter inputs set to zero while learning.",
+                             ge=0, lt=1, when=_ADAPTERS)
+    quantization: str = setting(
+        "none", "fine_tune", "Quantization", "Stores the frozen base weights in fewer bits, after loading.",
+        choices=[("none", "None", "As the model comes."), ("4", "4-bit", "A quarter of 16-bit memory; some loss."),
+                 ("6", "6-bit", ""), ("8", "8-bit", "Half of 16-bit memory; hardly any loss."),
+                 ("mxfp4", "MXFP4", "4-bit floating point with shared exponents.")],
+    )
+
+    # Training Settings
+    iters: int = setting(1000, "training", "Iterations", "Training steps. Each samples a group for every prompt of the "
+                         "batch and learns from it.", ge=1, unit="steps")
+    epochs: int = setting(0, "training", "Epochs", "Passes over the dataset. Above 0 it decides how long the run is, and "
+                          "Iterations is not used.", ge=0, unit="passes")
+    batch_size: int = setting(1, "training", "Batch", "Prompts in one step (before gradient accumulation).", ge=1, unit="prompts")
+    gradient_accumulation_steps: int = setting(
+        1, "training", "Gradient accumulation", "Multiplies the prompts of a step; their gradients are summed piece by "
+        "piece, so memory stays the same.", ge=1, unit="×")
+    num_iterations: int = setting(
+        1, "training", "Updates per rollout", "How often the weights are updated from the same completions (μ). At 1 the "
+        "ratio is always 1 and nothing is ever clipped.", ge=1, unit="updates")
+    max_seq_length: int = setting(2048, "training", "Max Seq", "Prompt and completion together. Rows whose prompt leaves no "
+                                  "room for the completion are left out, and counted.", ge=2, unit="tokens")
+    seed: int = setting(0, "training", "Seed", "The same seed on the same machine gives the same run.", ge=0, le=2**32 - 1)
+    learning_rate: float = setting(1e-5, "training", "Learning rate", "Size of each update. LoRA wants roughly ten times "
+                                   "what full fine-tuning wants.", gt=0, le=10)
+    optimizer: str = setting(
+        "adamw", "training", "Optimizer", "Turns gradients into updates.",
+        choices=[("adamw", "AdamW", "Adam with weight decay apart from the gradient: the usual choice."),
+                 ("adam", "Adam", ""), ("muon", "Muon", "Orthogonalised momentum for matrices."), ("sgd", "SGD", ""),
+                 ("lion", "Lion", "Sign of the momentum; wants a smaller learning rate."),
+                 ("adafactor", "Adafactor", "Little memory."), ("rmsprop", "RMSprop", ""), ("adagrad", "Adagrad", ""),
+                 ("adadelta", "AdaDelta", ""), ("adamax", "Adamax", "")],
+    )
+    weight_decay: float = setting(0.01, "training", "Weight decay", "Pulls weights towards zero at each update, in the "
+                                  "optimizers that have it.", ge=0, le=1, advanced=True,
+                                  when=("optimizer", ("adamw", "muon", "sgd", "lion", "adafactor")))
+    adam_beta1: float = setting(0.9, "training", "Beta 1", "Memory of the mean gradient.", ge=0, lt=1, advanced=True,
+                                when=("optimizer", ("adam", "adamw", "adamax", "lion")))
+    adam_beta2: float = setting(0.999, "training", "Beta 2", "Memory of the squared gradient.", ge=0, lt=1, advanced=True,
+                                when=("optimizer", ("adam", "adamw", "adamax", "lion")))
+    max_grad_norm: float = setting(1.0, "training", "Max gradient norm", "Longer gradients are shortened to this length. "
+                                   "0 never shortens.", ge=0, advanced=True)
+    lr_schedule: str = setting(
+        "constant", "training", "LR schedule", "How the learning rate changes over the run.",
+        choices=[("constant", "Constant", "The same from the first step to the last, without warm-up."),
+                 ("cosine", "Cosine decay", "Warms up, then falls along a cosine to the final rate."),
+                 ("linear", "Linear", "Warms up, then falls along a line to the final rate.")],
+    )
+    lr_warmup_steps: int = setting(40, "training", "Warm-up", "Updates over which the rate rises to its peak.", ge=0,
+                                   unit="updates", when=_DECAYING)
+    lr_warmup_init: float = setting(1e-7, "training", "Warm-up start", "The rate of the first update.", ge=0, when=_DECAYING)
+    lr_decay_fraction: float = setting(0.8, "training", "Decay fraction", "Share of the run over which the rate falls, "
+                                       "counted from the end of the warm-up.", gt=0, le=1, when=_DECAYING)
+    lr_final: float = setting(2e-6, "training", "Final rate", "The rate once it has fallen.", ge=0, when=_DECAYING)
+    steps_per_report: int = setting(10, "training", "Report", "How often the terminal prints a line. The charts have "
+                                    "every step.", ge=1, unit="steps")
+    steps_per_eval: int = setting(200, "training", "Eval", "How often held-out prompts are answered and scored. 0 never "
+                                  "does.", ge=0, unit="steps")
+    save_every: int = setting(100, "training", "Save", "How often a checkpoint is written.", ge=1, unit="steps")
+    keep_checkpoints: int = setting(3, "training", "Keep checkpoints", "How many of the newest stay on disk, beside the "
+                                    "best one.", ge=1, unit="checkpoints", advanced=True)
+    val_batches: int = setting(25, "training", "Val batches", "Batches of held-out prompts in one evaluation. −1 takes "
+                               "all.", ge=-1, unit="batches")
+    test: bool = setting(False, "training", "Evaluate test split", "Answers the test prompts once more when training ends.")
+    test_batches: int = setting(100, "training", "Test batches", "Batches of test prompts. −1 takes all.", ge=-1,
+                                unit="batches", when=("test", (True,)))
+    grad_checkpoint: bool = setting(False, "training", "Gradient checkpointing", "Recomputes each layer in the backward "
+                                    "pass: less memory, about a third slower.")
+    efficient_long_context: bool = setting(False, "training", "Efficient long context", "Reads long prompts and works out "
+                                           "log-probabilities piece by piece, in steps of the sequence step size.", advanced=True)
+    seq_step_size: int = setting(512, "training", "Sequence step size", "Tokens per piece.", ge=16, unit="tokens",
+                                 advanced=True, when=("efficient_long_context", (True,)))
+    mask_prompt: bool = setting(True, "training", "Mask prompt", "GRPO never trains on the prompt, so this changes "
+                                "nothing; the key is accepted.", advanced=True, kind="fact")
+    fuse: bool = setting(True, "training", "Fuse", "At the end, folds the adapters into a complete model in the run "
+                         "folder.", when=_ADAPTERS)
+
+    # Dataset Columns
+    prompt_feature: str = setting("prompt", "columns", "Prompt", "Column with the question: text, or a list of chat messages.")
+    answer_feature: str = setting("answer", "columns", "Answer", "Column with the right answer, for the rewards that compare.")
+    type_feature: str = setting("type", "columns", "Type", "Column that reward functions may switch on; may be absent.")
+    system_feature: str = setting("system", "columns", "System", "Column with a system message for each row; may be absent.")
+    system_prompt: str = setting("", "columns", "System prompt", "Used for rows without a system message of their own.",
+                                 kind="prose")
+    dataset_config: str = setting("", "columns", "Dataset config", "Which configuration of a Hugging Face dataset.", advanced=True)
+    train_split: str = setting("train", "columns", "Train split", "Split to train on.", advanced=True)
+    valid_split: str = setting("valid", "columns", "Valid split", "Split to evaluate on; “validation” is found too.", advanced=True)
+    test_split: str = setting("test", "columns", "Test split", "Split for the test at the end.", advanced=True)
+    validation_split: float = setting(0.0, "columns", "Validation share", "Share of the training rows held out when there "
+                                      "is no valid split. 0 holds none.", ge=0, lt=1, advanced=True)
+    chat_template_kwargs: dict[str, Any] = setting({}, "columns", "Chat template options", "Passed to the tokenizer's chat "
+                                                   "template, such as enable_thinking: false.", advanced=True)
+    stop: list[str] = setting([], "columns", "Stop strings", "A completion ends once it contains one of these.", advanced=True)
+    num_generations_eval: int | None = setting(None, "columns", "Group in evaluation", "Completions per held-out prompt. "
+                                               "Empty means the same as Group.", ge=1, advanced=True)
+
+    # Output
+    run_name: str = setting("", "output", "Run folder name", "Empty names the run after model, kind of training and date.")
+
+    # Preference And Judge
+    beta: float = setting(0.1, "preference", "KL weight", "Holds the model near the reference model. 0 turns it off and "
+                          "saves the reference pass.", ge=0)
+    reference_model_path: str = setting("", "preference", "Reference model", "The model to stay near. Empty means the base "
+                                        "model as it was before training, without a second copy in memory under LoRA.", kind="model")
+    log_kl: bool = setting(False, "preference", "Log KL at weight 0", "Measures the KL although it is not used, at the "
+                           "price of a reference pass.", advanced=True, when=("beta", (0, 0.0)))
+    use_bias_correction_kl: bool = setting(True, "preference", "Bias-corrected KL", "Multiplies the KL estimate by the "
+                                           "ratio, which makes its gradient right off-policy (TRL's present default).", advanced=True)
+    ratio_against: str = setting(
+        "old", "preference", "Ratio against", "Which policy stands below the line of the importance ratio.", advanced=True,
+        choices=[("old", "Policy that sampled", "As in the papers and TRL."),
+                 ("reference", "Reference model", "As in the guide of MLX LoRA Studio; ties the policy to the reference.")],
+    )
+
+    # GRPO Generation And Rewards
+    group_size: int = setting(4, "generation", "Group", "Completions sampled for each prompt and compared with one "
+                              "another. More give a steadier signal and cost more.", ge=2, unit="completions")
+    max_completion_length: int = setting(512, "generation", "Completion", "Longest completion.", ge=1, unit="tokens")
+    temperature: float = setting(0.8, "generation", "Temp", "How freely tokens are drawn; log-probabilities are taken at "
+                                 "the same temperature. 0 is invalid: a group would be one answer many times.", gt=0, le=10)
+    top_p: float = setting(0.95, "generation", "Top P", "Draws only from the likeliest tokens that make up this share. 1 "
+                           "turns it off.", gt=0, le=1)
+    top_k: int = setting(20, "generation", "Top K", "Draws only from this many likeliest tokens. 0 turns it off.", ge=0, unit="tokens")
+    min_p: float = setting(0.0, "generation", "Min P", "Drops tokens below this share of the likeliest one. 0 turns it off.", ge=0, le=1)
+    epsilon: float = setting(1e-4, "generation", "Epsilon", "How far below 1 the ratio may fall before its gradient stops.", gt=0, lt=1)
+    epsilon_high: float | None = setting(None, "generation", "Epsilon high", "How far above 1 the ratio may rise. Empty "
+                                         "means the same as Epsilon; DAPO sets it higher.", gt=0)
+    grpo_loss_type: str = setting(
+        "grpo", "generation", "GRPO loss", "How the tokens' losses are averaged.",
+        choices=[("grpo", "GRPO", "Mean over completions of each completion's mean over its tokens."),
+                 ("bnpo", "BNPO", "Mean over all tokens of the batch."),
+                 ("dr_grpo", "Dr. GRPO", "Sum divided by the number of completions times the longest length: no length bias.")],
+    )
+    importance_sampling_level: str = setting(
+        "token", "generation", "Importance", "Whether the ratio is taken for each token or for the whole completion.",
+        choices=[("token", "Token", "One ratio a token."),
+                 ("sequence", "Sequence", "One ratio a completion (GSPO): steadier with long completions.")],
+    )
+    scale_rewards: str = setting(
+        "group", "generation", "Scale rewards", "What the distance from the group's mean is divided by.", advanced=True,
+        choices=[("group", "Group", "The standard deviation of the group."),
+                 ("batch", "Batch", "The standard deviation of the whole batch."),
+                 ("none", "None", "Nothing, as in Dr. GRPO.")],
+    )
+    reward_functions: list[str] = setting(list(DEFAULT_REWARDS), "generation", "Reward functions", "Names of the functions "
+                                          "that score a completion, in order.", kind="rewards")
+    reward_weights: list[float] = setting([], "generation", "Reward weights", "One number a function. Empty means 1 for each.",
+                                          kind="numbers")
+    reward_functions_file: str = setting("", "generation", "Reward functions file", "A Python file (.py or .txt) that "
+                                         "registers functions of your own.", kind="file")
+    reward_timeout: float = setting(60.0, "generation", "Reward timeout", "A reward function that takes longer than this "
+                                    "in one step stops the run.", gt=0, unit="s", advanced=True)
+    # fmt: on
+
+    @property
+    def prompts_per_step(self) -> int:
+        return self.batch_size * self.gradient_accumulation_steps
+
+    @property
+    def weights(self) -> list[float]:
+        """One weight a reward function."""
+        return self.reward_weights or [1.0] * len(self.reward_functions)
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.beta > 0 or self.log_kl or self.ratio_against == "reference"
+
+
+SETTINGS: dict[str, Setting] = {key: described(key, field) for key, field in Config.model_fields.items()}
+"""Every setting by key, in the order of the form."""
+
+NOT_BUILT = {
+    "stages": "Stages with rewards and weights of their own",
+    "delta": "Two-sided clipping",
+    "sync_ref_model": "A reference that follows the policy",
+    "steps_per_generation": "Several optimizer batches per generation",
+    "multi_objective_aggregation": "GDPO",
+    "dynamic_sampling": "Dynamic sampling",
+    "mask_truncated_completions": "Masking truncated completions",
+    "top_entropy_quantile": "The entropy mask",
+    "entropy_coef": "The entropy bonus",
+    "off_policy_mask_threshold": "The off-policy mask",
+    "lora_keys": "Choosing target modules",
+    "tools": "Tools",
+    "environments": "Environments",
+}
+"""Keys of the family that are not built yet → what they are, to be refused in a sentence."""
+
+
+def sections() -> dict[str, list[Setting]]:
+    """Section key → its settings, in order."""
+    return {section: [one for one in SETTINGS.values() if one.section == section] for section in SECTIONS}
+
+
+def problems(raw: Mapping[str, Any]) -> list[Fault]:
+    """Everything wrong with raw settings (a YAML mapping or the form's values), in the form's order.
+
+    Each field is checked by itself, and each cross-check runs when its inputs are sound; nothing on disk is looked at.
+    """
+    return _judge(raw)[1]
+
+
+def parse(raw: Mapping[str, Any]) -> Config:
+    """Settings from a raw mapping. Raises Mistake with every fault found."""
+    values, faults = _judge(raw)
+    if faults:
+        raise Mistake(faults)
+    return Config(**values)
+
+
+def load(path: str | Path) -> Config:
+    """Settings from a YAML file; paths in it are relative to the file. Raises Mistake."""
+    return parse(read(path))
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The raw mapping of a YAML file, its relative paths made absolute where something stands there. Raises Mistake."""
+    path = Path(path).expanduser()
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise Mistake("config", f"There is no file {path}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise Mistake(
+            "config", f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}."
+        ) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else ""
+        raise Mistake(
+            "config", f"{path} is not valid YAML{where}: {getattr(error, 'problem', None) or 'it cannot be parsed'}."
+        ) from None
+    if not isinstance(raw, dict):
+        raise Mistake("config", f"{path} must hold settings as “key: value” lines, but it holds {_what(raw)}.")
+    return _beside(path.parent, cast("dict[str, Any]", raw))
+
+
+def dump(config: Config | Mapping[str, Any]) -> str:
+    """YAML text of all settings, section by section; loading it gives the same settings."""
+    values = config.model_dump() if isinstance(config, Config) else dict(config)
+    if values.get("epochs"):
+        values.pop("iters", None)
+    parts: list[str] = []
+    for section, members in sections().items():
+        chosen = {one.key: values[one.key] for one in members if one.key in values}
+        if chosen:
+            parts.append(f"# {SECTIONS[section]}\n" + yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True))
+    return "\n".join(parts)
+
+
+def _judge(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
+    """(sound values by key, faults)."""
+    given, faults = translate(raw)
+    values: dict[str, Any] = {}
+    for key in given:
+        if key not in SETTINGS:
+            faults.append(Fault(key, _unknown(key)))
+    for key, about in SETTINGS.items():
+        if key not in given:
+            values[key] = about.default
+            continue
+        value, sentence = _validated(about, given[key])
+        if sentence:
+            faults.append(Fault(key, sentence))
+        else:
+            values[key] = value
+    faults += cross_faults(values)
+    order = list(SETTINGS)
+    return values, sorted(faults, key=lambda fault: order.index(fault.setting) if fault.setting in order else -1)
+
+
+def _validated(about: Setting, value: Any) -> tuple[Any, str]:
+    """(value, "") or (None, why not)."""
+    if value == "" and about.optional:
+        return None, ""
+    if isinstance(value, bool) and about.kind in ("int", "float"):
+        return None, f"{about.label} must be a number, not {str(value).lower()}."
+    if about.kind in ("text", "prose", "model", "dataset", "file", "choice") and isinstance(value, (int, float)):
+        value = str(value)
+    try:
+        value = _adapter(about.key).validate_python(value)
+    except ValidationError as error:
+        return None, _sentence(about, error.errors()[0], value)
+    if about.choices and value not in [choice.value for choice in about.choices]:
+        known = ", ".join(choice.value for choice in about.choices)
+        near = nearest(value, [choice.value for choice in about.choices])
+        return None, f"{about.label} cannot be {value!r}; it is one of {known}" + (
+            f". Did you mean {near}?" if near else "."
+        )
+    return value, ""
+
+
+@cache
+def _adapter(key: str) -> TypeAdapter[Any]:
+    field = Config.model_fields[key]
+    return TypeAdapter[Any](Annotated[field.annotation, field])  # pyright: ignore
+
+
+def _sentence(about: Setting, error: Any, value: Any) -> str:
+    """One plain sentence for a pydantic error; the limits stand in it, and what was given."""
+    kind, context = error["type"], error.get("ctx", {})
+    shown = repr(value) if isinstance(value, str) else str(value)
+    limits = {"greater_than": ("above", "gt"), "greater_than_equal": ("at least", "ge"),
+              "less_than": ("below", "lt"), "less_than_equal": ("at most", "le")}  # fmt: skip
+    if kind in limits:
+        word, limit = limits[kind]
+        return f"{about.label} must be {word} {context[limit]:g}, not {shown}."
+    wanted = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list", "rewards": "a list of names",
+              "numbers": "a list of numbers", "mapping": "a mapping"}.get(about.kind, "text")  # fmt: skip
+    return f"{about.label} must be {wanted}, not {shown}."
+
+
+def _unknown(key: str) -> str:
+    if key in NOT_BUILT:
+        return f"{NOT_BUILT[key]} ({key}) is not built yet; take the key out to run without it."
+    near = nearest(key, list(SETTINGS))
+    return f"There is no setting {key}." + (f" Did you mean {near}?" if near else "")
+
+
+def _beside(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    """Relative paths that exist beside the file become absolute; ids, absolute paths and ~ are left to their readers."""
+    for key in ("model", "data", "dataset", "reference_model_path", "reward_functions_file"):
+        value = raw.get(key)
+        if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
+            value = value[0]  # pyright: ignore
+        if isinstance(value, str) and value and (folder / value).exists():
+            raw[key] = str((folder / value).resolve())
+    return raw
+
+
+def _what(raw: Any) -> str:
+    return {type(None): "nothing", list: "a list", str: "plain text"}.get(cast("type[Any]", type(raw)), "a single value")

@@ -1,0 +1,206 @@
+"""Where things are: the runs, a run's files, our resources, LM Studio, the interpreter. Nothing is opened or made here
+except by the functions that say so.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, cast
+
+from backend.spec.faults import Mistake
+
+RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
+"""Environment variable that moves the runs folder."""
+
+
+def project_root() -> Path:
+    """The folder that holds `backend/` and `resources/`; in a bundled app, where PyInstaller unpacked them."""
+    bundled = getattr(sys, "_MEIPASS", None)
+    return Path(bundled) if bundled else Path(__file__).resolve().parents[2]
+
+
+def resources() -> Path:
+    return project_root() / "resources"
+
+
+def demo_config() -> Path:
+    """The preset that the first launch shows."""
+    return resources() / "presets" / "demo.yaml"
+
+
+def runs_folder() -> Path:
+    """Where runs go unless told otherwise: the platform's folder for a person's application data."""
+    moved = os.environ.get(RUNS_VARIABLE)
+    if moved:
+        return Path(moved).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "GRPO Studio" / "runs"
+    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(data).expanduser() / "grpo-studio" / "runs"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The files of one run, by name. DESIGN: a run is a folder; the trainer appends, everyone else reads."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def completions(self) -> Path:
+        return self.path / "completions.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.txt"
+
+    @property
+    def control(self) -> Path:
+        return self.path / "control"
+
+    @property
+    def control_taken(self) -> Path:
+        return self.path / "control.taken"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "run.lock"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def adapters(self) -> Path:
+        return self.path / "adapters"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def fused(self) -> Path:
+        return self.path / "fused"
+
+    @property
+    def has_diary(self) -> bool:
+        return self.events.exists() and self.events.stat().st_size > 0
+
+    def is_locked(self) -> bool:
+        """Whether a trainer is alive in this folder. No pid is trusted: the lock dies with its process."""
+        try:
+            handle = os.open(self.lock, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+    def say(self, word: str) -> None:
+        """Leave a control word (pause, resume, save, stop) for the trainer; whole or not at all."""
+        draft = self.path / f".control.{os.getpid()}"
+        draft.write_text(word, encoding="utf-8")
+        draft.replace(self.control)
+
+
+def hold_lock(run: RunFolder) -> int:
+    """Take the run for this process and keep it until the process ends. Raises Mistake when another one holds it."""
+    handle = os.open(run.lock, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise Mistake("run", f"The run {run.name} is being trained by another process; stop that one first.") from None
+    return handle
+
+
+def all_runs(folder: Path | None = None) -> Iterator[RunFolder]:
+    """Every run in `folder` (the runs folder by default), newest first."""
+    folder = folder or runs_folder()
+    found = (
+        [RunFolder(path) for path in folder.glob("*/") if (path / "config.yaml").exists()] if folder.is_dir() else []
+    )
+    yield from sorted(found, key=lambda run: run.config.stat().st_mtime, reverse=True)
+
+
+def find_run(name: str | Path, folder: Path | None = None) -> RunFolder:
+    """A run by path, or by name inside the runs folder. Raises Mistake when there is none."""
+    for candidate in (Path(name).expanduser(), (folder or runs_folder()) / name):
+        if (candidate / "config.yaml").is_file():
+            return RunFolder(candidate.resolve())
+    raise Mistake(
+        "run", f"There is no run {name}: neither a run folder at that path nor one in {folder or runs_folder()}."
+    )
+
+
+def default_run_name(model: str, train_type: str, train_mode: str, now: datetime | None = None) -> str:
+    """model-traintype-mode-date, in characters that are safe in a path."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name).strip("-.") or "run"
+    return f"{stem}-{train_type}-{train_mode}-{(now or datetime.now()):%Y-%m-%d-%H%M%S}"
+
+
+def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = False) -> RunFolder:
+    """Make a fresh folder for a run. Without `reuse`, a number is added where the name is taken; with it, an existing
+    folder is taken over unless it holds a diary. Raises Mistake when that is so or nothing can be written there."""
+    parent = folder or runs_folder()
+    for number in range(1, 1000):
+        run = RunFolder(parent / (name if number == 1 else f"{name}-{number}"))
+        try:
+            run.path.mkdir(parents=True, exist_ok=reuse)
+        except FileExistsError:
+            if reuse:
+                raise Mistake("run_name", f"{run.path} exists and is not a folder.") from None
+            continue
+        except OSError as error:
+            raise Mistake("runs_dir", f"The runs folder {parent} cannot be written: {error.strerror}.") from None
+        if not os.access(run.path, os.W_OK):
+            raise Mistake("runs_dir", f"The runs folder {parent} cannot be written: Permission denied.")
+        if run.has_diary:
+            raise Mistake("run_name", f"The run {name} exists already; choose another name, or resume it.")
+        return run
+    raise Mistake("run_name", f"There are a thousand runs called {name}; choose another name.")
+
+
+def lm_studio_home() -> Path:
+    """LM Studio's home: what its pointer file says, else its old cache folder if present, else ~/.lmstudio."""
+    pointer = Path.home() / ".lmstudio-home-pointer"
+    if pointer.is_file():
+        told = pointer.read_text(encoding="utf-8").strip()
+        if told:
+            return Path(told).expanduser()
+    old = Path.home() / ".cache" / "lm-studio"
+    return old if old.is_dir() else Path.home() / ".lmstudio"
+
+
+def lm_studio_models() -> Path:
+    """Where LM Studio looks for models; the layout below it is <publisher>/<model>/files."""
+    home = lm_studio_home()
+    try:
+        settings = json.loads((home / "settings.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        settings = {}
+    told = cast("dict[str, Any]", settings).get("downloadsFolder") if isinstance(settings, dict) else None
+    return Path(told).expanduser() if isinstance(told, str) and told else home / "models"

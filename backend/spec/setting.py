@@ -1,0 +1,128 @@
+"""What a setting is: a pydantic field that also knows its label, help, unit, limits and when it is shown.
+
+`backend.spec.config` declares every setting with `setting(…)`; form, command line, checks and documentation read
+the `Setting` objects. A setting describes; it never holds a value.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
+Kind = Literal[
+    "int",
+    "float",
+    "bool",
+    "text",
+    "prose",
+    "choice",
+    "file",
+    "model",
+    "dataset",
+    "list",
+    "numbers",
+    "mapping",
+    "rewards",
+    "fact",
+]
+"""Which editor a setting wants. `prose` is text of several lines, `list` a list of words, `numbers` a list of numbers,
+`mapping` a small YAML map, `rewards` the reward table, `fact` something shown but not editable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One entry of a menu: the value in the file, the word on screen, one sentence on when to take it."""
+
+    value: str
+    label: str
+    sentence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting as people meet it. `low`/`high` are inclusive unless `low_open`; None means no limit."""
+
+    key: str
+    kind: Kind
+    default: Any
+    section: str
+    label: str
+    help: str
+    unit: str = ""
+    choices: tuple[Choice, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    low_open: bool = False
+    high_open: bool = False
+    optional: bool = False
+    """Whether empty is a value of its own (None)."""
+    advanced: bool = False
+    when: tuple[str, tuple[Any, ...]] | None = None
+    """(other key, values it must have for this setting to apply)."""
+
+    def applies(self, values: Mapping[str, Any]) -> bool:
+        """Whether the setting means anything beside these values; the form hides it where it does not."""
+        if self.when is None:
+            return True
+        key, wanted = self.when
+        return values.get(key) in wanted
+
+
+def setting(default: Any, section: str, label: str, help: str, **about: Any) -> Any:
+    """Declare a setting. `about`: gt, ge, lt, le (pydantic's limits), unit, choices, kind, advanced, when."""
+    limits = {name: about.pop(name) for name in ("gt", "ge", "lt", "le") if name in about}
+    finite = {"allow_inf_nan": False} if limits else {}
+    extra = {"section": section, "label": label, "help": help, **about}
+    return Field(default, **limits, **finite, json_schema_extra={"setting": extra})  # pyright: ignore
+
+
+def described(key: str, field: FieldInfo) -> Setting:
+    """The Setting behind a pydantic field declared with `setting`."""
+    extra = dict(typing.cast("dict[str, Any]", field.json_schema_extra)["setting"])
+    bare, optional = _without_none(field.annotation)
+    choices = tuple(_choice(entry) for entry in extra.pop("choices", ()))
+    limits = {
+        name: getattr(entry, name)
+        for entry in field.metadata
+        for name in ("gt", "ge", "lt", "le")
+        if getattr(entry, name, None) is not None
+    }
+    return Setting(
+        key=key,
+        kind=extra.pop("kind", None) or _kind(bare, bool(choices)),
+        default=field.get_default(call_default_factory=True),
+        choices=choices,
+        low=limits.get("gt", limits.get("ge")),
+        high=limits.get("lt", limits.get("le")),
+        low_open="gt" in limits,
+        high_open="lt" in limits,
+        optional=optional,
+        **extra,
+    )
+
+
+def _choice(entry: Choice | tuple[str, ...]) -> Choice:
+    return entry if isinstance(entry, Choice) else Choice(*entry)
+
+
+def _without_none(annotation: Any) -> tuple[Any, bool]:
+    if get_origin(annotation) in (typing.Union, types.UnionType):
+        bare = [part for part in get_args(annotation) if part is not type(None)]
+        return bare[0], len(bare) < len(get_args(annotation))
+    return annotation, False
+
+
+def _kind(annotation: Any, has_choices: bool) -> Kind:
+    if has_choices:
+        return "choice"
+    if get_origin(annotation) is list:
+        return "numbers" if get_args(annotation)[0] is float else "list"
+    if get_origin(annotation) is dict:
+        return "mapping"
+    return typing.cast("Kind", {bool: "bool", int: "int", float: "float", str: "text"}[annotation])
