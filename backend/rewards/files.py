@@ -2,7 +2,7 @@
 
 The file runs as a script does, with all that entails: it is the person's own code. It never writes to the built-in
 table. Where it registers a name that a built-in function has, its own function counts in runs that use the file, and
-a note says so.
+a note says so. A file written for TRL registers nothing; its functions are taken from it by name.
 """
 
 from __future__ import annotations
@@ -19,17 +19,30 @@ from types import ModuleType
 from backend.rewards.compat import library
 from backend.rewards.registry import REWARD_REGISTRY, RewardCall
 from backend.rewards.words import describe
-from backend.spec.catalog import locate_reward_file, parse_reward_file, rewards_in_file
+from backend.spec.catalog import locate_reward_file, not_in_file, parse_reward_file, rewards_in_file
 from backend.spec.faults import Mistake
 
 
 @dataclass(frozen=True, slots=True)
 class RewardFile:
-    """What loading a file gave: its functions by name, and for some names a sentence that a person should see."""
+    """What loading a file gave: the functions it registers by name, for some names a sentence that a person should
+    see, and everything else that it holds."""
 
     path: Path
     functions: dict[str, RewardCall]
     notes: dict[str, str]
+    module: ModuleType
+
+    def plain(self, name: str) -> RewardCall:
+        """What the file itself calls `name`, as TRL would import it. Mistake on `reward_functions` if there is none."""
+        if hasattr(self.module, name):
+            return getattr(self.module, name)
+        own = [
+            each
+            for each, value in vars(self.module).items()
+            if getattr(value, "__module__", "") == self.module.__name__
+        ]
+        raise Mistake("reward_functions", not_in_file(name, self.path, own))
 
 
 def load_reward_file(path: str | Path, base: Path | None = None) -> RewardFile:
@@ -38,15 +51,26 @@ def load_reward_file(path: str | Path, base: Path | None = None) -> RewardFile:
     `~` is expanded, and a relative path is taken from the folder `base` (else from where we run). Raises Mistake on
     `reward_functions_file` when the file is missing, is no Python, raises while it runs, or registers nothing.
     """
-    path = locate_reward_file(path, base)
-    tree = parse_reward_file(path)
+    return _load(locate_reward_file(path, base), "reward_functions_file", must_register=True)
+
+
+def load_plain_file(path: str | Path, base: Path | None = None) -> RewardFile:
+    """Run a file whose functions are asked for by `file.py::function`; it need not register any.
+
+    Paths as for `load_reward_file`. Raises Mistake on `reward_functions`.
+    """
+    return _load(locate_reward_file(path, base), "reward_functions", must_register=False)
+
+
+def _load(path: Path, setting: str, must_register: bool) -> RewardFile:
+    tree = parse_reward_file(path, setting)
     functions: dict[str, RewardCall] = {}
     with library(functions), _module_of(path) as module:
-        _run(tree, path, module)
-        if not functions:
+        _run(tree, path, module, setting)
+        if must_register and not functions:
             sentence = f'{path.name} registers no reward function: put @register_reward_function("name") above each.'
-            raise Mistake("reward_functions_file", sentence)
-    return RewardFile(path, functions, _notes(path, functions))
+            raise Mistake(setting, sentence)
+    return RewardFile(path, functions, _notes(path, functions), module)
 
 
 @contextmanager
@@ -68,11 +92,11 @@ def _module_of(path: Path) -> Iterator[ModuleType]:
         raise
 
 
-def _run(tree: ast.Module, path: Path, module: ModuleType) -> None:
+def _run(tree: ast.Module, path: Path, module: ModuleType, setting: str) -> None:
     try:
         exec(compile(tree, str(path), "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
-        raise Mistake("reward_functions_file", f"{path.name} cannot be loaded: {describe(error, path)}.") from error
+        raise Mistake(setting, f"{path.name} cannot be loaded: {describe(error, path)}.") from error
 
 
 def _notes(path: Path, functions: dict[str, RewardCall]) -> dict[str, str]:

@@ -54,6 +54,15 @@ def list_reward_functions() -> list[str]:
     return list(_tables[-1])
 
 
+def require(sound: bool, sentence: str) -> None:
+    """For a shipped function to judge its parameters, before it looks at any completion; ValueError if unsound.
+
+    `backend.rewards.resolve` calls it on no completions at all, so that a run is refused before anything is loaded.
+    """
+    if not sound:
+        raise ValueError(sentence)
+
+
 @contextmanager
 def registering_into(table: MutableMapping[str, RewardCall]) -> Iterator[None]:
     """While open, the decorator writes to `table` and look-ups read from it."""

@@ -6,23 +6,22 @@ hangs, or returns anything but a finite number or None for each completion is a 
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterable, Mapping, Set
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
-from backend.nouns import Completion, Group, Problem
+from backend.nouns import Group
 from backend.rewards.compat import library
-from backend.rewards.resolve import INPUTS, RewardFunction
+from backend.rewards.logs import Logs
+from backend.rewards.offer import Sample, TrainerState, offer
+from backend.rewards.resolve import RewardFunction
+from backend.rewards.returned import Scores, Unusable, read_scores
 from backend.rewards.words import describe, excerpt
-from backend.rewards.worker import CallFailed, TimeUp, call_within
+from backend.rewards.worker import CallFailed, TimeUp, call_within, gather_within
 from backend.spec.catalog import nearest
 from backend.spec.faults import Mistake
-
-Scores = list[float | None]
-Sample = tuple[Problem, Completion]
 
 
 class RewardError(Mistake):
@@ -31,31 +30,41 @@ class RewardError(Mistake):
 
 @dataclass(frozen=True, slots=True)
 class ScoreReport:
-    """`seconds` each function took, by name; `unscored` completions on which no function had an opinion."""
+    """What scoring a step gave beside the scores.
+
+    `seconds` each function took, by name; `unscored` completions on which no function had an opinion. What functions
+    logged: `columns`, each with one value a completion in the order of the groups, and `metrics`, one number each.
+    """
 
     seconds: dict[str, float]
     unscored: int
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
-def score(groups: list[Group], functions: list[RewardFunction], weights: list[float], timeout_s: float) -> ScoreReport:
+def score(
+    groups: list[Group],
+    functions: list[RewardFunction],
+    weights: Sequence[float],
+    timeout_s: float,
+    trainer_state: TrainerState | None = None,
+) -> ScoreReport:
     """Fill every completion's `scores` (by function name, None where it had no opinion) and `reward`.
 
     `reward` is Σ w·score over the functions that are not None, and None if all are. `weights` has one number for each
-    function, `timeout_s` is the limit of one call in seconds. Raises RewardError; no completion is changed then.
+    function, `timeout_s` is the limit of one call in seconds. Functions are called one after the other, the `async def`
+    ones afterwards and all together. Raises RewardError; no completion is changed then.
     """
     samples = [(group.problem, completion) for group in groups for completion in group.completions]
-    offered = _offered(samples)
-    seconds: dict[str, float] = {}
-    scores: list[Scores] = []
-    for function in functions if samples else []:
-        began = time.perf_counter()
-        scores.append(_scores(function, samples, offered, timeout_s))
-        seconds[function.name] = time.perf_counter() - began
-    rows = zip(*scores, strict=True)
+    step = _Step(samples, timeout_s, trainer_state or TrainerState())
+    outcomes = step.outcomes(functions) if samples else {}
+    rows = zip(*(outcomes[function.name][0] for function in functions if samples), strict=True)
     for (_, completion), row in zip(samples, rows, strict=True):
         completion.scores = {function.name: x for function, x in zip(functions, row, strict=True)}
         completion.reward = total_reward(row, weights)
-    return ScoreReport(seconds, sum(completion.reward is None for _, completion in samples))
+    unscored = sum(completion.reward is None for _, completion in samples)
+    seconds = {function.name: outcomes[function.name][1] for function in functions if samples}
+    return ScoreReport(seconds, unscored, step.logs.columns, step.logs.metrics)
 
 
 def total_reward(scores: Iterable[float | None], weights: Iterable[float]) -> float | None:
@@ -64,90 +73,86 @@ def total_reward(scores: Iterable[float | None], weights: Iterable[float]) -> fl
     return sum(counted) if counted else None
 
 
-def _offered(samples: list[Sample]) -> dict[str, list[Any] | None]:
-    """Everything a function may ask for by name, one entry a sample: our inputs, then the dataset's columns."""
-    types: list[Any] = [problem.type for problem, _ in samples]
-    ids: list[Any] = [list(completion.tokens) for _, completion in samples]
-    offered: dict[str, list[Any] | None] = {
-        "prompts": [problem.prompt for problem, _ in samples],
-        "completions": [completion.text for _, completion in samples],
-        "answer": [problem.answer for problem, _ in samples],
-        "types": types if any(each is not None for each in types) else None,
-        "completion_ids": ids,
-        "completions_ids": ids,
-    }
-    columns = dict.fromkeys(name for problem, _ in samples for name in problem.row if name not in INPUTS)
-    offered.update({name: [problem.row.get(name) for problem, _ in samples] for name in columns})
-    return offered
+Outcome = tuple[Scores, float]
+"""Scores, and the seconds that they took."""
 
 
-def _scores(function: RewardFunction, samples: list[Sample], offered: dict[str, Any], timeout_s: float) -> Scores:
-    """One function's scores of all samples."""
-    for name in function.arguments.lacking(offered):
-        raise _error(function, f"asks for {name}, which is {_not_offered(name, offered)}", samples[0])
-    # Each function gets lists of its own: one that sorts its list must not shuffle the next one's.
-    given = {name: value and list(value) for name, value in function.arguments.choose(offered).items()}
-    try:
-        with library(function.home.functions) if function.home else nullcontext():
-            return call_within(timeout_s, lambda: function.call(**given), lambda value: _read(value, len(samples)))
-    except TimeUp:
-        raise _error(function, f"was still running after {timeout_s:g} s (reward_timeout)", samples[0]) from None
-    except CallFailed as failure:
-        cause = failure.__cause__ or failure
-        if isinstance(cause, _Unusable):
-            raise _error(function, f"returned {cause}", samples[cause.index]) from None
-        raise _error(function, f"raised {describe(cause, function.file)}", samples[0]) from cause
+class _Step:
+    """One step's completions, on their way through the functions."""
+
+    def __init__(self, samples: list[Sample], timeout_s: float, state: TrainerState) -> None:
+        self.samples = samples
+        self.timeout_s = timeout_s
+        self.state = state
+        self.logs = Logs()
+
+    def outcomes(self, functions: list[RewardFunction]) -> dict[str, Outcome]:
+        """By function name. Raises RewardError."""
+        waiting = [function for function in functions if function.is_async]
+        outcomes = {function.name: self._called(function) for function in functions if not function.is_async}
+        if waiting:
+            outcomes |= zip((function.name for function in waiting), self._awaited(waiting), strict=True)
+        for function in functions:
+            if uneven := self.logs.uneven(function.name, len(self.samples)):
+                raise self._error(function, uneven)
+        return outcomes
+
+    def _called(self, function: RewardFunction) -> Outcome:
+        given = self._arguments(function)
+        began = time.perf_counter()
+        try:
+            with _libraries([function]):
+                scores = call_within(self.timeout_s, lambda: function.call(**given), self._read)
+        except (TimeUp, CallFailed) as failure:
+            raise self._failure([function], failure) from failure.__cause__
+        return scores, time.perf_counter() - began
+
+    def _awaited(self, functions: list[RewardFunction]) -> list[Outcome]:
+        calls = [(function.call, self._arguments(function)) for function in functions]
+        # Bound here and now: a closure over the loop's variables would call the last function each time.
+        works = [((lambda call=call, given=given: call(**given)), self._read) for call, given in calls]
+        try:
+            with _libraries(functions):
+                return gather_within(self.timeout_s, works)
+        except (TimeUp, CallFailed) as failure:
+            raise self._failure(functions, failure) from failure.__cause__
+
+    def _read(self, returned: Any) -> Scores:
+        return read_scores(returned, len(self.samples))
+
+    def _arguments(self, function: RewardFunction) -> dict[str, Any]:
+        offered = offer(self.samples, self.state, function.dialect) | self.logs.offered_to(function.name)
+        for name in function.arguments.lacking(offered):
+            raise self._error(function, f"asks for {name}, which is {_not_offered(name, offered)}")
+        return function.takes(offered)
+
+    def _failure(self, functions: list[RewardFunction], failure: TimeUp | CallFailed) -> RewardError:
+        function = functions[failure.index]
+        cause = failure.__cause__
+        if isinstance(failure, TimeUp) or cause is None:
+            return self._error(function, f"was still running after {self.timeout_s:g} s (reward_timeout)")
+        if isinstance(cause, Unusable):
+            return self._error(function, f"returned {cause}", cause.index)
+        return self._error(function, f"raised {describe(cause, function.file)}", has_line=True)
+
+    def _error(self, function: RewardFunction, what: str, index: int = 0, has_line: bool = False) -> RewardError:
+        """The sentence: which function and where it stands, what it did, on which completion."""
+        problem, completion = self.samples[index]
+        of_file = f" of {function.file.name}" if function.file else ""
+        line = f", line {function.line}," if function.line and not has_line else ""
+        on = f"on the prompt “{excerpt(problem.prompt)}” and the completion “{excerpt(completion.text)}”"
+        return RewardError("reward_functions", f"The reward function {function.name}{of_file}{line} {what}, {on}.")
+
+
+def _libraries(functions: Iterable[RewardFunction]) -> ExitStack:
+    """The library that a person's code may import while it is called, with each file's own functions in it."""
+    stack = ExitStack()
+    for home in {id(function.home): function.home for function in functions if function.home}.values():
+        stack.enter_context(library(home.functions))
+    return stack
 
 
 def _not_offered(name: str, offered: Iterable[str]) -> str:
     close = nearest(name, offered)
     hint = f"; the nearest is {close}" if close else ""
     return f"neither an input of reward functions nor a column of the dataset{hint}"
-
-
-class _Unusable(Exception):
-    """What a function returned cannot be taken for scores; `index` is the first completion that this shows on."""
-
-    def __init__(self, what: str, index: int = 0) -> None:
-        super().__init__(what)
-        self.index = index
-
-
-def _read(returned: Any, count: int) -> Scores:
-    """What a function returned, as `count` numbers or None. Lists, tuples, generators and arrays of any library."""
-    values = returned.tolist() if hasattr(returned, "tolist") else returned
-    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping | Set):
-        kind = "None" if returned is None else type(returned).__name__
-        raise _Unusable(f"{kind} where a list of {count} scores was expected")
-    values = list(values)
-    if len(values) != count:
-        raise _Unusable(f"{len(values)} scores for {count} completions")
-    return [_number(value, index) for index, value in enumerate(values)]
-
-
-def _number(value: Any, index: int) -> float | None:
-    if value is None:
-        return None
-    number = _as_float(value)
-    if number is None:
-        raise _Unusable(f"{excerpt(repr(value))} ({type(value).__name__}) as a score, which is not a number", index)
-    if not math.isfinite(number):
-        raise _Unusable(f"{number} as a score, which is not a finite number", index)
-    return number
-
-
-def _as_float(value: Any) -> float | None:
-    """Bools and any library's scalars are numbers and have `__float__`; text has not, though float() would read it."""
-    try:
-        return float(value) if hasattr(value, "__float__") else None
-    except (TypeError, ValueError):
-        return None
-    except OverflowError:
-        return math.inf
-
-
-def _error(function: RewardFunction, what: str, sample: Sample) -> RewardError:
-    problem, completion = sample
-    of_file = f" of {function.file.name}" if function.file else ""
-    on = f"on the prompt “{excerpt(problem.prompt)}” and the completion “{excerpt(completion.text)}”"
-    return RewardError("reward_functions", f"The reward function {function.name}{of_file} {what}, {on}.")

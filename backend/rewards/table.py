@@ -32,17 +32,22 @@ def _group(number: int, line: str, path: Path) -> Group:
     texts = _texts(row) if isinstance(row, dict) else []
     if not texts:
         raise Mistake("completions", f"{where} has neither a text under completion nor a list under completions.")
-    kind = row.get("type")
+    kind, said = row.get("type"), row.get("prompt", "")
+    messages = said if isinstance(said, list) and said and all(_is_message(one) for one in said) else []
     problem = Problem(
         index=number - 1,
-        prompt=str(row.get("prompt", "")),
-        messages=[],
+        prompt=messages[-1]["content"] if messages else str(said),
+        messages=messages,
         tokens=[],
         answer=str(row.get("answer", "")),
         type=None if kind is None else str(kind),
         row={key: value for key, value in row.items() if key not in ("completion", "completions")},
     )
     return Group(problem, [Completion([], [], text, "eos") for text in texts])
+
+
+def _is_message(one: Any) -> bool:
+    return isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
 
 
 def _texts(row: dict[str, Any]) -> list[str]:
@@ -52,4 +57,4 @@ def _texts(row: dict[str, Any]) -> list[str]:
     if not isinstance(listed, list):
         return []
     texts = [one.get("text") if isinstance(one, dict) else one for one in listed]
-    return texts if all(isinstance(text, str) for text in texts) else []
+    return [text for text in texts if isinstance(text, str)] if all(isinstance(text, str) for text in texts) else []

@@ -1,10 +1,10 @@
-"""A run at a glance: state, step and reward, read from the last lines of its diary, however long it is."""
+"""A run at a glance: state, step and reward, read from both ends of its diary, however long it is."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import yaml
 
@@ -33,14 +33,16 @@ class Summary:
 
 def summary(run: RunFolder) -> Summary:
     """What the archive shows of a run; the diary is read at both ends only."""
+    locked = run.is_locked()  # before reading: who lets go of the lock has written everything
     first, last = edges(run.events)
     steps = [event for event in last if event["kind"] == "step"]
     starts = [event for event in (*first, *last) if event["kind"] == "started"]
-    metrics = cast("dict[str, Any]", steps[-1].get("metrics", {})) if steps else {}
+    told = steps[-1].get("metrics") if steps else None
+    metrics = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
     return Summary(
         name=run.name,
         path=str(run.path),
-        state=state(run, last),
+        state=state(last, locked=locked, began=bool(starts)),
         model=str(_settings(run).get("model", "")),
         step=steps[-1].get("step") if steps else None,
         iterations=starts[-1].get("iterations") if starts else None,
@@ -49,26 +51,39 @@ def summary(run: RunFolder) -> Summary:
     )
 
 
-def state(run: RunFolder, last: list[Event]) -> str:
-    """The run's state from the end of its diary and its lock; no pid is trusted."""
-    ending = last[-1]["kind"] if last and last[-1]["kind"] in ENDINGS else None
-    if run.is_locked():
-        return "running" if last else "starting"
-    return ending or ("crashed" if last else "starting")
+def state(last: list[Event], *, locked: bool, began: bool) -> str:
+    """A run's state from the end of its diary and its lock; no pid is trusted. `began`: it has told of a start."""
+    if locked:
+        return "running" if began else "starting"
+    if not last:
+        return "starting"
+    return last[-1]["kind"] if last[-1]["kind"] in ENDINGS else "crashed"
 
 
 def edges(path: Path) -> tuple[list[Event], list[Event]]:
-    """Events of the first and of the last TAIL_BYTES of a diary."""
+    """Events of the first TAIL_BYTES of a diary, and of its last ones as far back as they hold a step.
+
+    A step may lie far from the end: a long rollout or evaluation writes thousands of phases after it.
+    """
     try:
         with path.open("rb") as file:
             head = file.read(TAIL_BYTES)
             size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL_BYTES))
-            tail = file.read()
+            reach = TAIL_BYTES
+            last = _tail(file, size, reach)
+            while reach < size and not any(event["kind"] == "step" for event in last):
+                reach *= 4
+                last = _tail(file, size, reach)
     except OSError:
         return [], []
-    whole = tail if size <= TAIL_BYTES else tail.partition(b"\n")[2]
-    return _events(head), _events(whole)
+    return _events(head), last
+
+
+def _tail(file: BinaryIO, size: int, reach: int) -> list[Event]:
+    """Events of the last `reach` of `size` bytes."""
+    file.seek(max(0, size - reach))
+    tail = file.read()
+    return _events(tail if reach >= size else tail.partition(b"\n")[2])
 
 
 def _events(data: bytes) -> list[Event]:
@@ -79,6 +94,6 @@ def _events(data: bytes) -> list[Event]:
 def _settings(run: RunFolder) -> dict[str, Any]:
     try:
         raw = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError):
         return {}
     return cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}

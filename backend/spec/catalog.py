@@ -1,4 +1,4 @@
-"""Reward functions listed by reading source text: name, label, what it scores, line.
+"""Reward functions listed by reading source text: name, label, what it scores, parameters, line.
 
 It never runs a person's file, and it imports no other room, so the window may ask it as often as it likes. The price:
 it sees the names that stand in the text, not those that a file works out while it runs (`computes_names`).
@@ -9,12 +9,51 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from backend.spec.faults import Mistake
+from backend.spec.calls import ALIAS, Call, read_call
+from backend.spec.calls import split_names as split_names  # asked for here by whoever reads settings
+from backend.spec.faults import Fault, Mistake
+from backend.spec.source import (
+    Parameter,
+    RewardEntry,
+    asks_for_completions,
+    binds,
+    decorations,
+    functions,
+    locate_reward_file,
+    parse_reward_file,
+    plain,
+    registered,
+)
+
+__all__ = [
+    "BUILT_IN",
+    "COMPARING_REWARDS",
+    "DEFAULT_REWARDS",
+    "Parameter",
+    "RewardEntry",
+    "anchored",
+    "argument_sentences",
+    "builtin_rewards",
+    "canonical",
+    "computes_names",
+    "locate_reward_file",
+    "metric_name",
+    "nearest",
+    "parse_reward_file",
+    "plain_reward",
+    "plain_rewards_in_file",
+    "reward_call",
+    "reward_faults",
+    "rewards_in_file",
+    "split_names",
+]
 
 BUILT_IN = "built in"
 DEFAULT_REWARDS = (
@@ -26,25 +65,17 @@ DEFAULT_REWARDS = (
 )
 """What a run is scored by when `reward_functions` is left out."""
 
-_REWARDS_SOURCE = Path(__file__).parents[1] / "rewards" / "builtin.py"
-_REWARD_FILE = "reward_functions_file"
-_REWARD_DECORATOR = "register_reward_function"
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s")
+COMPARING_REWARDS = (
+    *("r1_accuracy_reward_func", "accuracy_reward", "math_eval", "multiple_choice", "jaccard"),
+    "cosine_scaled_reward",
+)
+"""Shipped functions that compare with the dataset's answer, and say nothing useful without one."""
 
-
-@dataclass(frozen=True, slots=True)
-class RewardEntry:
-    """One reward function as a table shows it.
-
-    `scores` is the first sentence of its docstring, empty without one; `source` is "built in" or the file's path;
-    `line` is where its `def` stands, counted from 1.
-    """
-
-    name: str
-    label: str
-    scores: str
-    source: str
-    line: int
+_REWARDS_FOLDER = Path(__file__).parents[1] / "rewards"
+_REWARD_MODULES = ("builtin", "answers", "formats", "texts", "lengths")
+_SETTING = "reward_functions"
+_ENDING = re.compile(r"_reward(_func)?$")
+_KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "None": "none"}
 
 
 def builtin_rewards() -> list[RewardEntry]:
@@ -54,7 +85,8 @@ def builtin_rewards() -> list[RewardEntry]:
 
 @cache
 def _builtin_rewards() -> tuple[RewardEntry, ...]:
-    return tuple(_entries(ast.parse(_REWARDS_SOURCE.read_bytes()), BUILT_IN))
+    sources = (_REWARDS_FOLDER / f"{module}.py" for module in _REWARD_MODULES)
+    return tuple(entry for source in sources for entry in registered(ast.parse(source.read_bytes()), BUILT_IN))
 
 
 def rewards_in_file(path: Path) -> list[RewardEntry]:
@@ -62,7 +94,16 @@ def rewards_in_file(path: Path) -> list[RewardEntry]:
 
     Raises Mistake on `reward_functions_file` for a file that is missing, unreadable or no Python.
     """
-    return _entries(parse_reward_file(path), str(path))
+    return registered(parse_reward_file(path), str(path))
+
+
+def plain_rewards_in_file(path: Path) -> list[RewardEntry]:
+    """The functions of a file that TRL could be given: registered nowhere, and asking for completions or for everything
+    (`**kwargs`). Each is an entry `file.py::name`. Raises Mistake as `rewards_in_file`."""
+    tree = parse_reward_file(path)
+    lines = {entry.line for entry in registered(tree, "")}
+    found = [one for one in functions(tree) if one.lineno not in lines and asks_for_completions(one)]
+    return [plain(function, path) for function in found if not function.name.startswith("_")]
 
 
 def computes_names(path: Path) -> bool:
@@ -71,14 +112,117 @@ def computes_names(path: Path) -> bool:
     Then a name that `rewards_in_file` does not list may still exist, and only running the file can tell.
     """
     tree = parse_reward_file(path)
-    decorators = _decorator_names(tree)
-    uses = sum(_is_decorator(node, decorators) for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute))
-    return uses > len(_entries(tree, ""))
+    return decorations(tree) > len(registered(tree, ""))
 
 
-def canonical(name: str) -> str:
-    """The registered name behind a short one (`r1_int` → `r1_int_reward_func`); any other name as it is."""
-    return _short_names().get(name, name)
+def canonical(text: str) -> str:
+    """One entry of `reward_functions` as we write it: the registered name for a short one (`r1_int` →
+    `r1_int_reward_func`), arguments in one spelling. What cannot be read stays as it is."""
+    try:
+        call = read_call(text)
+    except Mistake:
+        return text
+    return _registered(call).text
+
+
+def metric_name(text: str) -> str:
+    """What the scores of an entry are called, in `rewards/<name>/mean` and in tables."""
+    try:
+        call = read_call(text)
+    except Mistake:
+        return text
+    return _registered(call).name
+
+
+def _registered(call: Call) -> Call:
+    return call if call.file else replace(call, function=_short_names().get(call.function, call.function))
+
+
+def reward_call(text: str, known: Iterable[str]) -> Call:
+    """The call behind an entry, its function's name looked for among the `known` ones first, then among the short ones.
+
+    Raises Mistake on `reward_functions` for text that cannot be read.
+    """
+    known = set(known)
+    if text in known:
+        return Call(text)
+    call = read_call(text)
+    return call if call.function in known else _registered(call)
+
+
+@cache
+def _short_names() -> dict[str, str]:
+    return {short: each.name for each in _builtin_rewards() if (short := _ENDING.sub("", each.name)) != each.name}
+
+
+def reward_faults(texts: Iterable[str], entries: Iterable[RewardEntry], base: Path | None = None) -> list[Fault]:
+    """What is wrong with the entries of `reward_functions`, as far as can be told without running anything.
+
+    `entries` are the functions there are; files before `::` are taken from the folder `base` (else where we run) and
+    read. Each fault is on `reward_functions`.
+    """
+    known = {entry.name: entry for entry in entries}
+    sentences: list[str] = []
+    names: list[str] = []
+    for text in texts:
+        try:
+            call = reward_call(text, known)
+            found = plain_reward(call, base) if call.file else known.get(call.function)
+        except Mistake as mistake:
+            sentences += [fault.sentence for fault in mistake.faults]
+            continue
+        names.append(call.name)
+        if found:
+            sentences += argument_sentences(call, found.parameters, found.source == BUILT_IN)
+        elif not call.file:
+            sentences.append(unknown_sentence(call.function, known))
+    return [Fault(_SETTING, sentence) for sentence in [*sentences, *twice_sentences(names)]]
+
+
+def unknown_sentence(name: str, known: Iterable[str]) -> str:
+    close = nearest(name, known)
+    hint = f"the nearest is {close}, and " if close else ""
+    return f"There is no reward function {name}; {hint}the known ones are {', '.join(known)}."
+
+
+def twice_sentences(names: Iterable[str]) -> list[str]:
+    """Scores are kept by name, so two entries may not share one."""
+    hint = f"give each a name of its own, as in keyword(word=so, {ALIAS}=says_so)"
+    return [f"{name} is listed {times} times; {hint}." for name, times in Counter(names).items() if times > 1]
+
+
+def argument_sentences(call: Call, parameters: Sequence[Parameter], shipped: bool) -> list[str]:
+    """What is wrong with a call's arguments: unknown, of the wrong kind, or missing.
+
+    Only a shipped function can lack one: what a person's own function is not given here may be a column.
+    """
+    known = {parameter.name: parameter for parameter in parameters}
+    sentences = [_no_parameter(call, name, known) for name in call.arguments if name not in known]
+    for name, value in call.arguments.items():
+        if name in known and not _fits(value, known[name].kind):
+            wanted = " or ".join(_KINDS[kind] for kind in _kinds(known[name].kind))
+            sentences.append(f"{name} of {call.function} must be {wanted}, not {value!r}.")
+    lacking = [one.name for one in parameters if shipped and one.default is None and one.name not in call.arguments]
+    return sentences + [f"{call.function} needs {name}, as in {call.function}({name}=…)." for name in lacking]
+
+
+def _no_parameter(call: Call, name: str, known: Mapping[str, Parameter]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"the nearest is {close[0]}, and " if close else ""
+    there = f"{hint}its parameters are {', '.join(known)}" if known else "it has none"
+    return f"{call.function} has no parameter {name}; {there}."
+
+
+def _kinds(annotation: str) -> list[str]:
+    """The plain kinds of an annotation such as `int | None`; none where it says anything else."""
+    kinds = [kind.strip() for kind in annotation.split("|")]
+    return kinds if all(kind in _KINDS for kind in kinds) else []
+
+
+def _fits(value: Any, annotation: str) -> bool:
+    kinds = _kinds(annotation)
+    kind = type(value).__name__ if value is not None else "None"
+    return not kinds or kind in kinds or (kind == "int" and "float" in kinds)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -92,106 +236,33 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return names[close[0]] if close else None
 
 
-@cache
-def _short_names() -> dict[str, str]:
-    ending = "_reward_func"
-    return {each.name.removesuffix(ending): each.name for each in _builtin_rewards() if each.name.endswith(ending)}
+def anchored(text: str, folder: Path) -> str:
+    """An entry with the path before its `::` made absolute, if a file stands there beside the settings' file."""
+    try:
+        call = read_call(text)
+    except Mistake:
+        return text
+    path = locate_reward_file(call.file, folder)
+    return replace(call, file=str(path.resolve())).text if call.file and path.is_file() else text
 
 
-def locate_reward_file(path: str | Path, base: Path | None = None) -> Path:
-    """Where a `reward_functions_file` lies: `~` expanded, a relative path taken from `base` (else where we run)."""
-    return (base or Path.cwd()) / Path(path).expanduser()
+def plain_reward(call: Call, base: Path | None = None) -> RewardEntry | None:
+    """The function that `file.py::function` names; None where the file has the name, but not as a `def` of its own.
 
-
-def parse_reward_file(path: Path) -> ast.Module:
-    """The syntax tree of a person's file, checked as far as it can be without running it.
-
-    Raises Mistake on `reward_functions_file`, with the line for a syntax error.
+    Raises Mistake on `reward_functions` when the file cannot be read or has no such name.
     """
-    source = _read(path)
-    try:
-        tree = ast.parse(source)
-        # The parser lets some errors pass that only compiling finds, such as a `return` outside a function.
-        compile(tree, str(path), "exec", dont_inherit=True)
-    except SyntaxError as error:
-        line = f" on line {error.lineno}" if error.lineno else ""
-        raise Mistake(_REWARD_FILE, f"{path.name} has a syntax error{line}: {error.msg}.") from error
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise Mistake(_REWARD_FILE, f"{path.name} cannot be read as Python: {error}.") from error
-    return tree
-
-
-def _read(path: Path) -> bytes:
-    if path.suffix.lower() not in (".py", ".txt"):
-        raise Mistake(_REWARD_FILE, f"{path.name} should be a Python file that ends in .py or .txt.")
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise Mistake(_REWARD_FILE, f"There is no file {path}.") from None
-    except OSError as error:
-        raise Mistake(_REWARD_FILE, f"{path} cannot be read: {error.strerror}.") from error
-
-
-def _entries(tree: ast.Module, source: str) -> list[RewardEntry]:
-    decorators = _decorator_names(tree)
-    entries: list[RewardEntry] = []
-    for function in _functions(tree):
-        for decorator in function.decorator_list:
-            entry = _entry(function, decorator, decorators, source)
-            if entry:
-                entries.append(entry)
-    return entries
-
-
-def _entry(
-    function: ast.FunctionDef | ast.AsyncFunctionDef, decorator: ast.expr, decorators: set[str], source: str
-) -> RewardEntry | None:
-    """The function as registered by this decorator; None if it is another one or its name does not stand in the text."""
-    call = decorator if isinstance(decorator, ast.Call) else None
-    if not _is_decorator(call.func if call else decorator, decorators):
-        return None
-    given = _arguments(call) if call else {}
-    name = _text(given["name"]) if "name" in given else function.name
-    if name is None:
-        return None
-    label = _text(given.get("label")) or (name or function.name).replace("_", " ").capitalize()
-    return RewardEntry(name or function.name, label, _first_sentence(function), source, function.lineno)
-
-
-def _arguments(call: ast.Call) -> dict[str, ast.expr]:
-    given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
-    return {"name": call.args[0], **given} if call.args else given
-
-
-def _text(node: ast.expr | None) -> str | None:
-    """A string written out in the source; "" for a written None, as the decorator takes it; None for anything else."""
-    if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, str)):
-        return node.value or ""
+    path = locate_reward_file(call.file, base)
+    tree = parse_reward_file(path, _SETTING)
+    defined = {function.name: function for function in functions(tree)}
+    if call.function in defined:
+        return plain(defined[call.function], path)
+    if not binds(tree, call.function):
+        raise Mistake(_SETTING, not_in_file(call.function, path, defined))
     return None
 
 
-def _first_sentence(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    paragraph = (ast.get_docstring(function) or "").split("\n\n")[0]
-    return _SENTENCE_END.split(" ".join(paragraph.split()))[0]
-
-
-def _functions(parent: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Every function whose `def` is reached when the file is loaded: under `if` or `try` too, but in no function."""
-    for node in ast.iter_child_nodes(parent):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
-            yield from _functions(node)
-
-
-def _decorator_names(tree: ast.Module) -> set[str]:
-    """What the file calls our decorator: its own name, and any that it imports it as."""
-    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
-    aliases = (alias for node in imports for alias in node.names if alias.name == _REWARD_DECORATOR)
-    return {_REWARD_DECORATOR} | {alias.asname for alias in aliases if alias.asname}
-
-
-def _is_decorator(node: ast.expr, decorators: set[str]) -> bool:
-    if isinstance(node, ast.Attribute):
-        return node.attr == _REWARD_DECORATOR
-    return isinstance(node, ast.Name) and node.id in decorators
+def not_in_file(name: str, path: Path, functions: Iterable[str]) -> str:
+    known = [function for function in functions if not function.startswith("_")]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"the nearest is {close[0]}, and it" if close else "it"
+    return f"{path.name} has no function {name}; {hint} has {', '.join(known) or 'none'}."

@@ -4,6 +4,7 @@ so that one bad field never hides another's fault. Nothing here opens a file: se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,11 @@ from backend.spec.faults import Fault
 
 Check = Callable[..., "Iterator[Fault]"]
 CHECKS: list[tuple[tuple[str, ...], Check]] = []
+OWN_TEMPLATE_OPTIONS = (
+    *("conversation", "messages", "tokenize", "add_generation_prompt", "continue_final_message"),
+    *("return_dict", "return_tensors", "return_assistant_tokens_mask", "padding", "truncation", "max_length"),
+)
+"""Options of a chat template's rendering that decide what a prompt is; a run that changed them would not be one."""
 
 
 def _reads(*keys: str) -> Callable[[Check], Check]:
@@ -73,6 +79,26 @@ def _weights_match(functions: list[str], weights: list[float]) -> Iterator[Fault
         )
     elif weights and not any(weights):
         yield Fault("reward_weights", "Every reward weight is 0, so no completion could be better than another.")
+
+
+@_reads("reward_weights")
+def _weights_are_finite(weights: list[float]) -> Iterator[Fault]:
+    odd = [weight for weight in weights if not math.isfinite(weight)]
+    if odd:
+        yield Fault("reward_weights", f"A reward weight must be a finite number, not {odd[0]}.")
+
+
+@_reads("stop")
+def _stops_say_something(stop: list[str]) -> Iterator[Fault]:
+    if "" in stop:
+        yield Fault("stop", "A stop string may not be empty: every completion contains it and would end at once.")
+
+
+@_reads("chat_template_kwargs")
+def _template_options_are_free(options: Mapping[str, Any]) -> Iterator[Fault]:
+    ours = [key for key in options if key in OWN_TEMPLATE_OPTIONS]
+    if ours:
+        yield Fault("chat_template_kwargs", f"{ours[0]} is not an option to choose: the trainer sets it itself.")
 
 
 @_reads("train_type", "quantization")

@@ -18,7 +18,7 @@ from backend.spec.catalog import DEFAULT_REWARDS, nearest
 from backend.spec.checks import cross_faults
 from backend.spec.faults import Fault, Mistake
 from backend.spec.setting import Setting, described, setting
-from backend.spec.spelling import translate
+from backend.spec.spelling import UNDERSTOOD, translate
 
 SECTIONS: dict[str, str] = {
     "algorithm": "Algorithm",
@@ -123,7 +123,8 @@ class Config(BaseModel):
                                    unit="updates", when=_DECAYING)
     lr_warmup_init: float = setting(1e-7, "training", "Warm-up start", "The rate of the first update.", ge=0, when=_DECAYING)
     lr_decay_fraction: float = setting(0.8, "training", "Decay fraction", "Share of the run over which the rate falls, "
-                                       "counted from the end of the warm-up.", gt=0, le=1, when=_DECAYING)
+                                       "counted from the end of the warm-up. Above 1 the run ends on the way down.",
+                                       gt=0, le=10, when=_DECAYING)
     lr_final: float = setting(2e-6, "training", "Final rate", "The rate once it has fallen.", ge=0, when=_DECAYING)
     steps_per_report: int = setting(10, "training", "Report", "How often the terminal prints a line. The charts have "
                                     "every step.", ge=1, unit="steps")
@@ -260,6 +261,10 @@ NOT_BUILT = {
 """Keys of the family that are not built yet → what they are, to be refused in a sentence."""
 
 
+TEXTS = ("text", "prose", "model", "dataset", "file", "choice")
+"""Kinds of settings whose value is text, even where it looks like a number."""
+
+
 def sections() -> dict[str, list[Setting]]:
     """Section key → its settings, in order."""
     return {section: [one for one in SETTINGS.values() if one.section == section] for section in SECTIONS}
@@ -297,15 +302,27 @@ def read(path: str | Path) -> dict[str, Any]:
         raise Mistake(
             "config", f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}."
         ) from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date such as 2026-13-45 is a ValueError
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
-        raise Mistake(
-            "config", f"{path} is not valid YAML{where}: {getattr(error, 'problem', None) or 'it cannot be parsed'}."
-        ) from None
+        why = getattr(error, "problem", None) or str(error).strip().partition("\n")[0] or "it cannot be parsed"
+        raise Mistake("config", f"{path} is not valid YAML{where}: {why}.") from None
     if not isinstance(raw, dict):
         raise Mistake("config", f"{path} must hold settings as “key: value” lines, but it holds {_what(raw)}.")
-    return _beside(path.parent, cast("dict[str, Any]", raw))
+    return beside(path.parent, cast("dict[str, Any]", raw))
+
+
+def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Raw settings with the relative paths that exist in `folder` made absolute; ids, absolute paths and ~ are left to
+    their readers."""
+    found = dict(raw)
+    for key in ("model", "data", "dataset", "reference_model_path", "reward_functions_file"):
+        value = raw.get(key)
+        if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
+            value = value[0]  # pyright: ignore
+        if isinstance(value, str) and value and not Path(value).is_absolute() and (folder / value).exists():
+            found[key] = str((folder / value).resolve())
+    return found
 
 
 def dump(config: Config | Mapping[str, Any]) -> str:
@@ -324,11 +341,14 @@ def dump(config: Config | Mapping[str, Any]) -> str:
 def _judge(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
     """(sound values by key, faults)."""
     given, faults = translate(raw)
+    misread = {fault.setting for fault in faults}
     values: dict[str, Any] = {}
     for key in given:
         if key not in SETTINGS:
             faults.append(Fault(key, _unknown(key)))
     for key, about in SETTINGS.items():
+        if key in misread:
+            continue
         if key not in given:
             values[key] = about.default
             continue
@@ -348,7 +368,7 @@ def _validated(about: Setting, value: Any) -> tuple[Any, str]:
         return None, ""
     if isinstance(value, bool) and about.kind in ("int", "float"):
         return None, f"{about.label} must be a number, not {str(value).lower()}."
-    if about.kind in ("text", "prose", "model", "dataset", "file", "choice") and isinstance(value, (int, float)):
+    if about.kind in TEXTS and isinstance(value, (int, float)) and not isinstance(value, bool):
         value = str(value)
     try:
         value = _adapter(about.key).validate_python(value)
@@ -372,34 +392,26 @@ def _adapter(key: str) -> TypeAdapter[Any]:
 def _sentence(about: Setting, error: Any, value: Any) -> str:
     """One plain sentence for a pydantic error; the limits stand in it, and what was given."""
     kind, context = error["type"], error.get("ctx", {})
-    shown = repr(value) if isinstance(value, str) else str(value)
+    shown = repr(value) if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
     limits = {"greater_than": ("above", "gt"), "greater_than_equal": ("at least", "ge"),
               "less_than": ("below", "lt"), "less_than_equal": ("at most", "le")}  # fmt: skip
     if kind in limits:
         word, limit = limits[kind]
-        return f"{about.label} must be {word} {context[limit]:g}, not {shown}."
-    wanted = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list", "rewards": "a list of names",
-              "numbers": "a list of numbers", "mapping": "a mapping"}.get(about.kind, "text")  # fmt: skip
+        number = context[limit]
+        return f"{about.label} must be {word} {number if isinstance(number, int) else f'{number:g}'}, not {shown}."
+    wanted = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list of texts",
+              "rewards": "a list of names", "numbers": "a list of numbers", "mapping": "a mapping"}.get(about.kind, "text")  # fmt: skip
     return f"{about.label} must be {wanted}, not {shown}."
 
 
 def _unknown(key: str) -> str:
     if key in NOT_BUILT:
         return f"{NOT_BUILT[key]} ({key}) is not built yet; take the key out to run without it."
-    near = nearest(key, list(SETTINGS))
+    near = nearest(key, [*SETTINGS, *UNDERSTOOD])
     return f"There is no setting {key}." + (f" Did you mean {near}?" if near else "")
 
 
-def _beside(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
-    """Relative paths that exist beside the file become absolute; ids, absolute paths and ~ are left to their readers."""
-    for key in ("model", "data", "dataset", "reference_model_path", "reward_functions_file"):
-        value = raw.get(key)
-        if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
-            value = value[0]  # pyright: ignore
-        if isinstance(value, str) and value and (folder / value).exists():
-            raw[key] = str((folder / value).resolve())
-    return raw
-
-
 def _what(raw: Any) -> str:
-    return {type(None): "nothing", list: "a list", str: "plain text"}.get(cast("type[Any]", type(raw)), "a single value")
+    return {type(None): "nothing", list: "a list", str: "plain text"}.get(
+        cast("type[Any]", type(raw)), "a single value"
+    )

@@ -48,7 +48,8 @@ class JsonLines:
         self.size = self._file.tell()
 
     def append(self, value: Mapping[str, Any]) -> None:
-        line = json.dumps(plain(value), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        # A lone surrogate, as broken text may hold, has no UTF-8; it is written as "?" rather than ending the run.
+        line = json.dumps(plain(value), ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
         self._file.write(line)
         self._file.flush()
         self.size += len(line)
@@ -83,55 +84,48 @@ class Follower:
     """Reads a growing file of JSON lines from where it stopped last time. Never raises for what a writer may do.
 
     After `read`, `restarted` tells whether the file was cut back or replaced, so that what was read before is void.
+    That shows on the last line that was read: it is looked at again each time, and must still stand where it stood.
     """
 
     def __init__(self, path: Path, *, limit: int = 4 << 20) -> None:
         self.path = path
         self.limit = limit
-        """Most bytes one `read` takes, so that a window stays quick however large the file is."""
+        """Most bytes one `read` takes, so that a window stays quick however large the file is; a longer line is read
+        whole."""
         self.restarted = False
-        self._reset()
-
-    def _reset(self) -> None:
-        self._place, self._tail, self._seq = 0, b"", None
+        self._place, self._last = 0, b""
 
     @property
     def place(self) -> int:
         """Bytes of whole lines read so far."""
-        return self._place - len(self._tail)
+        return self._place
 
     def read(self) -> list[Event]:
         """The events since the last call; at most about `limit` bytes of them (call again while there are some)."""
         self.restarted = False
-        found = self._new_events()
-        if found is None:  # cut back under our feet: read again from the start
-            self._reset()
+        whole = self._whole_lines()
+        if whole is None:  # cut back under our feet: read again from the start
+            self._place, self._last = 0, b""
             self.restarted = True
-            found = self._new_events() or []
-        return found
+            whole = self._whole_lines() or b""
+        self._place += len(whole)
+        if whole:
+            self._last = whole[whole.rfind(b"\n", 0, -1) + 1 :]
+        return [event for event in map(parse_line, whole.split(b"\n")) if event is not None]
 
-    def _new_events(self) -> list[Event] | None:
+    def _whole_lines(self) -> bytes | None:
+        """The bytes after our place up to a newline; None when this is not the file that was read before."""
         try:
             with self.path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._place:
+                file.seek(self._place - len(self._last))
+                if file.read(len(self._last)) != self._last:
                     return None
-                file.seek(self._place)
                 chunk = file.read(self.limit)
+                if b"\n" not in chunk:
+                    chunk += file.readline()
         except OSError:
-            return None if self._place else []
-        self._place += len(chunk)
-        whole, newline, self._tail = (self._tail + chunk).rpartition(b"\n")
-        return self._parsed(whole) if newline else []
-
-    def _parsed(self, whole: bytes) -> list[Event] | None:
-        """The lines' events, or None when the first one's number shows that this is not the file read before."""
-        found = [event for event in map(parse_line, whole.split(b"\n")) if event is not None]
-        numbers = [event["seq"] for event in found if isinstance(event.get("seq"), int)]
-        if numbers:
-            if self._seq is not None and numbers[0] != self._seq + 1:
-                return None
-            self._seq = numbers[-1]
-        return found
+            return None if self._place else b""
+        return chunk[: chunk.rfind(b"\n") + 1]
 
 
 def read_events(path: Path) -> Iterator[Event]:
@@ -149,17 +143,17 @@ def parse_line(line: bytes) -> Event | None:
     """The event of one line, or None for what is not a JSON object."""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return cast("Event", value) if isinstance(value, dict) else None
 
 
 def cut_back(path: Path, size: int) -> None:
-    """Shorten a file to `size` bytes and put that on disk; a missing file of size 0 is fine."""
-    if not path.exists() and size == 0:
+    """Shorten a file to `size` bytes and put that on disk; one that is missing or shorter already is left alone."""
+    if not path.exists():
         return
     with path.open("rb+") as file:
-        file.truncate(size)
+        file.truncate(min(size, os.fstat(file.fileno()).st_size))
         os.fsync(file.fileno())
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +20,9 @@ from backend.spec.faults import Mistake
 
 RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
 """Environment variable that moves the runs folder."""
+
+LOCK_PATIENCE_S = 0.5
+"""How long a trainer waits for its run's lock: a window that looks whether a run is alive holds it for an instant."""
 
 
 def project_root() -> Path:
@@ -127,23 +131,44 @@ class RunFolder:
 
 
 def hold_lock(run: RunFolder) -> int:
-    """Take the run for this process and keep it until the process ends. Raises Mistake when another one holds it."""
-    handle = os.open(run.lock, os.O_RDWR | os.O_CREAT, 0o644)
+    """Take the run for this process and keep it until the process ends, or the handle that is returned is closed.
+
+    Raises Mistake when another process holds it, or the folder cannot be written.
+    """
+    try:
+        handle = os.open(run.lock, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise Mistake("run", f"The run folder {run.path} cannot be written: {error.strerror}.") from None
+    until = time.monotonic() + LOCK_PATIENCE_S
+    while not _locked(handle):
+        if time.monotonic() > until:
+            os.close(handle)
+            raise Mistake("run", f"The run {run.name} is being trained by another process; stop that one first.")
+        time.sleep(0.01)
+    return handle
+
+
+def _locked(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(handle)
-        raise Mistake("run", f"The run {run.name} is being trained by another process; stop that one first.") from None
-    return handle
+        return False
+    return True
 
 
 def all_runs(folder: Path | None = None) -> Iterator[RunFolder]:
     """Every run in `folder` (the runs folder by default), newest first."""
     folder = folder or runs_folder()
-    found = (
-        [RunFolder(path) for path in folder.glob("*/") if (path / "config.yaml").exists()] if folder.is_dir() else []
-    )
-    yield from sorted(found, key=lambda run: run.config.stat().st_mtime, reverse=True)
+    written = {RunFolder(path): _written(path / "config.yaml") for path in folder.glob("*")}
+    yield from sorted((run for run, t in written.items() if t), key=lambda run: written[run], reverse=True)
+
+
+def _written(path: Path) -> float:
+    """When a file was last written, in unix seconds; 0 where there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:  # never there, or deleted while we look
+        return 0.0
 
 
 def find_run(name: str | Path, folder: Path | None = None) -> RunFolder:
@@ -157,8 +182,8 @@ def find_run(name: str | Path, folder: Path | None = None) -> RunFolder:
 
 
 def default_run_name(model: str, train_type: str, train_mode: str, now: datetime | None = None) -> str:
-    """model-traintype-mode-date, in characters that are safe in a path."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name).strip("-.") or "run"
+    """model-traintype-mode-date, in characters that are safe in a path, and not too many of them."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name)[:80].strip("-.") or "run"
     return f"{stem}-{train_type}-{train_mode}-{(now or datetime.now()):%Y-%m-%d-%H%M%S}"
 
 
@@ -178,7 +203,7 @@ def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = Fals
             raise Mistake("runs_dir", f"The runs folder {parent} cannot be written: {error.strerror}.") from None
         if not os.access(run.path, os.W_OK):
             raise Mistake("runs_dir", f"The runs folder {parent} cannot be written: Permission denied.")
-        if run.has_diary:
+        if run.has_diary or run.is_locked():
             raise Mistake("run_name", f"The run {name} exists already; choose another name, or resume it.")
         return run
     raise Mistake("run_name", f"There are a thousand runs called {name}; choose another name.")
@@ -186,11 +211,12 @@ def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = Fals
 
 def lm_studio_home() -> Path:
     """LM Studio's home: what its pointer file says, else its old cache folder if present, else ~/.lmstudio."""
-    pointer = Path.home() / ".lmstudio-home-pointer"
-    if pointer.is_file():
-        told = pointer.read_text(encoding="utf-8").strip()
-        if told:
-            return Path(told).expanduser()
+    try:
+        told = (Path.home() / ".lmstudio-home-pointer").read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        told = ""
+    if told:
+        return Path(told).expanduser()
     old = Path.home() / ".cache" / "lm-studio"
     return old if old.is_dir() else Path.home() / ".lmstudio"
 

@@ -48,20 +48,44 @@ WITHOUT_EFFECT = {
 
 LOAD_IN = {"load_in_4bits": "4", "load_in_6bits": "6", "load_in_8bits": "8", "load_in_mxfp4": "mxfp4"}
 
+EMPTY_MEANS_DEFAULT = (
+    *("prompt_feature", "answer_feature", "type_feature", "system_feature"),
+    *("train_split", "valid_split", "test_split"),
+)
+"""Names that may be left empty, as the form's fields may be."""
+
+UNDERSTOOD = (*RENAMED, *LOAD_IN, "dataset", "lora_parameters")
+"""Keys that are read here and are none of ours: for naming the one that a wrong key was meant to be."""
+
 
 def translate(raw: Mapping[str, Any]) -> tuple[Raw, list[Fault]]:
     """`raw` with every known foreign spelling replaced by ours, and what could not be read that way.
 
-    A key with the value None means "not given" unless None is a value of its own; such keys are dropped.
+    A key with the value None means "not given" unless None is a value of its own; such keys are dropped. So are the
+    values that a fault is about: a fault's setting is not in what is returned.
     """
-    values: Raw = {RENAMED.get(str(key), str(key)): value for key, value in raw.items() if key not in WITHOUT_EFFECT}
-    faults: list[Fault] = []
-    for regroup in (_dataset, _lora_parameters, _load_in, _lr_schedule, _reward_lists, _stop):
+    values, faults = _renamed(raw)
+    for regroup in (_dataset, _lora_parameters, _load_in, _lr_schedule, _reward_lists, _stop, _empty_names):
         faults += regroup(values)
     for key, words in CHOICES.items():
         if key in values:
             values[key] = _choice(values[key], words)
-    return {key: value for key, value in values.items() if value is not None}, faults
+    misread = {fault.setting for fault in faults}
+    return {key: value for key, value in values.items() if value is not None and key not in misread}, faults
+
+
+def _renamed(raw: Mapping[str, Any]) -> tuple[Raw, list[Fault]]:
+    values: Raw = {}
+    faults: list[Fault] = []
+    given: dict[str, str] = {}  # ours → the key that the person wrote
+    for key, value in ((str(key), value) for key, value in raw.items() if key not in WITHOUT_EFFECT):
+        ours = RENAMED.get(key, key)
+        before = values.get(ours)
+        if before is not None and value is not None and value != before:
+            faults.append(Fault(ours, f"{given[ours]} is {before} and {key} is {value}; give one of them."))
+        if before is None:
+            values[ours], given[ours] = value, key
+    return values, faults
 
 
 def _choice(value: Any, words: Mapping[str, str]) -> Any:
@@ -73,17 +97,18 @@ def _choice(value: Any, words: Mapping[str, str]) -> Any:
 
 def _dataset(values: Raw) -> list[Fault]:
     """`dataset:` holds one id or path, or a list with one."""
-    for key in ("dataset", "data"):
-        if isinstance(values.get(key), list):
-            listed = cast("list[Any]", values[key])
+    given = {key: values.pop(key) for key in ("dataset", "data") if values.get(key) not in (None, "")}
+    for key, value in given.items():
+        if isinstance(value, list):
+            listed = cast("list[Any]", value)
             if len(listed) != 1:
                 return [Fault("data", f"{key} lists {len(listed)} datasets; give exactly one.")]
-            values[key] = listed[0]
-    dataset = values.pop("dataset", None)
-    if dataset is not None:
-        if values.get("data") not in (None, "", dataset):
-            return [Fault("data", f"data is {values['data']} and dataset is {dataset}; give one of them.")]
-        values["data"] = dataset
+            given[key] = listed[0]
+    if len(given) == 2 and given["data"] != given["dataset"]:
+        return [Fault("data", f"data is {given['data']} and dataset is {given['dataset']}; give one of them.")]
+    values.pop("dataset", None)
+    if given:
+        values["data"] = next(iter(given.values()))
     return []
 
 
@@ -94,15 +119,22 @@ def _lora_parameters(values: Raw) -> list[Fault]:
         return []
     if not isinstance(parameters, Mapping):
         return [Fault("lora_parameters", "lora_parameters must be a mapping with rank, scale and dropout.")]
+    faults: list[Fault] = []
     for name, value in cast("Mapping[str, Any]", parameters).items():
-        values.setdefault({"keys": "lora_keys"}.get(name, str(name)), value)
-    return []
+        ours = {"keys": "lora_keys"}.get(name, str(name))
+        beside = values.setdefault(ours, value)
+        if value is not None and beside != value:
+            faults.append(Fault(ours, f"{ours} is {beside}, and {value} in lora_parameters; give one of them."))
+    return faults
 
 
 def _load_in(values: Raw) -> list[Fault]:
     """`load_in_4bits: true` and its sisters say what `quantization` says in one word."""
     given = {key: values.pop(key) for key in LOAD_IN if key in values}
-    chosen = [key for key, value in given.items() if _true(value)]
+    odd = [key for key, value in given.items() if _switch(value) is None]
+    if odd:
+        return [Fault("quantization", f"{odd[0]} must be true or false, not {given[odd[0]]}.")]
+    chosen = [key for key, value in given.items() if _switch(value)]
     if len(chosen) > 1:
         return [Fault("quantization", f"{' and '.join(chosen)} are both on; choose one.")]
     if chosen:
@@ -113,38 +145,59 @@ def _load_in(values: Raw) -> list[Fault]:
     return []
 
 
-def _lr_schedule(values: Raw) -> list[Fault]:
-    """mlx-lm: {name: cosine_decay, warmup: n, warmup_init: x, arguments: [peak, steps, end]}.
+_SCHEDULES = {"cosine": ("peak", "steps", "end"), "linear": ("peak", "end", "steps")}
+"""The arguments of mlx's `cosine_decay` and `linear_schedule`, in their order."""
+_MLX_LM_ITERS = 1000
+"""How long a run is that does not say: the same here and in mlx-lm."""
 
-    mlx-lm-lora's window writes arguments as [{…}, {iters_fraction: 0.8}, {value: 2e-6}]-like lists; numbers are what
-    both understand, so the last number is the final rate and the first one the peak.
+
+def _lr_schedule(values: Raw) -> list[Fault]:
+    """mlx-lm: {name: cosine_decay, arguments: [peak, steps, end], warmup: n, warmup_init: x}.
+
+    As there, the first argument is the peak whatever `learning_rate` says, and what is left out is 0. Keys of our own
+    beside the mapping win over what it says.
     """
     if not isinstance(values.get("lr_schedule"), Mapping):
         return []
     mapping = cast("Mapping[str, Any]", values["lr_schedule"])
-    values["lr_schedule"] = mapping.get("name", "constant")
-    for theirs, ours in (("warmup", "lr_warmup_steps"), ("warmup_init", "lr_warmup_init")):
-        if theirs in mapping:
-            values.setdefault(ours, mapping[theirs])
-    arguments = cast("list[Any]", mapping.get("arguments", []))
-    if not isinstance(arguments, list) or len(arguments) > 3:  # pyright: ignore
-        return [Fault("lr_schedule", "lr_schedule's arguments must be a list of at most three numbers.")]
-    if arguments:
-        values.setdefault("learning_rate", arguments[0])
-    steps = arguments[1] if len(arguments) > 1 else None
-    if isinstance(steps, Mapping) and "iters_fraction" in steps:
-        values.setdefault("lr_decay_fraction", cast("Mapping[str, Any]", steps)["iters_fraction"])
-    elif isinstance(steps, (int, float)) and isinstance(values.get("iters"), int) and values["iters"] > 0:
-        values.setdefault("lr_decay_fraction", min(1.0, steps / values["iters"]))
-    if len(arguments) > 2:
-        values.setdefault("lr_final", arguments[2])
+    kind = _choice(mapping.get("name"), CHOICES["lr_schedule"])
+    arguments = mapping.get("arguments")
+    if kind is None or not isinstance(arguments, list) or not 1 <= len(cast("list[Any]", arguments)) <= 3:
+        sentence = (
+            "lr_schedule must be a word, or a mapping with a name and arguments, a list of at most three numbers."
+        )
+        return [Fault("lr_schedule", sentence)]
+    said = dict(zip(_SCHEDULES.get(kind, ()), cast("list[Any]", arguments), strict=False))
+    values["lr_schedule"] = kind
+    if "steps" in said and values.get("epochs") and "lr_decay_fraction" not in values:
+        sentence = "lr_schedule counts the fall in steps, but the run is counted in epochs; give lr_decay_fraction too."
+        return [Fault("lr_decay_fraction", sentence)]
+    if said:
+        values["learning_rate"] = said["peak"]
+        _spread(values, said, mapping)
     return []
 
 
+def _spread(values: Raw, said: Mapping[str, Any], mapping: Mapping[str, Any]) -> None:
+    """Our four keys for how the rate rises and falls, from a mapping of mlx-lm's."""
+    values.setdefault("lr_final", said.get("end", 0.0))
+    values.setdefault("lr_warmup_steps", mapping.get("warmup", 0))
+    values.setdefault("lr_warmup_init", mapping.get("warmup_init", 0.0))
+    if "steps" in said:
+        try:
+            share = float(said["steps"]) / float(values.get("iters") or _MLX_LM_ITERS)
+        except (TypeError, ValueError, ZeroDivisionError):
+            share = said["steps"]  # no number: let the check of the setting say so
+        values.setdefault("lr_decay_fraction", share)
+
+
 def _reward_lists(values: Raw) -> list[Fault]:
-    """Names and weights may be text, separated by commas, with or without brackets. Empty text means the defaults."""
+    """Names and weights may be text, separated by commas, with or without brackets; one weight may be a bare number.
+    Empty text means the defaults."""
     for key in ("reward_functions", "reward_weights"):
         value = values.get(key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            values[key] = [value]
         if isinstance(value, str):
             parts = [part.strip().strip("'\"") for part in value.strip().strip("[]").split(",")]
             values[key] = [part for part in parts if part] or None
@@ -157,5 +210,16 @@ def _stop(values: Raw) -> list[Fault]:
     return []
 
 
-def _true(value: Any) -> bool:
-    return value is True or str(value).strip().lower() in ("true", "yes", "on", "1")
+def _empty_names(values: Raw) -> list[Fault]:
+    for key in EMPTY_MEANS_DEFAULT:
+        if values.get(key) == "":
+            del values[key]
+    return []
+
+
+def _switch(value: Any) -> bool | None:
+    """On, off, or None for what is neither; nothing at all is off."""
+    text = str(value).strip().lower()
+    return (
+        True if text in ("true", "yes", "on", "1") else False if text in ("false", "no", "off", "0", "none") else None
+    )

@@ -1,0 +1,48 @@
+# GRPO Studio. Two commands matter: make run and make test. Everything lives in .venv/.
+
+VENV   := .venv
+PY     := $(VENV)/bin/python
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+            $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v $$p; break; }; done)
+
+.PHONY: run test demo lint format bench help system clean
+.DEFAULT_GOAL := help
+
+help: ## say what there is to make
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(VENV)/.run-ready ## start the app on the bundled demo (in the terminal where there is no display)
+	$(PY) -m app
+
+test: $(VENV)/.test-ready ## run the whole suite
+	QT_QPA_PLATFORM=offscreen $(PY) -m pytest
+
+demo: $(VENV)/.run-ready ## train the bundled demo in the terminal
+	$(PY) -m backend demo
+
+lint: $(VENV)/.test-ready ## check style and types
+	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m pyright
+
+format: $(VENV)/.test-ready ## put the code in order
+	$(PY) -m ruff check --fix . && $(PY) -m ruff format .
+
+bench: $(VENV)/.run-ready ## measure speed and memory of the demo's step
+	$(PY) -m backend.bench
+
+clean: ## remove .venv and caches (runs are kept)
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+
+system:
+	@if [ -z "$(PYTHON)" ]; then echo "GRPO Studio needs Python 3.11 or newer; install it, or name it: make run PYTHON=/path/to/python3" >&2; exit 1; fi
+	@$(PYTHON) packaging/system_libraries.py
+
+$(PY): | system
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run-ready: pyproject.toml constraints.txt | $(PY)
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.test-ready: pyproject.toml constraints.txt | $(PY)
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(VENV)/.run-ready

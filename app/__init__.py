@@ -1,0 +1,1 @@
+"""GRPO Studio's window. It never loads the engine: of the backend it may enter `backend.spec` only."""

@@ -1,0 +1,118 @@
+"""Start GRPO Studio: make the application, open the window. Everything else is elsewhere.
+
+With no display on Linux it trains the bundled demo in the terminal instead. In a bundled app the same executable,
+called with `--backend VERB …`, is the trainer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backend.spec import places
+from backend.spec.command import BUNDLED_FLAG, backend_command, backend_environment
+
+if TYPE_CHECKING:
+    from PySide6.QtWidgets import QApplication
+
+    from app.window import Window
+
+NO_DISPLAY = "No display was found, so the demo runs here in the terminal."
+SCREENSHOT_MS = 900
+"""How long a page may settle before its picture is taken."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == [BUNDLED_FLAG]:
+        return be_backend(given[1:])
+    options = parse(given)
+    if options.runs_dir:
+        os.environ[places.RUNS_VARIABLE] = str(Path(options.runs_dir).expanduser().resolve())
+    if options.screenshot:
+        os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")  # a picture needs no display
+    if not has_display():
+        print(NO_DISPLAY, flush=True)
+        run_demo_here()
+    return show_window(options)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("grpo-studio", description="Fine-tune a language model with GRPO.")
+    parser.add_argument("config", nargs="?", type=Path, help="a YAML config to open")
+    parser.add_argument("--page", default="", help="the page to show first")
+    parser.add_argument("--runs-dir", help="where runs are kept")
+    parser.add_argument("--theme", choices=("system", "light", "dark"))
+    parser.add_argument("--size", metavar="WxH", help="size of the window in pixels, such as 1280x800")
+    parser.add_argument("--screenshot", type=Path, metavar="PNG", help="draw the page into a picture and quit")
+    return parser.parse_args(arguments)
+
+
+def be_backend(arguments: list[str]) -> int:
+    """Be the trainer. A bundled app has no other executable, so this one line may reach into `backend.__main__`, by
+    name and only here; the window's process never comes this way."""
+    sys.argv = ["grpo-studio-backend", *arguments]
+    return importlib.import_module("backend.__main__").main() or 0
+
+
+def has_display() -> bool:
+    wanted = ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")
+    return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in wanted)
+
+
+def run_demo_here() -> None:
+    """Become the backend's `demo`; does not return."""
+    command = backend_command("demo")
+    os.execve(command[0], command, backend_environment())
+
+
+def show_window(options: argparse.Namespace) -> int:
+    from PySide6.QtWidgets import QApplication
+
+    from app import theme
+    from app.studio import Studio
+    from app.window import NAME, Window
+
+    # Qt's loop would keep Python from seeing Ctrl+C; the form is on disk and the trainer lives on, so simply end.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    app = QApplication(sys.argv[:1])
+    app.setApplicationName(NAME)
+    studio = Studio()
+    theme.apply(app, options.theme or studio.prefs.theme)
+    window = Window(studio)
+    if options.size:
+        window.resize(*(int(side) for side in options.size.lower().split("x")))
+    open_session(window, options)
+    window.show()
+    if options.screenshot:
+        take_picture(app, window, options.screenshot)
+    return app.exec()
+
+
+def open_session(window: Window, options: argparse.Namespace) -> None:
+    """The form of the last session or the file that was named, and a run that is still training."""
+    studio = window.studio
+    studio.restore()
+    if options.config:
+        studio.load_config(options.config)
+    live = studio.reattach()
+    window.show_page(options.page or ("monitor" if live and not options.config else "train"))
+
+
+def take_picture(app: QApplication, window: Window, path: Path) -> None:
+    from PySide6.QtCore import QTimer
+
+    def save() -> None:
+        window.grab().save(str(path))
+        app.quit()
+
+    QTimer.singleShot(SCREENSHOT_MS, save)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

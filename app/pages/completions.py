@@ -1,0 +1,165 @@
+"""The Completions page: what does the model write? Every completion of a step, with each reward beside it.
+
+Rows stand as they were written, group by group; nothing is scored or judged here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QIntValidator, QKeySequence, QShortcut, QShowEvent
+from PySide6.QtWidgets import (  # fmt: skip
+    QCheckBox,
+    QHBoxLayout,
+    QSplitter,
+    QStackedLayout,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app import charts, theme
+from app.run import Run
+from app.studio import Studio
+from app.widgets.completion_detail import CompletionDetail
+from app.widgets.completion_table import CompletionModel, CompletionTable
+from app.widgets.controls import ElidedLabel, NumberEdit
+from app.widgets.parts import button, label
+from app.widgets.verdict import Nothing
+
+
+class CompletionsPage(QWidget):
+    def __init__(self, studio: Studio, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.studio = studio
+        self._run: Run | None = None
+        self._shown: tuple[Run, int] | None = None
+        self._picked = 0
+        self._compose()
+        self._lay_out()
+        studio.run_changed.connect(self._take_run)
+        self._take_run()
+
+    def _compose(self) -> None:
+        self.nothing = Nothing("No completions yet", "They appear here with the first step of a run.", "Go to Train")
+        self.nothing.wanted.connect(lambda: self.studio.page_wanted.emit("train"))
+        self.model = CompletionModel(self)
+        self.table = CompletionTable(self.model)
+        self.detail = CompletionDetail()
+        self.table.chosen.connect(self.detail.show_completion)
+        self.earlier = button("Earlier", lambda: self._go(-1), tip="The step before")
+        self.later = button("Later", lambda: self._go(1), tip="The step after")
+        self.step = NumberEdit()
+        self.step.setValidator(QIntValidator(0, 2**31 - 1, self.step))
+        self.step.setFixedWidth(72)
+        self.step.setAlignment(Qt.AlignmentFlag.AlignRight)
+        self.step.setAccessibleName("Step")
+        self.step.editingFinished.connect(self._typed)
+        self.newest = QCheckBox("Follow newest")
+        self.newest.setChecked(True)
+        self.newest.toggled.connect(lambda _: self._refresh())
+        self.about = ElidedLabel()
+        self.about.setFont(theme.figures_font())
+        for key, by in ((Qt.Key.Key_BracketLeft, -1), (Qt.Key.Key_BracketRight, 1)):
+            shortcut = QShortcut(QKeySequence(Qt.Modifier.CTRL | key), self)
+            shortcut.activated.connect(lambda by=by: self._go(by))
+
+    def _lay_out(self) -> None:
+        head = QHBoxLayout()
+        head.setSpacing(theme.SPACE)
+        head.addWidget(label("Completions", theme.title_font()))
+        head.addSpacing(2 * theme.SPACE)
+        head.addWidget(self.about, 1)
+        head.addWidget(self.newest)
+        head.addSpacing(theme.SPACE)
+        for part in (label("Step"), self.step, self.earlier, self.later):
+            head.addWidget(part)
+        parts = QSplitter(Qt.Orientation.Vertical, childrenCollapsible=False, handleWidth=theme.SPACE)
+        parts.setStyleSheet("QSplitter::handle { background: transparent; }")
+        parts.addWidget(self.table.in_card())
+        parts.addWidget(self.detail)
+        parts.setStretchFactor(0, 3)
+        parts.setStretchFactor(1, 2)
+        shown = QWidget()
+        column = QVBoxLayout(shown)
+        column.setContentsMargins(*(2 * theme.SPACE,) * 4)
+        column.setSpacing(12)
+        column.addLayout(head)
+        column.addWidget(parts, 1)
+        self._stack = QStackedLayout(self)
+        self._stack.addWidget(self.nothing)
+        self._stack.addWidget(shown)
+
+    # ── the run and its step ────────────────────────────────────────────────────────────────────
+
+    def _take_run(self) -> None:
+        self._run, self._shown = self.studio.run, None
+        self.newest.setChecked(True)
+        if self._run is not None:
+            self._run.changed.connect(self._refresh)
+            self._run.restarted.connect(self._forget)
+        self._refresh()
+
+    def _forget(self) -> None:
+        """The file is being written anew from an earlier step on."""
+        self._shown = None
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Follow the newest step, or keep the one that was picked; nothing is done for a page that nobody sees."""
+        if not self.isVisible():
+            return
+        steps = self._run.completion_steps() if self._run else []
+        self._stack.setCurrentIndex(1 if steps else 0)
+        if self._run is None or not steps:
+            return
+        step = steps[-1] if self.newest.isChecked() else _nearest(steps, self._picked)
+        if not self.step.hasFocus():
+            self.step.setText(str(step))
+        self.earlier.setEnabled(step > steps[0])
+        self.later.setEnabled(step < steps[-1])
+        if self._shown != (self._run, step):
+            self._show_step(self._run, step)
+
+    def _show_step(self, run: Run, step: int) -> None:
+        self._shown = (run, step)
+        rows = run.groups(step)
+        names = run.reward_names
+        self.model.show_groups(rows, names, [charts.label_of(name) for name in names])
+        self.detail.set_rewards(names, [charts.label_of(name) for name in names])
+        self.table.begin()
+        count = sum(len(row.get("completions") or ()) for row in rows)
+        self.about.setText(f"{_counted(len(rows), 'prompt')}, {_counted(count, 'completion')}")
+
+    def pick(self, step: int) -> None:
+        """Show this step, or the one before it that has completions, until told to follow again."""
+        self._picked = step
+        blocked = self.newest.blockSignals(True)
+        self.newest.setChecked(False)
+        self.newest.blockSignals(blocked)
+        self._refresh()
+
+    def _typed(self) -> None:
+        if self.step.isModified() and self.step.text():
+            self.step.setModified(False)
+            self.pick(int(self.step.text()))
+
+    def _go(self, by: int) -> None:
+        steps = self._run.completion_steps() if self._run else []
+        if not steps or self._shown is None:
+            return
+        place = steps.index(_nearest(steps, self._shown[1])) + by
+        if 0 <= place < len(steps):
+            self.pick(steps[place])
+
+
+def _nearest(steps: list[int], step: int) -> int:
+    """The known step at or before `step`, else the first."""
+    return steps[max(0, bisect_right(steps, step) - 1)]
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,105 @@
+"""Numbers by step, as charts want them: one column a metric, all columns as long as the column of steps.
+
+It knows no Qt, no files and no metric names. A metric that a step does not carry is NaN there, and shows as a gap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+_FIRST_CAPACITY = 1024
+
+
+class Series:
+    """Growing columns of float64; appending is amortised constant, reading is a view and costs nothing."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self._size = 0
+        self._steps = np.empty(_FIRST_CAPACITY, dtype=np.int64)
+        self._columns: dict[str, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return self._size
+
+    def append(self, step: int, values: Mapping[str, Any]) -> None:
+        """Add a step. One that stands already is replaced, and with it goes everything after it: steps only rise."""
+        if self._size and step <= self._steps[self._size - 1]:
+            self._cut_back(step)
+        if self._size == len(self._steps):
+            self._grow()
+        self._steps[self._size] = step
+        for name, value in values.items():
+            column = self._columns.get(name)
+            if column is None:
+                column = self._columns[name] = np.full(len(self._steps), np.nan)
+            column[self._size] = number(value)
+        self._size += 1
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """The first and the last step, or None while there is none."""
+        return (int(self._steps[0]), int(self._steps[self._size - 1])) if self._size else None
+
+    def names(self) -> list[str]:
+        """Every metric met so far, in the order of its first appearance."""
+        return list(self._columns)
+
+    def get(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(steps `[n]` int64, values `[n]` float64 with NaN in gaps), read-only; both empty for an unknown name."""
+        column = self._columns.get(name)
+        if column is None:
+            return _read_only(self._steps[:0]), np.empty(0)
+        return _read_only(self._steps[: self._size]), _read_only(column[: self._size])
+
+    def latest(self, name: str) -> float | None:
+        """The last value that is a number, or None."""
+        return self._one(name, -1)
+
+    def first(self, name: str) -> float | None:
+        """The first value that is a number, or None."""
+        return self._one(name, 0)
+
+    def _one(self, name: str, place: int) -> float | None:
+        values = self.get(name)[1]
+        ends = values[:64] if place == 0 else values[-64:]  # nearly always among these
+        for part in (ends, values):
+            found = part[np.isfinite(part)]
+            if len(found):
+                return float(found[place])
+        return None
+
+    def _cut_back(self, step: int) -> None:
+        size = int(np.searchsorted(self._steps[: self._size], step))
+        for column in self._columns.values():
+            column[size : self._size] = np.nan
+        self._size = size
+
+    def _grow(self) -> None:
+        more = len(self._steps)
+        self._steps = np.concatenate([self._steps, np.empty(more, dtype=np.int64)])
+        for name, column in self._columns.items():
+            self._columns[name] = np.concatenate([column, np.full(more, np.nan)])
+
+
+def number(value: Any) -> float:
+    """`value` as a float; NaN for whatever is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        number = float(value)
+    except OverflowError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    view = array.view()
+    view.flags.writeable = False
+    return view

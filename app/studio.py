@@ -1,0 +1,147 @@
+"""What the pages share: the draft being edited, the run being looked at, the app's own preferences.
+
+Pages talk to one another only through this object's signals; none of them imports another.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject, Signal
+
+from app.draft import Draft
+from app.prefs import Prefs
+from backend.spec import places
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+
+if TYPE_CHECKING:
+    from app.run import Run
+
+
+class Studio(QObject):
+    """The session.
+
+    Attributes: draft, prefs; run – the run that Monitor and Completions show, or None.
+    Signals: page_wanted(key of a page); field_wanted(key of a setting, to be shown and focused on the Train page);
+    run_changed – `run` is another one now; run_state_changed(its state); message(one sentence for the status strip).
+    """
+
+    page_wanted = Signal(str)
+    field_wanted = Signal(str)
+    run_changed = Signal()
+    run_state_changed = Signal(str)
+    message = Signal(str)
+
+    def __init__(self, prefs: Prefs | None = None, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.prefs = prefs or Prefs()
+        self.draft = Draft(self.prefs.draft_file, self)
+        self.run: Run | None = None
+        self._training: RunFolder | None = None
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a run of this session is alive, also while another one is looked at."""
+        return self._live_folder() is not None or (self.run is not None and self.run.is_live)
+
+    def stop_training(self) -> None:
+        """Tell the live run to save and end."""
+        live = self._live_folder()
+        if self.run is not None and (live is None or self.run.folder.path == live.path):
+            self.run.say("stop")
+        elif live is not None:
+            live.say("stop")
+
+    def _live_folder(self) -> RunFolder | None:
+        return self._training if self._training is not None and self._training.is_locked() else None
+
+    def start_run(self) -> None:
+        """Train what the form says in a process of its own; with problems, go to the first one instead."""
+        if self.is_training:
+            self.message.emit("One run at a time: stop the present run first, or let it finish.")
+            return
+        if self._shows_a_problem():
+            return
+        try:
+            folder = self._launch()
+        except Mistake as mistake:
+            self.message.emit(mistake.faults[0].sentence)
+            return
+        self.open_run(folder.path)
+        self.message.emit("")
+        self.page_wanted.emit("monitor")
+
+    def _shows_a_problem(self) -> bool:
+        faults = self.draft.problems()
+        if faults:
+            rest = f" There {'is one more problem' if len(faults) == 2 else f'are {len(faults) - 1} more problems'}."
+            self.page_wanted.emit("train")
+            self.field_wanted.emit(faults[0].setting)
+            self.message.emit(faults[0].sentence + (rest if len(faults) > 1 else ""))
+        return bool(faults)
+
+    def _launch(self) -> RunFolder:
+        """Make the run's folder and start its trainer. Raises Mistake."""
+        # Imported here because the window must be able to open, and its tests to run, without a trainer being started.
+        from app.task import start_training
+
+        config = self.draft.config()
+        name = config.run_name or places.default_run_name(config.model, config.train_type, config.train_mode)
+        folder = places.make_run_folder(name)
+        start_training(self.draft.as_yaml(), folder)
+        self._training = folder
+        return folder
+
+    def open_run(self, path: Path) -> None:
+        """Look at this run, live or finished."""
+        from app.run import Run  # brings numpy, which the first paint does not wait for
+
+        self._let_go()
+        self.run = Run(RunFolder(Path(path)), self)
+        self.run.state_changed.connect(self.run_state_changed)
+        self.run_changed.emit()
+
+    def close_run(self) -> None:
+        """Stop looking at a run; a live one goes on training."""
+        if self.run is not None:
+            self._let_go()
+            self.run_changed.emit()
+
+    def _let_go(self) -> None:
+        if self.run is not None:
+            self.run.close()
+            self.run.deleteLater()
+            self.run = None
+
+    def reattach(self) -> bool:
+        """Look at the newest run that is still training, if there is one: the window may have been closed on it."""
+        live = next((run for run in places.all_runs() if run.is_locked()), None)
+        if live is None:
+            return False
+        self._training = live
+        self.open_run(live.path)
+        self.message.emit(f"{live.name} is still training.")
+        return True
+
+    def restore(self) -> None:
+        """Bring back the form of the last session, or the demo on the first launch."""
+        try:
+            if self.prefs.draft_file.exists():
+                self.draft.restore(self.prefs.config_file)
+            else:
+                self.draft.load(places.demo_config(), as_preset=True)
+        except Mistake as mistake:
+            self.message.emit(f"{mistake.faults[0].sentence} The form shows the defaults.")
+
+    def load_config(self, path: Path) -> None:
+        """Open a YAML file in the form; one that cannot be taken over leaves the form as it was and says why."""
+        try:
+            self.draft.load(Path(path))
+        except Mistake as mistake:
+            self.message.emit(mistake.faults[0].sentence)
+            return
+        self.prefs.config_file = self.draft.path
+        self.message.emit(f"Opened {Path(path).name}.")
+        self.page_wanted.emit("train")

@@ -1,0 +1,267 @@
+"""Groups of completions as a table: a line for each prompt, below it its completions with every score in its colour.
+
+A row as completions.jsonl has it goes in; what is missing or of the wrong type shows as a dash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, QRect, QRectF, Qt, Signal
+from PySide6.QtGui import QColor, QPainter, QPixmap
+from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QStyledItemDelegate, QStyleOptionViewItem
+
+from app import theme
+from app.widgets.numbers import DASH, figure, finite, signed
+from app.widgets.table import CELL_PADDING, Table
+
+Index = QModelIndex | QPersistentModelIndex
+_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+_SCORE_WIDTH, _TEXT_LEAST = 84, 220
+_PREVIEW = 400
+"""Characters of a completion that its line looks at."""
+SHARE = Qt.ItemDataRole.UserRole
+"""Item role: the length and colour of a score's bar."""
+STOPS = {"eos": "ended", "stop": "stop text", "length": "cut off"}
+"""Why a completion ended → as people read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the table: a prompt (`completion` None) or one of its completions."""
+
+    group: int
+    row: Mapping[str, Any]
+    completion: Mapping[str, Any] | None = None
+
+
+class CompletionModel(QAbstractTableModel):
+    """Columns: the text, one per reward function, the reward, the advantage, tokens, how it ended."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.lines: list[Line] = []
+        self.rewards: list[str] = []
+        self._heads = ["Completion", "Reward", "Advantage", "Tokens", "End"]
+        self._greatest: dict[str, float] = {}
+        theme.signals.changed.connect(self._recolour)
+
+    def show_groups(self, rows: Sequence[Mapping[str, Any]], rewards: Sequence[str], labels: Sequence[str]) -> None:
+        self.beginResetModel()
+        self.rewards = list(rewards)
+        self._heads = ["Completion", *labels, "Reward", "Advantage", "Tokens", "End"]
+        self.lines = [line for place, row in enumerate(rows) for line in _lines(place, row)]
+        self._greatest = {
+            name: max((abs(_score(line, name) or 0.0) for line in self.lines if line.completion), default=0.0)
+            for name in rewards
+        }
+        self.endResetModel()
+
+    def _recolour(self) -> None:
+        if self.lines:
+            self.dataChanged.emit(self.index(0, 0), self.index(len(self.lines) - 1, self.columnCount() - 1))
+
+    def rowCount(self, parent: Index = QModelIndex()) -> int:
+        return 0 if parent.isValid() else len(self.lines)
+
+    def columnCount(self, parent: Index = QModelIndex()) -> int:
+        return 0 if parent.isValid() else len(self._heads)
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if orientation != Qt.Orientation.Horizontal:
+            return None
+        if role == Qt.ItemDataRole.DisplayRole:
+            return self._heads[section]
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return self.rewards[section - 1] if 0 < section <= len(self.rewards) else None
+        if role == Qt.ItemDataRole.DecorationRole and 0 < section <= len(self.rewards):
+            return swatch(section - 1)
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return _LEFT if section in (0, len(self._heads) - 1) else _RIGHT
+        return None
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        line, column = self.lines[index.row()], index.column()
+        if role == Qt.ItemDataRole.DisplayRole:
+            return self._text(line, column)
+        if role == Qt.ItemDataRole.ForegroundRole:
+            return self._colour(line, column)
+        if role == Qt.ItemDataRole.BackgroundRole:
+            return theme.palette().window if line.completion is None else None
+        if role == Qt.ItemDataRole.FontRole:
+            return theme.mono_font() if column == 0 else theme.figures_font()
+        if role == SHARE:
+            return self._share(line, column)
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return _LEFT if column in (0, len(self._heads) - 1) else _RIGHT
+        return None
+
+    def _share(self, line: Line, column: int) -> tuple[float, QColor] | None:
+        """How much of its function's greatest score (of those shown) a score is, −1 to 1, and the bar's colour."""
+        if line.completion is None or not 0 < column <= len(self.rewards):
+            return None
+        name = self.rewards[column - 1]
+        greatest, score = self._greatest.get(name, 0.0), _score(line, name)
+        return (score / greatest, theme.reward_colour(column - 1)) if greatest and score else None
+
+    def _text(self, line: Line, column: int) -> str:
+        if line.completion is None:
+            return _prompt_line(line.row) if column == 0 else ""
+        if column == 0:
+            return one_line(line.completion.get("text"))
+        if column <= len(self.rewards):
+            return figure(_scores(line.completion).get(self.rewards[column - 1]))
+        return self._text_after_scores(line.completion, self._heads[column])
+
+    def _text_after_scores(self, one: Mapping[str, Any], head: str) -> str:
+        if head == "Reward":
+            return figure(one.get("reward"))
+        if head == "Advantage":
+            return signed(one.get("advantage"))
+        if head == "Tokens":
+            return figure(token_count(one))
+        return STOPS.get(str(one.get("stop")), str(one.get("stop") or DASH))
+
+    def _colour(self, line: Line, column: int) -> Any:
+        colours = theme.palette()
+        if line.completion is None:
+            return colours.muted
+        if 0 < column <= len(self.rewards):
+            return colours.text if _score(line, self.rewards[column - 1]) else colours.muted
+        head = self._heads[column]
+        if head == "Advantage":
+            return advantage_colour(line.completion.get("advantage"))
+        if head == "End" and line.completion.get("stop") == "length":
+            return colours.warning
+        return colours.text if head in ("Completion", "Reward") else colours.muted
+
+
+class ScoreBars(QStyledItemDelegate):
+    """A figure, and under it a bar in the colour of its reward function: as long as the score is good."""
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        super().paint(painter, option, index)
+        found = index.data(SHARE)
+        if found is None:
+            return
+        share, colour = found
+        rect: QRect = option.rect  # pyright: ignore[reportAttributeAccessIssue]
+        room = rect.width() - 2 * CELL_PADDING
+        width = max(2, round(room * abs(share)))
+        painter.fillRect(QRect(rect.right() - CELL_PADDING - width + 1, rect.bottom() - 4, width, 2), colour)
+
+
+class CompletionTable(Table):
+    """The table.
+
+    Signals: chosen(row of completions.jsonl, completion or None) – a line was selected.
+    """
+
+    chosen = Signal(object, object)
+
+    def __init__(self, model: CompletionModel) -> None:
+        super().__init__()
+        self._lines = model
+        self.setModel(model)
+        self.setItemDelegate(ScoreBars(self))
+        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        self.setAccessibleName("Completions")
+        head = self.horizontalHeader()
+        head.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
+        head.setMinimumSectionSize(48)
+        head.setStretchLastSection(False)
+        self.selectionModel().currentRowChanged.connect(self._choose)
+
+    def begin(self) -> None:
+        """After other groups are shown: prompts across the table, columns to fit, the first completion selected."""
+        self.clearSpans()
+        columns = self._lines.columnCount()
+        for row, line in enumerate(self._lines.lines):
+            if line.completion is None:
+                self.setSpan(row, 0, 1, columns)
+        self._fit()
+        first = next((row for row, line in enumerate(self._lines.lines) if line.completion is not None), None)
+        if first is not None:
+            self.selectRow(first)
+
+    def resizeEvent(self, event: Any) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        """Figures get what their heading needs; the text gets the rest."""
+        metrics, taken = self.horizontalHeader().fontMetrics(), 0
+        for column in range(1, self._lines.columnCount()):
+            name = str(self._lines.headerData(column, Qt.Orientation.Horizontal))
+            width = max(
+                64,
+                min(
+                    _SCORE_WIDTH + 40,
+                    metrics.horizontalAdvance(name) + (34 if column <= len(self._lines.rewards) else 20),
+                ),
+            )
+            self.setColumnWidth(column, width)
+            taken += width
+        self.setColumnWidth(0, max(_TEXT_LEAST, self.viewport().width() - taken))
+
+    def _choose(self, now: QModelIndex, _before: QModelIndex) -> None:
+        if now.isValid() and now.row() < len(self._lines.lines):
+            line = self._lines.lines[now.row()]
+            self.chosen.emit(line.row, line.completion)
+
+
+def one_line(text: Any) -> str:
+    """The beginning of a text on one line; breaks become spaces."""
+    return " ".join(text[:_PREVIEW].split()) if isinstance(text, str) else DASH
+
+
+def token_count(one: Mapping[str, Any]) -> int | None:
+    """Tokens of a completion, whether they were counted or listed."""
+    tokens = one.get("tokens")
+    return len(tokens) if isinstance(tokens, list) else tokens if isinstance(tokens, int) else None
+
+
+def advantage_colour(value: Any) -> Any:
+    """Blue above zero, orange below."""
+    number, colours = finite(value), theme.palette()
+    if not number:
+        return colours.muted
+    return colours.advantage_above if number > 0 else colours.advantage_below
+
+
+def _lines(place: int, row: Mapping[str, Any]) -> list[Line]:
+    completions = row.get("completions")
+    found = [one for one in completions if isinstance(one, Mapping)] if isinstance(completions, list) else []
+    return [Line(place, row), *(Line(place, row, one) for one in found)]
+
+
+def _score(line: Line, name: str) -> float | None:
+    return finite(_scores(line.completion or {}).get(name))
+
+
+def swatch(place: int) -> QPixmap:
+    """A dot in the colour of the reward function at this place."""
+    picture = QPixmap(16, 16)
+    picture.fill(Qt.GlobalColor.transparent)
+    painter = QPainter(picture)
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    painter.setPen(Qt.PenStyle.NoPen)
+    painter.setBrush(theme.reward_colour(place))
+    painter.drawEllipse(QRectF(2, 2, 12, 12))
+    painter.end()
+    picture.setDevicePixelRatio(2)
+    return picture
+
+
+def _scores(one: Mapping[str, Any]) -> Mapping[str, Any]:
+    scores = one.get("rewards")
+    return scores if isinstance(scores, Mapping) else {}
+
+
+def _prompt_line(row: Mapping[str, Any]) -> str:
+    answer = row.get("answer")
+    known = f"   →   {one_line(str(answer))}" if answer not in (None, "") else ""
+    return f"{one_line(row.get('prompt'))}{known}"

@@ -1,0 +1,224 @@
+"""A form: cards of fields in a scroll area. Which fields stand in which card, and in what order, is the page's business."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QFrame, QGridLayout, QLabel, QScrollArea, QToolButton, QVBoxLayout, QWidget
+
+from app import theme
+from app.widgets.fields import Field, field
+from app.widgets.icons import IconButton
+from backend.spec.faults import Fault
+from backend.spec.setting import Setting
+
+COLUMN, MOST_COLUMNS = 200, 4
+"""Narrowest column of fields, in pixels; a card takes as many as fit."""
+
+
+class FieldGrid(QWidget):
+    """Fields in as many columns as the width allows; hidden ones leave no hole."""
+
+    def __init__(self, fields: Iterable[Field], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.fields = list(fields)
+        self._columns = 0
+        self._shown: set[Field] = set(self.fields)
+        self._fillers = [QWidget(self) for _ in range(MOST_COLUMNS - 1)]
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setHorizontalSpacing(2 * theme.SPACE)
+        self._grid.setVerticalSpacing(theme.SPACE + 4)
+        for one in self.fields:
+            one.setParent(self)
+        self._flow(2)
+
+    def show_only(self, keys: set[str]) -> None:
+        shown = {one for one in self.fields if one.about.key in keys}
+        if shown != self._shown:
+            self._shown = shown
+            self._flow(self._columns)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._shown
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        columns = max(1, min(MOST_COLUMNS, (self.width() + 2 * theme.SPACE) // (COLUMN + 2 * theme.SPACE)))
+        if columns != self._columns:
+            self._flow(columns)
+
+    def _flow(self, columns: int) -> None:
+        self._columns = columns
+        row = column = 0
+        for one in self.fields:
+            self._grid.removeWidget(one)
+            one.setVisible(one in self._shown)
+        for one in (each for each in self.fields if each in self._shown):
+            span = columns if one.wide else 1
+            if column + span > columns:
+                row, column = row + 1, 0
+            self._grid.addWidget(one, row, column, 1, span, Qt.AlignmentFlag.AlignTop)
+            column += span
+        for place in range(MOST_COLUMNS):
+            self._grid.setColumnStretch(place, 1 if place < columns else 0)
+        self._keep_gaps(columns)
+
+    def _keep_gaps(self, columns: int) -> None:
+        """A column with nothing in it would lose its gap, and the others would not line up with the card above."""
+        for filler in self._fillers:
+            self._grid.removeWidget(filler)
+        empty = (place for place in range(columns) if self._grid.itemAtPosition(0, place) is None)
+        for filler, place in zip(self._fillers, empty, strict=False):
+            self._grid.addWidget(filler, 0, place)
+
+
+class Disclosure(QWidget):
+    """A line that opens and closes what is below it."""
+
+    def __init__(self, title: str, content: QWidget, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(theme.SPACE)
+        self.button: QToolButton = IconButton("chevron-right", title)
+        self.button.setCheckable(True)
+        self.button.setProperty("role", "disclosure")
+        self.button.toggled.connect(self.set_open)
+        self.content = content
+        column.addWidget(self.button, 0, Qt.AlignmentFlag.AlignLeft)
+        column.addWidget(content)
+        content.hide()
+
+    @property
+    def is_open(self) -> bool:
+        return self.button.isChecked()
+
+    def set_open(self, opened: bool) -> None:
+        self.button.setChecked(opened)
+        self.content.setVisible(opened)
+        self.button.set_icon("chevron-down" if opened else "chevron-right")  # type: ignore[attr-defined]
+
+
+class Card(QFrame):
+    """One block of the form: a title, its fields, and the seldom-needed ones behind Advanced.
+
+    `fields` maps key to field; `middle` is room for what a page adds between the fields and Advanced.
+    """
+
+    def __init__(self, title: str, settings: Iterable[Setting], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("role", "card")
+        made = [field(about) for about in settings]
+        self.fields: dict[str, Field] = {one.about.key: one for one in made}
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(2 * theme.SPACE, 12, 2 * theme.SPACE, 12)
+        self._column.setSpacing(12)
+        self.title = QLabel(title)
+        self.title.setFont(theme.heading_font())
+        self._column.addWidget(self.title)
+        self.grid = self._add_grid(one for one in made if not one.about.advanced)
+        self.middle = QVBoxLayout()
+        self.middle.setSpacing(12)
+        self._column.addLayout(self.middle)
+        self.seldom = FieldGrid(one for one in made if one.about.advanced)
+        self.advanced = Disclosure("Advanced", self.seldom)
+        self._column.addWidget(self.advanced)
+        self.advanced.setVisible(bool(self.seldom.fields))
+
+    def _add_grid(self, fields: Iterable[Field]) -> FieldGrid:
+        grid = FieldGrid(fields)
+        self._column.addWidget(grid)
+        grid.setVisible(bool(grid.fields))
+        return grid
+
+    def tab_order(self, middle: Iterable[QWidget] = ()) -> list[QWidget]:
+        """What takes the focus, in the order of the eye; `middle` is what a page has added."""
+        usual = [widget for one in self.grid.fields for widget in one.stops()]
+        seldom = [widget for one in self.seldom.fields for widget in one.stops()]
+        return [*usual, *middle, self.advanced.button, *seldom]
+
+    def show_only(self, keys: set[str]) -> None:
+        for grid in (self.grid, self.seldom):
+            grid.show_only(keys)
+        self.advanced.setVisible(not self.seldom.is_empty)
+
+
+class Form(QScrollArea):
+    """Cards below one another.
+
+    Signals: edited(key, raw value) by a person; focused(key).
+    """
+
+    edited = Signal(str, object)
+    focused = Signal(str)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setWidgetResizable(True)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.fields: dict[str, Field] = {}
+        self._cards: list[Card] = []
+        page = QWidget()
+        page.setObjectName("page")
+        self.column = QVBoxLayout(page)
+        self.column.setContentsMargins(0, 0, theme.SPACE, 2 * theme.SPACE)
+        self.column.setSpacing(12)
+        self.setWidget(page)
+
+    def add(self, widget: QWidget) -> None:
+        """Put a widget below what is there."""
+        self.column.addWidget(widget)
+
+    def add_card(self, card: Card) -> None:
+        self._cards.append(card)
+        self.add(card)
+        self.adopt(card.fields.values())
+
+    def adopt(self, fields: Iterable[Field]) -> None:
+        """Count fields that stand somewhere inside as the form's own."""
+        for one in fields:
+            self.fields[one.about.key] = one
+            one.edited.connect(self.edited)
+            one.focused.connect(self.focused)
+
+    def show_values(self, values: Mapping[str, Any]) -> None:
+        for key, one in self.fields.items():
+            if key in values:
+                one.show_value(values[key])
+
+    def show_only(self, keys: set[str]) -> None:
+        """Hide every field that is not named."""
+        for card in self._cards:
+            card.show_only(keys)
+
+    def show_problems(self, faults: Iterable[Fault]) -> None:
+        """Each field's first problem below it; other fields' problems go."""
+        sentences: dict[str, str] = {}
+        for fault in faults:
+            sentences.setdefault(fault.setting, fault.sentence)
+        for key, one in self.fields.items():
+            one.show_problem(sentences.get(key, ""))
+
+    def reveal(self, key: str) -> bool:
+        """Open what hides the field, scroll to it and put the cursor there; False where it is not shown now."""
+        one = self.fields.get(key)
+        if one is None:
+            return False
+        for card in self._cards:
+            if key in card.fields and one.about.advanced:
+                card.advanced.set_open(True)
+        if one.isHidden():
+            return False
+        one.control.setFocus(Qt.FocusReason.ShortcutFocusReason)
+        self.scroll_to(one)
+        return True
+
+    def scroll_to(self, widget: QWidget) -> None:
+        """Bring a widget into sight, once what was opened or shown for it has its place."""
+        QTimer.singleShot(0, self, lambda: self.ensureWidgetVisible(widget, 0, 8 * theme.SPACE))

@@ -1,0 +1,92 @@
+"""The line under a plot's title: each curve's colour, name and newest value. It wraps, and its figures do not dance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QFontMetricsF, QPainter, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtWidgets import QSizePolicy, QWidget
+
+from app import theme
+
+_SWATCH, _GAP, _BETWEEN, _LINE = 14.0, 5.0, 14.0, 16
+_USUAL_VALUE = "0.000"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One curve: the pen it is drawn with, its name, and its value as text."""
+
+    pen: QPen
+    label: str
+    value: str
+
+
+class Legend(QWidget):
+    """Entries in reading order, as many lines as they need."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._entries: Sequence[Entry] = ()
+        self._font = theme.figures_font(theme.CAPTION)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setFixedHeight(_LINE)
+
+    def show_entries(self, entries: Sequence[Entry]) -> None:
+        self._entries = entries
+        self._fit()
+        self.update()
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(40, _LINE)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        lines = max((line for line, _, _ in self._placed()), default=0) + 1
+        if self.height() != lines * _LINE:
+            self.setFixedHeight(lines * _LINE)
+
+    def _placed(self) -> Iterator[tuple[int, float, Entry]]:
+        """(line, left edge, entry) of each."""
+        metrics, line, left = QFontMetricsF(self._font), 0, 0.0
+        for entry in self._entries:
+            width = self._label_width(metrics, entry) + _GAP + self._value_width(metrics, entry)
+            if left and left + width > self.width():
+                line, left = line + 1, 0.0
+            yield line, left, entry
+            left += width + _BETWEEN
+
+    def _label_width(self, metrics: QFontMetricsF, entry: Entry) -> float:
+        wanted = _SWATCH + _GAP + metrics.horizontalAdvance(entry.label)
+        return min(wanted, max(60.0, self.width() - _GAP - self._value_width(metrics, entry)))
+
+    def _value_width(self, metrics: QFontMetricsF, entry: Entry) -> float:
+        return max(metrics.horizontalAdvance(entry.value), metrics.horizontalAdvance(_USUAL_VALUE))
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setFont(self._font)
+        metrics = QFontMetricsF(self._font)
+        for line, left, entry in self._placed():
+            self._paint(painter, metrics, entry, left, line * _LINE)
+
+    def _paint(self, painter: QPainter, metrics: QFontMetricsF, entry: Entry, left: float, top: float) -> None:
+        pen = QPen(entry.pen)
+        pen.setWidthF(2)
+        painter.setPen(pen)
+        middle = top + _LINE / 2
+        painter.drawLine(QPointF(left, middle), QPointF(left + _SWATCH, middle))
+        room = self._label_width(metrics, entry) - _SWATCH - _GAP
+        start = left + _SWATCH + _GAP
+        painter.setPen(theme.palette().muted)
+        label = metrics.elidedText(entry.label, Qt.TextElideMode.ElideMiddle, room + 0.5)
+        where = Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft
+        painter.drawText(QRectF(start, top, room + 1, _LINE), where, label)
+        painter.setPen(theme.palette().text)
+        painter.drawText(QRectF(start + room + _GAP, top, metrics.horizontalAdvance(entry.value) + 2, _LINE), where, entry.value)  # fmt: skip

@@ -1,0 +1,342 @@
+"""The table of reward functions: tick, colour, label, function, what it scores, weight. A row is a function; ticked rows
+from top to bottom are `reward_functions`, their weights `reward_weights`.
+
+None ticked stays none ticked: that is a problem to show, never "all".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from PySide6.QtCore import (
+    QAbstractTableModel,
+    QEvent,
+    QModelIndex,
+    QPersistentModelIndex,
+    QPoint,
+    QRect,
+    QSize,
+    Qt,
+    Signal,
+)
+from PySide6.QtGui import QFont, QKeyEvent, QPainter, QPixmap
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QDoubleSpinBox,
+    QHeaderView,
+    QStyle,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QTableView,
+    QWidget,
+)
+
+from app import theme
+from app.widgets import icons, texts
+from backend.spec.catalog import BUILT_IN, RewardEntry
+
+Index = QModelIndex | QPersistentModelIndex
+USE, LABEL, FUNCTION, SCORES, WEIGHT = range(5)
+HEADERS = ("Use", "Reward", "Function", "What it scores", "Weight")
+ROW = 38
+"""Height of a row: two lines of what it scores."""
+NOT_FOUND = "No function of this name was found."
+_ROOT = QModelIndex()
+
+
+@dataclass
+class Row:
+    """One function of the table. `weight` is None where the config's weight cannot be read as a number."""
+
+    entry: RewardEntry
+    ticked: bool = False
+    weight: float | None = 1.0
+    known: bool = True
+
+
+class RewardModel(QAbstractTableModel):
+    """Rows in the order in which they would score.
+
+    Signals: picked(names, weights) after a person's change; weights are empty where each is 1.
+    """
+
+    picked = Signal(list, list)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.rows: list[Row] = []
+
+    def show_rewards(self, entries: Sequence[RewardEntry], names: Any, weights: Any) -> None:
+        """Show what can be ticked and what the config says; a name without a function keeps a row that says so."""
+        listed = [str(name) for name in names] if isinstance(names, list) else []
+        rows = _rows(entries, listed, {row.entry.name: row.weight for row in self.rows})
+        for row, weight in zip(_ticked(rows, listed), _aligned(weights, len(listed)), strict=True):
+            row.weight = weight
+        if [row.entry for row in rows] == [row.entry for row in self.rows]:
+            self.rows = rows
+            self._all_changed()
+        else:
+            self.beginResetModel()
+            self.rows = rows
+            self.endResetModel()
+
+    def use_only(self, names: Sequence[str]) -> None:
+        """Tick exactly these, each with weight 1."""
+        for row in self.rows:
+            row.ticked, row.weight = row.entry.name in names, 1.0
+        self._say()
+
+    @property
+    def ticked(self) -> list[Row]:
+        return [row for row in self.rows if row.ticked]
+
+    # Qt's model
+
+    def rowCount(self, parent: Index = _ROOT) -> int:
+        return 0 if parent.isValid() else len(self.rows)
+
+    def columnCount(self, parent: Index = _ROOT) -> int:
+        return 0 if parent.isValid() else len(HEADERS)
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if orientation != Qt.Orientation.Horizontal:
+            return None
+        if role == Qt.ItemDataRole.DisplayRole:
+            return HEADERS[section]
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            side = Qt.AlignmentFlag.AlignRight if section == WEIGHT else Qt.AlignmentFlag.AlignLeft
+            return side | Qt.AlignmentFlag.AlignVCenter
+        return None
+
+    def flags(self, index: Index) -> Qt.ItemFlag:
+        usual = Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
+        if index.column() == USE:
+            return usual | Qt.ItemFlag.ItemIsUserCheckable
+        return usual | Qt.ItemFlag.ItemIsEditable if index.column() == WEIGHT else usual
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        row, column = self.rows[index.row()], index.column()
+        match role:
+            case Qt.ItemDataRole.DisplayRole:
+                return _text(row, column)
+            case Qt.ItemDataRole.EditRole:
+                return row.weight if column == WEIGHT else None
+            case Qt.ItemDataRole.CheckStateRole if column == USE:
+                return Qt.CheckState.Checked if row.ticked else Qt.CheckState.Unchecked
+            case Qt.ItemDataRole.DecorationRole if column == LABEL:
+                return self._swatch(row)
+            case Qt.ItemDataRole.ForegroundRole:
+                return _colour(row, column)
+            case Qt.ItemDataRole.FontRole:
+                return _font(column)
+            case Qt.ItemDataRole.TextAlignmentRole if column == WEIGHT:
+                return Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+            case Qt.ItemDataRole.ToolTipRole:
+                return _tip(row)
+            case Qt.ItemDataRole.AccessibleTextRole if column == USE:
+                return f"{row.entry.label}, {'used' if row.ticked else 'not used'}"
+        return None
+
+    def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
+        row = self.rows[index.row()]
+        if index.column() == USE and role == Qt.ItemDataRole.CheckStateRole:
+            row.ticked = Qt.CheckState(value) == Qt.CheckState.Checked
+        elif index.column() == WEIGHT and role == Qt.ItemDataRole.EditRole:
+            row.weight = float(value)
+        else:
+            return False
+        self._say()
+        return True
+
+    def _say(self) -> None:
+        self._all_changed()
+        weights = [1.0 if row.weight is None else row.weight for row in self.ticked]
+        plain = all(weight == 1 for weight in weights)
+        self.picked.emit([row.entry.name for row in self.ticked], [] if plain else weights)
+
+    def _all_changed(self) -> None:
+        # A tick moves the colours of every row below it.
+        self.dataChanged.emit(self.index(0, 0), self.index(len(self.rows) - 1, len(HEADERS) - 1))
+
+    def _swatch(self, row: Row) -> QPixmap:
+        ratio = 2
+        picture = QPixmap(QSize(10, 10) * ratio)
+        picture.fill(Qt.GlobalColor.transparent)
+        painter = QPainter(picture)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        place = next((place for place, other in enumerate(self.ticked) if other is row), None)
+        painter.setBrush(theme.palette().hairline if place is None else theme.reward_colour(place))
+        painter.drawRoundedRect(QRect(0, 0, 10 * ratio, 10 * ratio), 3 * ratio, 3 * ratio)
+        painter.end()
+        picture.setDevicePixelRatio(ratio)
+        return picture
+
+
+class TickDelegate(QStyledItemDelegate):
+    """A tick drawn in the theme's colours; a click anywhere in the cell turns it."""
+
+    SIDE = 16
+
+    def paint(self, painter: QPainter, option: Any, index: Index) -> None:
+        colours = theme.palette()
+        ticked = index.data(Qt.ItemDataRole.CheckStateRole) == Qt.CheckState.Checked
+        box = QRect(0, 0, self.SIDE, self.SIDE)
+        box.moveCenter(option.rect.center())
+        painter.save()
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        if option.state & QStyle.StateFlag.State_Selected:
+            painter.fillRect(option.rect, colours.selection)
+        painter.setPen(colours.accent if ticked else colours.outline)
+        painter.setBrush(colours.accent if ticked else colours.field)
+        painter.drawRoundedRect(box, 4, 4)
+        if ticked:
+            painter.drawPixmap(box.topLeft() + QPoint(1, 1), icons.pixmap("check", colours.accent_text, 14))
+        painter.restore()
+
+    def editorEvent(self, event: QEvent, model: Any, option: Any, index: Index) -> bool:
+        if event.type() == QEvent.Type.MouseButtonRelease:
+            turn(model, index.row())
+            return True
+        return event.type() in (QEvent.Type.MouseButtonPress, QEvent.Type.MouseButtonDblClick)
+
+
+class WeightBox(QDoubleSpinBox):
+    """Shows 2 as 2, not as 2.000."""
+
+    def textFromValue(self, value: float) -> str:
+        return texts.number_text(round(value, self.decimals()))
+
+
+class WeightDelegate(QStyledItemDelegate):
+    """Edits a weight in a spin box."""
+
+    def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
+        box = WeightBox(parent)
+        box.setRange(-1000.0, 1000.0)
+        box.setDecimals(3)
+        box.setSingleStep(0.1)
+        box.setAlignment(Qt.AlignmentFlag.AlignRight)
+        box.setAccessibleName(f"Weight of {index.model().index(index.row(), LABEL).data()}")
+        return box
+
+    def setEditorData(self, editor: QWidget, index: Index) -> None:
+        assert isinstance(editor, QDoubleSpinBox)
+        weight = index.data(Qt.ItemDataRole.EditRole)
+        editor.setValue(1.0 if weight is None else weight)
+        editor.selectAll()
+
+    def setModelData(self, editor: QWidget, model: Any, index: Index) -> None:
+        assert isinstance(editor, QDoubleSpinBox)
+        editor.interpretText()
+        if editor.value() != index.data(Qt.ItemDataRole.EditRole):
+            model.setData(index, editor.value(), Qt.ItemDataRole.EditRole)
+
+
+class RewardTable(QTableView):
+    """Shows all its rows without scrolling; space ticks the present row, a click or a digit edits its weight."""
+
+    def __init__(self, model: RewardModel, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setModel(model)
+        self.setItemDelegateForColumn(USE, TickDelegate(self))
+        self.setItemDelegateForColumn(WEIGHT, WeightDelegate(self))
+        self.setAccessibleName("Reward functions")
+        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        triggers = QAbstractItemView.EditTrigger
+        self.setEditTriggers(
+            triggers.SelectedClicked | triggers.DoubleClicked | triggers.EditKeyPressed | triggers.AnyKeyPressed
+        )
+        self.setShowGrid(False)
+        self.setTabKeyNavigation(False)
+        self.setWordWrap(True)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self._shape_header()
+        model.modelReset.connect(self._fit)
+        theme.signals.changed.connect(self.viewport().update)
+        self._fit()
+
+    def _shape_header(self) -> None:
+        self.verticalHeader().hide()
+        self.verticalHeader().setDefaultSectionSize(ROW)
+        header = self.horizontalHeader()
+        header.setHighlightSections(False)
+        header.setMinimumSectionSize(40)
+        for column, width in ((USE, 44), (LABEL, 136), (FUNCTION, 200), (WEIGHT, 72)):
+            header.setSectionResizeMode(column, QHeaderView.ResizeMode.Fixed)
+            self.setColumnWidth(column, width)
+        header.setSectionResizeMode(SCORES, QHeaderView.ResizeMode.Stretch)
+
+    def resizeEvent(self, event: Any) -> None:
+        super().resizeEvent(event)
+        self.setColumnHidden(FUNCTION, self.width() < 560)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        place = self.currentIndex()
+        if event.key() == Qt.Key.Key_Space and place.isValid():
+            turn(self.model(), place.row())
+        else:
+            super().keyPressEvent(event)
+
+    def _fit(self) -> None:
+        rows = self.model().rowCount()
+        self.setFixedHeight(self.horizontalHeader().sizeHint().height() + rows * ROW + 2)
+
+
+def turn(model: Any, row: int) -> None:
+    """Tick the row, or take its tick away."""
+    index = model.index(row, USE)
+    ticked = index.data(Qt.ItemDataRole.CheckStateRole) == Qt.CheckState.Checked
+    wanted = Qt.CheckState.Unchecked if ticked else Qt.CheckState.Checked
+    model.setData(index, wanted, Qt.ItemDataRole.CheckStateRole)
+
+
+def _rows(entries: Iterable[RewardEntry], listed: list[str], weights: dict[str, float | None]) -> list[Row]:
+    """Entries as rows, the ticked ones among their places in the config's order; then the names nobody knows."""
+    rows = [Row(entry, entry.name in listed, weights.get(entry.name, 1.0)) for entry in entries]
+    strangers = [name for name in dict.fromkeys(listed) if name not in {row.entry.name for row in rows}]
+    rows += [Row(RewardEntry(name, name, NOT_FOUND, "", 0), True, 1.0, known=False) for name in strangers]
+    in_order = iter(sorted((row for row in rows if row.ticked), key=lambda row: listed.index(row.entry.name)))
+    return [next(in_order) if row.ticked else row for row in rows]
+
+
+def _ticked(rows: list[Row], listed: list[str]) -> list[Row]:
+    by_name = {row.entry.name: row for row in rows}
+    return [by_name[name] for name in listed]
+
+
+def _aligned(weights: Any, count: int) -> list[float | None]:
+    """One weight a name; ones where none are given, None where what is given cannot be read."""
+    if not isinstance(weights, list) or not weights:
+        return [1.0 if weights in ([], None, "") else None] * count
+    known = [float(one) if isinstance(one, int | float) else None for one in weights]
+    return (known + [None] * count)[:count]
+
+
+def _text(row: Row, column: int) -> str | None:
+    if column == WEIGHT:
+        return "–" if row.weight is None else texts.number_text(row.weight)
+    return {LABEL: row.entry.label, FUNCTION: row.entry.name, SCORES: row.entry.scores.replace("`", "")}.get(column)
+
+
+def _colour(row: Row, column: int) -> Any:
+    colours = theme.palette()
+    if not row.known and column in (LABEL, SCORES):
+        return colours.warning
+    if not row.ticked:
+        return colours.muted
+    return colours.muted if column in (FUNCTION, SCORES) else colours.text
+
+
+def _font(column: int) -> QFont | None:
+    fonts = {FUNCTION: theme.mono_font(theme.CAPTION), SCORES: theme.caption_font(), WEIGHT: theme.figures_font()}
+    return fonts.get(column)
+
+
+def _tip(row: Row) -> str:
+    where = row.entry.source if row.entry.source == BUILT_IN else f"{row.entry.source}, line {row.entry.line}"
+    return f"<p>{row.entry.scores}</p><p>{row.entry.name} ({where})</p>" if row.known else f"<p>{NOT_FOUND}</p>"

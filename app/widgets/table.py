@@ -1,0 +1,67 @@
+"""What our tables share: quiet headers, rows of one height, no grid, and copying with the usual keys."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QModelIndex, Qt
+from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence
+from PySide6.QtWidgets import QAbstractItemView, QFrame, QTableView, QVBoxLayout, QWidget
+
+from app import theme
+
+ROW_HEIGHT = 28
+CELL_PADDING = 8
+"""As in the headers; three of it the style adds by itself."""
+
+
+class Table(QTableView):
+    """A table whose selected rows can be copied as tab-separated text, headers first."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setShowGrid(False)
+        self.setWordWrap(False)
+        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.setTabKeyNavigation(False)
+        self.setStyleSheet(
+            f"QTableView::item {{ padding: 0px {CELL_PADDING - 3}px; }}"
+            f"QHeaderView::section {{ padding: 4px {CELL_PADDING}px; }}"
+            "QHeaderView::up-arrow, QHeaderView::down-arrow { subcontrol-position: top center; width: 9px; height: 5px; }"
+        )
+        self.verticalHeader().hide()
+        self.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
+        self.horizontalHeader().setHighlightSections(False)
+        self.horizontalHeader().setFont(theme.caption_font())
+
+    def in_card(self) -> QFrame:
+        """The table in a card of its own."""
+        card = QFrame()
+        card.setProperty("role", "card")
+        column = QVBoxLayout(card)
+        column.setContentsMargins(4, 4, 4, 4)
+        column.addWidget(self)
+        return card
+
+    def chosen_rows(self) -> list[int]:
+        """Rows of the model that are selected, from the top."""
+        return sorted(index.row() for index in self.selectionModel().selectedRows()) if self.selectionModel() else []
+
+    def as_text(self, rows: list[int]) -> str:
+        """These rows as tab-separated text with the headers; what a cell shows is what is copied."""
+        model, columns = self.model(), range(self.model().columnCount())
+        head = [str(model.headerData(column, Qt.Orientation.Horizontal) or "") for column in columns]
+        lines = [[self._text(model.index(row, column)) for column in columns] for row in rows]
+        return "\n".join("\t".join(cells) for cells in [head, *lines])
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.matches(QKeySequence.StandardKey.Copy):
+            QGuiApplication.clipboard().setText(self.as_text(self.chosen_rows()))
+        elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.currentIndex().isValid():
+            self.activated.emit(self.currentIndex())
+        else:
+            super().keyPressEvent(event)
+
+    @staticmethod
+    def _text(index: QModelIndex) -> str:
+        return " ".join(str(index.data() or "").split())

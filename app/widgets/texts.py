@@ -1,0 +1,119 @@
+"""Raw values as the text of a line edit, and back. Nothing here judges: what cannot be read stays text, and the draft
+says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from typing import Any
+
+_ESCAPES = (("\\", "\\\\"), ("\n", "\\n"), ("\t", "\\t"))
+
+
+def number_text(value: Any) -> str:
+    """A number as a person would type it: 20, 0.95, 1e-5; text stays as it was typed."""
+    if value is None:
+        return ""
+    if not isinstance(value, float):
+        return str(value)
+    mantissa, _, exponent = repr(value).partition("e")
+    return f"{mantissa.removesuffix('.0')}{f'e{int(exponent)}' if exponent else ''}"
+
+
+def number_value(text: str, whole: bool) -> float | str:
+    """The number that stands there. Scientific notation stays text, so that 1e-5 is kept as typed, and so does what is
+    no number (of the wanted kind)."""
+    text = text.strip().replace("−", "-")
+    if "e" in text.lower():
+        return text
+    for kind in (int,) if whole else (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        return number if math.isfinite(number) else text
+    return text
+
+
+def list_text(value: Any) -> str:
+    """Words between commas; one that holds a comma or begins or ends with a space is quoted; line breaks as \\n."""
+    if not isinstance(value, list):
+        return str(value or "")
+    return ", ".join(_quoted(_escaped(str(item))) for item in value)
+
+
+def list_value(text: str) -> list[str]:
+    items = next(csv.reader([text], skipinitialspace=True), [])
+    if '"' not in text:
+        items = [item.strip() for item in items]
+    return [_unescaped(item) for item in items if item]
+
+
+def numbers_text(value: Any) -> str:
+    if not isinstance(value, list):
+        return str(value or "")
+    return ", ".join(number_text(item) for item in value)
+
+
+def numbers_value(text: str) -> list[Any]:
+    """Floats where they can be read; the words that cannot stay words."""
+    parts = [part.strip().replace("−", "-") for part in text.strip().strip("[]").split(",")]
+    return [_float(part) for part in parts if part]
+
+
+def mapping_text(value: Any) -> str:
+    """One `key: value` a line."""
+    if not isinstance(value, dict):
+        return str(value or "")
+    return "\n".join(f"{key}: {item if _bare(item) else json.dumps(item)}" for key, item in value.items())
+
+
+def mapping_value(text: str) -> dict[str, Any] | str:
+    """The mapping, or the text itself where a line has no colon."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if any(":" not in line for line in lines):
+        return text
+    pairs = (line.split(":", 1) for line in lines)
+    return {key.strip(): _scalar(item.strip()) for key, item in pairs}
+
+
+def _bare(item: Any) -> bool:
+    """Whether a text can stand without quotes and be read back as the same text."""
+    return isinstance(item, str) and _scalar(item.strip()) == item
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _float(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _quoted(text: str) -> str:
+    if text == text.strip() and not set(text) & {",", '"'}:
+        return text
+    return '"' + text.replace('"', '""') + '"'
+
+
+def _escaped(text: str) -> str:
+    for plain, shown in _ESCAPES:
+        text = text.replace(plain, shown)
+    return text
+
+
+def _unescaped(text: str) -> str:
+    out, rest = "", text
+    while rest:
+        known = next((plain for plain, shown in _ESCAPES if rest.startswith(shown)), None)
+        out += known or rest[0]
+        rest = rest[2:] if known else rest[1:]
+    return out

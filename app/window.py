@@ -1,0 +1,317 @@
+"""The frame: sidebar, menus, toolbar, the pages (each built when first shown) and the status strip.
+
+It knows pages by their list and runs by their state; what a page holds is the page's business. It never loads the
+engine, and it never shows an error in a box of its own: errors are sentences in the strip or on the page.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import QSize, Qt, QTimer
+from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QResizeEvent
+from PySide6.QtWidgets import (
+    QApplication,
+    QFileDialog,
+    QHBoxLayout,
+    QLabel,
+    QMainWindow,
+    QMessageBox,
+    QSizePolicy,
+    QStackedWidget,
+    QToolBar,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app import theme
+from app.actions import RUN_ACTIONS, Actions
+from app.pages import PAGES
+from app.studio import Studio
+from app.widgets.icons import IconButton
+from app.widgets.sidebar import Sidebar
+from app.widgets.strip import Strip
+from backend.spec.faults import Mistake
+
+NAME = "GRPO Studio"
+MINIMUM = (880, 600)
+FIRST_SIZE = (1280, 800)
+NARROW = 1000
+"""Below this width the sidebar shows icons alone, whatever was chosen."""
+
+
+class Window(QMainWindow):
+    """The main window.
+
+    Attributes: studio; commands; pages – the pages built so far, by key.
+    """
+
+    def __init__(self, studio: Studio, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.studio = studio
+        self.pages: dict[str, QWidget] = {}
+        self.setMinimumSize(*MINIMUM)
+        self.setAcceptDrops(True)
+        self.setUnifiedTitleAndToolBarOnMac(True)
+        self._build()
+        self._connect()
+        self._show_title()
+        self._follow_run()
+        self._restore_geometry()
+
+    # Building
+
+    def _build(self) -> None:
+        self.commands = Actions(self)
+        self.sidebar, self.stack, self.strip = Sidebar(PAGES), QStackedWidget(), Strip()
+        self._build_toolbar()
+        content = QWidget()
+        across = QHBoxLayout(content)
+        across.setContentsMargins(0, 0, 0, 0)
+        across.setSpacing(0)
+        across.addWidget(self.sidebar)
+        across.addWidget(self.stack, 1)
+        whole = QWidget()
+        column = QVBoxLayout(whole)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(content, 1)
+        column.addWidget(self.strip)
+        self.setCentralWidget(whole)
+
+    def _build_toolbar(self) -> None:
+        self.toolbar = QToolBar("Run")
+        self.toolbar.setMovable(False)
+        self.toolbar.toggleViewAction().setEnabled(False)
+        collapse = IconButton("sidebar", tip="Collapse or widen the sidebar")
+        collapse.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        collapse.clicked.connect(self.toggle_sidebar)
+        self.document = QLabel()
+        self.document.setProperty("role", "muted")
+        self.document.setContentsMargins(theme.SPACE, 0, 0, 0)
+        gap = QWidget()
+        gap.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        for part in (collapse, self.document, gap):
+            self.toolbar.addWidget(part)
+        self.toolbar.setIconSize(QSize(18, 18))
+        self.toolbar.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+        for name in RUN_ACTIONS:
+            self.toolbar.addAction(self.commands[name])
+        self.addToolBar(self.toolbar)
+
+    def _connect(self) -> None:
+        studio = self.studio
+        self.sidebar.chosen.connect(self.show_page)
+        studio.page_wanted.connect(self.show_page)
+        studio.message.connect(self.strip.show_sentence)
+        studio.run_changed.connect(self._follow_run)
+        studio.run_state_changed.connect(self._show_state)
+        studio.draft.changed.connect(self._show_title)
+        studio.draft.saved.connect(self._show_title)
+        studio.draft.trouble.connect(self.strip.show_sentence)
+        theme.signals.changed.connect(self.commands.dress)
+
+    def _restore_geometry(self) -> None:
+        if not self.restoreGeometry(self.studio.prefs.geometry):
+            self.resize(*FIRST_SIZE)
+
+    # Pages
+
+    def show_page(self, key: str) -> None:
+        """Show a page, building it the first time. Raises KeyError for what is no page."""
+        if key not in self.pages:
+            entry = next((page for page in PAGES if page.key == key), None)
+            if entry is None:
+                raise KeyError(f"There is no page {key}.")
+            self.pages[key] = entry.build(self.studio, self)
+            self.stack.addWidget(self.pages[key])
+        self.stack.setCurrentWidget(self.pages[key])
+        self.sidebar.show_page(key)
+        self.sidebar.buttons[key].setFocus()
+
+    def find_setting(self) -> None:
+        self.show_page("train")
+        self.pages["train"].find_setting()  # type: ignore[attr-defined]
+
+    def toggle_sidebar(self) -> None:
+        prefs = self.studio.prefs
+        prefs.sidebar_collapsed = not prefs.sidebar_collapsed
+        self._fit_sidebar()
+
+    def _fit_sidebar(self) -> None:
+        collapsed = self.studio.prefs.sidebar_collapsed
+        self.sidebar.set_collapsed(collapsed or self.width() < NARROW)
+        self.commands["sidebar"].setText("Widen sidebar" if collapsed else "Collapse sidebar")
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit_sidebar()
+
+    def set_theme(self, mode: str) -> None:
+        """Dress the whole application, now and at the next launch."""
+        self.studio.prefs.theme = mode
+        app = QApplication.instance()
+        assert isinstance(app, QApplication)
+        theme.apply(app, mode)
+
+    # The run
+
+    def run(self) -> None:
+        self.studio.start_run()
+
+    def pause(self) -> None:
+        self._say("resume" if self._state() == "paused" else "pause")
+
+    def stop(self) -> None:
+        self._say("stop")
+
+    def save_now(self) -> None:
+        self._say("save")
+
+    def _say(self, word: str) -> None:
+        if self.studio.run is not None:
+            self.studio.run.say(word)
+
+    def _state(self) -> str:
+        return self.studio.run.state if self.studio.run is not None else ""
+
+    def _follow_run(self) -> None:
+        """Listen to the run that is looked at now; the one before is gone with its connections."""
+        if self.studio.run is not None:
+            self.studio.run.changed.connect(self._show_progress)
+        self._show_state()
+
+    def _show_state(self, _state: str = "") -> None:
+        self.commands.follow(self._state())
+        self.strip.show_state(self._state())
+        self._show_progress()
+        run = self.studio.run
+        if run is not None and run.problem:
+            self.strip.show_sentence(run.problem)
+
+    def _show_progress(self) -> None:
+        run = self.studio.run
+        if run is None:
+            self.strip.show_progress(0, 0, None, None)
+            return
+        left = run.eta_s if run.is_live else None
+        self.strip.show_progress(run.step or 0, run.iterations or 0, left, run.latest("peak_memory_gb"))
+
+    # Files
+
+    def new_config(self) -> None:
+        if self._may_replace_form():
+            self.studio.draft.reset()
+            self.show_page("train")
+
+    def open_config(self) -> None:
+        start = str(self.studio.prefs.last_folder)
+        chosen, _ = QFileDialog.getOpenFileName(self, "Open config", start, "Config (*.yaml *.yml)")
+        if chosen:
+            self.open_path(Path(chosen))
+
+    def open_path(self, path: Path) -> None:
+        """Open a YAML file in the form, after asking about edits that would be lost."""
+        if self._may_replace_form():
+            self.studio.prefs.last_folder = path.parent
+            self.studio.load_config(path)
+
+    def save_config(self) -> bool:
+        """Save where the form came from; False when that was called off or failed."""
+        path = self.studio.draft.path
+        return self._save_to(path) if path is not None else self.save_config_as()
+
+    def save_config_as(self) -> bool:
+        path = self.choose_save_path()
+        return self._save_to(path) if path is not None else False
+
+    def choose_save_path(self) -> Path | None:
+        start = self.studio.draft.path or self.studio.prefs.last_folder / "config.yaml"
+        chosen, _ = QFileDialog.getSaveFileName(self, "Save config", str(start), "Config (*.yaml)")
+        return Path(chosen) if chosen else None
+
+    def _save_to(self, path: Path) -> bool:
+        try:
+            self.studio.draft.save(path)
+        except Mistake as mistake:
+            self.strip.show_sentence(mistake.faults[0].sentence)
+            return False
+        self.studio.prefs.config_file = path
+        self.studio.prefs.last_folder = path.parent
+        self.strip.show_sentence(f"Saved {path.name}.")
+        return True
+
+    def _may_replace_form(self) -> bool:
+        """Whether the form may be replaced: it is saved, or the person lets it go."""
+        if not self.studio.draft.dirty:
+            return True
+        answer = self.ask_about_edits()
+        return self.save_config() if answer == "save" else answer == "discard"
+
+    def _show_title(self, _key: str = "") -> None:
+        draft = self.studio.draft
+        name = draft.path.name if draft.path else "Demo" if draft.is_demo else "Untitled"
+        self.document.setText(f"{name} – edited" if draft.dirty else name)
+        self.setWindowTitle(f"{name}[*] – {NAME}")
+        self.setWindowModified(draft.dirty)
+
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        if _dropped_config(event) is not None:
+            event.acceptProposedAction()
+
+    def dropEvent(self, event: QDropEvent) -> None:
+        path = _dropped_config(event)
+        if path is not None:
+            event.acceptProposedAction()
+            # Answered after the drop is over: a question would hold up the program that the file came from.
+            QTimer.singleShot(0, self, lambda: self.open_path(path))
+
+    # Questions, each in a method of its own so that tests can answer them
+
+    def ask_about_edits(self) -> str:
+        """save, discard or cancel."""
+        return self._ask(
+            "Save the changes to this config?",
+            "They are lost otherwise.",
+            {"save": "Save", "discard": "Do not save", "cancel": "Cancel"},
+        )
+
+    def ask_about_training(self) -> str:
+        """keep, stop or cancel."""
+        return self._ask(
+            "A run is still training. What should become of it?",
+            "It can go on without the window, which finds it again when it is next opened.",
+            {"keep": "Keep training", "stop": "Stop and save", "cancel": "Cancel"},
+        )
+
+    def _ask(self, question: str, detail: str, answers: dict[str, str]) -> str:
+        """The key of the answer; the last one is what Escape means, the first what Return means."""
+        box = QMessageBox(QMessageBox.Icon.NoIcon, NAME, question, parent=self)
+        box.setInformativeText(detail)
+        role = QMessageBox.ButtonRole
+        roles = [role.AcceptRole, role.DestructiveRole, role.RejectRole]
+        buttons = {box.addButton(text, kind): key for (key, text), kind in zip(answers.items(), roles, strict=True)}
+        last = list(buttons)[-1]
+        box.setDefaultButton(next(iter(buttons)))
+        box.setEscapeButton(last)
+        box.exec()
+        return buttons.get(box.clickedButton(), buttons[last])  # type: ignore[arg-type]
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        if self.studio.is_training:
+            answer = self.ask_about_training()
+            if answer == "cancel":
+                event.ignore()
+                return
+            if answer == "stop":
+                self.studio.stop_training()
+        self.studio.draft.flush()
+        self.studio.prefs.geometry = self.saveGeometry()
+        self.studio.prefs.sync()
+        event.accept()
+
+
+def _dropped_config(event: QDropEvent) -> Path | None:
+    urls = event.mimeData().urls()
+    path = Path(urls[0].toLocalFile()) if len(urls) == 1 and urls[0].isLocalFile() else None
+    return path if path is not None and path.suffix in (".yaml", ".yml") else None

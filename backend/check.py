@@ -1,0 +1,109 @@
+"""Every problem a person can mend before a run: settings first, then what is on disk. Loads no weights, trains nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from backend.data import check_columns, prepare, read_splits
+from backend.policy import model_source
+from backend.rewards.resolve import resolve
+from backend.spec.catalog import locate_reward_file
+from backend.spec.config import Config, parse, problems
+from backend.spec.faults import Fault, Mistake
+
+
+def check(raw: Mapping[str, Any]) -> list[Fault]:
+    """All faults of raw settings and of what they point to. What is on disk is looked at once the settings are sound."""
+    faults = problems(raw)
+    return faults or check_disk(parse(raw))
+
+
+def check_disk(config: Config) -> list[Fault]:
+    """Faults of model, reference, dataset, columns, prompts and rewards; each part is looked at whatever the others say.
+
+    A reward file is run to see what it registers: naming it on the command line is consent.
+    """
+    faults: list[Fault] = []
+    folder = _caught(faults, lambda: check_model(config.model, "model"))
+    if config.reference_model_path and config.needs_reference:
+        _caught(faults, lambda: check_model(config.reference_model_path, "reference_model_path"))
+    _caught(faults, lambda: _check_data(config, folder))
+    _caught(faults, lambda: resolve(config.reward_functions, _reward_file(config)))
+    return faults
+
+
+def _caught(faults: list[Fault], look: Callable[[], Any]) -> Any:
+    try:
+        return look()
+    except Mistake as mistake:
+        faults += mistake.faults
+        return None
+
+
+def _reward_file(config: Config) -> Path | None:
+    return locate_reward_file(config.reward_functions_file) if config.reward_functions_file else None
+
+
+def check_model(name: str, setting: str) -> Path:
+    """The folder with the model's config.json (from the Hub's cache or the Hub itself for an id). Raises Mistake for a
+    model that is not there, or that mlx-lm has no code for."""
+    source = Path(model_source(name, setting))
+    file = source / "config.json" if source.is_dir() else _from_hub(name, setting)
+    try:
+        kind = json.loads(file.read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        raise Mistake(setting, f"{file} is not a model's configuration.") from None
+    if not _known_to_mlx_lm(kind):
+        raise Mistake(setting, f"The model {name} is of the kind {kind}, which this version of mlx-lm cannot load.")
+    if source.is_dir() and not list(source.glob("model*.safetensors")):
+        raise Mistake(setting, f"The folder {source} holds no weights: model*.safetensors is missing.")
+    return file.parent
+
+
+def _from_hub(name: str, setting: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, "config.json"))
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise Mistake(
+            setting, f"The model {name} is not on this machine, and Hugging Face does not give it: {reason}."
+        ) from error
+
+
+def _known_to_mlx_lm(kind: Any) -> bool:
+    import importlib.util
+
+    from mlx_lm.utils import MODEL_REMAPPING
+
+    name = MODEL_REMAPPING.get(kind, kind) if isinstance(kind, str) else ""
+    return name.isidentifier() and importlib.util.find_spec(f"mlx_lm.models.{name}") is not None
+
+
+def _check_data(config: Config, model_folder: Path | None) -> None:
+    """Rows, columns, and, where the model is there, whether the prompts fit."""
+    splits = read_splits(config)
+    for split in ("train", "valid", "test"):
+        rows = getattr(splits, split)
+        if rows and (faults := check_columns(rows, config, splits.source.get(split, config.data))):
+            raise Mistake(faults)
+    if config.test and not splits.test:
+        raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
+    if model_folder is not None and (model_folder / "tokenizer_config.json").exists():
+        tokenizer = _tokenizer(model_folder)
+        if not prepare(splits.train, tokenizer, config, splits.source["train"]).problems:
+            raise Mistake("max_seq_length", "Every prompt is longer than what Max Seq leaves beside the completion.")
+
+
+def _tokenizer(folder: Path) -> Any:
+    from mlx_lm.utils import load_tokenizer
+
+    try:
+        return load_tokenizer(folder)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise Mistake("model", f"The tokenizer in {folder} cannot be loaded: {reason}.") from error

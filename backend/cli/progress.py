@@ -1,0 +1,115 @@
+"""What the terminal shows of a run: a live display, or a line every few steps. Both are fed the diary's events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+Event = dict[str, Any]
+
+SHOWN = {
+    "reward": "reward",
+    "reward_std": "± std",
+    "kl": "KL",
+    "clip_ratio_total": "clipped",
+    "completions/mean_length": "length",
+    "rollout_tokens_per_second": "tokens/s",
+    "time/step": "s a step",
+    "peak_memory_gb": "GB",
+}
+
+
+class Display(Protocol):
+    def __enter__(self) -> Callable[[Event], None]: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def figure(value: Any) -> str:
+    return "–" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+class Lines:
+    """A line every `every` steps, and one for each thing worth knowing."""
+
+    def __init__(self, console: Console, every: int) -> None:
+        self.console, self.every = console, every
+
+    def __enter__(self) -> Callable[[Event], None]:
+        return self.tell
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def tell(self, event: Event) -> None:
+        sentence = said(event)
+        if sentence:
+            self.console.print(sentence, highlight=False, markup=False)
+        elif event["kind"] == "step" and event["step"] % self.every == 0:
+            metrics = event["metrics"]
+            numbers = "  ".join(f"{label} {figure(metrics.get(key))}" for key, label in SHOWN.items())
+            self.console.print(f"step {event['step']}  {numbers}", highlight=False, markup=False)
+
+
+class Board:
+    """A progress bar over a table of the newest numbers, beside those of the first step."""
+
+    def __init__(self, console: Console) -> None:
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+            console=console,
+        )  # fmt: skip
+        self.task = self.bar.add_task("loading", total=None)
+        self.first: dict[str, Any] = {}
+        self.last: dict[str, Any] = {}
+        self.live = Live(self._drawn(), console=console, refresh_per_second=4)
+
+    def __enter__(self) -> Callable[[Event], None]:
+        self.live.start()
+        return self.tell
+
+    def __exit__(self, *_: object) -> None:
+        self.live.update(self._drawn())
+        self.live.stop()
+
+    def tell(self, event: Event) -> None:
+        kind = event["kind"]
+        if kind == "started":
+            self.bar.update(
+                self.task, total=event["iterations"], completed=event.get("resumed_from") or 0, description="training"
+            )
+        elif kind == "phase":
+            self.bar.update(self.task, description=event["phase"])
+        elif kind == "step":
+            self.last = event["metrics"]
+            self.first = self.first or self.last
+            self.bar.update(self.task, completed=event["step"])
+        if sentence := said(event):
+            self.live.console.print(sentence, highlight=False, markup=False)
+        self.live.update(self._drawn())
+
+    def _drawn(self) -> Group:
+        table = Table("", "now", "at first", box=None, pad_edge=False)
+        for key, label in SHOWN.items():
+            table.add_row(label, figure(self.last.get(key)), figure(self.first.get(key)))
+        return Group(table, self.bar)
+
+
+def said(event: Event) -> str:
+    """The sentence of an event that a person should read once; "" for the others."""
+    kind = event["kind"]
+    if kind == "note":
+        return event["sentence"]
+    if kind == "health":
+        return f"{event['sentence']} {event.get('advice', '')}".strip()
+    if kind == "eval":
+        return f"step {event['step']}  held-out reward {figure(event['metrics'].get('reward'))} ({event.get('split', 'valid')})"
+    if kind == "command":
+        return f"asked to {event['word']}"
+    return ""

@@ -1,0 +1,58 @@
+"""A tokenizer of one token a character, for sums and nothing else, in the files that transformers and mlx-lm open.
+
+Whatever it has no token for becomes `<unk>`. The four answer tags are single tokens but not special ones: decoding
+without special tokens must keep them, or no reward could see them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+PAD, UNKNOWN, START, END = "<|endoftext|>", "<unk>", "<|im_start|>", "<|im_end|>"
+SPECIAL = (PAD, UNKNOWN, START, END)
+WORDS = ("<think>", "</think>", "<answer>", "</answer>", "system", "user", "assistant")
+CHARACTERS = tuple("\n 0123456789+=,")
+VOCABULARY = SPECIAL + WORDS + CHARACTERS
+"""Every token; its place is its id."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    f"{START}{{{{ message['role'] }}}}\n{{{{ message['content'] }}}}{END}\n"
+    "{% endfor %}"
+    f"{{% if add_generation_prompt %}}{START}assistant\n{{% endif %}}"
+)
+
+
+SETTINGS = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "unk_token": UNKNOWN,
+    "pad_token": PAD,
+    "eos_token": END,
+    "chat_template": CHAT_TEMPLATE,
+    "clean_up_tokenization_spaces": False,
+    "model_max_length": 512,
+}
+"""tokenizer_config.json."""
+
+
+def make() -> PreTrainedTokenizerFast:
+    """The tokenizer, as transformers would open it from the files that `save` writes."""
+    # Byte-pair encoding without a single pair is one token a character, with a token for the unknown.
+    characters = BPE({token: place for place, token in enumerate(VOCABULARY)}, [], unk_token=UNKNOWN)
+    tokenizer = Tokenizer(characters)
+    tokenizer.decoder = decoders.Fuse()  # without it, tokens are joined by spaces
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in WORDS])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SETTINGS)
+
+
+def save(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json. By hand, because the files that transformers writes, and what is
+    in them, change with its version."""
+    tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(SETTINGS, indent=2) + "\n", encoding="utf-8")

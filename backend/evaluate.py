@@ -1,0 +1,74 @@
+"""How good the policy is on prompts it does not learn from: mean rewards at the training temperature, greedy accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from backend.batch import advantages, completion_metrics
+from backend.data import batches
+from backend.nouns import Group, Problem
+from backend.rollout import Rollout
+from backend.sampler import GREEDY, Sampling
+
+EVAL_SEED = 0x6576616C
+"""Held-out completions are drawn from numbers of their own, the same at each evaluation: differences are the policy's."""
+
+Score = Callable[[list[Group]], object]
+
+
+def held_out_rewards(
+    rollout: Rollout,
+    problems: Sequence[Problem],
+    score: Score,
+    names: Sequence[str],
+    weights: Sequence[float],
+    *,
+    sampling: Sampling,
+    group_size: int,
+    batch_size: int,
+    count: int,
+    poll: Callable[[float], None] = lambda done: None,
+) -> dict[str, float]:
+    """Mean reward, per-function means and completion lengths over the first `count` batches (−1: all) of `problems`.
+
+    `score` fills the completions' scores; `poll` is called with the share done and may raise to stop.
+    """
+    groups: list[Group] = []
+    chosen = list(batches(problems, batch_size, count))
+    for i, batch in enumerate(chosen):
+        made = rollout.sample(
+            batch, group_size, sampling, EVAL_SEED, i * batch_size, lambda drawn, i=i: poll(i / len(chosen))
+        )
+        score(made)
+        groups += made
+    return reward_metrics(groups, names, weights) | _lengths(groups)
+
+
+def reward_metrics(groups: Sequence[Group], names: Sequence[str], weights: Sequence[float]) -> dict[str, float]:
+    """`reward`, `reward_std` and `rewards/<name>/mean|std` of scored groups."""
+    rewards = [[one.scores[name] for name in names] for group in groups for one in group.completions]
+    _, metrics = advantages(rewards, 1, weights=weights, names=names)
+    return {key: value for key, value in metrics.items() if key != "frac_reward_zero_std"}
+
+
+def _lengths(groups: Sequence[Group]) -> dict[str, float]:
+    metrics = completion_metrics(groups)
+    return {key: metrics[key] for key in ("completions/mean_length", "hit_max_tokens_ratio")}
+
+
+def greedy_accuracy(
+    rollout: Rollout,
+    problems: Sequence[Problem],
+    right: Callable[[list[Group]], Sequence[bool]],
+    *,
+    batch_size: int = 64,
+    poll: Callable[[float], None] = lambda done: None,
+) -> float:
+    """Share, 0 … 1, of problems whose likeliest completion is right, over all of `problems`."""
+    marks: list[bool] = []
+    for batch in batches(problems, batch_size, -1):
+        marks += right(rollout.sample(batch, 1, GREEDY, EVAL_SEED, 0))
+        poll(len(marks) / len(problems))
+    return float(np.mean(marks))

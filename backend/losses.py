@@ -1,0 +1,552 @@
+"""The table of losses. A loss is a ratio, a term and a weight, one row of `LOSSES`:
+
+    loss = Σ_it weight_it · (term(ratio_it, A_i) + β · KL_it)        i: completion (row), t: token
+
+The *ratio* compares the policy with the one that sampled, by token or by completion (`LEVELS`). The *term* scores a
+token. The *weight* says how tokens are averaged; it needs only masks and lengths, so it is worked out once for a whole
+optimizer step (`token_weights`), and the parts of a batch, however it is cut, then simply add up.
+
+It never sees a model, a file or a random number, and it never averages what only the whole step can average: what a
+part cannot know is passed in, and metrics leave as a `Tally` of numerators and denominators that `merge` turns into
+numbers. Arrays end in their axes: B rows, T tokens of the completion.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import mlx.core as mx
+
+Scalar = float | mx.array
+Tally = dict[str, dict[str, mx.array]]
+"""Metrics that add over parts: {"mean": {name: [numerator, denominator]}, "sum" | "min" | "max": {name: scalar}}."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The plain settings of `policy_loss`, under the names that the whole field uses."""
+
+    loss_type: str = "grpo"
+    """A key of `LOSSES`."""
+    importance_sampling_level: str = "token"
+    """A key of `LEVELS`."""
+    epsilon: float = 0.2
+    """How far below 1 the ratio may fall before its gradient stops."""
+    epsilon_high: float | None = None
+    """How far above 1 it may rise; None means `epsilon`. For cispo: the largest ratio itself."""
+    delta: float | None = None
+    """Largest ratio in the unclipped branch too: two-sided clipping (INTELLECT-2, arXiv:2505.07291)."""
+    beta: float = 0.0
+    """Weight of the KL term."""
+    use_bias_correction_kl: bool = True
+    """Multiply the KL estimate by the ratio, for the right gradient off-policy (DeepSeek-V3.2, arXiv:2512.02556)."""
+    max_completion_length: int | None = None
+    """Tokens; dr_grpo divides by it."""
+    num_items: Scalar | None = None
+    """Active tokens of the whole optimizer step, for dapo, cispo and vespo; None counts the mask given."""
+    sapo_temperature_pos: float = 1.0
+    sapo_temperature_neg: float = 1.05
+    vespo_k_pos: float = 2.0
+    vespo_lambda_pos: float = 3.0
+    vespo_k_neg: float = 3.0
+    vespo_lambda_neg: float = 2.0
+    top_entropy_quantile: float = 1.0
+    """Share of the tokens, the most uncertain ones, that carry the policy term (arXiv:2506.01939)."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    off_policy_mask_threshold: float | None = None
+    """Drops a completion with A < 0 that has drifted further than this, in nats a token (arXiv:2512.02556)."""
+
+    def __post_init__(self) -> None:
+        if self.loss_type not in LOSSES:
+            raise ValueError(f"loss_type is one of {', '.join(LOSSES)}, not {self.loss_type!r}.")
+        if self.importance_sampling_level not in LEVELS:
+            known = ", ".join(LEVELS)
+            raise ValueError(f"importance_sampling_level is one of {known}, not {self.importance_sampling_level!r}.")
+
+    @property
+    def upper(self) -> float:
+        return self.epsilon if self.epsilon_high is None else self.epsilon_high
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What a term looks at. Where `mask_BT` is 0 the log-probabilities read 0 and the log-ratio 0."""
+
+    settings: Settings
+    logp_BT: mx.array
+    log_ratio_BT: mx.array
+    """log π_θ − log π_old, in nats."""
+    ratio: mx.array
+    """[B, T], or [B, 1] at sequence level."""
+    advantage: mx.array
+    """[B, 1] or [B, T]."""
+    mask_BT: mx.array
+    is_ratio: mx.array | None
+    """Importance correction between the sampler and the old policy, [B, T] or [B, 1]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The totals of the whole optimizer step, over all its parts and ranks."""
+
+    rows: Scalar
+    tokens: Scalar
+    items: Scalar
+    longest: int | None
+
+
+Term = Callable[[Tokens], tuple[mx.array, dict[str, mx.array]]]
+"""Tokens → (term [B, T] or [B, 1], marks: metric → what to average, as wide as what it was made from)."""
+Weight = Callable[[mx.array, Whole], mx.array]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A row of the table. `ratio` names the levels its paper defines it for; others run, but were not meant."""
+
+    name: str
+    sentence: str
+    paper: str
+    ratio: tuple[str, ...]
+    term: Term
+    weight: Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How the importance ratio is taken: (log-ratio [B, T], mask [B, T]) → ratio [B, T] or [B, 1]."""
+
+    name: str
+    sentence: str
+    paper: str
+    ratio: Callable[[mx.array, mx.array], mx.array]
+
+
+# ---- ratios ----------------------------------------------------------------------------------------------------
+
+
+def lengths(mask_BT: mx.array) -> mx.array:
+    """Active tokens of each row, [B, 1], never below 1 so that an empty row divides by something."""
+    return mx.maximum(mask_BT.sum(axis=1, keepdims=True), 1.0)
+
+
+def token_ratio(log_ratio_BT: mx.array, mask_BT: mx.array) -> mx.array:
+    return mx.exp(log_ratio_BT)
+
+
+def sequence_ratio(log_ratio_BT: mx.array, mask_BT: mx.array) -> mx.array:
+    """The geometric mean over the completion's tokens, [B, 1]: GSPO's s_i."""
+    return mx.exp((log_ratio_BT * mask_BT).sum(axis=1, keepdims=True) / lengths(mask_BT))
+
+
+def sequence_token_ratio(log_ratio_BT: mx.array, mask_BT: mx.array) -> mx.array:
+    """The value of the sequence's ratio with the gradient of the token's own: GSPO-token."""
+    ratio_B1 = mx.stop_gradient(sequence_ratio(log_ratio_BT, mask_BT))
+    return ratio_B1 * mx.exp(log_ratio_BT - mx.stop_gradient(log_ratio_BT))
+
+
+# ---- terms -----------------------------------------------------------------------------------------------------
+
+
+def clipped(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
+    """−min(ρA, clip(ρ, 1−ε, 1+ε_high)·A): PPO's surrogate. The marks see the ratio after `delta`, as TRL's do."""
+    low, high = 1 - t.settings.epsilon, 1 + t.settings.upper
+    ratio = t.ratio if t.settings.delta is None else mx.minimum(t.ratio, t.settings.delta)
+    term = -mx.minimum(ratio * t.advantage, mx.clip(t.ratio, low, high) * t.advantage)
+    below = (ratio < low) & (t.advantage < 0)
+    above = (ratio > high) & (t.advantage > 0)
+    return term, {"clip_ratio_low": below, "clip_ratio_high": above, "clip_ratio_total": below | above}
+
+
+def truncated(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
+    """−sg(min(ρ, ε_high))·A·log π: the clipped ratio only scales REINFORCE, so every token keeps a gradient."""
+    scale = mx.stop_gradient(mx.minimum(t.ratio, t.settings.upper))
+    return -scale * t.advantage * t.logp_BT, {"cispo_clip_ratio": (t.ratio > t.settings.upper) & (t.advantage > 0)}
+
+
+def gated(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
+    """−σ(τ(ρ−1))·(4/τ)·A: a soft gate whose slope at ρ = 1 is that of ρ itself; τ depends on the sign of A."""
+    s = t.settings
+    tau = mx.where(t.advantage > 0, s.sapo_temperature_pos, s.sapo_temperature_neg)
+    return -mx.sigmoid(tau * (t.ratio - 1)) * (4 / tau) * t.advantage, {}
+
+
+def gamma_weighted(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
+    """−sg(φ(w))·A·log π with φ(w) = e^λ·w^k·e^(−λw), w the ratio of whole completions; k, λ by the sign of A."""
+    s = t.settings
+    log_w_B1 = _log_sequence_weight(t)
+    k = mx.where(t.advantage >= 0, s.vespo_k_pos, s.vespo_k_neg)
+    lam = mx.where(t.advantage >= 0, s.vespo_lambda_pos, s.vespo_lambda_neg)
+    phi = mx.stop_gradient(mx.exp(lam + k * log_w_B1 - lam * mx.exp(log_w_B1)))
+    return -phi * t.advantage * t.logp_BT, {"vespo/phi_seq_mean": phi}
+
+
+def _log_sequence_weight(t: Tokens) -> mx.array:
+    """log w [B, 1]: the sum of the log-ratios, importance correction included, bounded to stay finite in float32."""
+    least = math.log(1e-8)
+    log_w_B1 = (mx.clip(t.log_ratio_BT, -20.0, 20.0) * t.mask_BT).sum(axis=1, keepdims=True)
+    if t.is_ratio is not None:
+        log_is = mx.clip(mx.log(t.is_ratio), least, 20.0)
+        by_row = t.is_ratio.shape[1] == 1
+        log_w_B1 = log_w_B1 + (log_is if by_row else (log_is * t.mask_BT).sum(axis=1, keepdims=True))
+    return mx.clip(log_w_B1, least, 20.0)
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------
+
+
+def mean_of_row_means(mask_BT: mx.array, whole: Whole) -> mx.array:
+    return mask_BT / lengths(mask_BT) / whole.rows
+
+
+def mean_of_row_sums(mask_BT: mx.array, whole: Whole) -> mx.array:
+    return mask_BT / whole.rows
+
+
+def mean_of_tokens(mask_BT: mx.array, whole: Whole) -> mx.array:
+    return mask_BT / whole.tokens
+
+
+def share_of_items(mask_BT: mx.array, whole: Whole) -> mx.array:
+    return mask_BT / whole.items
+
+
+def share_of_room(mask_BT: mx.array, whole: Whole) -> mx.array:
+    if whole.longest is None:
+        raise ValueError("max_completion_length is needed for dr_grpo, which divides by it.")
+    return mask_BT / (whole.rows * whole.longest)
+
+
+# ---- the tables: keys, names, sentences and papers are plain text, so that a menu can read them without mlx ------
+
+LEVELS: dict[str, Level] = {
+    "token": Level(
+        name="Token",
+        sentence="One ratio for each token.",
+        paper="arXiv:2402.03300",
+        ratio=token_ratio,
+    ),
+    "sequence": Level(
+        name="Sequence",
+        sentence="One ratio for the whole completion (GSPO): steadier with long completions.",
+        paper="arXiv:2507.18071",
+        ratio=sequence_ratio,
+    ),
+    "sequence_token": Level(
+        name="Sequence, token gradient",
+        sentence="Clips by the completion's ratio, but each token keeps a gradient of its own (GSPO-token).",
+        paper="arXiv:2507.18071",
+        ratio=sequence_token_ratio,
+    ),
+}
+
+LOSSES: dict[str, Loss] = {
+    "grpo": Loss(
+        name="GRPO",
+        sentence="Mean over completions of each completion's mean over its tokens.",
+        paper="arXiv:2402.03300",
+        ratio=("token", "sequence", "sequence_token"),
+        term=clipped,
+        weight=mean_of_row_means,
+    ),
+    "bnpo": Loss(
+        name="BNPO",
+        sentence="Mean over all tokens of the step, so a long completion counts for more.",
+        paper="TRL's GRPOTrainer",
+        ratio=("token",),
+        term=clipped,
+        weight=mean_of_tokens,
+    ),
+    "dr_grpo": Loss(
+        name="Dr. GRPO",
+        sentence="Sum divided by the number of completions times the longest length: no length bias.",
+        paper="arXiv:2503.20783",
+        ratio=("token",),
+        term=clipped,
+        weight=share_of_room,
+    ),
+    "dapo": Loss(
+        name="DAPO",
+        sentence="Mean over the tokens of the whole update, meant with a larger epsilon high.",
+        paper="arXiv:2503.14476",
+        ratio=("token",),
+        term=clipped,
+        weight=share_of_items,
+    ),
+    "luspo": Loss(
+        name="LUSPO",
+        sentence="Each completion's loss times its length, with one ratio for the whole completion.",
+        paper="arXiv:2602.05261",
+        ratio=("sequence",),
+        term=clipped,
+        weight=mean_of_row_sums,
+    ),
+    "cispo": Loss(
+        name="CISPO",
+        sentence="The ratio is cut off at epsilon high (try 5) and only scales the gradient: no token loses it.",
+        paper="arXiv:2506.13585",
+        ratio=("token",),
+        term=truncated,
+        weight=share_of_items,
+    ),
+    "sapo": Loss(
+        name="SAPO",
+        sentence="A soft gate in place of the hard clip, gentler on better answers than on worse ones.",
+        paper="arXiv:2511.20347",
+        ratio=("token", "sequence", "sequence_token"),
+        term=gated,
+        weight=mean_of_row_means,
+    ),
+    "vespo": Loss(
+        name="VESPO",
+        sentence="Weighs each completion by a smooth curve over its ratio, in place of the hard clip.",
+        paper="arXiv:2602.10693",
+        ratio=("token",),
+        term=gamma_weighted,
+        weight=share_of_items,
+    ),
+}
+
+
+# ---- the loss --------------------------------------------------------------------------------------------------
+
+
+def token_weights(
+    mask_BT: mx.array,
+    *,
+    loss_type: str = "grpo",
+    max_completion_length: int | None = None,
+    num_items: Scalar | None = None,
+    rows: Scalar | None = None,
+    tokens: Scalar | None = None,
+) -> mx.array:
+    """The weight of every token, [B, T] float32, worked out once for a whole optimizer step.
+
+    `rows` and `tokens` are the step's totals where `mask_BT` is only one rank's share of it; without them they are
+    counted here. `num_items` (dapo, cispo, vespo) is the step's active tokens, `tokens` where it is not given.
+    Raises ValueError for dr_grpo without `max_completion_length`.
+    """
+    mask_BT = mask_BT.astype(mx.float32)
+    tokens = mask_BT.sum() if tokens is None else tokens
+    whole = Whole(
+        rows=mx.maximum(mask_BT.shape[0] if rows is None else rows, 1),
+        tokens=mx.maximum(tokens, 1),
+        items=mx.maximum(tokens if num_items is None else num_items, 1),
+        longest=max_completion_length,
+    )
+    return LOSSES[loss_type].weight(mask_BT, whole)
+
+
+def policy_loss(
+    logps: mx.array,
+    old_logps: mx.array | None,
+    ref_logps: mx.array | None,
+    advantages: mx.array,
+    mask: mx.array,
+    **settings: Any,
+) -> tuple[mx.array, dict[str, mx.array]]:
+    """The loss of a batch, a scalar differentiable in `logps` (and `entropies`), and its metrics, scalars by name.
+
+    Takes what `policy_terms` takes, `Settings` by name among it. Metrics: `kl` and `entropy` where their arrays are
+    given; `clip_ratio_low`, `_high`, `_total`, `clip_ratio/low_min`, `clip_ratio/high_max` for the clipped losses;
+    `cispo_clip_ratio`, `vespo/phi_seq_mean`; `policy_loss` and `entropy_coef` with the entropy bonus.
+    """
+    loss, tally = policy_terms(logps, old_logps, ref_logps, advantages, mask, **settings)
+    return loss, merge([tally])
+
+
+def policy_terms(
+    logps: mx.array,
+    old_logps: mx.array | None,
+    ref_logps: mx.array | None,
+    advantages: mx.array,
+    mask: mx.array,
+    *,
+    weights: mx.array | None = None,
+    entropies: mx.array | None = None,
+    entropy_threshold: Scalar | None = None,
+    entropy_tokens: Scalar | None = None,
+    sampling_logps: mx.array | None = None,
+    is_ratio: mx.array | None = None,
+    **settings: Any,
+) -> tuple[mx.array, Tally]:
+    """One part's share of the loss, and its tally. Over the parts of a batch, losses and gradients simply add.
+
+    `logps`, `old_logps`, `ref_logps`, `sampling_logps`, `entropies`: [B, T] in nats, of the tokens that were sampled,
+    at the sampling temperature. `advantages` [B] or [B, T]. `mask` [B, T], 1 where a token counts; what the other
+    positions hold is never read. Without `old_logps` the policy is its own old one (the first update of a rollout);
+    without `sampling_logps` the old policy stands for the sampler. `is_ratio` [B, T] or [B, 1] multiplies the term.
+
+    What a part cannot know comes from the whole step: `weights` (`token_weights`), `entropy_threshold`
+    (`entropy_quantile`), `entropy_tokens` (how many tokens the entropy bonus averages over). Left out, this part is
+    taken for the whole step. Everything else is a field of `Settings`; an unknown name raises TypeError, a setting
+    whose arrays are missing ValueError.
+    """
+    s = Settings(**settings)
+    mask_BT = mask.astype(mx.float32)
+    _refuse_missing(s, ref_logps, entropies)
+    t = _tokens(s, logps, old_logps, advantages, mask_BT, is_ratio)
+    if weights is None:
+        weights = token_weights(
+            mask_BT, loss_type=s.loss_type, max_completion_length=s.max_completion_length, num_items=s.num_items
+        )
+    entropy_BT = None if entropies is None else _visible(entropies, mask_BT)
+    certain_BT = _entropy_mask(s, entropy_BT, mask_BT, entropy_threshold)
+
+    term, marks = LOSSES[s.loss_type].term(t)
+    term = term * _kept_rows(t, sampling_logps) * certain_BT
+    if t.is_ratio is not None and s.loss_type != "vespo":  # vespo has it inside its weight
+        term = term * t.is_ratio
+    kl_BT = None if ref_logps is None else _kl(t, _visible(ref_logps, mask_BT))
+    if s.beta != 0 and kl_BT is not None:
+        term = term + s.beta * kl_BT
+    loss = (term * weights).sum()
+    tally = _tally(t, marks, kl_BT, entropy_BT)
+    if s.entropy_coef == 0 or entropy_BT is None:
+        return loss, tally
+    tally["sum"]["policy_loss"] = loss
+    tally["mean"]["entropy_coef"] = mx.array([s.entropy_coef, 1.0])
+    return loss - s.entropy_coef * _mean_entropy(entropy_BT, mask_BT * certain_BT, entropy_tokens), tally
+
+
+def _refuse_missing(s: Settings, ref_logps: mx.array | None, entropies: mx.array | None) -> None:
+    if s.beta != 0 and ref_logps is None:
+        raise ValueError("beta is above 0, so the loss needs the reference policy's log-probabilities (ref_logps).")
+    if entropies is None and (s.entropy_coef != 0 or s.top_entropy_quantile < 1):
+        raise ValueError("entropy_coef and top_entropy_quantile need each token's entropy (entropies).")
+
+
+def _visible(x_BT: mx.array, mask_BT: mx.array) -> mx.array:
+    """`x_BT` in float32, 0 where the mask is 0: whatever padding holds, NaN included, cannot reach a gradient."""
+    return mx.where(mask_BT > 0, x_BT.astype(mx.float32), 0.0)
+
+
+def _tokens(
+    s: Settings,
+    logps: mx.array,
+    old_logps: mx.array | None,
+    advantages: mx.array,
+    mask_BT: mx.array,
+    is_ratio: mx.array | None,
+) -> Tokens:
+    logp_BT = _visible(logps, mask_BT)
+    old_logp_BT = mx.stop_gradient(logp_BT) if old_logps is None else _visible(old_logps, mask_BT)
+    log_ratio_BT = logp_BT - old_logp_BT
+    return Tokens(
+        settings=s,
+        logp_BT=logp_BT,
+        log_ratio_BT=log_ratio_BT,
+        ratio=LEVELS[s.importance_sampling_level].ratio(log_ratio_BT, mask_BT),
+        advantage=_per_row_or_token(advantages[:, None] if advantages.ndim == 1 else advantages, mask_BT),
+        mask_BT=mask_BT,
+        is_ratio=None if is_ratio is None else _per_row_or_token(is_ratio, mask_BT),
+    )
+
+
+def _per_row_or_token(x: mx.array, mask_BT: mx.array) -> mx.array:
+    """`x` [B, 1] as it is, or [B, T] cleaned of what padding holds."""
+    return x.astype(mx.float32) if x.shape[1] == 1 else _visible(x, mask_BT)
+
+
+def _kl(t: Tokens, ref_logp_BT: mx.array) -> mx.array:
+    """The k3 estimate exp(ref−logp) − (ref−logp) − 1 ≥ 0 of KL(π_θ ‖ π_ref), [B, T]."""
+    distance_BT = ref_logp_BT - t.logp_BT
+    kl_BT = mx.expm1(distance_BT) - distance_BT
+    return kl_BT * t.ratio if t.settings.use_bias_correction_kl else kl_BT
+
+
+def _kept_rows(t: Tokens, sampling_logps: mx.array | None) -> Scalar:
+    """1 for rows that stay, 0 for worse-than-average ones that the policy has left too far behind; [B, 1] or [B, T]."""
+    if t.settings.off_policy_mask_threshold is None:
+        return 1.0
+    logp_BT = mx.stop_gradient(t.logp_BT)
+    drift_BT = mx.stop_gradient(-t.log_ratio_BT)
+    if sampling_logps is not None:
+        drift_BT = _visible(sampling_logps, t.mask_BT) - logp_BT
+        drift_BT = mx.where(mx.isnan(drift_BT), 0.0, drift_BT)  # a token the sampler could not score says nothing
+    drift_B1 = (drift_BT * t.mask_BT).sum(axis=1, keepdims=True) / lengths(t.mask_BT)
+    return ((t.advantage >= 0) | (drift_B1 <= t.settings.off_policy_mask_threshold)).astype(mx.float32)
+
+
+# ---- entropy ---------------------------------------------------------------------------------------------------
+
+
+def entropy_quantile(entropies_BT: mx.array, mask_BT: mx.array, top: float) -> mx.array:
+    """The entropy, in nats, above which the share `top` of the active tokens lies; linear between neighbours.
+
+    Infinite when no token is active, so that none is taken.
+    """
+    mask_BT = mask_BT.astype(mx.float32)
+    ordered = mx.sort(mx.where(mask_BT > 0, entropies_BT.astype(mx.float32), mx.inf).reshape(-1))
+    place = mx.array(1 - top, mx.float32) * mx.maximum(mask_BT.sum() - 1, 0)
+    below, above = mx.floor(place), mx.ceil(place)
+    low, high = (mx.take(ordered, x.astype(mx.int32)) for x in (below, above))
+    return mx.where(below == above, low, low + (place - below) * (high - low))
+
+
+def _entropy_mask(s: Settings, entropy_BT: mx.array | None, mask_BT: mx.array, threshold: Scalar | None) -> Scalar:
+    """1 where a token is uncertain enough to carry the policy term; ties at the threshold are kept."""
+    if s.top_entropy_quantile >= 1 or entropy_BT is None:
+        return 1.0
+    if threshold is None:
+        threshold = entropy_quantile(entropy_BT, mask_BT, s.top_entropy_quantile)
+    return (entropy_BT >= threshold).astype(mx.float32) * mask_BT
+
+
+def _mean_entropy(entropy_BT: mx.array, mask_BT: mx.array, tokens: Scalar | None) -> mx.array:
+    return (entropy_BT * mask_BT).sum() / mx.maximum(mask_BT.sum() if tokens is None else tokens, 1)
+
+
+# ---- metrics that add ------------------------------------------------------------------------------------------
+
+
+def _tally(t: Tokens, marks: dict[str, mx.array], kl_BT: mx.array | None, entropy_BT: mx.array | None) -> Tally:
+    by_row = t.settings.loss_type == "vespo" or t.settings.importance_sampling_level == "sequence"
+    by_row = by_row and t.advantage.shape[1] == 1
+    tally: Tally = {"mean": {}, "sum": {}, "min": {}, "max": {}}
+    for name, mark in marks.items():
+        tally["mean"][name] = _row_mean(mark) if by_row else _token_mean(mark, t.mask_BT)
+    if "clip_ratio_low" in marks:
+        low, high = (_shares(marks[name], t.mask_BT, by_row) for name in ("clip_ratio_low", "clip_ratio_high"))
+        tally["min"]["clip_ratio/low_min"] = mx.where(mx.isnan(low), mx.inf, low).min()
+        tally["max"]["clip_ratio/high_max"] = mx.where(mx.isnan(high), -mx.inf, high).max()
+    for name, x_BT in (("kl", kl_BT), ("entropy", entropy_BT)):
+        if x_BT is not None:
+            tally["mean"][name] = _token_mean(x_BT, t.mask_BT)
+    return tally
+
+
+def _token_mean(x: mx.array, mask_BT: mx.array) -> mx.array:
+    return mx.stop_gradient(mx.stack([(x * mask_BT).sum(), mask_BT.sum()]))
+
+
+def _row_mean(x_B1: mx.array) -> mx.array:
+    return mx.stop_gradient(mx.stack([x_B1.sum().astype(mx.float32), mx.array(float(x_B1.shape[0]))]))
+
+
+def _shares(mark: mx.array, mask_BT: mx.array, by_row: bool) -> mx.array:
+    """The share of each row that is marked, [B]; NaN for a row without active tokens."""
+    return mark[:, 0].astype(mx.float32) if by_row else (mark * mask_BT).sum(axis=1) / mask_BT.sum(axis=1)
+
+
+def combine(tallies: Iterable[Tally]) -> Tally:
+    """One tally for several parts of a step, or for several steps."""
+    how = {"mean": mx.add, "sum": mx.add, "min": mx.minimum, "max": mx.maximum}
+
+    def both(a: Tally, b: Tally) -> Tally:
+        return {kind: {name: how[kind](a[kind][name], b[kind][name]) for name in a[kind]} for kind in how}
+
+    return reduce(both, tallies)
+
+
+def merge(tallies: Iterable[Tally]) -> dict[str, mx.array]:
+    """The metrics of the parts together: what one uncut batch would have said. NaN where nothing was counted."""
+    whole = combine(tallies)
+    metrics = {name: ratio[0] / mx.maximum(ratio[1], 1) for name, ratio in whole["mean"].items()}
+    extremes = {name: mx.where(mx.isinf(x), mx.nan, x) for kind in ("min", "max") for name, x in whole[kind].items()}
+    return metrics | whole["sum"] | extremes

@@ -1,0 +1,242 @@
+"""The model being trained: loaded, quantised, given adapters, saved; and its reference.
+
+A Policy holds two faces of one model. `model` learns. `reference` is the model as it was before training: its module
+tree is a twin made before adapters were attached, and it shares every array with the base, so it costs no memory under
+LoRA and DoRA; under full fine-tuning the arrays part ways at the first update.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map_with_path
+from mlx_lm import utils as mlx_lm_utils
+from mlx_lm.tuner.utils import linear_to_lora_layers
+
+from backend.forward import split
+from backend.spec.config import Config
+from backend.spec.faults import Mistake
+
+QUANTIZATION = {
+    "4": {"bits": 4, "group_size": 64, "mode": "affine"},
+    "6": {"bits": 6, "group_size": 64, "mode": "affine"},
+    "8": {"bits": 8, "group_size": 64, "mode": "affine"},
+    "mxfp4": {"bits": 4, "group_size": 32, "mode": "mxfp4"},
+}
+
+SIXTEEN_BITS = (mx.bfloat16, mx.float16)
+
+
+class Policy:
+    """Model, tokenizer and reference of one run. Build with `load_policy`.
+
+    `came_as` holds the type of every array that came in 16 bits and learns in 32: it is saved as it came.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        model_config: dict[str, Any],
+        reference: nn.Module | None,
+        came_as: dict[str, mx.Dtype] | None = None,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.model_config = model_config
+        self.came_as = came_as or {}
+        self.halves = split(model)
+        self.reference = split(reference) if reference is not None else None
+        self.eos_ids = sorted(int(token) for token in tokenizer.eos_token_ids)
+        pad = getattr(tokenizer, "pad_token_id", None)
+        self.pad_id = pad if pad is not None else self.eos_ids[0]
+
+    def hidden(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        return self.halves.hidden(tokens, cache)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        return self.halves.logits(hidden)
+
+    def trainable(self) -> dict[str, mx.array]:
+        """Every array that learns, by name."""
+        return dict(tree_flatten(self.model.trainable_parameters()))
+
+    def assign(self, arrays: dict[str, mx.array]) -> None:
+        """Put saved arrays back. Raises ValueError when names or shapes are not those of this policy."""
+        mine = self.trainable()
+        if mine.keys() != arrays.keys() or any(mine[name].shape != arrays[name].shape for name in mine):
+            raise ValueError("The saved weights do not belong to this model.")
+        self.model.load_weights(list(arrays.items()), strict=False)
+
+
+# ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def load_policy(config: Config, note: Callable[[str], None] = lambda sentence: None) -> Policy:
+    """The policy that `config` asks for, before its first step. Raises Mistake for a model that cannot be used."""
+    model, tokenizer, model_config = load_model(config.model, "model")
+    if config.quantization != "none":
+        model, model_config = _quantised(model, model_config, config.quantization)
+    came_as = _prepare_full(model, note) if config.train_type == "full" else {}
+    reference = _reference(model, tokenizer, config)
+    if config.train_type == "full":
+        model.unfreeze()
+    else:
+        attach_adapters(model, config, note)
+    mx.eval(model.parameters())
+    return Policy(model, tokenizer, model_config, reference, came_as)
+
+
+def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
+    """(model, tokenizer, its config.json) of a folder or Hub id, through mlx-lm. Raises Mistake naming `setting`."""
+    where = model_source(name, setting)
+    try:
+        model, tokenizer, model_config = mlx_lm_utils.load(where, return_config=True)  # pyright: ignore
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise Mistake(setting, f"The model {name} cannot be loaded: {reason}.") from error
+    return model, tokenizer, model_config
+
+
+def model_source(name: str, setting: str) -> str:
+    """`name` as mlx-lm wants it: an existing folder, or an id on Hugging Face. Raises Mistake for a missing folder."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise Mistake(setting, f"The folder {path} holds no model: config.json is missing.")
+        return str(path)
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise Mistake(
+            setting, f"There is no model {name}: it is neither a folder nor an owner/name id on Hugging Face."
+        )
+    return name
+
+
+def _quantised(model: nn.Module, model_config: dict[str, Any], kind: str) -> tuple[nn.Module, dict[str, Any]]:
+    if is_quantised(model):
+        raise Mistake("quantization", "The model is quantised already; choose None to train it as it comes.")
+    how = QUANTIZATION[kind]
+    with contextlib.redirect_stdout(io.StringIO()):  # mlx-lm prints a line, and stdout may carry the diary
+        model, model_config = mlx_lm_utils.quantize_model(
+            model, model_config, how["group_size"], how["bits"], mode=how["mode"]
+        )
+    if not is_quantised(model):
+        raise Mistake(
+            "quantization",
+            f"No weight of this model can be quantised: none is a multiple of {how['group_size']} wide; choose None.",
+        )
+    return model, model_config
+
+
+def is_quantised(model: nn.Module) -> bool:
+    return any(isinstance(module, (nn.QuantizedLinear, nn.QuantizedEmbedding)) for module in model.modules())
+
+
+def _prepare_full(model: nn.Module, note: Callable[[str], None]) -> dict[str, mx.Dtype]:
+    """Full fine-tuning learns in float32: a 16-bit weight swallows updates smaller than its own rounding. → what came
+    in 16 bits, by name."""
+    if is_quantised(model):
+        raise Mistake(
+            "train_type",
+            "Full fine-tuning has no gradient for quantised weights, and this model is quantised; choose LoRA.",
+        )
+    came_as = {name: array.dtype for name, array in tree_flatten(model.parameters()) if array.dtype in SIXTEEN_BITS}
+    if came_as:
+        model.set_dtype(mx.float32)
+        note(
+            "Full fine-tuning keeps its weights in 32 bits while it learns; the saved model has the precision it came with."
+        )
+    return came_as
+
+
+def _reference(model: nn.Module, tokenizer: Any, config: Config) -> nn.Module | None:
+    if not config.needs_reference:
+        return None
+    if config.reference_model_path:
+        reference, other, _ = load_model(config.reference_model_path, "reference_model_path")
+        if other.get_vocab() != tokenizer.get_vocab():
+            raise Mistake(
+                "reference_model_path",
+                f"The reference model {config.reference_model_path} has other tokens than {config.model}, so their "
+                f"log-probabilities cannot be compared.",
+            )
+    else:
+        reference = twin(model)
+    reference.freeze()
+    reference.eval()
+    return reference
+
+
+def twin(model: nn.Module) -> nn.Module:
+    """A second module tree over the very same arrays."""
+    arrays = {id(array): array for _, array in tree_flatten(model.parameters())}
+    return copy.deepcopy(model, arrays)  # a memo that knows the arrays makes deepcopy share them
+
+
+def attach_adapters(model: nn.Module, config: Config, note: Callable[[str], None] = lambda sentence: None) -> None:
+    """Freeze the base and put LoRA or DoRA on its last `num_layers` layers (seeded)."""
+    model.freeze()
+    there = len(model.layers)  # pyright: ignore
+    if config.num_layers > there:
+        note(f"Layers is {config.num_layers}, and the model has {there}: all of them get adapters.")
+    mx.random.seed(config.seed)
+    try:
+        linear_to_lora_layers(
+            model, layer_count(model, config), lora_parameters(config), use_dora=config.train_type == "dora"
+        )
+    except ValueError as error:
+        raise Mistake("train_type", f"This model cannot take {config.train_type.upper()} adapters: {error}.") from error
+
+
+def layer_count(model: nn.Module, config: Config) -> int:
+    there = len(model.layers)  # pyright: ignore
+    return there if config.num_layers < 0 else min(config.num_layers, there)
+
+
+def lora_parameters(config: Config) -> dict[str, Any]:
+    return {"rank": config.rank, "scale": config.scale, "dropout": config.dropout}
+
+
+# ── saving ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def adapter_config(policy: Policy, config: Config) -> dict[str, Any]:
+    """adapter_config.json as mlx-lm's `load_adapters` reads it."""
+    return {
+        "fine_tune_type": config.train_type,
+        "model": config.model,
+        "num_layers": layer_count(policy.model, config),
+        "lora_parameters": lora_parameters(config),
+    }
+
+
+def save_adapters(policy: Policy, config: Config, folder: Path) -> None:
+    """adapters.safetensors and adapter_config.json in mlx-lm's own format, each whole or as it was before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / ".draft.safetensors"
+    mx.save_safetensors(str(draft), policy.trainable(), metadata={"format": "mlx"})
+    draft.replace(folder / "adapters.safetensors")
+    text = json.dumps(adapter_config(policy, config), indent=2)
+    (folder / "adapter_config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def save_model(policy: Policy, source: str, folder: Path) -> None:
+    """The whole model as `mlx_lm.load` opens it, in the precision it came with."""
+
+    def as_it_came(name: str, array: mx.array) -> mx.array:
+        return array.astype(policy.came_as.get(name, array.dtype))
+
+    model = twin(policy.model)
+    model.update(tree_map_with_path(as_it_came, model.parameters()))
+    path = Path(source).expanduser()
+    # A folder, never an id: for an id mlx-lm would ask the Hub for a model card, and a run must end offline too.
+    path = path if path.is_dir() else mlx_lm_utils.hf_repo_to_path(source)
+    mlx_lm_utils.save(folder, path, model, policy.tokenizer, policy.model_config, donate_model=False)

@@ -1,0 +1,35 @@
+"""What every test stands on: no display, a runs folder and preferences of its own, one BLAS thread.
+
+Set before anything imports Qt or numpy, and in the environment, so that child processes inherit it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+_APART = Path(tempfile.mkdtemp(prefix="grpo-studio-tests-"))
+os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ["GRPO_STUDIO_RUNS"] = str(_APART / "runs")
+os.environ["GRPO_STUDIO_PREFS"] = str(_APART / "prefs")
+
+
+@pytest.fixture(autouse=True)
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A runs folder and preferences for this test alone; the folder that holds both."""
+    monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("GRPO_STUDIO_PREFS", str(tmp_path / "prefs"))
+    _bury_closed_windows()
+    return tmp_path
+
+
+def _bury_closed_windows() -> None:
+    """Windows of earlier tests wait for an event loop to delete them; until then every change of theme redraws them."""
+    core = sys.modules.get("PySide6.QtCore")
+    if core is not None and core.QCoreApplication.instance() is not None:
+        core.QCoreApplication.sendPostedEvents(None, core.QEvent.Type.DeferredDelete.value)

@@ -1,0 +1,160 @@
+"""Synthetic runs for tests and screenshots of the window: a diary as a trainer writes it, made up but plausible."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from pathlib import Path
+
+import yaml
+
+from backend.spec.events import Diary, JsonLines
+from backend.spec.places import RunFolder
+
+REWARDS = ("r1_accuracy_reward_func", "r1_int_reward_func", "r1_strict_format_reward_func", "r1_soft_format_reward_func", "r1_count_xml")  # fmt: skip
+
+
+def metrics(step: int, total: int, dice: random.Random) -> dict[str, float]:
+    """What a step of a run that learns well carries."""
+    done = step / total
+    learned = 1 / (1 + math.exp(-8 * (done - 0.35)))
+    noise = dice.gauss(0, 0.05)
+    parts = {
+        "r1_accuracy_reward_func": 0.6 + 1.1 * learned + 3 * noise,
+        "r1_int_reward_func": 0.30 + 0.18 * learned + noise / 3,
+        "r1_strict_format_reward_func": 0.05 + 0.42 * learned + noise / 2,
+        "r1_soft_format_reward_func": 0.15 + 0.33 * learned + noise / 2,
+        "r1_count_xml": 0.25 + 0.22 * learned + noise / 4,
+    }
+    length = 60 - 22 * learned + dice.gauss(0, 2)
+    values: dict[str, float] = {
+        "loss": 0.0004 + 0.008 * done + dice.gauss(0, 0.001),
+        "reward": sum(parts.values()),
+        "reward_std": 0.9 - 0.45 * learned + dice.gauss(0, 0.04),
+        "frac_reward_zero_std": max(0.0, 0.05 + 0.3 * learned + dice.gauss(0, 0.05)),
+        "kl": 0.001 + 0.09 * learned + abs(dice.gauss(0, 0.006)),
+        "entropy": 1.4 - 0.8 * learned + dice.gauss(0, 0.03),
+        "clip_ratio_low": abs(dice.gauss(0.03, 0.01)),
+        "clip_ratio_high": abs(dice.gauss(0.05, 0.015)),
+        "completions/mean_length": length,
+        "completions/min_length": length * 0.55,
+        "completions/max_length": min(96.0, length * 1.6),
+        "hit_max_tokens_ratio": max(0.0, 0.2 - 0.25 * learned + dice.gauss(0, 0.02)),
+        "learning_rate": 1e-4 * min(1, step / 8) * (1 - 0.6 * done),
+        "grad_norm": 0.4 + abs(dice.gauss(0, 0.12)),
+        "rollout_tokens_per_second": 5200 + dice.gauss(0, 240),
+        "train_tokens_per_second": 9100 + dice.gauss(0, 300),
+        "time/rollout": 0.62 + dice.gauss(0, 0.03),
+        "time/reward": 0.004 + abs(dice.gauss(0, 0.001)),
+        "time/train": 0.48 + dice.gauss(0, 0.02),
+        "peak_memory_gb": 0.41 + 0.02 * done,
+        "num_tokens": 3100.0 * step,
+    }
+    values["clip_ratio_total"] = values["clip_ratio_low"] + values["clip_ratio_high"]
+    values["time/step"] = values["time/rollout"] + values["time/reward"] + values["time/train"]
+    for name, mean in parts.items():
+        values[f"rewards/{name}/mean"] = mean
+        values[f"rewards/{name}/std"] = abs(dice.gauss(0.2, 0.02))
+    return values
+
+
+def make_run(
+    path: Path,
+    *,
+    steps: int = 60,
+    total: int = 60,
+    ending: str | None = "finished",
+    seconds: float = 1.2,
+    now: bool = False,
+    **config,
+) -> RunFolder:
+    """A run folder with `steps` steps of `total`; it ends as told, or not at all.
+
+    `now` puts its last moments into the present; `config` is laid over the settings.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    folder = RunFolder(path)
+    settings = {"model": "demo/model", "data": "demo/data", "iters": total, "beta": 0.05, "steps_per_eval": 20,
+                "group_size": 8, "batch_size": 4, "reward_functions": list(REWARDS), **config}  # fmt: skip
+    folder.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    folder.log.write_text(log_text(steps), encoding="utf-8")
+    diary, dice, clock = Diary(folder.events), random.Random(7), Clock()
+    clock.t = time.time() - steps * seconds - 3 if now else clock.t
+    rows = JsonLines(folder.completions)
+    write(diary, clock, "started", model="demo/model", iterations=total, ranks=1, device="cpu", versions={})
+    write(diary, clock.after(0.1), "phase", phase="loading")
+    for step in range(1, steps + 1):
+        write(diary, clock.after(2.0 if step == 1 else 0.1), "phase", phase="sampling")
+        write(diary, clock.after(seconds - 0.1), "step", step=step, metrics=metrics(step, total, dice))
+        for row in groups(step, total, dice):
+            rows.append(row)
+        if step % 20 == 0 or step == 1:
+            write(diary, clock, "eval", step=step, metrics=held_out(step, total))
+    if ending:
+        write(diary, clock.after(0.5), ending, step=steps, reason="done", sentence=SENTENCES[ending])
+    diary.close()
+    rows.close()
+    return folder
+
+
+SENTENCES = {
+    "finished": "All 60 steps are done.",
+    "stopped": "Stopped by request; everything is saved.",
+    "failed": "The reward function r1_int_reward_func returned 3 scores for 8 completions.",
+}
+
+
+class Clock:
+    """Unix seconds that a test moves on by hand."""
+
+    def __init__(self, t: float = 1_760_000_000.0) -> None:
+        self.t = t
+
+    def after(self, seconds: float) -> Clock:
+        self.t += seconds
+        return self
+
+
+def write(diary: Diary, clock: Clock, kind: str, **carries) -> None:
+    """An event at the clock's time."""
+    diary.write(kind, **{"t": clock.t, **carries})
+
+
+def held_out(step: int, total: int) -> dict[str, float]:
+    learned = step / total
+    return {"reward": 1.3 + 1.8 * learned, "accuracy": 0.25 + 0.6 * learned,
+            **{f"rewards/{name}/mean": 0.2 + (1.4 if "accuracy" in name else 0.25) * learned for name in REWARDS}}  # fmt: skip
+
+
+def groups(step: int, total: int, dice: random.Random, prompts: int = 4, size: int = 8) -> list[dict]:
+    """The rows of completions.jsonl at a step."""
+    found = []
+    for _ in range(prompts):
+        a, b = dice.randint(2, 60), dice.randint(2, 60)
+        completions = [_completion(a, b, dice.random() < 0.25 + 0.7 * step / total, dice) for _ in range(size)]
+        mean = sum(one["reward"] for one in completions) / size
+        spread = math.sqrt(sum((one["reward"] - mean) ** 2 for one in completions) / (size - 1))
+        for one in completions:
+            one["advantage"] = (one["reward"] - mean) / (spread + 1e-4)
+        prompt = f"<|user|>What is {a} + {b}? Think first, then answer.<|assistant|>"
+        found.append({"step": step, "prompt": prompt, "answer": str(a + b), "type": "add", "completions": completions})
+    return found
+
+
+def _completion(a: int, b: int, right: bool, dice: random.Random) -> dict:
+    said = a + b if right else a + b + dice.choice((-10, -1, 1, 10))
+    tidy = right or dice.random() < 0.4
+    text = f"<think>{a} plus {b}: {a % 10 + b % 10} ones, {a // 10 + b // 10} tens.</think>\n<answer>{said}</answer>"
+    text = text if tidy else text.replace("</answer>", "") + " and so on and so on"
+    scores = dict(zip(REWARDS, (2.0 * (right and tidy), 0.5 * tidy, 0.5 * tidy, 0.5 * tidy, 0.5 if tidy else 0.375), strict=True))  # fmt: skip
+    return {"text": text, "tokens": len(text) // 2, "stop": "eos" if tidy else "length", "rewards": scores,
+            "reward": sum(scores.values()), "advantage": 0.0}  # fmt: skip
+
+
+def log_text(steps: int) -> str:
+    lines = [
+        "mlx 0.32.4 on cpu, BLAS openblas",
+        "Loaded demo/model: 1.1 M parameters, 16 layers with adapters of rank 8.",
+    ]
+    return "\n".join(lines + [f"step {n}/60  reward {1.4 + n / 40:.3f}  kl {0.001 * n:.4f}" for n in range(10, steps + 1, 10)]) + "\n"  # fmt: skip

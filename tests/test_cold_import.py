@@ -1,0 +1,39 @@
+"""The window opens without the engine and without the plots: a cold interpreter imports it, builds it and shows Train."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+FORBIDDEN = ("mlx", "mlx_lm", "transformers", "datasets", "torch", "pyqtgraph", "numpy", "huggingface_hub")
+
+SCRIPT = """
+import sys, time
+begin = time.perf_counter()
+from PySide6.QtWidgets import QApplication
+from app import theme
+from app.studio import Studio
+from app.window import Window
+
+app = QApplication([])
+theme.apply(app, "light")
+studio = Studio()
+studio.restore()
+window = Window(studio)
+window.show_page("train")
+window.show()
+app.processEvents()
+window.grab()
+print("seconds", time.perf_counter() - begin)
+print("loaded", *sorted({name.split(".")[0] for name in sys.modules}))
+"""
+
+
+def test_the_window_opens_without_the_engine():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert not set(FORBIDDEN) & set(lines["loaded"].split())
+    assert "pydantic" in lines["loaded"].split(), "the list of loaded modules is not one"
+    # Two seconds are promised; the slack is for a machine that is running other tests at the same time.
+    assert float(lines["seconds"]) < 6, lines["seconds"]

@@ -1,0 +1,282 @@
+"""Log-probabilities without the whole vocabulary at once: equal to the plain way, in value and in every gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+import tiny
+from mlx.utils import tree_flatten
+from mlx_lm import load
+from mlx_lm.models import cohere, gemma2
+
+from backend.forward import Halves, completion_logps, head_chunk, recomputed_layers, split
+from backend.policy import Policy, load_policy
+from backend.spec.config import parse
+
+PROMPTS, COMPLETIONS = [3, 7, 1, 5], [6, 2, 9, 1]
+"""Tokens of each row's prompt and completion."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def model_of(models: Path, arch: str = "qwen3", **how: Any) -> nn.Module:
+    """The same model at every call, so that a test may change it."""
+    folder = models / "-".join([arch, *(f"{key}={value}" for key, value in how.items())])
+    if not folder.exists():
+        tiny.tiny_model(folder, arch, **how)
+    return load(str(folder))[0]
+
+
+class Rows:
+    """A batch padded on the right, as `completion_logps` takes it."""
+
+    def __init__(self, pad: int = 0) -> None:
+        rng = np.random.default_rng(0)
+        self.prompts = [rng.integers(3, 320, n).tolist() for n in PROMPTS]
+        self.completions = [rng.integers(3, 320, n).tolist() for n in COMPLETIONS]
+        L, T = max(map(sum, zip(PROMPTS, COMPLETIONS, strict=True))), max(COMPLETIONS)
+        both = [p + c for p, c in zip(self.prompts, self.completions, strict=True)]
+        self.tokens_BL = mx.array([row + [pad] * (L - len(row)) for row in both])
+        self.completion_BT = mx.array([row + [pad] * (T - len(row)) for row in self.completions])
+        self.mask_BT = np.array([[t < n for t in range(T)] for n in COMPLETIONS])
+        self.active_N = mx.array(np.flatnonzero(self.mask_BT))
+
+    def logps(self, halves: Halves, temperature: float = 1.0, chunk: int | None = None) -> tuple[mx.array, mx.array]:
+        lengths = mx.array(PROMPTS)
+        return completion_logps(halves, self.tokens_BL, lengths, self.completion_BT, self.active_N, temperature, chunk)
+
+    def plain(self, model: nn.Module, temperature: float) -> tuple[mx.array, mx.array]:
+        """The same by the definition: each row alone, the full vocabulary, log-softmax, gather; padded with 0."""
+        logps, entropies = [], []
+        for prompt, completion in zip(self.prompts, self.completions, strict=True):
+            logits = model(mx.array([prompt + completion]))[0, len(prompt) - 1 : -1].astype(mx.float32) / temperature
+            all_logps = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+            room = [(0, max(COMPLETIONS) - len(completion))]
+            logps.append(mx.pad(all_logps[mx.arange(len(completion)), mx.array(completion)], room))
+            entropies.append(mx.pad(-(mx.exp(all_logps) * all_logps).sum(-1), room))
+        return mx.stack(logps), mx.stack(entropies)
+
+
+def gradients(model: nn.Module, logps: Callable[[], mx.array]) -> tuple[float, dict[str, np.ndarray]]:
+    """A loss in which every token has its own weight, and its gradient for every weight that learns."""
+    weights = mx.array(np.random.default_rng(1).normal(size=(len(PROMPTS), max(COMPLETIONS))), mx.float32)
+    loss, grads = nn.value_and_grad(model, lambda: (weights * logps()).sum())()
+    return loss.item(), {name: np.array(grad) for name, grad in tree_flatten(grads)}
+
+
+def assert_same(mine: dict[str, np.ndarray], theirs: dict[str, np.ndarray], atol: float = 2e-5) -> None:
+    assert mine.keys() == theirs.keys()
+    assert any(np.abs(grad).max() > 1e-2 for grad in theirs.values())
+    for name, grad in theirs.items():
+        np.testing.assert_allclose(mine[name], grad, atol=atol, rtol=1e-4, err_msg=name)
+
+
+# ---- log-probabilities -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.8])
+@pytest.mark.parametrize("chunk", [None, 1, 5, 1000], ids=lambda chunk: f"chunk {chunk}")
+@pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
+def test_log_probabilities_and_entropies_are_the_plain_ones(
+    models: Path, tie: bool, chunk: int | None, temperature: float
+) -> None:
+    model, rows = model_of(models, tie=tie), Rows()
+    for mine, plain in zip(rows.logps(split(model), temperature, chunk), rows.plain(model, temperature), strict=True):
+        np.testing.assert_allclose(np.array(mine), np.array(plain), atol=1e-5)
+        assert not np.array(mine)[~rows.mask_BT].any(), "inactive tokens read 0"
+
+
+@pytest.mark.parametrize("chunk", [None, 5], ids=["at once", "in chunks"])
+@pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
+def test_every_weight_gets_the_plain_gradient_the_head_too(models: Path, tie: bool, chunk: int | None) -> None:
+    """In chunks, the head was once closed over by the checkpointed function: no gradient reached it, and full fine-tuning
+    of any model with a real vocabulary never moved its output layer."""
+    model, rows = model_of(models, tie=tie), Rows()
+    model.unfreeze()
+    halves = split(model)
+    loss, mine = gradients(model, lambda: rows.logps(halves, 0.7, chunk)[0])
+    plain_loss, plain = gradients(model, lambda: rows.plain(model, 0.7)[0])
+    assert loss == pytest.approx(plain_loss, abs=1e-4)
+    assert_same(mine, plain)
+
+
+def test_chunks_give_adapters_the_plain_gradient(models: Path) -> None:
+    model_of(models)
+    policy, rows = lora(models), Rows()
+    _, mine = gradients(policy.model, lambda: rows.logps(policy.halves, 0.7, 5)[0])
+    _, plain = gradients(policy.model, lambda: rows.plain(policy.model, 0.7)[0])
+    assert_same(mine, plain)
+
+
+def test_padding_and_what_it_holds_change_nothing(models: Path) -> None:
+    model = model_of(models)
+    first, other = (np.array(Rows(pad).logps(split(model))[0]) for pad in (0, 200))
+    np.testing.assert_allclose(first, other, atol=1e-6)
+
+
+def test_the_entropy_carries_no_gradient_of_its_own(models: Path) -> None:
+    model, rows = model_of(models), Rows()
+    model.unfreeze()
+    halves = split(model)
+    _, grads = nn.value_and_grad(model, lambda: rows.logps(halves)[1].sum())()
+    assert all(not np.array(grad).any() for _, grad in tree_flatten(grads))
+
+
+def test_half_precision_logits_are_normalised_in_float32(models: Path) -> None:
+    """In bfloat16 the softmax alone would be wrong by 0.02 a token."""
+    model, rows = model_of(models, dtype="bfloat16"), Rows()
+    logp_BT, entropy_BT = rows.logps(split(model), 0.7)
+    assert logp_BT.dtype == entropy_BT.dtype == mx.float32
+    logits_BLV = np.array(model(rows.tokens_BL[:, :-1]).astype(mx.float32), np.float64) / 0.7
+    all_logps = logits_BLV - np.log(np.exp(logits_BLV).sum(-1, keepdims=True))
+    for row, (p, c) in enumerate(zip(PROMPTS, rows.completions, strict=True)):
+        plain = all_logps[row, p - 1 + np.arange(len(c)), c]
+        assert np.abs(np.array(logp_BT)[row, : len(c)] - plain).mean() < 1e-3
+
+
+def test_the_chunk_follows_the_vocabulary_unless_somebody_asked() -> None:
+    assert head_chunk({"vocab_size": 151_936}) == 110
+    assert head_chunk({"text_config": {"vocab_size": 262_144}}) == 64
+    assert head_chunk({"vocab_size": 10**8}) == 16
+    assert head_chunk({"vocab_size": 151_936}, 512) == 512
+
+
+# ---- halves ----------------------------------------------------------------------------------------------------
+
+SMALL = {
+    "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+
+
+def capped(cap: float) -> nn.Module:
+    return gemma2.Model(gemma2.ModelArgs.from_dict(SMALL | {"model_type": "gemma2", "final_logit_softcapping": cap}))
+
+
+def scaled() -> nn.Module:
+    return cohere.Model(cohere.ModelArgs.from_dict(SMALL | {"model_type": "cohere", "logit_scale": 0.0625}))
+
+
+@pytest.mark.parametrize("build", [lambda: capped(30.0), lambda: capped(1000.0), scaled], ids=["cap", "mild cap", "scale"])
+def test_a_model_that_bends_its_logits_after_the_head_is_kept_whole(build: Callable[[], nn.Module]) -> None:
+    """A soft cap of 1000 bends logits of this size by a millionth; it is the model's word all the same."""
+    mx.random.seed(0)
+    model, rows = build(), Rows()
+    model.eval()
+    halves = split(model)
+    assert halves.head is None
+    assert halves.hidden(rows.tokens_BL).shape[-1] == 320
+    np.testing.assert_allclose(np.array(rows.logps(halves)[0]), np.array(rows.plain(model, 1.0)[0]), atol=1e-5)
+    _, mine = gradients(model, lambda: rows.logps(halves, 0.7, 5)[0])
+    _, plain = gradients(model, lambda: rows.plain(model, 0.7)[0])
+    assert_same(mine, plain)
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "llama", "gemma3_text", "mixtral", "qwen3_moe"])
+def test_a_model_with_a_plain_head_is_split(models: Path, arch: str) -> None:
+    model, rows = model_of(models, arch), Rows()
+    halves = split(model)
+    assert halves.head is not None and halves.hidden(rows.tokens_BL).shape[-1] == 32
+    np.testing.assert_allclose(np.array(rows.logps(halves)[0]), np.array(rows.plain(model, 1.0)[0]), atol=1e-5)
+
+
+def test_a_model_of_another_build_is_kept_whole_and_right(models: Path) -> None:
+    model, rows = model_of(models, "mamba"), Rows()
+    halves = split(model)
+    assert halves.head is None
+    np.testing.assert_allclose(np.array(rows.logps(halves)[0]), np.array(rows.plain(model, 1.0)[0]), atol=1e-5)
+
+
+# ---- recomputed layers -----------------------------------------------------------------------------------------
+
+
+def lora(models: Path, dropout: float = 0.0) -> Policy:
+    model_of(models)
+    settings = {"model": str(models / "qwen3"), "data": "none", "beta": 0, "num_layers": -1, "dropout": dropout}
+    policy = load_policy(parse(settings))
+    mx.random.seed(5)
+    for layer in policy.model.layers:
+        for name, module in layer.named_modules():
+            if name.endswith("_proj"):
+                module.lora_b = 0.05 * mx.random.normal(module.lora_b.shape)
+    return policy
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_recomputing_layers_changes_no_gradient(models: Path, kind: str) -> None:
+    rows = Rows()
+    model = lora(models).model if kind == "lora" else model_of(models)
+    if kind == "full":
+        model.unfreeze()
+    halves = split(model)
+    results = []
+    for on in (False, True):
+        with recomputed_layers(model, on):
+            results.append(gradients(model, lambda: rows.logps(halves, 0.7, 5)[0]))
+    assert results[0][0] == pytest.approx(results[1][0], abs=1e-6)
+    assert_same(results[1][1], results[0][1], atol=1e-6)
+
+
+def test_recomputing_layers_leaves_the_class_as_it_was(models: Path) -> None:
+    model, other = model_of(models), model_of(models)
+    kind = type(model.layers[0])
+    before = kind.__call__
+    with recomputed_layers(model, True):
+        assert kind.__call__ is not before
+    assert kind.__call__ is before
+    with pytest.raises(ZeroDivisionError), recomputed_layers(model, True):
+        raise ZeroDivisionError
+    assert kind.__call__ is before
+    with recomputed_layers(model, False):
+        assert kind.__call__ is before
+    assert mx.array_equal(model(mx.array([[5, 6]])), other(mx.array([[5, 6]])))
+
+
+def test_recomputing_really_happens_and_really_saves(models: Path) -> None:
+    model, rows, calls = model_of(models), Rows(), []
+    model.unfreeze()
+    norm = model.layers[0].input_layernorm
+    plain = type(norm).__call__
+    halves = split(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(norm), "__call__", lambda self, x: calls.append(self is norm) or plain(self, x))
+        for on in (False, True):
+            calls.clear()
+            with recomputed_layers(model, on):
+                gradients(model, lambda: rows.logps(halves)[0])
+            assert sum(calls) == (2 if on else 1)
+
+
+def test_recomputed_layers_drop_the_same_inputs_twice(models: Path) -> None:
+    """With dropout, the second pass must redraw the first one's mask, or the gradient belongs to another function: it is
+    checked against the slope of the very loss it came with."""
+    policy, rows = lora(models, dropout=0.5), Rows()
+    policy.model.train()
+
+    def loss_and_gradient() -> tuple[float, dict[str, np.ndarray]]:
+        mx.random.seed(11)
+        with recomputed_layers(policy.model, True):
+            return gradients(policy.model, lambda: rows.logps(policy.halves)[0])
+
+    def moved(by: float, way: dict[str, np.ndarray]) -> float:
+        start = policy.trainable()
+        policy.assign({name: x + by * mx.array(way[name]) for name, x in start.items()})
+        loss = loss_and_gradient()[0]
+        policy.assign(start)
+        return loss
+
+    loss, grads = loss_and_gradient()
+    assert loss == loss_and_gradient()[0]
+    length = np.sqrt(sum((grad**2).sum() for grad in grads.values()))
+    way = {name: grad / length for name, grad in grads.items()}
+    slope = (moved(1e-3, way) - moved(-1e-3, way)) / 2e-3
+    assert slope == pytest.approx(length, rel=2e-2)

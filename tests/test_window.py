@@ -1,0 +1,443 @@
+"""The frame: pages built when first shown, Run/Pause/Stop by state, questions on closing, files, themes, first launch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PySide6.QtCore import QMimeData, QObject, QPointF, Qt, QUrl, Signal
+from PySide6.QtGui import QAction, QColor, QDropEvent, QImage
+from PySide6.QtWidgets import QApplication
+
+import app.__main__ as start
+from app import theme
+from app.actions import MENUS, RUN_ACTIONS
+from app.pages import PAGES
+from app.prefs import Prefs
+from app.studio import Studio
+from app.widgets.strip import WORDS
+from app.window import NARROW, Window
+from backend.spec import places
+from backend.spec.places import RunFolder, hold_lock, make_run_folder
+
+
+class FakeRun(QObject):
+    """A run as far as the window looks at it."""
+
+    changed = Signal()
+    state_changed = Signal(str)
+
+    def __init__(self, state: str = "running") -> None:
+        super().__init__()
+        self.state, self.said, self.problem = state, [], ""
+        self.step, self.iterations, self.eta_s = 12, 60, 75.0
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in ("starting", "running", "paused", "stopping")
+
+    def say(self, word: str) -> None:
+        self.said.append(word)
+
+    def latest(self, name: str) -> float | None:
+        return {"peak_memory_gb": 1.234}.get(name)
+
+    def become(self, state: str) -> None:
+        self.state = state
+        self.state_changed.emit(state)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "demo.yaml"
+    file.write_text("model: demo/model\ndata: demo/data\niters: 60\n")
+    monkeypatch.setattr(places, "demo_config", lambda: file)
+    return file
+
+
+@pytest.fixture
+def studio(tmp_path: Path, demo: Path, qapp) -> Studio:
+    return Studio(Prefs(tmp_path / "prefs"))
+
+
+@pytest.fixture
+def window(studio: Studio, qtbot) -> Window:
+    window = Window(studio)
+    qtbot.addWidget(window, before_close_func=lambda window: setattr(window.studio, "run", None))
+    window.resize(1280, 800)
+    window.show()
+    return window
+
+
+def look_at(studio: Studio, run: FakeRun) -> FakeRun:
+    studio.run = run
+    run.state_changed.connect(studio.run_state_changed)
+    studio.run_changed.emit()
+    return run
+
+
+def enabled(window: Window) -> set[str]:
+    return {name for name in RUN_ACTIONS if window.commands[name].isEnabled()}
+
+
+# Pages
+
+
+def test_pages_are_built_when_first_shown(window: Window):
+    assert window.pages == {}
+    window.show_page("train")
+    page = window.pages["train"]
+    window.show_page("train")
+    assert window.pages == {"train": page}
+    assert window.sidebar.buttons["train"].isChecked()
+
+
+def test_an_unknown_page_is_an_error(window: Window):
+    with pytest.raises(KeyError, match="nowhere"):
+        window.show_page("nowhere")
+
+
+def test_find_goes_to_the_search_of_train(window: Window):
+    window.activateWindow()
+    window.commands["find"].trigger()
+    assert window.pages["train"].search.hasFocus()
+
+
+def test_the_sidebar_shows_icons_alone_in_a_narrow_window(window: Window, qtbot):
+    wide = window.sidebar.width()
+    window.resize(NARROW - 1, 700)
+    qtbot.waitUntil(lambda: window.sidebar.width() < wide)
+    window.resize(NARROW + 100, 700)
+    qtbot.waitUntil(lambda: window.sidebar.width() == wide)
+    window.commands["sidebar"].trigger()
+    assert window.sidebar.width() < wide
+    assert window.studio.prefs.sidebar_collapsed
+
+
+# Menus
+
+
+def test_every_action_has_a_shortcut_of_its_own(window: Window):
+    keys = [action.shortcut().toString() for action in window.commands.by_name.values()]
+    if "" in keys:  # Quit has none on platforms where the system gives it one
+        keys.remove("")
+    assert all(keys)
+    assert len(set(keys)) == len(keys)
+
+
+def test_menus_lead_to_pages_and_themes(window: Window):
+    window.commands["train"].trigger()
+    assert "train" in window.pages
+    (dark,) = [
+        action for menu in window.menuBar().actions() for action in menu.menu().actions() if action.text() == "Dark"
+    ]
+    dark.trigger()
+    assert theme.is_dark()
+    assert window.studio.prefs.theme == "dark"
+    window.set_theme("light")
+
+
+def test_icons_exist():
+    names = [page.icon for page in PAGES] + [entry.icon for menu in MENUS.values() for entry in menu if entry]
+    assert all((places.resources() / "icons" / f"{name}.svg").exists() for name in names if name)
+
+
+# The run
+
+
+def test_buttons_and_strip_follow_the_run(window: Window, studio: Studio):
+    assert enabled(window) == {"run"}
+    assert window.strip.state.text() == "No run"
+    run = look_at(studio, FakeRun())
+    assert enabled(window) == {"pause", "stop", "save_now"}
+    assert window.strip.step.text() == "step 12 of 60"
+    assert window.strip.left.text().replace("\u202f", " ") == "1 min 15 s left"
+    assert window.strip.memory.text().startswith("1.23")
+    run.become("paused")
+    assert window.commands["pause"].text() == "Resume"
+    run.become("stopping")
+    assert enabled(window) == set()
+    run.problem = "The dataset has no rows."
+    run.become("failed")
+    assert enabled(window) == {"run"}
+    assert window.strip.sentence.text() == "The dataset has no rows."
+    assert not window.strip.left.isVisible()
+
+
+@pytest.mark.parametrize("state", [state for state in WORDS if state])
+def test_every_state_has_a_word(window: Window, studio: Studio, state: str):
+    look_at(studio, FakeRun(state))
+    assert window.strip.state.text() == WORDS[state]
+
+
+def test_the_buttons_say_their_word_to_the_run(window: Window, studio: Studio):
+    run = look_at(studio, FakeRun())
+    window.commands["pause"].trigger()
+    run.become("paused")
+    window.commands["pause"].trigger()
+    window.commands["save_now"].trigger()
+    window.commands["stop"].trigger()
+    assert run.said == ["pause", "resume", "save", "stop"]
+
+
+def test_run_makes_a_folder_and_trains_what_the_form_says(studio: Studio, monkeypatch: pytest.MonkeyPatch):
+    started: list[tuple[str, RunFolder]] = []
+    monkeypatch.setattr("app.task.start_training", lambda text, run: started.append((text, run)))
+    shown: list[str] = []
+    studio.page_wanted.connect(shown.append)
+    studio.restore()
+    studio.draft.set("run_name", "first")
+    studio.start_run()
+    ((text, folder),) = started
+    assert folder.path == places.runs_folder() / "first"
+    assert folder.path.is_dir()
+    assert "iters: 60" in text
+    assert studio.run.folder.path == folder.path
+    assert shown == ["monitor"]
+    studio.close_run()
+    assert studio.run is None
+
+
+def test_a_runs_folder_that_cannot_be_made_is_one_sentence(studio: Studio, tmp_path: Path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "file" / "runs"))
+    said: list[str] = []
+    studio.message.connect(said.append)
+    studio.restore()
+    studio.start_run()
+    assert len(said) == 1
+    assert "cannot be written" in said[0]
+    assert studio.run is None
+
+
+def test_a_second_run_is_refused_while_one_is_live(window: Window, studio: Studio):
+    studio.restore()
+    look_at(studio, FakeRun())
+    studio.start_run()
+    assert window.strip.sentence.text().startswith("One run at a time")
+
+
+def test_opening_finds_the_run_that_is_still_training(studio: Studio, qtbot):
+    old = make_run_folder("old")
+    old.config.write_text("model: a\n")
+    old.events.write_text(
+        '{"v": 1, "seq": 0, "t": 1.0, "kind": "finished", "step": 1, "reason": "", "sentence": "Done."}\n'
+    )
+    live = make_run_folder("live")
+    live.config.write_text("model: a\n")
+    handle = hold_lock(live)
+    try:
+        assert studio.reattach()
+        assert studio.run.folder.name == "live"
+        studio.open_run(old.path)
+        qtbot.waitUntil(lambda: not studio.run.is_live)
+        assert studio.is_training, "also while another run is looked at"
+        studio.stop_training()
+        assert live.control.read_text() == "stop"
+    finally:
+        os.close(handle)
+        studio.close_run()
+    assert not studio.is_training
+    assert not studio.reattach()
+
+
+# Closing
+
+
+@pytest.mark.parametrize(("answer", "closes", "said"), [("keep", True, []), ("stop", True, ["stop"]), ("cancel", False, [])])  # fmt: skip
+def test_closing_while_a_run_is_live_asks(window: Window, studio: Studio, monkeypatch, answer, closes, said):
+    run = look_at(studio, FakeRun())
+    monkeypatch.setattr(window, "ask_about_training", lambda: answer)
+    assert window.close() is closes
+    assert run.said == said
+
+
+def test_closing_without_a_live_run_asks_nothing(window: Window, studio: Studio, monkeypatch):
+    look_at(studio, FakeRun("finished"))
+    monkeypatch.setattr(window, "ask_about_training", lambda: pytest.fail("asked"))
+    studio.draft.set("seed", 5)
+    assert window.close()
+    assert "seed: 5" in studio.prefs.draft_file.read_text(), "the form is on disk"
+
+
+def test_the_window_comes_back_as_it_was(window: Window, studio: Studio, qtbot):
+    window.resize(900, 640)
+    window.set_theme("dark")
+    window.close()
+    again = Window(Studio(Prefs(studio.prefs.folder)))
+    qtbot.addWidget(again)
+    assert again.height() < 700, "not the size of a first launch; the offscreen screen is too narrow to compare widths"
+    assert again.studio.prefs.theme == "dark"
+
+
+# Files
+
+
+def test_a_config_dropped_on_the_window_opens(window: Window, tmp_path: Path, qtbot):
+    (tmp_path / "mine.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
+    mime = QMimeData()
+    mime.setUrls([QUrl.fromLocalFile(str(tmp_path / "mine.yaml"))])
+    buttons, keys = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
+    window.dropEvent(QDropEvent(QPointF(3, 3), Qt.DropAction.CopyAction, mime, buttons, keys))
+    qtbot.waitUntil(lambda: window.studio.draft.value("seed") == 3)
+    assert window.document.text() == "mine.yaml"
+    assert "mine.yaml" in window.windowTitle()
+
+
+def test_a_file_that_cannot_be_opened_is_a_sentence_in_the_strip(window: Window, tmp_path: Path):
+    (tmp_path / "bad.yaml").write_text("temprature: 1\n")
+    window.open_path(tmp_path / "bad.yaml")
+    assert window.strip.sentence.text() == "There is no setting temprature. Did you mean temperature?"
+
+
+@pytest.mark.parametrize(("answer", "seed"), [("cancel", 9), ("discard", 3), ("save", 3)])
+def test_edits_are_not_lost_unasked(window: Window, tmp_path: Path, monkeypatch, answer: str, seed: int):
+    (tmp_path / "other.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
+    window.studio.draft.set("seed", 9)
+    monkeypatch.setattr(window, "ask_about_edits", lambda: answer)
+    monkeypatch.setattr(window, "choose_save_path", lambda: tmp_path / "kept.yaml")
+    window.open_path(tmp_path / "other.yaml")
+    assert window.studio.draft.value("seed") == seed
+    assert (tmp_path / "kept.yaml").exists() is (answer == "save")
+
+
+def test_save_marks_the_form_as_saved(window: Window, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(window, "choose_save_path", lambda: tmp_path / "mine.yaml")
+    window.studio.draft.set("seed", 9)
+    assert window.isWindowModified()
+    window.commands["save"].trigger()
+    assert not window.isWindowModified()
+    assert window.document.text() == "mine.yaml"
+    assert window.studio.prefs.config_file == tmp_path / "mine.yaml"
+
+
+def test_a_place_that_cannot_be_written_is_a_sentence(window: Window, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(window, "choose_save_path", lambda: tmp_path / "no" / "where.yaml")
+    window.commands["save_as"].trigger()
+    assert "cannot be written" in window.strip.sentence.text()
+
+
+# First launch and later ones
+
+
+def test_the_first_launch_shows_the_demo(studio: Studio):
+    studio.restore()
+    assert studio.draft.is_demo
+    assert studio.draft.path is None, "Save must not write over the bundled file"
+    assert not studio.draft.problems()
+
+
+def test_a_missing_demo_is_said_and_the_defaults_shown(studio: Studio, demo: Path):
+    demo.unlink()
+    said: list[str] = []
+    studio.message.connect(said.append)
+    studio.restore()
+    assert said == [f"There is no file {demo}. The form shows the defaults."]
+
+
+def test_a_later_launch_shows_the_form_as_it_was(studio: Studio):
+    studio.restore()
+    studio.draft.set("temperature", "0.")
+    studio.draft.flush()
+    again = Studio(Prefs(studio.prefs.folder))
+    again.restore()
+    assert again.draft.value("temperature") == "0."
+    assert not again.draft.is_demo
+
+
+def test_prefs_read_back_their_types(tmp_path: Path):
+    (tmp_path / "prefs.ini").write_text("[General]\nsidebar_collapsed=false\n")
+    assert Prefs(tmp_path).sidebar_collapsed is False, "an INI file holds the text false, and bool of that is True"
+
+
+# Light and dark
+
+
+def contrast(one: QColor, other: QColor) -> float:
+    """WCAG 2.1's ratio, 1 to 21."""
+
+    def luminance(colour: QColor) -> float:
+        parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour.getRgbF()[:3]]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("colours", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("role", ["text", "muted", "warning", "bad", "good", "accent", "kl", "clip", "length"])
+def test_words_can_be_read(colours: theme.Palette, role: str):
+    for ground in ("window", "card", "field"):
+        assert contrast(getattr(colours, role), getattr(colours, ground)) >= 4.5, ground
+    assert contrast(colours.text, colours.selection) >= 4.5
+    assert contrast(colours.accent_text, colours.accent) >= 4.5
+
+
+def test_a_change_of_theme_reaches_what_is_shown(window: Window, qapp: QApplication, qtbot):
+    window.set_theme("light")
+    window.show_page("train")
+    light = window.grab().toImage().pixelColor(300, 300)
+    with qtbot.waitSignal(theme.signals.changed):
+        window.set_theme("dark")
+    dark = window.grab().toImage().pixelColor(300, 300)
+    window.set_theme("light")
+    assert light.lightness() - dark.lightness() > 100
+
+
+def test_eight_rewards_have_eight_colours_and_the_ninth_is_dashed(qapp: QApplication):
+    assert len({theme.reward_colour(place).name() for place in range(8)}) == 8
+    assert theme.reward_pen(8).style() != theme.reward_pen(0).style()
+    assert theme.reward_pen(8).color() == theme.reward_pen(0).color()
+
+
+# Starting
+
+
+def test_without_a_display_the_demo_runs_in_the_terminal(monkeypatch, capsys):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    called: list[list[str]] = []
+
+    def execve(program: str, command: list[str], environment: dict[str, str]) -> None:
+        called.append(command)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execve", execve)
+    with pytest.raises(SystemExit):
+        start.main([])
+    assert capsys.readouterr().out == "No display was found, so the demo runs here in the terminal.\n"
+    assert called[0][-3:] == ["-m", "backend", "demo"]
+
+
+def test_a_bundled_app_is_its_own_trainer(monkeypatch):
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    seen: list[list[str]] = []
+    fake = SimpleNamespace(main=lambda: seen.append(list(sys.argv)))
+    monkeypatch.setitem(sys.modules, "backend.__main__", fake)
+    assert start.main(["--backend", "check", "c.yaml"]) == 0
+    assert seen == [["grpo-studio-backend", "check", "c.yaml"]]
+
+
+def test_a_picture_of_a_page(tmp_path: Path):
+    picture = tmp_path / "train.png"
+    arguments = ["--screenshot", str(picture), "--page", "train", "--theme", "dark", "--size", "900x620"]
+    done = subprocess.run(
+        [sys.executable, "-m", "app", *arguments], capture_output=True, text=True, timeout=60, cwd=places.project_root()
+    )
+    assert done.returncode == 0, done.stderr
+    image = QImage(str(picture))
+    assert (image.width(), image.height()) == (900, 620)
+    assert image.pixelColor(450, 590).lightness() < 100
+
+
+def test_toolbar_shows_the_four_words_in_their_order(window: Window):
+    shown = [action.text() for action in window.toolbar.actions() if isinstance(action, QAction) and action.text()]
+    assert shown == ["Run", "Pause", "Stop", "Save now"]
