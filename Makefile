@@ -5,7 +5,7 @@ PY     := $(VENV)/bin/python
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
             $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v $$p; break; }; done)
 
-.PHONY: run test demo lint format bench help system clean
+.PHONY: run test proofs demo lint format bench help system clean
 .DEFAULT_GOAL := help
 
 help: ## say what there is to make
@@ -16,6 +16,9 @@ run: $(VENV)/.run-ready ## start the app on the bundled demo (in the terminal wh
 
 test: $(VENV)/.test-ready ## run the whole suite
 	QT_QPA_PLATFORM=offscreen $(PY) -m pytest
+
+proofs: $(VENV)/.test-ready ## run the long proofs too: the demo for three seeds, every loss learning
+	QT_QPA_PLATFORM=offscreen $(PY) -m pytest -m proof -s
 
 demo: $(VENV)/.run-ready ## train the bundled demo in the terminal
 	$(PY) -m backend demo

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 NO_DISPLAY = "No display was found, so the demo runs here in the terminal."
 SCREENSHOT_MS = 900
 """How long a page may settle before its picture is taken."""
+READ_AHEAD_MS = 300
+"""After the first paint: until then nothing competes with it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -72,9 +74,11 @@ def run_demo_here() -> None:
 
 
 def show_window(options: argparse.Namespace) -> int:
+    from PySide6.QtCore import QTimer
     from PySide6.QtWidgets import QApplication
 
     from app import theme
+    from app.pages import read_ahead
     from app.studio import Studio
     from app.window import NAME, Window
 
@@ -89,6 +93,7 @@ def show_window(options: argparse.Namespace) -> int:
         window.resize(*(int(side) for side in options.size.lower().split("x")))
     open_session(window, options)
     window.show()
+    QTimer.singleShot(READ_AHEAD_MS, read_ahead)
     if options.screenshot:
         take_picture(app, window, options.screenshot)
     return app.exec()

@@ -43,17 +43,27 @@ MENUS: dict[str, tuple[Entry | None, ...]] = {
         None,
         Entry("quit", "Quit", _STANDARD.Quit, "close"),
     ),
-    "Edit": (Entry("find", "Find a setting", _STANDARD.Find, "find_setting"),),
+    "Edit": (
+        Entry("copy", "Copy", _STANDARD.Copy, "copy"),
+        None,
+        Entry("find", "Find a setting", _STANDARD.Find, "find_setting"),
+    ),
     "Run": (
         Entry("run", "Run", "Ctrl+R", "run", "play", "Train what the form says"),
         Entry("pause", "Pause", "Ctrl+Shift+P", "pause", "pause", "Hold the run, or let it go on"),
         Entry("stop", "Stop", "Ctrl+.", "stop", "stop", "Save and end the run"),
         Entry("save_now", "Save now", "Ctrl+Shift+K", "save_now", "save", "Write a checkpoint now"),
+        None,
+        Entry("resume", "Resume from the checkpoint", "Ctrl+Shift+R", "resume"),
+        Entry("export", "Export…", "Ctrl+E", "export"),
+        None,
+        Entry("open_folder", "Open the run's folder", "Ctrl+Shift+O", "open_folder"),
+        Entry("open_log", "Open the log", "Ctrl+L", "open_log"),
     ),
 }
 """None is a line between entries."""
 RUN_ACTIONS = ("run", "pause", "stop", "save_now")
-THEMES = {"system": "As the system", "light": "Light", "dark": "Dark"}
+THEMES = {"system": ("As the system", "Ctrl+Alt+0"), "light": ("Light", "Ctrl+Alt+1"), "dark": ("Dark", "Ctrl+Alt+2")}
 
 
 class Actions(QObject):
@@ -85,6 +95,10 @@ class Actions(QObject):
         self["pause"].setText("Resume" if state == "paused" else "Pause")
         self["stop"].setEnabled(state in ("starting", "running", "paused"))
         self["save_now"].setEnabled(state in ("running", "paused"))
+        self["resume"].setEnabled(state in ("stopped", "failed", "crashed"))
+        self["export"].setEnabled(state in ("finished", "stopped", "failed", "crashed"))
+        for name in ("open_folder", "open_log"):
+            self[name].setEnabled(bool(state))
 
     def _action(self, entry: Entry, call: Callable[[], object] | None = None) -> QAction:
         action = QAction(entry.text, self._window)
@@ -105,12 +119,18 @@ class Actions(QObject):
             entry = Entry(page.key, page.title, page.shortcut, "show_page")
             menu.addAction(self._action(entry, partial(window.show_page, page.key)))
         menu.addSeparator()
+        for name, text, keys in (
+            ("earlier", "Earlier completions", "Ctrl+["),
+            ("later", "Later completions", "Ctrl+]"),
+        ):
+            menu.addAction(self._action(Entry(name, text, keys, f"{name}_completions")))
+        menu.addSeparator()
         menu.addAction(self._action(Entry("sidebar", "Collapse sidebar", "Ctrl+B", "toggle_sidebar")))
         menu.addSeparator()
         group = QActionGroup(window)
-        for mode, text in THEMES.items():
-            action = menu.addAction(text)
+        for mode, (text, keys) in THEMES.items():
+            action = self._action(Entry(f"theme {mode}", text, keys, "set_theme"), partial(window.set_theme, mode))
             action.setCheckable(True)
             action.setChecked(mode == theme.mode())
-            action.triggered.connect(lambda _checked, mode=mode: window.set_theme(mode))
+            menu.addAction(action)
             group.addAction(action)

@@ -176,6 +176,10 @@ class Draft(QObject):
     def shown_command(self) -> str:
         return shown(self.command())
 
+    def short_command(self) -> str:
+        """The same with names in place of paths: enough to know it by."""
+        return shown([Path(word).name for word in self.command() if word != "-P"])
+
     @property
     def is_demo(self) -> bool:
         """Whether it is the bundled demo, untouched."""

@@ -1,6 +1,6 @@
 """What a diary has told so far: the numbers, the phase, the clock, how it ended. Events in, facts out.
 
-No Qt, no files, no timers: `app.run` feeds it a live diary, `app.summary` the two ends of an archived one.
+No Qt, no files, no timers: `app.run` feeds it. (One line about an archived run is `backend.spec.archive`'s.)
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections import deque
 from typing import Any, Literal, TypeGuard
 
 from app.series import Series, number
+from backend.spec.clock import WorkClock
 from backend.spec.events import ENDINGS, KINDS, Event
 
 State = Literal["starting", "running", "paused", "stopping", "finished", "stopped", "failed", "crashed"]
@@ -25,7 +26,6 @@ PHASE_WORDS = {
     "paused": "paused",
 }
 
-_OFF_THE_CLOCK = ("loading", "paused")
 _RATE_WINDOW = 50
 """Steps that the time left is worked out from: long enough to be calm, short enough to follow longer completions."""
 _KEPT = 200
@@ -43,7 +43,6 @@ class Record:
         self.evals = Series()
         self.tested: dict[str, Any] = {}
         self.started: Event | None = None
-        self.first_started: Event | None = None
         self.ending: Event | None = None
         self.phase = ""
         self.phase_progress: float | None = None
@@ -53,16 +52,15 @@ class Record:
         self.step = 0
         self.notes: deque[Event] = deque(maxlen=_KEPT)
         self.health: deque[Event] = deque(maxlen=_KEPT)
-        self.last_t: float | None = None
-        self._clock = 0.0
-        self._ticking = False
+        self._clock = WorkClock()
         self._pace: deque[tuple[int, float]] = deque(maxlen=_RATE_WINDOW + 1)
 
     def begin_again(self) -> None:
         """A new process is about to go on with this run: what the old one said of its end no longer holds."""
         self.started = self.ending = None
         self.phase, self.phase_progress = "", None
-        self.paused = self.stopping = self._ticking = False
+        self.paused = self.stopping = False
+        self._clock.stop()
         self._pace.clear()
 
     def take(self, event: Event) -> None:
@@ -70,7 +68,7 @@ class Record:
         kind = event.get("kind")
         if kind not in KINDS:
             return
-        self._advance(event, resuming=kind == "started")
+        self._clock.take(event)
         reader = getattr(self, f"_take_{'ending' if kind in ENDINGS else kind}", None)
         if reader is not None:  # a checkpoint tells nothing that is kept here
             reader(event)
@@ -78,14 +76,14 @@ class Record:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was taken yet."""
-        return self.last_t is None
+        return self._clock.last_t is None
 
     def elapsed_s(self, now: float | None = None) -> float:
         """Seconds spent on steps, evaluation and saving; loading and pauses are not counted.
 
         `now` (unix seconds) adds what has gone by since the last event of a run that is alive.
         """
-        return self._clock + self._since_last(now)
+        return self._clock.seconds + self._clock.since_last(now)
 
     def eta_s(self, now: float | None = None) -> float | None:
         """Seconds left at the pace of the last steps, or None while that cannot be said."""
@@ -97,24 +95,9 @@ class Record:
             return None
         return max(0.0, pace * max(0, self.iterations - last) - (self.elapsed_s(now) - at))
 
-    def _since_last(self, now: float | None) -> float:
-        if now is None or self.last_t is None or not self._ticking:
-            return 0.0
-        return max(0.0, now - self.last_t)
-
-    def _advance(self, event: Event, *, resuming: bool) -> None:
-        """Move the clock to the event, unless nobody was at work since the last one."""
-        t = number(event.get("t"))
-        if t != t:
-            return
-        if not resuming:
-            self._clock += self._since_last(t)
-        self.last_t = t
-
     def _take_started(self, event: Event) -> None:
         self.begin_again()
         self.started = event
-        self.first_started = self.first_started or event
         told = event.get("iterations")
         if isinstance(told, int) and told > 0:
             self.iterations = told
@@ -124,16 +107,15 @@ class Record:
         self.phase = phase if isinstance(phase, str) else ""
         self.phase_progress = progress_of(event)
         self.paused = self.phase == "paused"
-        self._ticking = self.phase not in _OFF_THE_CLOCK
 
     def _take_command(self, event: Event) -> None:
         word = event.get("word", event.get("command"))
         if word == "stop":
             self.stopping = True
         elif word == "pause":
-            self.paused, self._ticking = True, False
+            self.paused = True
         elif word == "resume":
-            self.paused, self.phase, self._ticking = False, "", True
+            self.paused, self.phase = False, ""
 
     def _take_step(self, event: Event) -> None:
         step, metrics = event.get("step"), event.get("metrics")
@@ -141,8 +123,7 @@ class Record:
             return
         self.steps.append(step, metrics)
         self.step = step
-        self._ticking = True
-        self._pace.append((step, self._clock))
+        self._pace.append((step, self._clock.seconds))
 
     def _take_eval(self, event: Event) -> None:
         step, metrics = event.get("step"), event.get("metrics")
@@ -162,7 +143,7 @@ class Record:
     def _take_ending(self, event: Event) -> None:
         self.ending = event
         self.phase, self.phase_progress = "", None
-        self.paused = self.stopping = self._ticking = False
+        self.paused = self.stopping = False
 
 
 def state_of(record: Record, *, locked: bool, young: bool, stop_said: bool = False) -> State:

@@ -7,6 +7,7 @@ window started from one found in the archive. It starts no process and writes no
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.record import LIVE, Record, State, state_of
 from app.sampled import CompletionIndex, Row
+from backend.spec.archive import YOUNG_S, is_young
 from backend.spec.catalog import canonical
 from backend.spec.config import DEFAULT_REWARDS, read
 from backend.spec.events import Event, Follower
@@ -28,9 +30,8 @@ SLICE = 96 << 10
 """Bytes of diary parsed in one go: about 3 ms."""
 BUDGET_S = 0.015
 """Reading time a look may take before the event loop gets its turn."""
-YOUNG_S = 20.0
-"""How long a process may take from its start to the lock (it imports first) before its silence means a crash."""
 LOG_TAIL = 64 << 10
+_SETTING = re.compile(r"^[a-z_]+: ")
 
 
 class Run(QObject):
@@ -134,7 +135,7 @@ class Run(QObject):
         """Why a failed or crashed run came to nothing, as one sentence; empty for every other."""
         if self._state == "failed":
             told = (self.ending or {}).get("sentence")
-            return told if isinstance(told, str) and told else "The run failed without saying why; the log may tell."
+            return _sentences(told) if isinstance(told, str) and told else "The run failed; the log may tell why."
         if self._state != "crashed":
             return ""
         when = f"after step {self.step}" if self.step else "before its first step"
@@ -309,10 +310,9 @@ def newest_checkpoint(folder: RunFolder) -> int | None:
     return max((int(name) for name in names if name.isdigit()), default=None)
 
 
-def is_young(folder: RunFolder) -> bool:
-    """Whether something was written into the folder so lately that a trainer may still be on its way to the lock."""
-    touched = max(_stamp(folder.config), _stamp(folder.log)) / 1e9
-    return time.time() - touched < YOUNG_S
+def _sentences(told: str) -> str:
+    """Faults as sentences alone: the setting that stands before each is for programs, and named in the sentence."""
+    return " ".join(_SETTING.sub("", line) for line in told.splitlines())
 
 
 def _configured_rewards(config: dict[str, Any]) -> list[str]:

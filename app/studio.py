@@ -25,13 +25,15 @@ class Studio(QObject):
 
     Attributes: draft, prefs; run – the run that Monitor and Completions show, or None.
     Signals: page_wanted(key of a page); field_wanted(key of a setting, to be shown and focused on the Train page);
-    run_changed – `run` is another one now; run_state_changed(its state); message(one sentence for the status strip).
+    run_changed – `run` is another one now; run_state_changed(its state); export_wanted(RunFolder);
+    message(one sentence for the status strip).
     """
 
     page_wanted = Signal(str)
     field_wanted = Signal(str)
     run_changed = Signal()
     run_state_changed = Signal(str)
+    export_wanted = Signal(object)
     message = Signal(str)
 
     def __init__(self, prefs: Prefs | None = None, parent: QObject | None = None) -> None:
@@ -59,10 +61,7 @@ class Studio(QObject):
 
     def start_run(self) -> None:
         """Train what the form says in a process of its own; with problems, go to the first one instead."""
-        if self.is_training:
-            self.message.emit("One run at a time: stop the present run first, or let it finish.")
-            return
-        if self._shows_a_problem():
+        if self._is_busy() or self._shows_a_problem():
             return
         try:
             folder = self._launch()
@@ -72,6 +71,30 @@ class Studio(QObject):
         self.open_run(folder.path)
         self.message.emit("")
         self.page_wanted.emit("monitor")
+
+    def resume_run(self, folder: RunFolder) -> None:
+        """Go on with a run from its newest checkpoint, in a process of its own, and look at it."""
+        from app.task import resume_training
+
+        if self._is_busy():
+            return
+        try:
+            resume_training(folder)
+        except Mistake as mistake:
+            self.message.emit(mistake.faults[0].sentence)
+            return
+        self._training = folder
+        if self.run is None or self.run.folder.path != folder.path:
+            self.open_run(folder.path)
+        assert self.run is not None
+        self.run.relaunched()
+        self.page_wanted.emit("monitor")
+
+    def _is_busy(self) -> bool:
+        """Whether a run is alive already, which is then said."""
+        if self.is_training:
+            self.message.emit("One run at a time: stop the present run first, or let it finish.")
+        return self.is_training
 
     def _shows_a_problem(self) -> bool:
         faults = self.draft.problems()

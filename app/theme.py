@@ -13,10 +13,13 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QGuiApplication, QPalette, QPen
 from PySide6.QtWidgets import QApplication
 
+from app.sheet import CONTROLS, OURS
 from backend.spec import places
 
 SPACE = 8
 """The grid: every margin and gap is a multiple (or half) of this."""
+GUTTER = 2 * SPACE
+"""Between the content of a page and its edge."""
 RADIUS = 8
 BODY, CAPTION, TITLE = 13, 11, 20
 """Type sizes in pixels."""
@@ -79,7 +82,7 @@ LIGHT = _palette(
     warning="#9a5700",
     bad="#c0352b",
     kl="#9c3f8f",
-    clip="#a85b00",
+    clip="#77690a",
     length="#2b7a8c",
     plot_background="#ffffff",
     grid="#d9d9df",
@@ -106,7 +109,7 @@ DARK = _palette(
     warning="#e6a94f",
     bad="#ff8378",
     kl="#dd8fd2",
-    clip="#e0a257",
+    clip="#d2c25a",
     length="#6fc3d6",
     plot_background="#232328",
     grid="#3c3c44",
@@ -130,7 +133,7 @@ class _Signals(QObject):
 
 
 signals = _Signals()
-_now = {"dark": False, "mode": "system", "following": False}
+_now = {"dark": False, "mode": "system", "following": False, "asking": False}
 
 
 def palette() -> Palette:
@@ -197,18 +200,26 @@ def apply(app: QApplication, mode: str = "system") -> None:
     """Dress the application. `mode` is system (follow the desktop, also when it changes later), light or dark."""
     if mode not in MODES:
         raise ValueError(f"mode must be one of {MODES}, not {mode!r}")
-    _now["mode"] = mode
-    _ask_platform_for(mode)
-    if not _now["following"]:
-        _now["following"] = True
-        QGuiApplication.styleHints().colorSchemeChanged.connect(lambda _scheme: _dress(app))
+    first = not _now["following"]
+    _now.update(mode=mode, following=True, asking=True)
+    if first:
+        QGuiApplication.styleHints().colorSchemeChanged.connect(lambda _scheme: _follow(app))
         if sys.platform != "darwin":
             app.setStyle("Fusion")
+    app.setStyleSheet("")
+    _ask_platform_for(mode)
+    _now["asking"] = False
     _dress(app)
 
 
 def mode() -> str:
     return str(_now["mode"])
+
+
+def _follow(app: QApplication) -> None:
+    """The desktop's scheme is another one now; where we asked for it, `apply` dresses anyway."""
+    if not _now["asking"]:
+        _dress(app)
 
 
 def _ask_platform_for(mode: str) -> None:
@@ -224,7 +235,9 @@ def _dress(app: QApplication) -> None:
     system_dark = QGuiApplication.styleHints().colorScheme() == Qt.ColorScheme.Dark
     _now["dark"] = wanted == "dark" or (wanted == "system" and system_dark)
     colours = palette()
-    app.setFont(body_font())
+    app.setStyleSheet("")  # a sheet laid over another makes Qt work out every widget anew for each of its parents
+    if app.font() != body_font():
+        app.setFont(body_font())
     app.setPalette(_qt_palette(colours))
     app.setStyleSheet(_sheet(colours))
     signals.changed.emit()
@@ -258,98 +271,7 @@ def _qt_palette(colours: Palette) -> QPalette:
 
 def _sheet(colours: Palette) -> str:
     """The stylesheet: our own parts everywhere, the controls too where Fusion draws them."""
-    text = _OURS if sys.platform == "darwin" else _CONTROLS + _OURS
+    text = OURS if sys.platform == "darwin" else CONTROLS + OURS
     for role in sorted((role.name for role in fields(Palette)), key=len, reverse=True):
         text = text.replace(f"@{role}", getattr(colours, role).name())
     return text.replace("@icons", (places.resources() / "icons").as_posix())
-
-
-_OURS = """
-QFrame[role="card"] { background: @card; border: 1px solid @hairline; border-radius: 8px; }
-QFrame[role="banner"] { background: @selection; border: none; border-radius: 8px; }
-QFrame[role="rule"] { background: @hairline; border: none; max-height: 1px; min-height: 1px; }
-QLabel[role="muted"], QLabel[role="caption"] { color: @muted; }
-QLabel[role="problem"] { color: @warning; }
-QPushButton[role="primary"] {
-    background: @accent; color: @accent_text; border: 1px solid @accent; border-radius: 6px;
-    padding: 6px 16px; font-weight: 600;
-}
-QPushButton[role="primary"]:hover { background: @accent_hover; border-color: @accent_hover; }
-QPushButton[role="primary"]:disabled { background: @hover; border-color: @hover; color: @faint; }
-QPushButton[role="link"] {
-    background: transparent; border: none; color: @accent; padding: 2px 0px; text-align: left;
-}
-QPushButton[role="link"]:hover, QPushButton[role="link"]:focus { text-decoration: underline; }
-QToolButton[role="disclosure"] { padding: 4px 8px 4px 0px; border: none; color: @muted; }
-QToolButton[role="disclosure"]:hover, QToolButton[role="disclosure"]:focus { background: transparent; color: @text; }
-QToolButton[role="disclosure"]:checked { background: transparent; }
-QScrollArea, QScrollArea > QWidget > QWidget#page { background: transparent; border: none; }
-"""
-
-_CONTROLS = """
-QToolTip { background: @card; color: @text; border: 1px solid @outline; padding: 4px 6px; }
-QLineEdit, QPlainTextEdit, QTextEdit, QAbstractSpinBox, QComboBox {
-    background: @field; color: @text; border: 1px solid @outline; border-radius: 6px; padding: 4px 7px;
-    selection-background-color: @accent; selection-color: @accent_text;
-}
-QLineEdit, QComboBox, QAbstractSpinBox { min-height: 18px; }
-QLineEdit, QPlainTextEdit { padding: 4px 5px; }
-QLineEdit[role="search"] { padding-left: 0px; }
-QLineEdit:focus, QPlainTextEdit:focus, QTextEdit:focus, QAbstractSpinBox:focus, QComboBox:focus {
-    border-color: @accent;
-}
-QLineEdit:disabled, QComboBox:disabled { color: @faint; background: @window; }
-QLineEdit[problem="true"], QPlainTextEdit[problem="true"], QComboBox[problem="true"] { border-color: @warning; }
-QTableView QAbstractSpinBox, QTableView QLineEdit { border-radius: 0px; padding: 0px 4px; }
-QComboBox::drop-down { border: none; width: 22px; }
-QComboBox::down-arrow { image: url("@icons/menu-arrow.svg"); width: 12px; height: 12px; margin-right: 6px; }
-QPushButton::menu-indicator {
-    image: url("@icons/menu-arrow.svg"); width: 12px; height: 12px; subcontrol-position: center right; right: 8px;
-}
-QPushButton[menu="true"] { padding-right: 26px; }
-QComboBox QAbstractItemView {
-    background: @card; border: 1px solid @outline; outline: none; padding: 4px;
-    selection-background-color: @selection; selection-color: @text;
-}
-QPushButton {
-    background: @card; color: @text; border: 1px solid @outline; border-radius: 6px; padding: 4px 12px; min-height: 18px;
-}
-QPushButton:hover { background: @hover; }
-QPushButton:pressed { background: @hairline; }
-QPushButton:focus { border-color: @accent; }
-QPushButton:disabled { color: @faint; border-color: @hairline; }
-QToolButton { background: transparent; border: none; border-radius: 6px; padding: 4px 8px; }
-QToolButton:hover { background: @hover; }
-QToolButton:pressed, QToolButton:checked { background: @hairline; }
-QToolButton:focus { border: 1px solid @accent; padding: 3px 7px; }
-QToolButton:disabled { color: @faint; background: transparent; }
-QToolBar { background: @window; border: none; border-bottom: 1px solid @hairline; spacing: 4px; padding: 4px 8px; }
-QMenuBar { background: @window; color: @text; border-bottom: 1px solid @hairline; }
-QMenuBar::item { padding: 4px 8px; background: transparent; border-radius: 4px; }
-QMenuBar::item:selected { background: @hover; }
-QMenu { background: @card; color: @text; border: 1px solid @outline; padding: 4px; }
-QMenu::item { padding: 4px 24px 4px 20px; border-radius: 4px; }
-QMenu::item:selected { background: @selection; }
-QMenu::item:disabled { color: @faint; background: transparent; }
-QMenu::separator { height: 1px; background: @hairline; margin: 4px 8px; }
-QTableView, QListView, QTreeView {
-    background: @card; color: @text; border: none; gridline-color: @hairline; outline: none;
-    selection-background-color: @selection; selection-color: @text;
-}
-QHeaderView { background: @card; }
-QHeaderView::section {
-    background: @card; color: @muted; border: none; border-bottom: 1px solid @hairline; padding: 4px;
-}
-QTableCornerButton::section { background: @card; border: none; }
-QSplitter::handle { background: @hairline; }
-QProgressBar { background: @hover; border: none; border-radius: 3px; max-height: 6px; min-height: 6px; }
-QProgressBar::chunk { background: @accent; border-radius: 3px; }
-QScrollBar:vertical { background: transparent; width: 10px; margin: 0px; }
-QScrollBar:horizontal { background: transparent; height: 10px; margin: 0px; }
-QScrollBar::handle { background: @outline; border-radius: 3px; margin: 2px; }
-QScrollBar::handle:vertical { min-height: 32px; }
-QScrollBar::handle:horizontal { min-width: 32px; }
-QScrollBar::handle:hover { background: @faint; }
-QScrollBar::add-line, QScrollBar::sub-line { width: 0px; height: 0px; }
-QScrollBar::add-page, QScrollBar::sub-page { background: transparent; }
-"""

@@ -7,6 +7,7 @@ engine, and it never shows an error in a box of its own: errors are sentences in
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QResizeEvent
@@ -16,7 +17,6 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QLabel,
     QMainWindow,
-    QMessageBox,
     QSizePolicy,
     QStackedWidget,
     QToolBar,
@@ -27,11 +27,16 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.actions import RUN_ACTIONS, Actions
 from app.pages import PAGES
+from app.questions import ask, dropped_config
 from app.studio import Studio
+from app.task import Task
+from app.widgets.export_panel import ExportPanel
 from app.widgets.icons import IconButton
+from app.widgets.parts import show_file
 from app.widgets.sidebar import Sidebar
 from app.widgets.strip import Strip
 from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
 
 NAME = "GRPO Studio"
 MINIMUM = (880, 600)
@@ -50,6 +55,7 @@ class Window(QMainWindow):
         super().__init__(parent)
         self.studio = studio
         self.pages: dict[str, QWidget] = {}
+        self._was_live: bool | None = None
         self.setMinimumSize(*MINIMUM)
         self.setAcceptDrops(True)
         self.setUnifiedTitleAndToolBarOnMac(True)
@@ -104,6 +110,7 @@ class Window(QMainWindow):
         self.sidebar.chosen.connect(self.show_page)
         studio.page_wanted.connect(self.show_page)
         studio.message.connect(self.strip.show_sentence)
+        studio.export_wanted.connect(self.show_export)
         studio.run_changed.connect(self._follow_run)
         studio.run_state_changed.connect(self._show_state)
         studio.draft.changed.connect(self._show_title)
@@ -132,6 +139,22 @@ class Window(QMainWindow):
     def find_setting(self) -> None:
         self.show_page("train")
         self.pages["train"].find_setting()  # type: ignore[attr-defined]
+
+    def earlier_completions(self) -> None:
+        self.show_page("completions")
+        self.pages["completions"].go(-1)  # type: ignore[attr-defined]
+
+    def later_completions(self) -> None:
+        self.show_page("completions")
+        self.pages["completions"].go(1)  # type: ignore[attr-defined]
+
+    def copy(self) -> None:
+        """Copy what is chosen where the cursor is: text, rows of a table, the values of a chart."""
+        place: Any = QApplication.focusWidget()
+        if isinstance(place, QLabel):
+            QApplication.clipboard().setText(place.selectedText())
+        elif hasattr(place, "copy"):
+            place.copy()
 
     def toggle_sidebar(self) -> None:
         prefs = self.studio.prefs
@@ -168,9 +191,32 @@ class Window(QMainWindow):
     def save_now(self) -> None:
         self._say("save")
 
-    def _say(self, word: str) -> None:
+    def resume(self) -> None:
         if self.studio.run is not None:
-            self.studio.run.say(word)
+            self.studio.resume_run(self.studio.run.folder)
+
+    def export(self) -> None:
+        if self.studio.run is not None:
+            self.show_export(self.studio.run.folder)
+
+    def show_export(self, run: RunFolder) -> None:
+        """Open the panel that puts a run's model into LM Studio or a folder."""
+        ExportPanel(run, Task, self).open_beside()
+
+    def open_folder(self) -> None:
+        if self.studio.run is not None:
+            show_file(self.studio.run.folder.path)
+
+    def open_log(self) -> None:
+        if self.studio.run is not None:
+            show_file(self.studio.run.folder.log)
+
+    def _say(self, word: str) -> None:
+        try:
+            if self.studio.run is not None:
+                self.studio.run.say(word)
+        except Mistake as mistake:
+            self.strip.show_sentence(mistake.faults[0].sentence)
 
     def _state(self) -> str:
         return self.studio.run.state if self.studio.run is not None else ""
@@ -179,15 +225,18 @@ class Window(QMainWindow):
         """Listen to the run that is looked at now; the one before is gone with its connections."""
         if self.studio.run is not None:
             self.studio.run.changed.connect(self._show_progress)
+        self._was_live = None
         self._show_state()
 
     def _show_state(self, _state: str = "") -> None:
+        run = self.studio.run
         self.commands.follow(self._state())
         self.strip.show_state(self._state())
         self._show_progress()
-        run = self.studio.run
-        if run is not None and run.problem:
-            self.strip.show_sentence(run.problem)
+        live = run is not None and run.is_live
+        if live != self._was_live:  # what was said of the run while it lived, or of how it had ended, is over
+            self._was_live = live
+            self.strip.show_sentence(run.problem if run is not None else "")
 
     def _show_progress(self) -> None:
         run = self.studio.run
@@ -256,11 +305,11 @@ class Window(QMainWindow):
         self.setWindowModified(draft.dirty)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        if _dropped_config(event) is not None:
+        if dropped_config(event) is not None:
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        path = _dropped_config(event)
+        path = dropped_config(event)
         if path is not None:
             event.acceptProposedAction()
             # Answered after the drop is over: a question would hold up the program that the file came from.
@@ -270,7 +319,8 @@ class Window(QMainWindow):
 
     def ask_about_edits(self) -> str:
         """save, discard or cancel."""
-        return self._ask(
+        return ask(
+            self,
             "Save the changes to this config?",
             "They are lost otherwise.",
             {"save": "Save", "discard": "Do not save", "cancel": "Cancel"},
@@ -278,24 +328,12 @@ class Window(QMainWindow):
 
     def ask_about_training(self) -> str:
         """keep, stop or cancel."""
-        return self._ask(
+        return ask(
+            self,
             "A run is still training. What should become of it?",
             "It can go on without the window, which finds it again when it is next opened.",
             {"keep": "Keep training", "stop": "Stop and save", "cancel": "Cancel"},
         )
-
-    def _ask(self, question: str, detail: str, answers: dict[str, str]) -> str:
-        """The key of the answer; the last one is what Escape means, the first what Return means."""
-        box = QMessageBox(QMessageBox.Icon.NoIcon, NAME, question, parent=self)
-        box.setInformativeText(detail)
-        role = QMessageBox.ButtonRole
-        roles = [role.AcceptRole, role.DestructiveRole, role.RejectRole]
-        buttons = {box.addButton(text, kind): key for (key, text), kind in zip(answers.items(), roles, strict=True)}
-        last = list(buttons)[-1]
-        box.setDefaultButton(next(iter(buttons)))
-        box.setEscapeButton(last)
-        box.exec()
-        return buttons.get(box.clickedButton(), buttons[last])  # type: ignore[arg-type]
 
     def closeEvent(self, event: QCloseEvent) -> None:
         if self.studio.is_training:
@@ -309,9 +347,3 @@ class Window(QMainWindow):
         self.studio.prefs.geometry = self.saveGeometry()
         self.studio.prefs.sync()
         event.accept()
-
-
-def _dropped_config(event: QDropEvent) -> Path | None:
-    urls = event.mimeData().urls()
-    path = Path(urls[0].toLocalFile()) if len(urls) == 1 and urls[0].isLocalFile() else None
-    return path if path is not None and path.suffix in (".yaml", ".yml") else None

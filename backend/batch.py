@@ -28,6 +28,8 @@ class Sampled(Protocol):
     @property
     def logps(self) -> list[float]: ...
     @property
+    def log_kept(self) -> list[float]: ...
+    @property
     def stop(self) -> str: ...
     @property
     def advantage(self) -> float: ...
@@ -59,6 +61,7 @@ def advantages(
     weights: Sequence[float] | None = None,
     scale_rewards: str = "group",
     multi_objective_aggregation: str = "sum_then_normalize",
+    baseline: str = "group",
     names: Sequence[str] = (),
 ) -> tuple[mx.array, dict[str, float]]:
     """How much better each completion is than its group: advantages [B], float32, and the reward metrics.
@@ -66,6 +69,8 @@ def advantages(
     `rewards` [B, K] (lists or an array) holds NaN or None where a function had no opinion; rows i·G … i·G + G − 1 share
     a prompt. `weights`: one a function, 1 each when left out. `scale_rewards` divides by the standard deviation (n − 1)
     of the `group`, of the `batch`, or by nothing (`none`: Dr. GRPO, arXiv:2503.20783).
+    `baseline="leave_one_out"` compares with the mean of the *other* completions of the group (RLOO, arXiv:2402.14740),
+    which is the distance from the group's mean times n/(n − 1).
     `multi_objective_aggregation="normalize_then_sum"` normalises each function in its group first, then the sum over
     the batch (GDPO, arXiv:2601.05242), and leaves `scale_rewards` out.
 
@@ -82,6 +87,10 @@ def advantages(
     totals = [_weighted_sum(row, row, weights) for row in rows]
     if multi_objective_aggregation == "sum_then_normalize":
         values, stds = _sum_then_normalize(totals, group_size, scale_rewards)
+        if baseline == "leave_one_out":
+            values = _leave_one_out(values, totals, group_size)
+        elif baseline != "group":
+            raise ValueError(f"baseline is group or leave_one_out, not {baseline!r}.")
     elif multi_objective_aggregation == "normalize_then_sum":
         values, stds = _normalize_then_sum(rows, group_size, weights)
     else:
@@ -113,6 +122,12 @@ def _sum_then_normalize(totals: list[float], group_size: int, scale: str) -> tup
         for total in group
     ]
     return values, [std for std in stds for _ in range(group_size)]
+
+
+def _leave_one_out(values: list[float], totals: list[float], group_size: int) -> list[float]:
+    """Distances from the group's mean, stretched to distances from the mean of the others; a lone opinion has none."""
+    counts = [sum(not math.isnan(x) for x in group) for group in _cut(totals, group_size) for _ in group]
+    return [x * n / (n - 1) if n > 1 else 0.0 * x for x, n in zip(values, counts, strict=True)]
 
 
 def _normalize_then_sum(
@@ -171,7 +186,7 @@ class Batch:
     """The completions of a step, or some of them, as arrays. The last letters of a name are its axes.
 
     Token t of a completion is predicted from position prompt_length + t − 1 of `tokens_BL`. `row_B` is each row's
-    place in the batch that was packed, `group_B` the number of its group there. The last three arrays are None until
+    place in the batch that was packed, `group_B` the number of its group there. The last four arrays are None until
     somebody has worked them out.
     """
 
@@ -191,6 +206,7 @@ class Batch:
     weight_BT: mx.array | None = None
     old_logp_BT: mx.array | None = None
     ref_logp_BT: mx.array | None = None
+    is_ratio_BT: mx.array | None = None
 
     def __len__(self) -> int:
         return self.mask_BT.shape[0]
@@ -277,11 +293,18 @@ def pack(
         length_B=mx.array(lengths, mx.int32),
         completion_BT=_padded([one.tokens for _, _, one in rows], longest, pad_id, mx.int32),
         mask_BT=_padded([[float(not h)] * n for n, h in zip(lengths, hidden, strict=True)], longest, 0, mx.float32),
-        sampling_logp_BT=_padded([one.logps for _, _, one in rows], longest, 0, mx.float32),
+        sampling_logp_BT=_padded([_drawn_with(one) for _, _, one in rows], longest, 0, mx.float32),
         advantage_B=mx.array([one.advantage for _, _, one in rows], mx.float32),
         group_B=mx.array([number for number, _, _ in rows], mx.int32),
         row_B=mx.arange(len(rows), dtype=mx.int32),
     )
+
+
+def _drawn_with(one: Sampled) -> list[float]:
+    """What each token was really drawn with: the policy's log-probability over the share that the filters left."""
+    if not one.log_kept:
+        return one.logps
+    return [logp - kept for logp, kept in zip(one.logps, one.log_kept, strict=True)]
 
 
 def _round_up(n: int, multiple: int) -> int:

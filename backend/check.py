@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from backend.data import check_columns, prepare, read_splits
+from backend.judge import stages
 from backend.policy import model_source
-from backend.rewards.resolve import resolve
-from backend.spec.catalog import locate_reward_file
 from backend.spec.config import Config, parse, problems
 from backend.spec.faults import Fault, Mistake
 
@@ -28,11 +27,22 @@ def check_disk(config: Config) -> list[Fault]:
     """
     faults: list[Fault] = []
     folder = _caught(faults, lambda: check_model(config.model, "model"))
+    if folder is not None:
+        _caught(faults, lambda: _check_quantised(folder, config))
     if config.reference_model_path and config.needs_reference:
-        _caught(faults, lambda: check_model(config.reference_model_path, "reference_model_path"))
+        _caught(faults, lambda: _check_reference(config.reference_model_path))
     _caught(faults, lambda: _check_data(config, folder))
-    _caught(faults, lambda: resolve(config.reward_functions, _reward_file(config)))
+    _caught(faults, lambda: stages(config, config.iters))
     return faults
+
+
+def _check_reference(name: str) -> None:
+    """Another model, or a folder with an adapter of the base."""
+    folder = Path(name).expanduser()
+    if not (folder / "adapter_config.json").is_file():
+        check_model(name, "reference_model_path")
+    elif not (folder / "adapters.safetensors").is_file():
+        raise Mistake("reference_model_path", f"The adapter {folder} has no adapters.safetensors.")
 
 
 def _caught(faults: list[Fault], look: Callable[[], Any]) -> Any:
@@ -41,10 +51,6 @@ def _caught(faults: list[Fault], look: Callable[[], Any]) -> Any:
     except Mistake as mistake:
         faults += mistake.faults
         return None
-
-
-def _reward_file(config: Config) -> Path | None:
-    return locate_reward_file(config.reward_functions_file) if config.reward_functions_file else None
 
 
 def check_model(name: str, setting: str) -> Path:
@@ -61,6 +67,18 @@ def check_model(name: str, setting: str) -> Path:
     if source.is_dir() and not list(source.glob("model*.safetensors")):
         raise Mistake(setting, f"The folder {source} holds no weights: model*.safetensors is missing.")
     return file.parent
+
+
+def _check_quantised(folder: Path, config: Config) -> None:
+    """A quantised model cannot be quantised again, and none of its packed weights can learn."""
+    if "quantization" not in json.loads((folder / "config.json").read_text(encoding="utf-8")):
+        return
+    if config.quantization != "none":
+        raise Mistake("quantization", f"{config.model} is quantised already; choose None to train it as it comes.")
+    if config.train_type == "full":
+        raise Mistake(
+            "train_type", f"{config.model} is quantised, and packed weights cannot learn; choose LoRA or DoRA."
+        )
 
 
 def _from_hub(name: str, setting: str) -> Path:

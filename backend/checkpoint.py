@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
@@ -36,6 +37,12 @@ class State:
     """Seconds of training, loading and pauses not counted."""
     score: float | None = None
     """Held-out reward at the last evaluation, else mean training reward since the last checkpoint."""
+    evaluated: int = 0
+    """The step of the last evaluation."""
+    bonus: list[float | None] = field(default_factory=list)
+    """State of the entropy bonus."""
+    reward_weights: list[dict[str, Any]] = field(default_factory=list)
+    """State of adaptive reward weights, a stage each."""
     events_bytes: int = 0
     completions_bytes: int = 0
     """Lengths of both diaries when this was saved: resuming cuts them back to here."""
@@ -51,6 +58,10 @@ class Checkpoint:
     def weights(self) -> Arrays:
         return _load(next(file for file in _weight_files(self.path) if file.exists()))
 
+    def reference(self) -> Arrays:
+        """The reference of a run that moves it."""
+        return _load(self.path / "reference.safetensors")
+
     def optimizer(self) -> Arrays:
         return _load(self.path / "optimizer.safetensors")
 
@@ -65,7 +76,16 @@ def _load(path: Path) -> Arrays:
     return arrays
 
 
-def save(run: RunFolder, state: State, weights: Arrays, optimizer: Arrays, *, whole_model: bool, keep: int) -> Path:
+def save(
+    run: RunFolder,
+    state: State,
+    weights: Arrays,
+    optimizer: Arrays,
+    reference: Arrays | None = None,
+    *,
+    whole_model: bool,
+    keep: int,
+) -> Path:
     """Write a checkpoint of `state` and drop the ones that are neither among the newest `keep` nor the best.
 
     Raises Mistake on `save_every` when the disk refuses; the run's other checkpoints are untouched then.
@@ -78,6 +98,8 @@ def save(run: RunFolder, state: State, weights: Arrays, optimizer: Arrays, *, wh
         adapters, model = _weight_files(draft)
         mx.save_safetensors(str(model if whole_model else adapters), weights, metadata={"format": "mlx"})
         mx.save_safetensors(str(draft / "optimizer.safetensors"), optimizer, metadata={"format": "mlx"})
+        if reference is not None:
+            mx.save_safetensors(str(draft / "reference.safetensors"), reference, metadata={"format": "mlx"})
         (draft / "state.json").write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
         for file in draft.iterdir():
             _sync(file)

@@ -142,7 +142,7 @@ def _read_csv(path: Path) -> list[Row]:
                     raise csv.Error("it has more fields than the header has columns")
                 rows.append(dict(row))
         except csv.Error as error:
-            raise Mistake("data", f"The CSV in line {reader.line_num} of {path} is broken: {error}.") from None
+            raise Mistake("data", f"The CSV in line {reader.reader.line_num} of {path} is broken: {error}.") from None
     return rows
 
 

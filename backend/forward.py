@@ -70,12 +70,14 @@ def completion_logps(
     active_N: mx.array,
     temperature: float,
     chunk: int | None = None,
+    entropy_gradient: bool = False,
 ) -> tuple[mx.array, mx.array]:
     """log π(completion | prompt) and the entropy of each distribution, both [B, T] in nats, 0 where inactive.
 
     tokens_BL: prompt and completion of each row, padded on the right; prompt_length_B: tokens of each prompt;
     completion_BT: the sampled ids; active_N: flat indices into [B, T] of the real completion tokens. Logits are divided
     by `temperature` first, in float32. The vocabulary is computed at the active positions only, `chunk` at a time.
+    The entropy carries a gradient only where `entropy_gradient` asks for one.
     """
     B, T = completion_BT.shape
     hidden_BLH = halves.hidden(tokens_BL[:, :-1])
@@ -83,20 +85,27 @@ def completion_logps(
     place_BT = mx.minimum(prompt_length_B[:, None] - 1 + mx.arange(T)[None], tokens_BL.shape[1] - 2)
     flat_N = (mx.arange(B)[:, None] * hidden_BLH.shape[1] + place_BT).reshape(-1)[active_N]
     hidden_NH = hidden_BLH.reshape(-1, hidden_BLH.shape[-1])[flat_N]
-    logp_N, entropy_N = _chunked(halves, hidden_NH, completion_BT.reshape(-1)[active_N], temperature, chunk)
+    logp_N, entropy_N = _chunked(
+        halves, hidden_NH, completion_BT.reshape(-1)[active_N], temperature, chunk, entropy_gradient
+    )
     blank = mx.zeros(B * T)
     return blank.at[active_N].add(logp_N).reshape(B, T), blank.at[active_N].add(entropy_N).reshape(B, T)
 
 
 def _chunked(
-    halves: Halves, hidden_NH: mx.array, target_N: mx.array, temperature: float, chunk: int | None
+    halves: Halves,
+    hidden_NH: mx.array,
+    target_N: mx.array,
+    temperature: float,
+    chunk: int | None,
+    entropy_gradient: bool,
 ) -> tuple[mx.array, mx.array]:
     def one(hidden: mx.array, target: mx.array) -> tuple[mx.array, mx.array]:
         scaled = halves.logits(hidden).astype(mx.float32) / temperature
         norm = mx.logsumexp(scaled, axis=-1)
         logp = mx.take_along_axis(scaled, mx.stop_gradient(target)[:, None], axis=-1)[:, 0] - norm
-        free = mx.stop_gradient(scaled)
-        entropy = mx.stop_gradient(norm) - (mx.softmax(free, axis=-1) * free).sum(axis=-1)
+        free, norm = (scaled, norm) if entropy_gradient else (mx.stop_gradient(scaled), mx.stop_gradient(norm))
+        entropy = norm - (mx.softmax(free, axis=-1) * free).sum(axis=-1)
         return logp, entropy
 
     N = hidden_NH.shape[0]

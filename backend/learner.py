@@ -1,13 +1,13 @@
-"""The update: a batch of scored completions in, new weights out, by the clipped objective of the chosen loss.
+"""The updates: a batch of scored completions in, new weights out, by the clipped objective of the chosen loss.
 
-Weights of tokens are worked out once for the whole step, so gradients of parts simply add: cutting the batch
+Weights of tokens are worked out once for a whole optimizer batch, so gradients of its parts simply add: cutting it
 differently changes nothing. Knows no files, no rewards and no sampling.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +17,10 @@ import numpy as np
 from mlx.utils import tree_map
 
 from backend import ranks
-from backend.batch import Batch
+from backend.batch import Batch, importance_ratio
+from backend.bonus import EntropyBonus
 from backend.forward import Halves, completion_logps, head_chunk, recomputed_layers
-from backend.losses import merge, policy_terms, token_weights
+from backend.losses import entropy_quantile, merge, policy_terms, token_weights
 from backend.optimize import clip_by_norm, optimizer, restore, schedule, state_arrays
 from backend.policy import Policy
 from backend.spec.config import Config
@@ -27,6 +28,8 @@ from backend.spec.faults import Mistake
 
 MICRO_BATCH_TOKENS = 16384
 """Most tokens (padding counted) in one forward and backward pass."""
+
+Poll = Callable[[], None]
 
 
 class Learner:
@@ -44,12 +47,14 @@ class Learner:
         self.rate = schedule(
             config.lr_schedule,
             config.learning_rate,
-            steps * config.num_iterations,
+            steps * config.updates_per_step,
             warmup_steps=config.lr_warmup_steps,
             warmup_init=config.lr_warmup_init,
             decay_fraction=config.lr_decay_fraction,
             final=config.lr_final,
         )
+        self.bonus = EntropyBonus(config.entropy_coef, config.entropy_adaptive, config.entropy_target)
+        self.objective = objective(config)
         asked = config.seq_step_size if config.efficient_long_context else None
         self.chunk = head_chunk(policy.model_config, asked)
         self._loss_and_grad = nn.value_and_grad(policy.model, self._loss)
@@ -57,41 +62,71 @@ class Learner:
     def state_arrays(self) -> dict[str, mx.array]:
         return state_arrays(self.optimizer)
 
-    def restore(self, arrays: dict[str, mx.array], updates: int) -> None:
+    def restore(self, arrays: dict[str, mx.array], updates: int, bonus: Sequence[float | None] = ()) -> None:
         restore(self.optimizer, arrays)
         self.updates = updates
+        self.bonus.restore(list(bonus))
 
-    # ── one rollout's worth of updates ───────────────────────────────────────────────────────────────────────────────
+    # ── one rollout ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def learn(self, batch: Batch, poll: Callable[[], None] = lambda: None) -> dict[str, float]:
-        """μ = `num_iterations` updates on one batch. → loss, kl, entropy, clip ratios, grad_norm, learning_rate: means
-        over the updates, the rate of the last one. Raises Mistake, before the weights change, for a broken gradient."""
+    def learn(self, batch: Batch, poll: Poll = lambda: None) -> dict[str, float]:
+        """`steps_per_generation` optimizer batches, μ = `num_iterations` times each. → loss, kl, entropy, clip ratios,
+        grad_norm, sampling/*: means over the updates; learning_rate: the last one. What nothing was measured of is NaN.
+        Raises Mistake, before the weights change, for a broken gradient."""
+        cuts = [self._prepared(part, poll) for part in self._optimizer_batches(batch)]
+        measured: list[dict[str, float]] = []
+        for _ in range(self.config.num_iterations):
+            for parts in cuts:
+                measured.append(self._update(parts, poll))
+        names = dict.fromkeys(name for one in measured for name in one)
+        means = {name: _mean([one[name] for one in measured if name in one]) for name in names}
+        sampling = self._sampling_metrics([part for parts in cuts for part in parts])
+        return self._blank() | means | sampling | {"learning_rate": measured[-1]["learning_rate"]}
+
+    def _blank(self) -> dict[str, float]:
+        names = ["entropy", "clip_ratio_low", "clip_ratio_high", "clip_ratio_total"]
+        return dict.fromkeys(names + (["kl"] if self.policy.reference is not None else []), math.nan)
+
+    def _optimizer_batches(self, batch: Batch) -> list[Batch]:
+        """The rollout cut into `steps_per_generation` batches, group by group."""
+        count = self.config.steps_per_generation
+        rows = len(batch) // count
+        return [batch.take(range(i * rows, (i + 1) * rows)) for i in range(count)] if count > 1 else [batch]
+
+    def _prepared(self, batch: Batch, poll: Poll) -> list[Batch]:
+        """Micro-batches of one optimizer batch, with all that does not change from update to update."""
         batch = self._weighted(batch)
+        if self._only_signal_counts():
+            batch = batch.with_signal()
+        if not len(batch):
+            return []
         parts = list(batch.parts(rows=self._rows(), token_budget=MICRO_BATCH_TOKENS))
         if self.policy.reference is not None:
             parts = [self._with_reference(part, poll) for part in parts]
-        measured: list[dict[str, float]] = []
-        for _ in range(self.config.num_iterations):
-            parts, metrics = self._update(parts, poll)
-            measured.append(metrics)
-        means = {key: float(np.mean([one[key] for one in measured])) for key in measured[0]}
-        return means | {"learning_rate": measured[-1]["learning_rate"]}
+        if self._needs_old_pass():
+            parts = [self._with_old(part, poll) for part in parts]
+        return [self._corrected(part) for part in parts]
+
+    def _only_signal_counts(self) -> bool:
+        """Whether a completion without advantage adds nothing at all: no KL and no entropy term either."""
+        return self.config.skip_zero_signal and self.policy.reference is None and not self.bonus.on
 
     def _rows(self) -> int:
         return self.config.batch_size * self.config.group_size
 
     def _weighted(self, batch: Batch) -> Batch:
+        tokens = ranks.total(batch.mask_BT.sum())
         weight_BT = token_weights(
             batch.mask_BT,
             loss_type=self.config.grpo_loss_type,
             max_completion_length=self.config.max_completion_length,
-            num_items=ranks.total(batch.mask_BT.sum()),
+            num_items=tokens,
             rows=ranks.total(mx.array(len(batch))),
-            tokens=ranks.total(batch.mask_BT.sum()),
+            tokens=tokens,
         )
         return replace(batch, weight_BT=weight_BT)
 
-    def _with_reference(self, part: Batch, poll: Callable[[], None]) -> Batch:
+    def _with_reference(self, part: Batch, poll: Poll) -> Batch:
         """The part with the reference's log-probabilities (and, where the ratio is against it, as the old ones)."""
         assert self.policy.reference is not None
         logp_BT, _ = self._logps(self.policy.reference, part)
@@ -100,14 +135,56 @@ class Learner:
         against = self.config.ratio_against == "reference"
         return replace(part, ref_logp_BT=logp_BT, old_logp_BT=logp_BT if against else None)
 
-    def _update(self, parts: list[Batch], poll: Callable[[], None]) -> tuple[list[Batch], dict[str, float]]:
-        """One optimizer update from all parts. The first one also records the old policy's log-probabilities: it *is*
-        the policy that sampled, so no pass of its own is needed."""
+    def _needs_old_pass(self) -> bool:
+        """The first update of a rollout *is* the policy that sampled, so it records the old log-probabilities itself. A
+        pass of its own is needed only where they are wanted before that, or the policy has moved by then."""
+        wanted = self.config.steps_per_generation > 1 or self.config.sampling_correction != "none"
+        return wanted and self.config.ratio_against == "old"
+
+    def _with_old(self, part: Batch, poll: Poll) -> Batch:
+        self.policy.model.eval()
+        logp_BT, _ = self._logps(self.policy.halves, part)
+        mx.eval(logp_BT)
+        poll()
+        return replace(part, old_logp_BT=logp_BT)
+
+    def _corrected(self, part: Batch) -> Batch:
+        """The part with its importance correction for the gap between the policy and what was drawn from."""
+        if self.config.sampling_correction == "none":
+            return part
+        ratio, _ = self._gap(part)
+        return replace(part, is_ratio_BT=mx.broadcast_to(ratio, part.mask_BT.shape))
+
+    def _gap(self, part: Batch) -> tuple[mx.array, dict[str, mx.array]]:
+        mode = self.config.sampling_correction
+        return importance_ratio(
+            part.old_logp_BT,
+            part.sampling_logp_BT,
+            part.mask_BT,
+            mode="token_truncate" if mode == "none" else mode,
+            clip_min=None if mode == "none" else self.config.sampling_correction_min,
+            clip_max=None if mode == "none" else self.config.sampling_correction_max,
+        )
+
+    def _sampling_metrics(self, parts: Sequence[Batch]) -> dict[str, float]:
+        """How far what was drawn from lay from the policy: means over the parts, extremes over all."""
+        known = [part for part in parts if part.old_logp_BT is not None]
+        if not known or self.config.ratio_against == "reference":
+            return {}
+        each = [{name: value.item() for name, value in self._gap(part)[1].items()} for part in known]
+        share = [part.mask_BT.sum().item() for part in known]
+        return {name: _over_parts(name, [one[name] for one in each], share) for name in each[0]}
+
+    # ── one update ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _update(self, parts: list[Batch], poll: Poll) -> dict[str, float]:
+        """One optimizer update from all parts; the parts are given their old log-probabilities where they lack them."""
         self.policy.model.train()
         mx.random.seed(self.config.seed * 1_000_003 + self.updates)  # dropout follows from the place in the run
+        whole = self._whole(parts)
         total, tallies, loss = None, [], mx.array(0.0)
         for i, part in enumerate(parts):
-            (part_loss, logp_BT, tally), grads = self._part_gradient(part)
+            (part_loss, logp_BT, tally), grads = self._part_gradient(part, whole)
             total = grads if total is None else tree_map(mx.add, total, grads)
             loss = loss + part_loss
             tallies.append(tally)
@@ -115,17 +192,35 @@ class Learner:
             if part.old_logp_BT is None:
                 parts[i] = replace(part, old_logp_BT=logp_BT)
             poll()
-        metrics = {name: value.item() for name, value in merge(tallies).items()}
-        return parts, metrics | self._apply(ranks.total(total), ranks.total(loss))
+        if total is None:  # no completion had a signal: the gradient is 0, and the optimizer's momentum goes on
+            total = tree_map(mx.zeros_like, self.policy.model.trainable_parameters())
+        metrics = {name: value.item() for name, value in merge(tallies).items()} if tallies else {}
+        metrics |= self._apply(ranks.total(total), ranks.total(loss))
+        if self.bonus.on and "entropy" in metrics:
+            self.bonus.observe(metrics["entropy"])
+        return metrics
 
-    def _part_gradient(self, part: Batch) -> tuple[Any, Any]:
+    def _whole(self, parts: list[Batch]) -> dict[str, Any]:
+        """What a part cannot know of its optimizer batch: the entropy threshold, and how many tokens the bonus counts."""
+        top, wanted = self.config.top_entropy_quantile, self.bonus.coefficient > 0
+        if top >= 1:
+            return {"entropy_tokens": sum(part.mask_BT.sum() for part in parts)} if wanted else {}
+        entropies = [self._logps(self.policy.halves, part)[1] for part in parts]
+        flat = mx.concatenate([entropy.reshape(1, -1) for entropy in entropies], axis=1)
+        mask = mx.concatenate([part.mask_BT.reshape(1, -1) for part in parts], axis=1)
+        threshold = entropy_quantile(flat, mask, top)
+        tokens = ((flat >= threshold) * mask).sum()
+        mx.eval(threshold, tokens)
+        return {"entropy_threshold": threshold} | ({"entropy_tokens": tokens} if wanted else {})
+
+    def _part_gradient(self, part: Batch, whole: dict[str, Any]) -> tuple[Any, Any]:
         with recomputed_layers(self.policy.model, self.config.grad_checkpoint):
-            return self._loss_and_grad(part)
+            return self._loss_and_grad(part, whole)
 
-    def _loss(self, part: Batch) -> tuple[mx.array, mx.array, Any]:
+    def _loss(self, part: Batch, whole: dict[str, Any]) -> tuple[mx.array, mx.array, Any]:
         """(this part's share of the loss, log-probabilities, tally)."""
-        logp_BT, entropy_BT = self._logps(self.policy.halves, part)
-        config = self.config
+        coefficient = self.bonus.coefficient
+        logp_BT, entropy_BT = self._logps(self.policy.halves, part, entropy_gradient=coefficient > 0)
         loss, tally = policy_terms(
             logp_BT,
             part.old_logp_BT,
@@ -134,17 +229,15 @@ class Learner:
             part.mask_BT,
             weights=part.weight_BT,
             entropies=entropy_BT,
-            loss_type=config.grpo_loss_type,
-            importance_sampling_level=config.importance_sampling_level,
-            epsilon=config.epsilon,
-            epsilon_high=config.epsilon_high,
-            beta=config.beta,
-            use_bias_correction_kl=config.use_bias_correction_kl,
-            max_completion_length=config.max_completion_length,
+            is_ratio=part.is_ratio_BT,
+            sampling_logps=part.sampling_logp_BT,
+            entropy_coef=coefficient,
+            **whole,
+            **self.objective,
         )
         return loss, mx.stop_gradient(logp_BT), tally
 
-    def _logps(self, halves: Halves, part: Batch) -> tuple[mx.array, mx.array]:
+    def _logps(self, halves: Halves, part: Batch, entropy_gradient: bool = False) -> tuple[mx.array, mx.array]:
         active_N = mx.array(np.flatnonzero(np.array(part.mask_BT).reshape(-1)))
         return completion_logps(
             halves,
@@ -154,6 +247,7 @@ class Learner:
             active_N,
             self.config.temperature,
             self.chunk,
+            entropy_gradient,
         )
 
     def _apply(self, grads: Any, loss: mx.array) -> dict[str, float]:
@@ -169,4 +263,28 @@ class Learner:
         self.optimizer.update(self.policy.model, grads)
         mx.eval(self.policy.model.trainable_parameters(), self.optimizer.state)
         self.updates += 1
+        if self.config.sync_ref_model and self.updates % self.config.ref_model_sync_steps == 0:
+            self.policy.move_reference(self.config.ref_model_mixup_alpha)
         return {"loss": loss.item(), "grad_norm": norm.item(), "learning_rate": rate}
+
+
+def objective(config: Config) -> dict[str, Any]:
+    """The settings of `backend.losses.policy_loss`, from the form's."""
+    same = (
+        "importance_sampling_level", "epsilon", "epsilon_high", "delta", "beta", "use_bias_correction_kl",
+        "max_completion_length", "sapo_temperature_pos", "sapo_temperature_neg", "vespo_k_pos", "vespo_lambda_pos",
+        "vespo_k_neg", "vespo_lambda_neg", "top_entropy_quantile", "off_policy_mask_threshold",
+    )  # fmt: skip
+    return {"loss_type": config.grpo_loss_type} | {name: getattr(config, name) for name in same}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else math.nan
+
+
+def _over_parts(name: str, values: Sequence[float], share: Sequence[float]) -> float:
+    if name.endswith("/min"):
+        return min(values)
+    if name.endswith("/max"):
+        return max(values)
+    return float(np.average(values, weights=share)) if sum(share) else math.nan

@@ -33,13 +33,15 @@ class Completion:
 
     `logps[t]` is log π(tokens[t] | prompt, tokens[<t]) in nats under the policy that sampled, taken after dividing the
     logits by the temperature and before top-p, top-k and min-p cut anything away. `text` is `tokens` decoded, without
-    the end-of-sequence token. `scores` holds each reward function's number, None where it had no opinion.
+    the end-of-sequence token. `log_kept[t]` is the log of the share of the policy's mass that top-p, top-k and min-p left
+    at step t, so logps − log_kept is what each token was really drawn with; empty means 0 throughout. `scores` holds each reward function's number, None where it had no opinion.
     """
 
     tokens: list[int]
     logps: list[float]
     text: str
     stop: Stop
+    log_kept: list[float] = field(default_factory=list)
     scores: dict[str, float | None] = field(default_factory=dict)
     reward: float | None = None
     advantage: float = 0.0

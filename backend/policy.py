@@ -19,7 +19,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm import utils as mlx_lm_utils
-from mlx_lm.tuner.utils import linear_to_lora_layers
+from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 
 from backend.forward import split
 from backend.spec.config import Config
@@ -54,6 +54,7 @@ class Policy:
         self.model_config = model_config
         self.came_as = came_as or {}
         self.halves = split(model)
+        self.reference_model = reference
         self.reference = split(reference) if reference is not None else None
         self.eos_ids = sorted(int(token) for token in tokenizer.eos_token_ids)
         pad = getattr(tokenizer, "pad_token_id", None)
@@ -76,6 +77,23 @@ class Policy:
             raise ValueError("The saved weights do not belong to this model.")
         self.model.load_weights(list(arrays.items()), strict=False)
 
+    def move_reference(self, alpha: float) -> None:
+        """reference ← (1 − α)·reference + α·policy, over what learns (TR-DPO, arXiv:2404.09656)."""
+        mine, theirs = self.trainable(), self.reference_arrays()
+        mixed = [(name, (1 - alpha) * theirs[name] + alpha * mine[name]) for name in mine]
+        self.restore_reference(dict(mixed))
+
+    def reference_arrays(self) -> dict[str, mx.array]:
+        """The reference's counterpart of everything that learns; only a reference that follows has all of it."""
+        assert self.reference_model is not None
+        everything = dict(tree_flatten(self.reference_model.parameters()))
+        return {name: everything[name] for name in self.trainable()}
+
+    def restore_reference(self, arrays: dict[str, mx.array]) -> None:
+        assert self.reference_model is not None
+        self.reference_model.load_weights(list(arrays.items()), strict=False)
+        mx.eval(self.reference_model.parameters())
+
 
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -91,6 +109,8 @@ def load_policy(config: Config, note: Callable[[str], None] = lambda sentence: N
         model.unfreeze()
     else:
         attach_adapters(model, config, note)
+        if config.sync_ref_model:  # the reference is a copy of the adapter, not of the model, and moves with it
+            reference = _frozen(twin(model))
     mx.eval(model.parameters())
     return Policy(model, tokenizer, model_config, reference, came_as)
 
@@ -158,21 +178,37 @@ def _prepare_full(model: nn.Module, note: Callable[[str], None]) -> dict[str, mx
 
 
 def _reference(model: nn.Module, tokenizer: Any, config: Config) -> nn.Module | None:
+    """The model as it was before training, the person's own reference model, or the base with an adapter of it."""
     if not config.needs_reference:
         return None
-    if config.reference_model_path:
-        reference, other, _ = load_model(config.reference_model_path, "reference_model_path")
-        if other.get_vocab() != tokenizer.get_vocab():
-            raise Mistake(
-                "reference_model_path",
-                f"The reference model {config.reference_model_path} has other tokens than {config.model}, so their "
-                f"log-probabilities cannot be compared.",
-            )
-    else:
-        reference = twin(model)
-    reference.freeze()
-    reference.eval()
-    return reference
+    path = Path(config.reference_model_path).expanduser()
+    if not config.reference_model_path:
+        return _frozen(twin(model))
+    if (path / "adapter_config.json").is_file():
+        return _frozen(_adapted(twin(model), path))
+    reference, other, _ = load_model(config.reference_model_path, "reference_model_path")
+    if other.get_vocab() != tokenizer.get_vocab():
+        raise Mistake(
+            "reference_model_path",
+            f"The reference model {config.reference_model_path} has other tokens than {config.model}, so their "
+            f"log-probabilities cannot be compared.",
+        )
+    return _frozen(reference)
+
+
+def _frozen(model: nn.Module) -> nn.Module:
+    model.freeze()
+    model.eval()
+    return model
+
+
+def _adapted(model: nn.Module, adapters: Path) -> nn.Module:
+    """The base with a trained adapter of it."""
+    try:
+        return load_adapters(model, str(adapters))
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise Mistake("reference_model_path", f"The adapter {adapters} does not fit this model: {reason}.") from error
 
 
 def twin(model: nn.Module) -> nn.Module:
@@ -194,6 +230,12 @@ def attach_adapters(model: nn.Module, config: Config, note: Callable[[str], None
         )
     except ValueError as error:
         raise Mistake("train_type", f"This model cannot take {config.train_type.upper()} adapters: {error}.") from error
+    if not tree_flatten(model.trainable_parameters()):
+        names = sorted({name for name, module in model.layers[-1].named_modules() if hasattr(module, "weight")})  # pyright: ignore
+        raise Mistake(
+            "lora_keys",
+            f"No layer of this model is called {', '.join(config.lora_keys)}; there are {', '.join(names)}.",
+        )
 
 
 def layer_count(model: nn.Module, config: Config) -> int:
@@ -202,7 +244,8 @@ def layer_count(model: nn.Module, config: Config) -> int:
 
 
 def lora_parameters(config: Config) -> dict[str, Any]:
-    return {"rank": config.rank, "scale": config.scale, "dropout": config.dropout}
+    keys = {"keys": config.lora_keys} if config.lora_keys else {}
+    return {"rank": config.rank, "scale": config.scale, "dropout": config.dropout} | keys
 
 
 # ── saving ───────────────────────────────────────────────────────────────────────────────────────────────────────────

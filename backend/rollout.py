@@ -16,7 +16,7 @@ from mlx.utils import tree_map
 from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 
 from backend.nouns import Completion, Group, Problem, Stop
-from backend.sampler import Sampling, draw, uniforms
+from backend.sampler import Drawn, Sampling, draw, uniforms
 
 BUCKET = 64
 """Tokens by which the cache grows; the decoding step is traced once for each size."""
@@ -46,10 +46,11 @@ class SlotCache:
 
 @dataclass(slots=True)
 class Draft:
-    """A completion being drawn: the row's ids and log-probabilities so far, and why it ended (None: not yet)."""
+    """A completion being drawn: what was drawn so far, as in Completion, and why it ended (None: not yet)."""
 
     tokens: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
+    log_kept: list[float] = field(default_factory=list)
     stop: Stop | None = None
 
 
@@ -100,8 +101,8 @@ class Rollout:
             [mx.repeat(k, G, axis=0) for k in keys], [mx.repeat(v, G, axis=0) for v in values],
         )  # fmt: skip
         length = max(map(len, prompts))
-        token, logp = draw(mx.repeat(logits, G, axis=0), rows.uniform_TB[0], sampling)
-        return self._bursts(rows, token, logp, length, self._step(sampling), poll)
+        drawn = draw(mx.repeat(logits, G, axis=0), rows.uniform_TB[0], sampling)
+        return self._bursts(rows, drawn, length, self._step(sampling), poll)
 
     def _prefill(self, prompts: list[list[int]]) -> tuple[mx.array, list[mx.array], list[mx.array], list[int]]:
         """Each prompt read once, padded on the left. → last logits [P, V], keys and values by layer, padding [P]."""
@@ -120,15 +121,14 @@ class Rollout:
     def _bursts(
         self,
         rows: _Rows,
-        token: mx.array,
-        logp: mx.array,
+        drawn: Drawn,
         length: int,
         step: Callable[..., Any],
         poll: Callable[[int], None],
     ) -> list[Draft]:
         """Decode until every row has ended; look at the drawn tokens every few steps and drop rows that are done."""
         drafts = [Draft() for _ in rows.index]
-        fresh = [(token, logp)]
+        fresh, token = [drawn], drawn.token_B
         done = self._ended(token)
         for t in range(1, self.max_tokens + 1):
             last = t == self.max_tokens
@@ -141,11 +141,13 @@ class Rollout:
                     break
                 done, token = self._thin(rows, alive, done, token, drafts)
             rows.grow(length + t)
-            token, logp, done, rows.keys, rows.values = step(
+            parts, done, rows.keys, rows.values = step(
                 token, done, mx.array(length + t - 1), rows.pad_B, rows.uniform_TB[t], rows.keys, rows.values
             )
-            fresh.append((token, logp))
-            mx.async_eval(token, logp, done, rows.keys, rows.values)
+            drawn = Drawn(*parts)
+            fresh.append(drawn)
+            token = drawn.token_B
+            mx.async_eval(parts, done, rows.keys, rows.values)
         return drafts
 
     def _step(self, sampling: Sampling) -> Callable[..., Any]:
@@ -158,9 +160,14 @@ class Rollout:
                 mask = ((place <= slot) & (place >= pad_B[:, None]))[:, None, None]
                 cache = [SlotCache(k, v, slot, mask, slot - pad_B) for k, v in zip(keys, values, strict=True)]
                 logits = policy.logits(policy.hidden(token[:, None], cache)[:, -1])
-                drawn, logp = draw(logits, uniform_B, sampling)
-                drawn = mx.where(done, policy.pad_id, drawn)
-                return drawn, logp, done | self._ended(drawn), [c.keys for c in cache], [c.values for c in cache]
+                drawn = draw(logits, uniform_B, sampling)
+                drawn = drawn._replace(token_B=mx.where(done, policy.pad_id, drawn.token_B))
+                return (
+                    tuple(drawn),
+                    done | self._ended(drawn.token_B),
+                    [c.keys for c in cache],
+                    [c.values for c in cache],
+                )
 
             self._steps[sampling] = mx.compile(step, inputs=[policy.model.state])
         return self._steps[sampling]
@@ -196,10 +203,8 @@ class Rollout:
             drafts += self._read_stream(tokens, G, lambda drawn, before=before: poll(before + drawn))
         return drafts
 
-    def _group_tokens(
-        self, prompt: list[int], G: int, sampling: Sampling, uniform_TB: mx.array
-    ) -> Iterator[tuple[mx.array, mx.array]]:
-        """The (token, logp) of each step, [G] each, without end."""
+    def _group_tokens(self, prompt: list[int], G: int, sampling: Sampling, uniform_TB: mx.array) -> Iterator[Drawn]:
+        """What each step draws, for G rows."""
         policy = self.policy
         cache = make_prompt_cache(policy.model)
         logits = policy.logits(policy.hidden(mx.array([prompt]), cache)[:, -1])
@@ -207,14 +212,12 @@ class Rollout:
             layer.state = tree_map(lambda part: _repeated(part, G), layer.state)
         logits = mx.repeat(logits, G, axis=0)
         for t in range(self.max_tokens):
-            token, logp = draw(logits, uniform_TB[t], sampling)
-            mx.async_eval(token, logp)
-            yield token, logp
-            logits = policy.logits(policy.hidden(token[:, None], cache)[:, -1])
+            drawn = draw(logits, uniform_TB[t], sampling)
+            mx.async_eval(*drawn)
+            yield drawn
+            logits = policy.logits(policy.hidden(drawn.token_B[:, None], cache)[:, -1])
 
-    def _read_stream(
-        self, stream: Iterator[tuple[mx.array, mx.array]], G: int, poll: Callable[[int], None]
-    ) -> list[Draft]:
+    def _read_stream(self, stream: Iterator[Drawn], G: int, poll: Callable[[int], None]) -> list[Draft]:
         drafts, index, fresh = [Draft() for _ in range(G)], range(G), []
         for t, pair in enumerate(stream, 1):
             fresh.append(pair)
@@ -228,25 +231,25 @@ class Rollout:
 
     # ── what was drawn ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _read(self, fresh: list[tuple[mx.array, mx.array]], index: Iterable[int], drafts: list[Draft]) -> None:
+    def _read(self, fresh: list[Drawn], index: Iterable[int], drafts: list[Draft]) -> None:
         """Append freshly drawn tokens to the drafts that are still open, up to where each one ends."""
-        tokens = np.array(mx.stack([token for token, _ in fresh], axis=1))
-        logps = np.array(mx.stack([logp for _, logp in fresh], axis=1))
+        tokens, logps, kept = (np.array(mx.stack(part, axis=1)) for part in zip(*fresh, strict=True))
         for i, row in enumerate(index):
             draft = drafts[row]
             if draft.stop is None:
-                self._extend(draft, tokens[i].tolist(), logps[i].tolist())
+                self._extend(draft, tokens[i].tolist(), logps[i].tolist(), kept[i].tolist())
 
-    def _extend(self, draft: Draft, tokens: list[int], logps: list[float]) -> None:
+    def _extend(self, draft: Draft, tokens: list[int], logps: list[float], kept: list[float]) -> None:
         start = len(draft.tokens)
-        for token, logp in zip(tokens, logps, strict=True):
+        for token, logp, log_kept in zip(tokens, logps, kept, strict=True):
             draft.tokens.append(token)
             draft.logps.append(logp)
+            draft.log_kept.append(log_kept)
             if token in self.policy.eos_ids:
                 draft.stop = "eos"
                 break
         if self.stop and (cut := self._stop_string_end(draft, start)) is not None:
-            del draft.tokens[cut:], draft.logps[cut:]
+            del draft.tokens[cut:], draft.logps[cut:], draft.log_kept[cut:]
             draft.stop = "string"
         elif draft.stop is None and len(draft.tokens) >= self.max_tokens:
             draft.stop = "length"
@@ -264,7 +267,7 @@ class Rollout:
 
     def _completion(self, draft: Draft) -> Completion:
         assert draft.stop is not None
-        return Completion(draft.tokens, draft.logps, self._text(draft), draft.stop)
+        return Completion(draft.tokens, draft.logps, self._text(draft), draft.stop, draft.log_kept)
 
     def _text(self, draft: Draft) -> str:
         return self._decoded(draft.tokens[:-1] if draft.stop == "eos" else draft.tokens)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -29,8 +30,17 @@ class Sampling:
 GREEDY = Sampling(temperature=0.0)
 
 
-def draw(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> tuple[mx.array, mx.array]:
-    """(token_B, logp_B): one token a row, by inverse CDF, and its log-probability in nats.
+class Drawn(NamedTuple):
+    """What was drawn in each row: the token, its log-probability under the policy in nats, and the log of the share of
+    the policy's mass that the filters left. logp − log_kept is what the token was really drawn with."""
+
+    token_B: mx.array
+    logp_B: mx.array
+    log_kept_B: mx.array
+
+
+def draw(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> Drawn:
+    """One token a row, by inverse CDF.
 
     The log-probability is that of the policy at `temperature`, before any filter; greedy reports temperature 1.
     Filters apply after the temperature: top-k, then top-p over what is left, then min-p.
@@ -38,7 +48,8 @@ def draw(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> tuple[
     scaled = logits_BV.astype(mx.float32)
     if sampling.temperature == 0:
         token_B = mx.argmax(scaled, axis=-1)
-        return token_B, _at(scaled, token_B) - mx.logsumexp(scaled, axis=-1)
+        logp_B = _at(scaled, token_B) - mx.logsumexp(scaled, axis=-1)
+        return Drawn(token_B, logp_B, mx.zeros_like(logp_B))
     if sampling.temperature != 1:
         scaled = scaled * (1 / sampling.temperature)
     peak_B1 = scaled.max(axis=-1, keepdims=True)
@@ -51,7 +62,9 @@ def draw(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> tuple[
     edge_BV = mx.where(kept_BV > 0, edge_BV, -1.0)
     target_B1 = (uniform_B[:, None] * (1 - 1e-6)) * edge_BV.max(axis=-1, keepdims=True)
     token_B = mx.argmax(edge_BV > target_B1, axis=-1)
-    return token_B, _at(scaled, token_B) - peak_B1[:, 0] - mx.log(total_B)
+    logp_B = _at(scaled, token_B) - peak_B1[:, 0] - mx.log(total_B)
+    log_kept_B = mx.log(edge_BV[:, -1] / total_B) if sampling.filters else mx.zeros_like(logp_B)
+    return Drawn(token_B, logp_B, log_kept_B)
 
 
 def _at(values_BV: mx.array, token_B: mx.array) -> mx.array:

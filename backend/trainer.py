@@ -6,6 +6,7 @@ they could not with a traceback, and either way the last finished step is saved 
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -19,20 +20,19 @@ from typing import Any
 import mlx.core as mx
 
 from backend import checkpoint, ranks
-from backend.batch import advantages, completion_metrics, pack
+from backend.batch import completion_metrics, pack
 from backend.checkpoint import State
 from backend.control import Control, Stopped
 from backend.data import Deck, Prepared, Splits, prepare, read_splits
 from backend.evaluate import held_out_rewards
 from backend.export import export, fuse_run
+from backend.judge import Judge
 from backend.learner import Learner
 from backend.nouns import Group, Problem
 from backend.policy import Policy, load_policy, save_adapters, save_model
-from backend.rewards.resolve import RewardFunction, resolve
-from backend.rewards.score import score
 from backend.rollout import Rollout
 from backend.sampler import Sampling
-from backend.spec.catalog import locate_reward_file
+from backend.spec.checks import remarks
 from backend.spec.config import Config
 from backend.spec.events import Diary, JsonLines, cut_back
 from backend.spec.faults import Mistake
@@ -44,38 +44,27 @@ PHASE_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended: the last kind of its diary, the step it reached, and a sentence."""
+    """How a run ended: the last kind of its diary, the step it reached, a sentence, and for a bug its traceback."""
 
     kind: str
     step: int
     sentence: str
     exit_code: int
+    traceback: str = ""
 
 
 def train(config: Config, run: RunFolder, *, command: str, echo: Callable[[Any], None] | None = None) -> Ending:
     """Train `config` in `run` from the start, or from its newest checkpoint where it has one. Never raises for what
     happens in the run: it is in the diary and in the Ending. Raises Mistake when another process holds the run."""
     lock = hold_lock(run)
-    saved = checkpoint.newest(run)
-    cut_back(run.events, saved.state.events_bytes if saved else 0)
-    cut_back(run.completions, saved.state.completions_bytes if saved else 0)
-    diary = Diary(run.events, echo)
-    trainer = Trainer(config, run, diary)
     try:
-        ending = trainer.run(saved, command)
-    except Stopped as stop:
-        ending = Ending(
-            "stopped",
-            trainer.state.step,
-            f"Stopped at step {trainer.state.step} because {stop}; everything is saved.",
-            3,
-        )
-    except Mistake as mistake:
-        ending = Ending("failed", trainer.state.step, str(mistake), 2)
-    except Exception as error:
-        traceback.print_exc()
-        ending = Ending("failed", trainer.state.step, f"{type(error).__name__}: {error}", 1)
-    return trainer.end(ending, lock)
+        saved = checkpoint.newest(run)
+        cut_back(run.events, saved.state.events_bytes if saved else 0)
+        cut_back(run.completions, saved.state.completions_bytes if saved else 0)
+        trainer = Trainer(config, run, Diary(run.events, echo))
+        return trainer.end(trainer.ending(lambda: trainer.run(saved, command)))
+    finally:
+        os.close(lock)
 
 
 class Trainer:
@@ -85,7 +74,7 @@ class Trainer:
     learner: Learner
     rollout: Rollout
     deck: Deck
-    functions: list[RewardFunction]
+    judge: Judge
 
     def __init__(self, config: Config, run: RunFolder, diary: Diary) -> None:
         self.config = config
@@ -97,6 +86,7 @@ class Trainer:
         self.saved_step: int | None = None
         self._phase_told = 0.0
         self._rewards_since_save: list[float] = []
+        self._logged: dict[str, float] = {}
 
     # ── the run ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -105,6 +95,8 @@ class Trainer:
         self.diary.write("phase", phase="loading")
         self.load(saved)
         self.tell_start(saved, command)
+        if self._evaluation_due(self.state.step) and self.state.evaluated < self.state.step:
+            self.evaluate(self.state.step)  # a stop broke it off
         for step in range(self.state.step + 1, self.steps + 1):
             self.step(step)
             self.after_step(step)
@@ -115,31 +107,51 @@ class Trainer:
 
     def step(self, step: int) -> None:
         """One rollout and its updates. A stop before the updates leaves the last finished step standing."""
-        cursor, began, paused = self.deck.cursor, time.monotonic(), self.control.paused_s
+        cursor, began = self.deck.cursor, self.clock()
         mx.reset_peak_memory()
-        problems = self.deck.take(self.config.prompts_per_step)
         try:
-            groups, rollout_s = self._timed(lambda: self.sample(problems, cursor))
-            reward_metrics, reward_s = self._timed(lambda: self.score(groups))
+            groups, rollout_s, reward_s = self.gather(step)
+            reward_metrics = self.judge.compare(groups, step)
         except BaseException:
             self.deck.cursor = cursor
             raise
         learn_metrics, train_s = self._timed(lambda: self.learn(groups))
+        self._rewards_since_save.append(reward_metrics["reward"])
         made = completion_metrics(groups)
         trained = made["num_tokens"] * self.config.num_iterations
         self.state = replace(
             self.state, step=step, updates=self.learner.updates, cursor=self.deck.cursor,
             num_tokens=self.state.num_tokens + int(made["num_tokens"]),
-            elapsed_s=self.state.elapsed_s + time.monotonic() - began - (self.control.paused_s - paused),
+            elapsed_s=self.state.elapsed_s + self.clock() - began,
         )  # fmt: skip
         sampled = made["completions/mean_length"] * sum(len(group.completions) for group in groups)
-        self.write(step, groups, made | reward_metrics | learn_metrics | {
+        self.write(step, groups, made | reward_metrics | learn_metrics | self._logged | self.judge.observe(groups, step) | {
             "num_tokens": self.state.num_tokens, "epoch": self.deck.epoch,
             "rollout_tokens_per_second": sampled / rollout_s, "train_tokens_per_second": trained / train_s,
             "time/rollout": rollout_s, "time/reward": reward_s, "time/train": train_s,
-            "time/step": time.monotonic() - began - (self.control.paused_s - paused),
+            "time/step": self.clock() - began,
             "peak_memory_gb": mx.get_peak_memory() / 1e9,
         })  # fmt: skip
+
+    def gather(self, step: int) -> tuple[list[Group], float, float]:
+        """The step's scored groups, and the seconds that sampling and scoring took. With dynamic sampling, groups whose
+        completions all have the same reward are put aside and more prompts drawn, up to a limit (DAPO, arXiv:2503.14476)."""
+        wanted, config = self.config.prompts_per_step, self.config
+        kept: list[Group] = []
+        spare: list[Group] = []
+        seconds = [0.0, 0.0]
+        for _ in range(config.dynamic_sampling_rounds if config.dynamic_sampling else 1):
+            cursor = self.deck.cursor
+            problems = self.deck.take(wanted - len(kept))
+            groups, rollout_s = self._timed(lambda problems=problems, cursor=cursor: self.sample(problems, cursor))
+            _, reward_s = self._timed(lambda groups=groups: self.score(groups, step))
+            seconds = [seconds[0] + rollout_s, seconds[1] + reward_s]
+            telling = [not config.dynamic_sampling or has_signal(group) for group in groups]
+            kept += [group for group, tells in zip(groups, telling, strict=True) if tells]
+            spare += [group for group, tells in zip(groups, telling, strict=True) if not tells]
+            if len(kept) == wanted:
+                break
+        return kept + spare[: wanted - len(kept)], seconds[0], seconds[1]
 
     def sample(self, problems: list[Problem], place: int) -> list[Group]:
         room = len(problems) * self.config.group_size * self.config.max_completion_length
@@ -150,23 +162,11 @@ class Trainer:
 
         return self.rollout.sample(problems, self.config.group_size, self.sampling, self.config.seed, place, poll)
 
-    def score(self, groups: list[Group]) -> dict[str, float]:
-        """Fill in scores, rewards and advantages."""
+    def score(self, groups: list[Group], step: int) -> None:
+        """Fill in scores and rewards."""
         self.tell_phase("scoring")
-        score(groups, self.functions, self.config.weights, self.config.reward_timeout)
-        completions = [one for group in groups for one in group.completions]
-        advantage_B, metrics = advantages(
-            [[one.scores[name] for name in self.names] for one in completions],
-            self.config.group_size,
-            weights=self.config.weights,
-            scale_rewards=self.config.scale_rewards,
-            names=self.names,
-        )
-        for one, advantage in zip(completions, advantage_B.tolist(), strict=True):  # pyright: ignore
-            one.advantage = advantage
-        self._rewards_since_save.append(metrics["reward"])
+        self._logged = self.judge.score(groups, step, self.deck.epoch).metrics
         self.control.obey(resting=mx.clear_cache)
-        return metrics
 
     def learn(self, groups: list[Group]) -> dict[str, float]:
         def poll() -> None:
@@ -174,14 +174,15 @@ class Trainer:
             self.control.obey(may_stop=False, resting=mx.clear_cache)
 
         mx.clear_cache()
-        return self.learner.learn(pack(groups, pad_id=self.policy.pad_id), poll)
+        masked = self.config.mask_truncated_completions
+        batch = pack(groups, pad_id=self.policy.pad_id, mask_truncated_completions=masked)
+        return self.learner.learn(batch, poll)
 
     def after_step(self, step: int) -> None:
         """Evaluate and save when due; see to words that had to wait for the step's end."""
-        config = self.config
-        if self.valid and config.steps_per_eval and (step % config.steps_per_eval == 0 or step == self.steps):
+        if self._evaluation_due(step):
             self.evaluate(step)
-        if step % config.save_every == 0 or self.control.save_wanted:
+        if step % self.config.save_every == 0 or self.control.save_wanted:
             self.control.save_wanted = False
             self.save()
         self.control.obey(resting=mx.clear_cache)
@@ -191,8 +192,6 @@ class Trainer:
     def load(self, saved: checkpoint.Checkpoint | None) -> None:
         config = self.config
         splits = read_splits(config)
-        self.functions = resolve(config.reward_functions, reward_file(config))
-        self.names = [function.name for function in self.functions]
         self.policy = load_policy(config, self.note)
         train = self._prepared(splits, "train")
         self.deck = Deck(train, config.seed)
@@ -201,10 +200,13 @@ class Trainer:
         if config.test and not self.test:
             raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
         each = config.prompts_per_step
-        self.steps = -(-config.epochs * len(train) // each) if config.epochs else config.iters
+        steps = -(-config.epochs * len(train) // each) if config.epochs else config.iters
+        self.judge = Judge(config, steps)
+        self.steps = self.judge.steps
         self.learner = Learner(self.policy, config, self.steps)
         self.sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p)
-        self.rollout = Rollout(self.policy, config.max_completion_length, stop=config.stop)
+        chunk = {"prefill_chunk": config.seq_step_size} if config.efficient_long_context else {}
+        self.rollout = Rollout(self.policy, config.max_completion_length, stop=config.stop, **chunk)
         if saved is not None:
             self._restore(saved)
 
@@ -227,7 +229,10 @@ class Trainer:
         self.policy.assign(saved.weights())
         self.state = saved.state
         self.saved_step = self.state.step
-        self.learner.restore(saved.optimizer(), self.state.updates)
+        self.learner.restore(saved.optimizer(), self.state.updates, self.state.bonus)
+        self.judge.restore(self.state.reward_weights)
+        if self.config.sync_ref_model:
+            self.policy.restore_reference(saved.reference())
         self.deck.cursor = self.state.cursor
 
     def tell_start(self, saved: checkpoint.Checkpoint | None, command: str) -> None:
@@ -236,19 +241,25 @@ class Trainer:
             ranks=ranks.size(), device=str(mx.default_device()), versions=versions(),
             resumed_from=saved.state.step if saved else None,
         )  # fmt: skip
-        for function in self.functions:
-            if function.note:
-                self.note(function.note)
+        if saved:  # its own line came after the place to which the diary is cut back
+            self._tell_checkpoint(saved.path)
+        for sentence in self.judge.notes() + remarks(self.config.model_dump()):
+            self.note(sentence)
 
     # ── beside ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _evaluation_due(self, step: int) -> bool:
+        every = self.config.steps_per_eval
+        return bool(self.valid and every) and (step % every == 0 or step == self.steps)
+
     def evaluate(self, step: int) -> None:
         metrics = self._held_out(self.valid, self.config.val_batches)
-        self.state.score = metrics["reward"]
+        self.state.score, self.state.evaluated = _mean([metrics["reward"]]), step
         self.diary.write("eval", step=step, split="valid", metrics=metrics)
 
     def _held_out(self, problems: list[Problem], count: int) -> dict[str, float]:
-        config = self.config
+        config, step = self.config, self.state.step
+        stage = self.judge.stage(step)
 
         def poll(done: float) -> None:
             self.tell_phase("evaluating", done)
@@ -257,9 +268,9 @@ class Trainer:
         return held_out_rewards(
             self.rollout,
             problems,
-            lambda groups: score(groups, self.functions, config.weights, config.reward_timeout),
-            self.names,
-            config.weights,
+            lambda groups: self.judge.score(groups, step, self.deck.epoch),
+            stage.names,
+            stage.weights.at(step),
             sampling=self.sampling,
             group_size=config.num_generations_eval or config.group_size,
             batch_size=config.prompts_per_step,
@@ -273,21 +284,29 @@ class Trainer:
             return
         self.diary.write("phase", phase="saving")
         if not (self.valid and self.config.steps_per_eval):
-            recent = self._rewards_since_save
-            self.state.score = sum(recent) / len(recent) if recent else self.state.score
+            self.state.score = _mean(self._rewards_since_save)
         self._rewards_since_save = []
         for lines in (self.diary, self.completions):
             lines.sync()
         self.state.events_bytes, self.state.completions_bytes = self.diary.size, self.completions.size
+        self.state.bonus, self.state.reward_weights = self.learner.bonus.state(), self.judge.state()
         full = self.config.train_type == "full"
         path = checkpoint.save(
             self.folder, self.state, self.policy.trainable(), self.learner.state_arrays(),
+            self.policy.reference_arrays() if self.config.sync_ref_model else None,
             whole_model=full, keep=self.config.keep_checkpoints,
         )  # fmt: skip
         if not full:
-            save_adapters(self.policy, self.config, self.folder.adapters)
+            self._save_adapters()
         self.saved_step = self.state.step
-        self.diary.write("checkpoint", step=self.state.step, path=str(path.relative_to(self.folder.path)))
+        self._tell_checkpoint(path)
+
+    def _save_adapters(self) -> None:
+        try:
+            save_adapters(self.policy, self.config, self.folder.adapters)
+        except (OSError, RuntimeError) as error:
+            where = f"The adapters of step {self.state.step} cannot be written to {self.folder.adapters}"
+            raise Mistake("save_every", f"{where}: {error}.") from error
 
     def finish(self) -> None:
         """What comes after the last step: the test split, the complete model, LM Studio."""
@@ -298,13 +317,27 @@ class Trainer:
             )
         if config.train_type == "full":
             save_model(self.policy, config.model, self.folder.model)
-        elif config.fuse:
-            self.diary.write("phase", phase="exporting")
+        self.diary.write("phase", phase="exporting")
+        self._let_go()
+        if config.train_type != "full" and config.fuse:
             fuse_run(self.folder)
         if config.lm_studio_name:
-            self.diary.write("phase", phase="exporting")
-            made = export(self.folder, "lmstudio", config.lm_studio_name)
-            self.note(f"The model is in LM Studio as {config.lm_studio_name} ({made.path}).")
+            self._export(config.lm_studio_name)
+
+    def _let_go(self) -> None:
+        """Fusing loads the model again; two of them need not fit."""
+        del self.policy, self.learner, self.rollout
+        mx.clear_cache()
+
+    def _export(self, name: str) -> None:
+        """Into LM Studio. What stands in the way there takes nothing from a run that has trained well."""
+        try:
+            made = export(self.folder, "lmstudio", name)
+        except Mistake as mistake:
+            sentence = " ".join(fault.sentence for fault in mistake.faults)
+            self.diary.write("note", level="warning", sentence=f"The model was not put into LM Studio. {sentence}")
+        else:
+            self.note(f"The model is in LM Studio as {name} ({made.path}).")
 
     # ── the diary ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -313,6 +346,9 @@ class Trainer:
         for group in groups:
             self.completions.append(group_line(step, group))
         self.diary.write("step", step=step, metrics=metrics)
+
+    def _tell_checkpoint(self, path: Path) -> None:
+        self.diary.write("checkpoint", step=self.state.step, path=str(path.relative_to(self.folder.path)))
 
     def tell_phase(self, phase: str, progress: float | None = None) -> None:
         now = time.monotonic()
@@ -324,32 +360,64 @@ class Trainer:
     def note(self, sentence: str) -> None:
         self.diary.write("note", level="info", sentence=sentence)
 
-    def end(self, ending: Ending, lock: int) -> Ending:
-        """Save what is not saved yet, write the last line, and let go of the run."""
-        if ending.kind != "finished" and self.saved_step != self.state.step and self.state.step > 0:
-            ending = self._saved(ending)
-        if ending.kind == "stopped" and self.config.train_type == "full":
-            save_model(self.policy, self.config.model, self.folder.model)
+    def ending(self, work: Callable[[], Ending]) -> Ending:
+        """What `work` comes to, whatever it raises: asked to stop, something a person can mend, or a bug."""
+        try:
+            return work()
+        except Stopped as stop:
+            step = self.state.step
+            return Ending("stopped", step, f"Stopped at step {step} because {stop}; everything is saved.", 3)
+        except Mistake as mistake:
+            return Ending("failed", self.state.step, str(mistake), 2)
+        except Exception as error:
+            traceback.print_exc()
+            sentence = f"{type(error).__name__}: {error}"
+            return Ending("failed", self.state.step, sentence, 1, traceback.format_exc())
+
+    def end(self, ending: Ending) -> Ending:
+        """Save what is not saved yet, write the last line, and close the diary."""
+        if ending.kind != "finished":
+            ending = self._left(ending)
         carries: dict[str, Any] = {"step": ending.step, "reason": ending.kind, "sentence": ending.sentence}
-        if ending.exit_code == 1:
-            carries["traceback"] = traceback.format_exc()
+        if ending.traceback:
+            carries["traceback"] = ending.traceback
         self.diary.write(ending.kind, **carries)
         for lines in (self.diary, self.completions):
             lines.close()
-        os.close(lock)
         return ending
 
-    def _saved(self, ending: Ending) -> Ending:
-        try:
-            self.save()
-        except Mistake as mistake:
-            return Ending("failed", ending.step, f"{ending.sentence} {mistake}", 2)
-        return ending
+    def _left(self, ending: Ending) -> Ending:
+        """`ending`, once the last finished step is saved; where that fails too, a failure that says both."""
 
-    @staticmethod
-    def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
-        began = time.monotonic()
-        return work(), max(time.monotonic() - began, 1e-9)
+        def leave() -> Ending:
+            if self.state.step > 0 and self.saved_step != self.state.step and self.between_steps:
+                self.save()
+            if ending.kind == "stopped" and self.config.train_type == "full":
+                save_model(self.policy, self.config.model, self.folder.model)
+            return ending
+
+        after = self.ending(leave)
+        if ending.kind == "stopped" or after.sentence == ending.sentence:
+            return after
+        return after if after is ending else replace(after, sentence=f"{ending.sentence} {after.sentence}")
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether the weights are those of the last finished step, not half-way through the updates of the next."""
+        return self.learner.updates == self.state.updates
+
+    def clock(self) -> float:
+        """Seconds, on a clock that stands still in a pause."""
+        return time.monotonic() - self.control.paused_s
+
+    def _timed(self, work: Callable[[], Any]) -> tuple[Any, float]:
+        began = self.clock()
+        return work(), max(self.clock() - began, 1e-9)
+
+
+def has_signal(group: Group) -> bool:
+    """Whether any two completions of the group differ in reward."""
+    return len({one.reward for one in group.completions}) > 1
 
 
 def group_line(step: int, group: Group) -> dict[str, Any]:
@@ -367,8 +435,10 @@ def group_line(step: int, group: Group) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def reward_file(config: Config) -> Path | None:
-    return locate_reward_file(config.reward_functions_file) if config.reward_functions_file else None
+def _mean(rewards: list[float]) -> float | None:
+    """Their mean; None where no function had an opinion."""
+    known = [reward for reward in rewards if not math.isnan(reward)]
+    return sum(known) / len(known) if known else None
 
 
 def versions() -> dict[str, str]:

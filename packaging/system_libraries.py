@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Says which Debian packages this machine lacks for the window and for a fast trainer. Standard library only.
 
-    python3 packaging/system_libraries.py             say what is missing; exit 1 if something required is
-    python3 packaging/system_libraries.py --packages  print the missing packages on one line (for scripts)
+python3 packaging/system_libraries.py             say what is missing; exit 1 if something required is
+python3 packaging/system_libraries.py --packages  print the missing packages on one line (for scripts)
 """
 
 import ctypes

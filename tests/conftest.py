@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from backend import blas
+
+blas.prepare()  # before any test imports mlx
 _APART = Path(tempfile.mkdtemp(prefix="grpo-studio-tests-"))
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ["GRPO_STUDIO_RUNS"] = str(_APART / "runs")
 os.environ["GRPO_STUDIO_PREFS"] = str(_APART / "prefs")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,12 @@ import pytest
 
 from backend.rewards.files import load_reward_file
 from backend.rewards.registry import REWARD_REGISTRY
+from backend.rewards.resolve import _parameters
+from backend.spec.calls import read_call
 from backend.spec.catalog import (
     BUILT_IN,
     DEFAULT_REWARDS,
+    Parameter,
     builtin_rewards,
     canonical,
     computes_names,
@@ -59,6 +63,45 @@ def test_short_names_have_one_full_name() -> None:
         *DEFAULT_REWARDS
     ]
     assert canonical("my_own") == "my_own"
+    shipped = [entry.name for entry in builtin_rewards()]
+    shorts = [name.removesuffix("_reward_func").removesuffix("_reward") for name in shipped]
+    assert [canonical(short) for short in shorts] == shipped and len(set(shorts)) == len(shorts)
+
+
+def test_labels_tell_the_shipped_functions_apart_and_names_need_no_brackets() -> None:
+    entries = builtin_rewards()
+    assert len({entry.label for entry in entries}) == len(entries) >= 17
+    assert [call.text for call in map(read_call, (entry.name for entry in entries))] == [
+        entry.name for entry in entries
+    ]
+
+
+def test_parameters_are_read_from_text_as_python_reads_them() -> None:
+    parameters = {entry.name: list(entry.parameters) for entry in builtin_rewards()}
+    assert parameters == {name: _parameters(call) for name, call in REWARD_REGISTRY.items()}
+    assert parameters["keyword"] == [Parameter("word", "str", None), Parameter("case", "bool", "False")]
+    assert parameters["r1_int_reward_func"] == []
+
+
+def test_the_page_about_rewards_tells_of_every_shipped_function() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    table = page.partition("| name | label |")[2].partition("\n\n")[0]
+    rows = {row.split("`")[1]: row for row in table.splitlines() if row.startswith("| `")}
+    assert list(rows) == [entry.name for entry in builtin_rewards()]
+    for entry in builtin_rewards():
+        cells = [cell.strip() for cell in rows[entry.name].strip("|").split(" | ")]
+        assert cells[1] == entry.label
+        assert cells[3] == ", ".join(_told(one) for one in entry.parameters) or (
+            cells[3] == "–" and not entry.parameters
+        )
+    # every number of the first sentence stands in the row
+    for entry in builtin_rewards():
+        numbers = re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?", entry.scores)
+        assert all(number in rows[entry.name] for number in {*numbers} - {"0.0"}), (entry.name, numbers)
+
+
+def _told(parameter: Parameter) -> str:
+    return f"`{parameter.name}`" if parameter.default is None else f"`{parameter.name}={parameter.default}`"
 
 
 def test_the_nearest_name_is_found_through_case_typos_and_short_names() -> None:
@@ -137,6 +180,13 @@ def test_names_that_only_running_would_tell_are_admitted(write, text: str) -> No
     assert computes_names(path)
 
 
+def test_scoring_needs_no_mathematics_in_the_trainers_own_process() -> None:
+    code = "import sys, backend.rewards.score; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "backend.rewards.answers" in loaded
+    assert not {"sympy", "math_verify", "mlx", "mlx.core", "numpy"} & set(loaded)
+
+
 def test_reading_never_runs_the_file(write, tmp_path: Path) -> None:
     path = write(f"open({str(tmp_path / 'ran')!r}, 'w')\n@register_reward_function('a')\ndef a(completions): ...\n")
     assert [entry.name for entry in rewards_in_file(path)] == ["a"]
@@ -154,4 +204,6 @@ def test_the_catalogue_loads_neither_the_rewards_nor_an_engine() -> None:
     code = "import sys, backend.spec.catalog as c; c.builtin_rewards(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "backend.spec.catalog" in loaded
-    assert not {"backend.rewards", "backend.rewards.builtin", "mlx", "numpy"} & set(loaded)
+    assert not {"backend.rewards", "backend.rewards.builtin", "mlx", "numpy", "regex", "sympy", "math_verify"} & set(
+        loaded
+    )

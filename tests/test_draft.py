@@ -138,7 +138,7 @@ def test_a_file_in_the_seed_s_words_opens(draft: Draft, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [("temprature: 1", "temperature"), ("- a", "a list"), ("a: [", "line"), ("stages: 2", "not built yet")],
+    [("temprature: 1", "temperature"), ("- a", "a list"), ("a: [", "line"), ("tools: 2", "not built yet")],
 )
 def test_a_file_with_no_place_in_the_form_is_refused_and_changes_nothing(
     draft: Draft, tmp_path: Path, text: str, word: str

@@ -11,7 +11,6 @@ import pytest
 from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
 from PySide6.QtGui import QDropEvent, QGuiApplication, QWheelEvent
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QDoubleSpinBox
 
 from app import theme
 from app.draft import Draft
@@ -19,7 +18,7 @@ from app.pages.train import TrainPage
 from app.prefs import Prefs
 from app.studio import Studio
 from app.widgets import controls, fields, reward_table
-from app.widgets.reward_table import LABEL, USE, WEIGHT
+from app.widgets.reward_cells import LABEL, USE, WEIGHT, WeightEdit
 from backend.spec import places
 from backend.spec.config import DEFAULT_REWARDS, SETTINGS, parse
 
@@ -96,6 +95,35 @@ FILLED = {
     "reward_functions": ["r1_count_xml", "r1_int_reward_func"],
     "reward_weights": [2.0, -0.5],
     "reward_timeout": 5.0,
+    "lora_keys": ["self_attn.q_proj"],
+    "steps_per_generation": 2,
+    "sync_ref_model": False,
+    "ref_model_mixup_alpha": 0.5,
+    "ref_model_sync_steps": 10,
+    "delta": 4.0,
+    "sapo_temperature_pos": 1.1,
+    "sapo_temperature_neg": 1.2,
+    "vespo_k_pos": 1.0,
+    "vespo_lambda_pos": 1.5,
+    "vespo_k_neg": 2.5,
+    "vespo_lambda_neg": 1.0,
+    "top_entropy_quantile": 0.2,
+    "entropy_coef": 0.01,
+    "entropy_adaptive": True,
+    "entropy_target": 0.3,
+    "off_policy_mask_threshold": 0.5,
+    "mask_truncated_completions": True,
+    "sampling_correction": "token_mask",
+    "sampling_correction_max": 2.0,
+    "sampling_correction_min": 0.5,
+    "advantage_baseline": "leave_one_out",
+    "multi_objective_aggregation": "sum_then_normalize",
+    "skip_zero_signal": False,
+    "dynamic_sampling": True,
+    "dynamic_sampling_rounds": 3,
+    "reward_weight_schedule": "constant",
+    "reward_weights_final": [1.0, 2.0],
+    "stages": [{"iters": 5, "reward_weights": [1.0, 0.5]}],
 }
 """A value other than the default for (nearly) every setting that can be typed."""
 NOT_TYPED = {"mask_prompt", "reward_functions_file"}
@@ -346,7 +374,7 @@ def test_a_weight_edited_in_the_table_travels_to_yaml_and_back(page: TrainPage, 
     index = table.model().index(2, WEIGHT)
     table.setCurrentIndex(index)
     table.edit(index)
-    box = table.findChild(QDoubleSpinBox)
+    box = table.findChild(WeightEdit)
     box.selectAll()
     QTest.keyClicks(box, "2.5")
     QTest.keyClick(box, Qt.Key.Key_Return)

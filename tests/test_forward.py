@@ -166,7 +166,9 @@ def scaled() -> nn.Module:
     return cohere.Model(cohere.ModelArgs.from_dict(SMALL | {"model_type": "cohere", "logit_scale": 0.0625}))
 
 
-@pytest.mark.parametrize("build", [lambda: capped(30.0), lambda: capped(1000.0), scaled], ids=["cap", "mild cap", "scale"])
+@pytest.mark.parametrize(
+    "build", [lambda: capped(30.0), lambda: capped(1000.0), scaled], ids=["cap", "mild cap", "scale"]
+)
 def test_a_model_that_bends_its_logits_after_the_head_is_kept_whole(build: Callable[[], nn.Module]) -> None:
     """A soft cap of 1000 bends logits of this size by a millionth; it is the model's word all the same."""
     mx.random.seed(0)

@@ -115,8 +115,8 @@ def test_a_finished_run_tells_its_result_first(page: MonitorPage, look_at, tmp_p
     rewards = studio.run.series("reward")[1]
     before, after = monitor._changes(studio.run)[0].before, monitor._changes(studio.run)[0].after
     assert (before, after) == (pytest.approx(rewards[:10].mean()), pytest.approx(rewards[-10:].mean()))
-    assert page.verdict.isVisible() and page.verdict._title.text() == "Finished"
-    assert words(page) == ["Export to LM Studio…", "Completions"]
+    assert page.verdict.isVisible() and page.verdict._title.text().startswith("Finished: 60 steps in 1")
+    assert words(page) == ["Export to LM Studio…", "Open folder", "Completions"]
     assert page.tiles["reward"].figure() == figure(rewards[-1])
     assert page.tiles["reward"].caption() == f"{signed(rewards[-1] - rewards[0])} since the start"
     assert page.tiles["clip_ratio_total"].figure().endswith("%")
@@ -152,7 +152,7 @@ def test_a_failed_run_says_why_and_can_be_resumed(
     assert diaries.SENTENCES["failed"] in page.verdict._sentence.text()
     assert words(page) == ["Resume from step 10", "Edit settings", "Open log"]
     started = []
-    monkeypatch.setattr(monitor, "resume_training", started.append)
+    monkeypatch.setattr("app.task.resume_training", started.append)
     page.verdict.buttons()[0].click()
     assert started == [folder] and studio.run.state == "starting"
     assert not page.verdict.isVisible()
@@ -280,6 +280,6 @@ def test_figures_read_well() -> None:
 
 def test_values_of_a_chart_can_be_copied(page: MonitorPage, look_at, tmp_path: Path) -> None:
     look_at(diaries.make_run(tmp_path / "run", steps=3))
-    plot(page, "Clip ratios")._copy_values()
+    plot(page, "Clip ratios").copy()
     lines = QGuiApplication.clipboard().text().splitlines()
     assert lines[0] == "step,Total,Low,High" and [line.split(",")[0] for line in lines[1:]] == ["1", "2", "3"]

@@ -60,6 +60,11 @@ def test_the_nearest_step() -> None:
     assert [nearest(x, step) for step in (-3, 2, 4, 7.1, 100)] == [0, 0, 1, 2, 2] and nearest(x[:0], 1) is None
 
 
+def test_a_value_is_told_only_for_a_step_that_has_one() -> None:
+    trace = Trace("Held-out", "accent", np.array([10, 20]), np.array([1.0, 2.0]))
+    assert [trace.at(step) for step in (10, 12, 20, None)] == [1.0, None, 2.0, 2.0]
+
+
 @pytest.fixture
 def grid(qtbot, qapp):
     theme.apply(qapp, "light")
@@ -107,7 +112,7 @@ def test_pointing_finds_the_step_below(qtbot, grid: ChartGrid) -> None:
     view = grid.plots[0]._view
     found: list[int | None] = []
     grid.plots[0].hovered.connect(found.append)
-    box = view.getPlotItem().vb
+    box = view.box
     place = view.mapFromScene(box.mapViewToScene(QPoint(20, 2)))
     qtbot.mouseMove(view.viewport(), place)
     assert found[-1] == 20
@@ -115,17 +120,17 @@ def test_pointing_finds_the_step_below(qtbot, grid: ChartGrid) -> None:
 
 def test_dragging_zooms_every_plot_and_a_double_click_shows_all(qtbot, grid: ChartGrid) -> None:
     view = grid.plots[1]._view
-    box = view.getPlotItem().vb
+    box = view.box
     start, end = (view.mapFromScene(box.mapViewToScene(QPoint(step, -2))) for step in (10, 20))
     qtbot.mousePress(view.viewport(), Qt.MouseButton.LeftButton, pos=start)
     qtbot.mouseMove(view.viewport(), end)
     qtbot.mouseRelease(view.viewport(), Qt.MouseButton.LeftButton, pos=end)
     qtbot.waitUntil(lambda: not grid._turns.isActive(), timeout=5000)
-    low, high = grid.plots[0]._view.getPlotItem().vb.viewRange()[0]
+    low, high = grid.plots[0]._view.box.viewRange()[0]
     assert low == pytest.approx(10, abs=0.5) and high == pytest.approx(20, abs=0.5)
     qtbot.mouseDClick(view.viewport(), Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: not grid._turns.isActive(), timeout=5000)
-    assert grid.plots[0]._view.getPlotItem().vb.viewRange()[0][1] > 39
+    assert grid.plots[0]._view.box.viewRange()[0][1] > 39
 
 
 def test_only_what_can_be_seen_is_drawn(qtbot, grid: ChartGrid) -> None:

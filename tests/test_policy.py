@@ -17,7 +17,7 @@ from mlx_lm import load
 from mlx_lm import utils as mlx_lm_utils
 
 from backend import policy as policy_module
-from backend.policy import Policy, load_policy, save_adapters, save_model
+from backend.policy import Policy, adapter_config, load_policy, save_adapters, save_model
 from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake
 
@@ -67,15 +67,21 @@ def test_only_adapters_train(models: Path, arch: str) -> None:
     assert names and all(name.endswith((".lora_a", ".lora_b")) for name in names)
     before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
     update(policy)
-    moved = {name for name, x in tree_flatten(policy.model.parameters()) if not np.array_equal(np.array(x), before[name])}
+    moved = {
+        name for name, x in tree_flatten(policy.model.parameters()) if not np.array_equal(np.array(x), before[name])
+    }
     assert moved and moved <= set(names)
 
 
-@pytest.mark.parametrize(("asked", "adapted"), [(-1, {0, 1, 2}), (1, {2}), (2, {1, 2}), (3, {0, 1, 2}), (16, {0, 1, 2})])
+@pytest.mark.parametrize(
+    ("asked", "adapted"), [(-1, {0, 1, 2}), (1, {2}), (2, {1, 2}), (3, {0, 1, 2}), (16, {0, 1, 2})]
+)
 def test_num_layers_counts_from_the_last(models: Path, asked: int, adapted: set[int]) -> None:
     notes: list[str] = []
-    policy = load_policy(config_of(folder_of(models, layers=3), num_layers=asked), notes.append)
+    config = config_of(folder_of(models, layers=3), num_layers=asked)
+    policy = load_policy(config, notes.append)
     assert {int(name.split("layers.")[1].split(".")[0]) for name in policy.trainable()} == adapted
+    assert adapter_config(policy, config)["num_layers"] == len(adapted)
     assert notes == (["Layers is 16, and the model has 3: all of them get adapters."] if asked == 16 else [])
 
 
@@ -109,7 +115,9 @@ def test_dropout_drops_while_learning_and_follows_the_seed(models: Path) -> None
 
 
 @pytest.mark.parametrize("train_type", ["lora", "dora"])
-@pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16"}, {"hidden": 64, "bits": 4}], ids=["float32", "bfloat16", "4 bits"])
+@pytest.mark.parametrize(
+    "how", [{}, {"dtype": "bfloat16"}, {"hidden": 64, "bits": 4}], ids=["float32", "bfloat16", "4 bits"]
+)
 def test_saved_adapters_load_through_mlx_lm_to_the_last_bit(
     models: Path, tmp_path: Path, train_type: str, how: dict[str, Any]
 ) -> None:
@@ -125,7 +133,9 @@ def test_saved_adapters_load_through_mlx_lm_to_the_last_bit(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapters.safetensors"]
 
 
-def test_saving_adapters_again_replaces_them_whole(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_adapters_again_replaces_them_whole(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = config_of(folder_of(models))
     policy = load_policy(config)
     save_adapters(policy, config, tmp_path)
@@ -287,7 +297,8 @@ def test_a_model_from_the_hub_is_saved_without_asking_the_hub(
 
 
 @pytest.mark.parametrize(
-    ("train_type", "quantization"), [("lora", "4"), ("lora", "6"), ("lora", "8"), ("lora", "mxfp4"), ("dora", "4"), ("dora", "8")]
+    ("train_type", "quantization"),
+    [("lora", "4"), ("lora", "6"), ("lora", "8"), ("lora", "mxfp4"), ("dora", "4"), ("dora", "8")],
 )
 def test_a_quantised_base_trains(
     models: Path, capsys: pytest.CaptureFixture[str], train_type: str, quantization: str
@@ -333,7 +344,9 @@ def test_a_missing_model_is_named(models: Path, tmp_path: Path) -> None:
         sentence = refused("model", model=name)
         assert sentence.startswith(f"There is no model {name}:")
     assert "config.json is missing" in refused("model", model=tmp_path)
-    assert "config.json is missing" in refused("reference_model_path", model=folder_of(models), reference_model_path=str(tmp_path))
+    assert "config.json is missing" in refused(
+        "reference_model_path", model=folder_of(models), reference_model_path=str(tmp_path)
+    )
 
 
 def test_a_broken_model_gives_its_reason(models: Path, tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import keyword
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scoring import group
 
 from backend.rewards.resolve import resolve
+from backend.rewards.score import score
 from backend.spec.calls import Call, read_call, split_names
 from backend.spec.catalog import (
     anchored,
@@ -113,8 +116,6 @@ names = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True).filter(lambda n: 
 
 
 def _is_keyword(name: str) -> bool:
-    import keyword
-
     return keyword.iskeyword(name) or name == "name"
 
 
@@ -248,9 +249,6 @@ def test_values_out_of_range_are_refused_before_a_run(text: str, words: str) -> 
 
 
 def test_an_argument_reaches_the_function_and_no_column_takes_its_place() -> None:
-    from backend.rewards.score import score
-    from tests.test_rewards import group
-
     one = group("so be it", "SO", word="nonsense", case=True)
     score([one], resolve(["keyword(word=so)"]), [1.0], 5.0)
     assert [completion.scores for completion in one.completions] == [{"keyword": 1.0}, {"keyword": 1.0}]
@@ -273,9 +271,6 @@ OWN = '''
 
 
 def test_a_persons_own_function_takes_arguments_too(write) -> None:
-    from backend.rewards.score import score
-    from tests.test_rewards import group
-
     path = write(OWN)
     entries = rewards_in_file(path)
     listed = ["scaled(factor=3, name=three)", "scaled(offset=[1])", "odd(1)", "needs"]

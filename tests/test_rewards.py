@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scoring import group
 
-from backend.nouns import Completion, Group, Problem
 from backend.rewards import get_reward_function, register_reward_function, registry
 from backend.rewards.builtin import extract_answer
 from backend.rewards.resolve import resolve, reward_function
@@ -27,11 +27,6 @@ PERFECT = "<think>2 and 2</think><answer>4</answer>"
 def r1(text: str, answer: str = "4") -> tuple[float, ...]:
     """Accuracy, integer, strict, soft, count of one completion."""
     return tuple(get_reward_function(name)(["q"], [text], [answer], None)[0] for name in DEFAULT_REWARDS)
-
-
-def group(*texts: str, answer: str = "4", kind: str | None = None, **row: object) -> Group:
-    problem = Problem(0, "What is 2 + 2?", [], [], answer, kind, row)
-    return Group(problem, [Completion([i, i + 1], [0.0, 0.0], text, "eos") for i, text in enumerate(texts)])
 
 
 def scored(call, *texts: str, timeout_s: float = 5.0, **about) -> list[float | None]:
@@ -243,7 +238,8 @@ def test_a_step_without_completions_calls_nothing() -> None:
 def test_columns_and_token_ids_are_passed_by_name() -> None:
     def mine(completions, difficulty, completion_ids, *, unknown=7, **rest):
         assert unknown == 7
-        assert set(rest) == {"prompts", "answer", "types", "completions_ids", "topic"}
+        inputs = {"prompts", "answer", "types", "completions_ids", "trainer_state", "log_extra", "log_metric"}
+        assert set(rest) == inputs | {"topic"}
         return [d + len(ids) for d, ids in zip(difficulty, completion_ids, strict=True)]
 
     assert scored(mine, difficulty=3, topic="sums", prompt="raw", answer="4") == [5.0, 5.0]

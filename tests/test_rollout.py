@@ -104,7 +104,8 @@ def test_the_prompt_belongs_to_every_log_probability(models: Path) -> None:
 def test_a_prompt_read_in_chunks_is_the_same_prompt(models: Path) -> None:
     policy = policy_of(models)
     whole, pieces = (
-        everything(Rollout(policy, 12, prefill_chunk=chunk).sample(problems(), 2, Sampling(), 0, 0)) for chunk in (2048, 16)
+        everything(Rollout(policy, 12, prefill_chunk=chunk).sample(problems(), 2, Sampling(), 0, 0))
+        for chunk in (2048, 16)
     )
     assert [one.tokens for _, one in whole] == [one.tokens for _, one in pieces]
     for (_, a), (_, b) in zip(whole, pieces, strict=True):
@@ -118,7 +119,9 @@ def test_weights_changed_between_two_calls_are_seen(models: Path) -> None:
     first = everything(rollout.sample(problems(), 2, Sampling(), 0, 0))
     shake(policy, seed=2)
     second = everything(rollout.sample(problems(), 2, Sampling(), 0, 0))
-    assert any(not np.allclose(a.logps[:1], b.logps[:1], atol=1e-3) for (_, a), (_, b) in zip(first, second, strict=True))
+    assert any(
+        not np.allclose(a.logps[:1], b.logps[:1], atol=1e-3) for (_, a), (_, b) in zip(first, second, strict=True)
+    )
     for p, one in second:
         assert np.abs(full_logps(policy, p.tokens, one.tokens, 1.0) - one.logps).max() < 1e-4
 
@@ -140,7 +143,9 @@ def test_dropout_is_off_while_sampling(models: Path) -> None:
 def test_greedy_tokens_are_those_of_mlx_lms_own_generator(models: Path, arch: str) -> None:
     policy = policy_of(models, arch, eos=[319])
     for p, one in everything(Rollout(policy, 24).sample(problems(), 2, GREEDY, 0, 0)):
-        theirs = [int(token) for token, _ in generate_step(mx.array(p.tokens), policy.model, max_tokens=len(one.tokens))]
+        theirs = [
+            int(token) for token, _ in generate_step(mx.array(p.tokens), policy.model, max_tokens=len(one.tokens))
+        ]
         assert one.tokens == theirs
 
 
@@ -253,7 +258,9 @@ def test_a_stop_string_is_found_in_the_text_however_its_tokens_are_cut(models: P
         assert (one.stop == "string") == (word in whole.text)
         if one.stop == "string":
             assert word in one.text
-            assert word not in policy.tokenizer.decode(one.tokens[:-1]), "it ends with the token that completes the string"
+            assert word not in policy.tokenizer.decode(one.tokens[:-1]), (
+                "it ends with the token that completes the string"
+            )
         assert np.abs(full_logps(policy, p.tokens, one.tokens, 1.0) - one.logps).max() < 1e-4
     assert held[i][1].stop == "string" and len(held[i][1].tokens) < 40
 
@@ -261,7 +268,9 @@ def test_a_stop_string_is_found_in_the_text_however_its_tokens_are_cut(models: P
 def test_a_stop_string_beats_the_end_that_comes_after_it_in_the_same_burst(models: Path) -> None:
     policy = policy_of(models, eos=MANY_ENDS)
     free = everything(Rollout(policy, 40).sample(problems([5, 3]), 32, Sampling(), 0, 0))
-    ended = next(one for _, one in free if one.stop == "eos" and 3 <= len(one.tokens) < BURST and one.text[:1].isascii())
+    ended = next(
+        one for _, one in free if one.stop == "eos" and 3 <= len(one.tokens) < BURST and one.text[:1].isascii()
+    )
     place = next(i for i, (_, one) in enumerate(free) if one is ended)
     word = policy.tokenizer.decode(ended.tokens[:1])
     assert word.isprintable()

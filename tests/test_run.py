@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import time
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from app.record import Record
 from app.run import Run
 from app.sampled import CompletionIndex
 from app.series import Series
-from app.summary import before_after, summarise
+from backend.spec.archive import before_after, summary
 from backend.spec.events import Diary, JsonLines, cut_back
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
@@ -187,6 +188,13 @@ def test_a_stop_that_was_said_too_early_is_said_again(watch, tmp_path: Path) -> 
         assert run.state == "stopping" and not folder.control.exists()
 
 
+def test_a_failure_is_told_in_sentences_alone(watch, tmp_path: Path) -> None:
+    folder = diaries.make_run(tmp_path / "run", steps=1, ending=None)
+    two = "data: There is no file rows.jsonl.\nreward_weights: There are 2 weights for 3 functions."
+    Diary(folder.events).write("failed", step=1, sentence=two)
+    assert watch(folder).problem == "There is no file rows.jsonl. There are 2 weights for 3 functions."
+
+
 def test_a_dead_run_is_crashed_at_once_when_opened(watch, tmp_path: Path) -> None:
     folder = diaries.make_run(tmp_path / "run", steps=3, ending=None)
     assert watch(folder).state == "crashed"
@@ -281,27 +289,29 @@ def test_completion_rows_of_any_shape_and_size(tmp_path: Path) -> None:
 
 
 def test_a_summary_reads_only_the_ends_of_a_diary(tmp_path: Path) -> None:
-    long = summarise(diaries.make_run(tmp_path / "long", steps=400, total=400))
+    long = summary(diaries.make_run(tmp_path / "long", steps=400, total=400))
     run = Run(RunFolder(tmp_path / "long"))
     read_on(run)
     rewards = run.series("reward")[1]
     run.close()
     assert long.state == "finished" and (long.step, long.iterations, long.model) == (400, 400, "demo/model")
-    assert long.reward == pytest.approx(rewards[-10:].mean())
-    assert long.change == pytest.approx(rewards[-10:].mean() - rewards[:10].mean())
+    assert long.reward_after == pytest.approx(rewards[-10:].mean())
+    assert long.reward_before == pytest.approx(rewards[:10].mean())
     assert long.worked_s == pytest.approx(400 * 1.2, abs=1)
     empty = RunFolder(tmp_path / "empty")
     empty.path.mkdir()
     empty.config.write_text("model: some/model\niters: 12\n")
-    fresh = summarise(empty)
+    fresh = summary(empty)
     assert (fresh.state, fresh.model, fresh.iterations, fresh.reward) == ("starting", "some/model", 12, None)
+    os.utime(empty.config, (0, 1000))
+    assert (summary(empty).state, summary(empty).began) == ("crashed", 1000), "nobody is on the way any more"
 
 
 def test_before_and_after_average_over_several_steps() -> None:
-    assert before_after(np.arange(100.0)) == (4.5, 94.5)
-    assert before_after(np.array([1.0, np.nan, 3.0])) == (1.0, 3.0)
-    assert before_after(np.array([2.0])) == (None, 2.0)
-    assert before_after(np.array([])) == (None, None)
+    assert before_after(range(100)) == (4.5, 94.5)
+    assert before_after([1.0, math.nan, None, 3.0]) == (1.0, 3.0)
+    assert before_after([2.0]) == (None, 2.0)
+    assert before_after([]) == (None, None)
 
 
 def test_a_diary_of_a_hundred_thousand_steps_is_read_in_slices(qtbot, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_resuming_starts_the_trainer_and_shows_the_run(
     page: RunsPage, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = []
-    monkeypatch.setattr(runs, "resume_training", started.append)
+    monkeypatch.setattr("app.task.resume_training", started.append)
     page.table.choose(archive / "failed")
     page.resume_button.click()
     assert [folder.path for folder in started] == [archive / "failed"]

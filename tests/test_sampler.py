@@ -48,7 +48,7 @@ def exact(values: np.ndarray, how: Sampling) -> np.ndarray:
 def drawn(values: np.ndarray, how: Sampling, count: int = DRAWS, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and log-probabilities of `count` independent draws."""
     uniform_B = mx.array(np.random.default_rng(seed).random(count, np.float32))
-    token_B, logp_B = draw(mx.broadcast_to(mx.array(values, mx.float32), (count, len(values))), uniform_B, how)
+    token_B, logp_B, _ = draw(mx.broadcast_to(mx.array(values, mx.float32), (count, len(values))), uniform_B, how)
     return np.array(token_B), np.array(logp_B)
 
 
@@ -69,7 +69,7 @@ def test_an_even_sweep_of_uniforms_gives_the_distribution_to_four_digits(how: Sa
     """Inverse CDF is a function of the uniform, so a grid leaves no sampling noise to hide a small error behind."""
     values = logits(seed=5)
     grid_B = mx.array((np.arange(DRAWS) + 0.5) / DRAWS, mx.float32)
-    token_B, _ = draw(mx.broadcast_to(mx.array(values, mx.float32), (DRAWS, len(values))), grid_B, how)
+    token_B, _, _ = draw(mx.broadcast_to(mx.array(values, mx.float32), (DRAWS, len(values))), grid_B, how)
     shares = np.bincount(np.array(token_B), minlength=len(values)) / DRAWS
     assert np.abs(shares - exact(values, how)).max() < 1e-4
 
@@ -78,7 +78,7 @@ def test_an_even_sweep_of_uniforms_gives_the_distribution_to_four_digits(how: Sa
 @pytest.mark.parametrize("uniform", [0.0, 2.0**-24, 0.5, 1 - 2.0**-24], ids=["0", "least", "half", "below 1"])
 def test_the_ends_of_the_uniform_never_reach_a_filtered_token(how: Sampling, uniform: float) -> None:
     rows = np.stack([logits(size=1000, seed=seed) for seed in range(50)])
-    token_B, _ = draw(mx.array(rows, mx.float32), mx.full(50, uniform), how)
+    token_B, _, _ = draw(mx.array(rows, mx.float32), mx.full(50, uniform), how)
     for row, token in zip(rows, np.array(token_B).tolist(), strict=True):
         assert 0 <= token < 1000
         assert exact(row, how)[token] > 0
@@ -91,7 +91,7 @@ def test_a_filter_that_leaves_one_token_always_draws_it(place: int) -> None:
     values[place] = 3.0
     for how in (Sampling(top_k=1), Sampling(top_p=0.01), Sampling(min_p=0.9)):
         assert set(drawn(values, how, 1000)[0].tolist()) == {place}
-        ends, _ = draw(mx.array(np.stack([values] * 2), mx.float32), mx.array([0.0, 1 - 2.0**-24]), how)
+        ends, _, _ = draw(mx.array(np.stack([values] * 2), mx.float32), mx.array([0.0, 1 - 2.0**-24]), how)
         assert ends.tolist() == [place, place]
 
 
@@ -114,7 +114,9 @@ def test_a_running_sum_in_blocks_draws_no_filtered_token_either(monkeypatch: pyt
     monkeypatch.setattr(mx, "cumsum", in_blocks)
     aims = (np.concatenate([edges, np.nextafter(edges, np.float32(0))]) / edges.max()).clip(0, 1 - 2.0**-24)
     aims = aims[:: max(1, len(aims) // 400)]
-    token_B, _ = draw(mx.array(np.tile(values, (len(aims), 1)), mx.float32), mx.array(aims, mx.float32) / (1 - 1e-6), how)
+    token_B, _, _ = draw(
+        mx.array(np.tile(values, (len(aims), 1)), mx.float32), mx.array(aims, mx.float32) / (1 - 1e-6), how
+    )
     assert kept[np.array(token_B)].all()
 
 
@@ -145,7 +147,7 @@ def test_huge_and_infinite_logits_are_drawn_without_overflow() -> None:
 def test_half_precision_logits_are_worked_out_in_float32() -> None:
     values = mx.array(logits()).astype(mx.bfloat16)
     row = np.array(values.astype(mx.float32), np.float64)
-    token_B, logp_B = draw(values[None], mx.array([0.4]), Sampling(temperature=0.9))
+    token_B, logp_B, _ = draw(values[None], mx.array([0.4]), Sampling(temperature=0.9))
     expected = row / 0.9 - np.log(np.exp(row / 0.9).sum())
     assert logp_B.dtype == mx.float32
     assert logp_B.item() == pytest.approx(expected[token_B.item()], abs=2e-6)
@@ -162,7 +164,7 @@ def test_a_large_vocabulary_keeps_its_distribution() -> None:
     """The running sum of a hundred thousand masses is in float32: the tail must still get its share."""
     values = np.random.default_rng(3).normal(0, 1, 100_000)
     grid_B = mx.array((np.arange(200) + 0.5) / 200, mx.float32)
-    token_B, _ = draw(mx.broadcast_to(mx.array(values, mx.float32), (200, 100_000)), grid_B, Sampling())
+    token_B, _, _ = draw(mx.broadcast_to(mx.array(values, mx.float32), (200, 100_000)), grid_B, Sampling())
     below = np.concatenate([[0.0], np.cumsum(np.exp(values)) / np.exp(values).sum()])
     tokens, grid = np.array(token_B), (np.arange(200) + 0.5) / 200
     assert np.all(below[tokens] <= grid + 1e-4)

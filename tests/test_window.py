@@ -19,7 +19,7 @@ from app.actions import MENUS, RUN_ACTIONS
 from app.pages import PAGES
 from app.prefs import Prefs
 from app.studio import Studio
-from app.widgets.strip import WORDS
+from app.widgets.state_chip import WORDS
 from app.window import NARROW, Window
 from backend.spec import places
 from backend.spec.places import RunFolder, hold_lock, make_run_folder
@@ -169,6 +169,26 @@ def test_buttons_and_strip_follow_the_run(window: Window, studio: Studio):
     assert enabled(window) == {"run"}
     assert window.strip.sentence.text() == "The dataset has no rows."
     assert not window.strip.left.isVisible()
+
+
+def test_a_sentence_about_a_run_goes_with_what_it_said(window: Window, studio: Studio):
+    """“… is still training” stood beside “Finished”, and the problem of a failed run beside its resumed one."""
+    run = look_at(studio, FakeRun("starting"))
+    studio.message.emit("first is still training.")
+    run.become("running")
+    assert window.strip.sentence.text() == "first is still training."
+    run.become("finished")
+    assert window.strip.sentence.text() == ""
+    run.problem = "The dataset has no rows."
+    run.become("failed")
+    run.problem = ""
+    run.become("starting")
+    assert window.strip.sentence.text() == ""
+    run.problem = "It was killed."
+    run.become("crashed")
+    studio.run = None
+    studio.run_changed.emit()
+    assert window.strip.sentence.text() == ""
 
 
 @pytest.mark.parametrize("state", [state for state in WORDS if state])

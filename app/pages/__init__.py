@@ -6,6 +6,8 @@ To add a page: one file in this folder and one line here.
 from __future__ import annotations
 
 import importlib
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,9 +27,13 @@ class PageEntry:
     where: str
     shortcut: str
 
-    def build(self, studio: Studio, parent: QWidget | None = None) -> QWidget:
+    def load(self) -> Callable[[Studio, QWidget | None], QWidget]:
+        """Import the page's module; returns the page's class."""
         module, name = self.where.split(":")
-        return getattr(importlib.import_module(module), name)(studio, parent)
+        return getattr(importlib.import_module(module), name)
+
+    def build(self, studio: Studio, parent: QWidget | None = None) -> QWidget:
+        return self.load()(studio, parent)
 
 
 PAGES: tuple[PageEntry, ...] = (
@@ -36,3 +42,11 @@ PAGES: tuple[PageEntry, ...] = (
     PageEntry("completions", "Completions", "lines", "app.pages.completions:CompletionsPage", "Ctrl+3"),
     PageEntry("runs", "Runs", "stack", "app.pages.runs:RunsPage", "Ctrl+4"),
 )
+
+
+def read_ahead() -> threading.Thread:
+    """Import every page beside the event loop, and with them numpy and pyqtgraph: half a second that the first click on
+    Monitor would wait for. Nothing of Qt is made on the thread."""
+    thread = threading.Thread(target=lambda: [page.load() for page in PAGES], name="read ahead", daemon=True)
+    thread.start()
+    return thread

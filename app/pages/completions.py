@@ -8,9 +8,8 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QIntValidator, QKeySequence, QShortcut, QShowEvent
+from PySide6.QtGui import QIntValidator, QShowEvent
 from PySide6.QtWidgets import (  # fmt: skip
-    QCheckBox,
     QHBoxLayout,
     QSplitter,
     QStackedLayout,
@@ -23,7 +22,7 @@ from app.run import Run
 from app.studio import Studio
 from app.widgets.completion_detail import CompletionDetail
 from app.widgets.completion_table import CompletionModel, CompletionTable
-from app.widgets.controls import ElidedLabel, NumberEdit
+from app.widgets.controls import ElidedLabel, NumberEdit, Tick
 from app.widgets.parts import button, label
 from app.widgets.verdict import Nothing
 
@@ -47,22 +46,19 @@ class CompletionsPage(QWidget):
         self.table = CompletionTable(self.model)
         self.detail = CompletionDetail()
         self.table.chosen.connect(self.detail.show_completion)
-        self.earlier = button("Earlier", lambda: self._go(-1), tip="The step before")
-        self.later = button("Later", lambda: self._go(1), tip="The step after")
+        self.earlier = button("Earlier", lambda: self.go(-1), tip="The step before")
+        self.later = button("Later", lambda: self.go(1), tip="The step after")
         self.step = NumberEdit()
         self.step.setValidator(QIntValidator(0, 2**31 - 1, self.step))
         self.step.setFixedWidth(72)
         self.step.setAlignment(Qt.AlignmentFlag.AlignRight)
         self.step.setAccessibleName("Step")
         self.step.editingFinished.connect(self._typed)
-        self.newest = QCheckBox("Follow newest")
+        self.newest = Tick("Follow newest")
         self.newest.setChecked(True)
         self.newest.toggled.connect(lambda _: self._refresh())
         self.about = ElidedLabel()
         self.about.setFont(theme.figures_font())
-        for key, by in ((Qt.Key.Key_BracketLeft, -1), (Qt.Key.Key_BracketRight, 1)):
-            shortcut = QShortcut(QKeySequence(Qt.Modifier.CTRL | key), self)
-            shortcut.activated.connect(lambda by=by: self._go(by))
 
     def _lay_out(self) -> None:
         head = QHBoxLayout()
@@ -147,7 +143,8 @@ class CompletionsPage(QWidget):
             self.step.setModified(False)
             self.pick(int(self.step.text()))
 
-    def _go(self, by: int) -> None:
+    def go(self, by: int) -> None:
+        """Show the step `by` steps on, among those that have completions."""
         steps = self._run.completion_steps() if self._run else []
         if not steps or self._shown is None:
             return

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtCore import QTimer, QUrl
-from PySide6.QtGui import QDesktopServices, QShowEvent
+from PySide6.QtCore import QTimer
+from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 
 from app import charts, theme
@@ -17,17 +17,16 @@ from app.charts import CHARTS, Chart, Curve
 from app.record import PHASE_WORDS
 from app.run import Run
 from app.studio import Studio
-from app.summary import before_after, window_of
-from app.task import Task, resume_training
 from app.widgets.chart_grid import ChartGrid, Shown
 from app.widgets.controls import ElidedLabel, Menu
-from app.widgets.export_panel import ExportPanel
 from app.widgets.log_view import LogView
-from app.widgets.parts import button
+from app.widgets.numbers import duration
+from app.widgets.parts import show_file
 from app.widgets.plot import Plot, Trace
 from app.widgets.run_header import RunHeader
 from app.widgets.tiles import Tile, TileRow
 from app.widgets.verdict import Action, Change, Nothing, Verdict
+from backend.spec.archive import before_after, window_of
 from backend.spec.faults import Mistake
 
 SMOOTHING = (("No smoothing", 0.0), ("Light smoothing", 0.6), ("Strong smoothing", 0.9))
@@ -72,7 +71,6 @@ class MonitorPage(QWidget):
         self.smoothing.setAccessibleName("Smoothing of the charts")
         self.smoothing.currentIndexChanged.connect(lambda _: self.grid.set_smoothing(self.smoothing.currentData()))
         self.header.tools.addWidget(self.smoothing)
-        self.header.tools.addWidget(button("Open folder", self.open_folder))
         self.tiles = {metric: Tile(label, role, unit, help) for label, metric, role, unit, help in TILES}
         self.verdict = Verdict()
         self.note = ElidedLabel()
@@ -81,15 +79,19 @@ class MonitorPage(QWidget):
 
     def _lay_out(self) -> None:
         shown = QWidget()
+        above, below = QVBoxLayout(), QVBoxLayout()
+        for part in (self.header, self.note, self.verdict, TileRow(list(self.tiles.values()))):
+            above.addWidget(part)
+        below.addWidget(self.log)
         column = QVBoxLayout(shown)
-        column.setContentsMargins(*(2 * theme.SPACE,) * 4)
+        column.setContentsMargins(theme.GUTTER, theme.GUTTER, 0, theme.GUTTER)
         column.setSpacing(theme.SPACE)
-        column.addWidget(self.header)
-        column.addWidget(self.note)
-        column.addWidget(self.verdict)
-        column.addWidget(TileRow(list(self.tiles.values())))
-        column.addWidget(self.grid, 1)
-        column.addWidget(self.log)
+        for part in (above, below):
+            part.setContentsMargins(0, 0, theme.GUTTER, 0)
+            part.setSpacing(theme.SPACE)
+        column.addLayout(above)
+        column.addWidget(self.grid, 1)  # its scroll bar stands in the gutter
+        column.addLayout(below)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(self.nothing)
         self._stack.addWidget(shown)
@@ -119,7 +121,7 @@ class MonitorPage(QWidget):
         if run is None or not self.isVisible():
             self._clock.stop()
             return
-        self.header.show_run(run.folder.name, run.state)
+        self.header.show_run(run.folder.name, run.state, live=run.is_live)
         doing = PHASE_WORDS.get(run.phase, run.phase) if run.is_live else ""
         self.header.show_progress(run.step, run.iterations, doing, run.phase_progress)
         self._show_time()
@@ -189,15 +191,20 @@ class MonitorPage(QWidget):
 
     def _tell_finished(self, run: Run) -> None:
         actions = [
-            Action("Export to LM Studio…", self.export, primary=True),
+            Action("Export to LM Studio…", self._export, primary=True),
+            Action("Open folder", self._open_folder),
             Action("Completions", self._show_completions),
         ]
-        self.verdict.tell("Finished", "good", _averaged(run), _changes(run), actions)
+        self.verdict.tell(f"Finished: {_effort(run)}", "good", _averaged(run), _changes(run), actions)
 
     def _tell_stopped(self, run: Run) -> None:
         told = str((run.ending or {}).get("sentence") or "Stopped; everything is saved.")
-        actions = [self._resuming(run), Action("Export to LM Studio…", self.export)]
-        self.verdict.tell("Stopped", "muted", told, _changes(run), actions)
+        actions = [
+            self._resuming(run),
+            Action("Export to LM Studio…", self._export),
+            Action("Open folder", self._open_folder),
+        ]
+        self.verdict.tell(f"Stopped: {_effort(run)}", "muted", told, _changes(run), actions)
 
     def _tell_failed(self, run: Run) -> None:
         bug = bool((run.ending or {}).get("traceback"))
@@ -224,23 +231,16 @@ class MonitorPage(QWidget):
 
     def resume(self) -> None:
         """Go on with the run from its newest checkpoint."""
-        run = self._run
-        if run is None or run.is_live:
-            return
-        try:
-            resume_training(run.folder)
-        except Mistake as mistake:
-            self.studio.message.emit(mistake.faults[0].sentence)
-            return
-        run.relaunched()
+        if self._run is not None and not self._run.is_live:
+            self.studio.resume_run(self._run.folder)
 
-    def export(self) -> None:
+    def _export(self) -> None:
         if self._run is not None:
-            ExportPanel(self._run.folder, Task, self).open_beside()
+            self.studio.export_wanted.emit(self._run.folder)
 
-    def open_folder(self) -> None:
+    def _open_folder(self) -> None:
         if self._run is not None:
-            QDesktopServices.openUrl(QUrl.fromLocalFile(str(self._run.folder.path)))
+            show_file(self._run.folder.path)
 
     def _show_completions(self) -> None:
         self.studio.page_wanted.emit("completions")
@@ -275,7 +275,7 @@ def _trace(curve: Curve, read: Callable) -> Trace:
 
 def _changes(run: Run) -> list[Change]:
     """The result: reward before → after, in training and on held-out prompts."""
-    found = [Change("Reward in training", *before_after(run.series("reward")[1]))]
+    found = [Change("Reward in training", *before_after(run.series("reward")[1].tolist()))]
     held_out = run.eval_series("reward")[1]
     if len(held_out) > 1:
         found.append(Change("Held-out reward", float(held_out[0]), float(held_out[-1])))
@@ -285,14 +285,20 @@ def _changes(run: Run) -> list[Change]:
     return [change for change in found if change.after is not None]
 
 
+def _effort(run: Run) -> str:
+    """“32 steps in 43 s”; of a run cut short, how many of how many."""
+    of = f" of {run.iterations:,}" if run.iterations and run.iterations != run.step else ""
+    return f"{run.step:,}{of} step{'s' if of or run.step != 1 else ''} in {duration(run.elapsed_s)}"
+
+
 def _averaged(run: Run) -> str:
     """What stands behind the figures of the result."""
     count = window_of(len(run.series("reward")[0]))
     steps = f"{count} steps" if count > 1 else "step"
-    said = f"Training reward is averaged over the first and the last {steps}."
+    said = f"Training: means over the first and the last {steps}."
     evaluated = run.eval_series("reward")[0]
     if len(evaluated) > 1:
-        said += f" Held-out prompts were answered after step {evaluated[0]:,} and after step {evaluated[-1]:,}."
+        said += f" Held-out: after step {evaluated[0]:,} and after step {evaluated[-1]:,}."
     return said
 
 

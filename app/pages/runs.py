@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
-from PySide6.QtCore import QFile, QFileSystemWatcher, QTimer, QUrl
-from PySide6.QtGui import QDesktopServices, QHideEvent, QKeySequence, QShortcut, QShowEvent
+from PySide6.QtCore import QFile, QFileSystemWatcher, QTimer
+from PySide6.QtGui import QHideEvent, QKeySequence, QShortcut, QShowEvent
 from PySide6.QtWidgets import (  # fmt: skip
     QHBoxLayout,
     QLineEdit,
@@ -22,14 +22,10 @@ from PySide6.QtWidgets import (  # fmt: skip
 from app import theme
 from app.record import LIVE
 from app.studio import Studio
-from app.summary import Summary, summarise
-from app.task import Task, resume_training
-from app.widgets.export_panel import ExportPanel
-from app.widgets.parts import button, label
+from app.widgets.parts import button, label, show_file
 from app.widgets.run_table import RunModel, RunRow, RunTable
 from app.widgets.verdict import Nothing
-from backend.spec import places
-from backend.spec.faults import Mistake
+from backend.spec import archive, places
 from backend.spec.places import RunFolder
 
 EVERY_MS = 2000
@@ -74,8 +70,8 @@ class RunsPage(QWidget):
         self.open_button = button("Open", self.open, primary=True)
         self.resume_button = button("Resume", self.resume)
         self.export_button = button("Export…", self.export)
-        self.folder_button = button("Show folder", self.show_folder)
-        self.trash_button = button("Move to trash…", self.move_to_trash)
+        self.folder_button = button("Open folder", self.show_folder)
+        self.trash_button = button("Move to trash…", self.move_to_trash, tip="Delete key")
         QShortcut(QKeySequence.StandardKey.Delete, self.table, self.move_to_trash)
 
     def _lay_out(self) -> None:
@@ -138,9 +134,14 @@ class RunsPage(QWidget):
             return
         folder = self._queue.popleft()
         size = _size(folder.events)
-        found = summarise(folder)
-        self._known[folder.path] = (size, found.state)
-        self.model.put(_row(found))
+        row = _row(archive.summary(folder), self._state_here(folder))
+        self._known[folder.path] = (size, row.state)
+        self.model.put(row)
+
+    def _state_here(self, folder: RunFolder) -> str:
+        """The state of the run that Monitor follows, which knows of pauses too; empty for every other."""
+        run = self.studio.run
+        return run.state if run is not None and run.is_live and run.folder.path == folder.path else ""
 
     # ── what a person can do ────────────────────────────────────────────────────────────────────
 
@@ -162,29 +163,18 @@ class RunsPage(QWidget):
 
     def resume(self) -> None:
         row = self.table.chosen()
-        if row is None or row.state not in RESUMABLE:
-            return
-        if self.studio.is_training:
-            self.studio.message.emit("One run at a time: stop the present run first, or let it finish.")
-            return
-        try:
-            resume_training(RunFolder(row.path))
-        except Mistake as mistake:
-            self.studio.message.emit(mistake.faults[0].sentence)
-            return
-        self.open()
-        if self.studio.run is not None:
-            self.studio.run.relaunched()
+        if row is not None and row.state in RESUMABLE:
+            self.studio.resume_run(RunFolder(row.path))
 
     def export(self) -> None:
         row = self.table.chosen()
         if row is not None:
-            ExportPanel(RunFolder(row.path), Task, self).open_beside()
+            self.studio.export_wanted.emit(RunFolder(row.path))
 
     def show_folder(self) -> None:
         row = self.table.chosen()
         if row is not None:
-            QDesktopServices.openUrl(QUrl.fromLocalFile(str(row.path)))
+            show_file(row.path)
 
     def move_to_trash(self) -> None:
         """Ask, then hand the folder to the desktop's trash. A run that is being trained stays."""
@@ -208,11 +198,19 @@ class RunsPage(QWidget):
         return box.clickedButton() is move
 
 
-def _row(found: Summary) -> RunRow:
+def _row(found: archive.Summary, state: str) -> RunRow:
+    before, after = found.reward_before, found.reward_after
     return RunRow(
-        found.folder.path, found.state, found.model, found.step, found.iterations, found.reward, found.change,
-        found.began, found.worked_s,
-    )  # fmt: skip
+        path=Path(found.path),
+        state=state or found.state,
+        model=found.model,
+        step=found.step or 0,
+        iterations=found.iterations,
+        reward=after,
+        change=None if before is None or after is None else after - before,
+        began=found.began,
+        worked_s=found.worked_s,
+    )
 
 
 def _size(path: Path) -> int:

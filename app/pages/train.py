@@ -93,6 +93,7 @@ class TrainPage(QWidget):
         title = QLabel("Train")
         title.setFont(theme.title_font())
         across = QHBoxLayout()
+        across.setContentsMargins(0, 0, theme.GUTTER, 0)
         across.addWidget(title)
         across.addStretch()
         across.addWidget(self.search)
@@ -103,8 +104,8 @@ class TrainPage(QWidget):
         content = QWidget()
         content.setMaximumWidth(WIDEST)
         row = QHBoxLayout(content)
-        row.setContentsMargins(3 * theme.SPACE, 2 * theme.SPACE, 2 * theme.SPACE, 0)
-        row.setSpacing(2 * theme.SPACE)
+        row.setContentsMargins(theme.GUTTER, theme.GUTTER, theme.GUTTER, 0)
+        row.setSpacing(0)
         row.addLayout(left, 1)
         row.addWidget(self.launch)
         middle = QHBoxLayout(self)
@@ -162,7 +163,7 @@ class TrainPage(QWidget):
 
     def _show_plan(self) -> None:
         self.launch.show_plan(self.draft.summary(), self.draft.details())
-        self.launch.show_command(self.draft.shown_command())
+        self.launch.show_command(self.draft.shown_command(), self.draft.short_command())
         self._show_run_button()
 
     def _show_run_button(self, _state: str = "") -> None:

@@ -14,6 +14,7 @@ from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QGridLayout, QScrollArea, QWidget
 
 from app import theme
+from app.widgets.parts import keep_gutter
 from app.widgets.plot import Plot, Trace
 
 PLOT_HEIGHT = 214
@@ -85,6 +86,7 @@ class ChartGrid(QScrollArea):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
+        keep_gutter(self, self._grid)
         self._place()
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -110,7 +112,8 @@ class ChartGrid(QScrollArea):
 
     def _place(self) -> None:
         """Put the wanted plots into as many columns as the width allows; nothing moves when nothing changed."""
-        columns = max(1, min(MOST_COLUMNS, (self.viewport().width() + theme.SPACE) // (NARROWEST + theme.SPACE)))
+        room = self.width() - theme.GUTTER
+        columns = max(1, min(MOST_COLUMNS, (room + theme.SPACE) // (NARROWEST + theme.SPACE)))
         wanted = tuple(place for place in range(len(self.plots)) if self._wanted(place))
         if (columns, wanted) == self._placed:
             return

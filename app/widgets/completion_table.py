@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, QRect, QRectF, Qt, Signal
@@ -244,12 +245,17 @@ def _score(line: Line, name: str) -> float | None:
 
 def swatch(place: int) -> QPixmap:
     """A dot in the colour of the reward function at this place."""
+    return _dot(theme.reward_colour(place).name())
+
+
+@cache
+def _dot(colour: str) -> QPixmap:
     picture = QPixmap(16, 16)
     picture.fill(Qt.GlobalColor.transparent)
     painter = QPainter(picture)
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
     painter.setPen(Qt.PenStyle.NoPen)
-    painter.setBrush(theme.reward_colour(place))
+    painter.setBrush(QColor(colour))
     painter.drawEllipse(QRectF(2, 2, 12, 12))
     painter.end()
     picture.setDevicePixelRatio(2)

@@ -4,11 +4,24 @@ paths. They know values and the theme, and nothing of settings.
 
 from __future__ import annotations
 
-from PySide6.QtCore import QPointF, QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QEnterEvent, QPainter, QPaintEvent, QPen, QWheelEvent
-from PySide6.QtWidgets import QAbstractButton, QComboBox, QLabel, QLineEdit, QPlainTextEdit, QPushButton, QWidget
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QCheckBox,
+    QComboBox,
+    QLabel,
+    QLineEdit,
+    QPlainTextEdit,
+    QPushButton,
+    QWidget,
+)
 
 from app import theme
+from app.widgets import icons
+
+TICK = 16
+"""Side of a box to tick, in pixels."""
 
 
 class NumberEdit(QLineEdit):
@@ -87,6 +100,42 @@ class Switch(QAbstractButton):
         painter.setPen(colours.text if on else colours.muted)
         word = self.rect().adjusted(self.TRACK.width() + 9, 0, 0, 0)
         painter.drawText(word, Qt.AlignmentFlag.AlignVCenter, "On" if on else "Off")
+
+
+class Tick(QCheckBox):
+    """A box to tick and its words, in the theme's colours: a style sheet cannot recolour the mark."""
+
+    def __init__(self, text: str, parent: QWidget | None = None) -> None:
+        super().__init__(text, parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_Hover)
+
+    def sizeHint(self) -> QSize:
+        words = self.fontMetrics().size(0, self.text())
+        return QSize(TICK + 8 + words.width() + 4, max(TICK, words.height()) + 8)
+
+    minimumSizeHint = sizeHint
+
+    def hitButton(self, pos: QPoint) -> bool:
+        return self.rect().contains(pos)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        colours, painter = theme.palette(), QPainter(self)
+        box = QRect(1, (self.height() - TICK) // 2, TICK, TICK)
+        draw_tick(painter, box, self.isChecked(), focused=self.hasFocus())
+        painter.setPen(colours.text if self.isEnabled() else colours.faint)
+        painter.drawText(self.rect().adjusted(TICK + 8, 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, self.text())
+
+
+def draw_tick(painter: QPainter, box: QRect, ticked: bool, *, focused: bool = False) -> None:
+    """A box with or without its mark; unticked it must still be seen, so its edge is darker than that of a field."""
+    colours = theme.palette()
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    edge = colours.text if focused else colours.accent if ticked else colours.muted
+    painter.setPen(QPen(edge, 1.5 if focused else 1.0))
+    painter.setBrush(colours.accent if ticked else colours.field)
+    painter.drawRoundedRect(QRectF(box).adjusted(0.5, 0.5, -0.5, -0.5), 4, 4)
+    if ticked:
+        painter.drawPixmap(box.topLeft() + QPoint(1, 1), icons.pixmap("check", colours.accent_text, TICK - 2))
 
 
 class PathEdit(QLineEdit):

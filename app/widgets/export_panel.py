@@ -13,7 +13,6 @@ from typing import Any
 from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QCloseEvent, QDesktopServices
 from PySide6.QtWidgets import (  # fmt: skip
-    QCheckBox,
     QDialog,
     QFileDialog,
     QGridLayout,
@@ -25,7 +24,7 @@ from PySide6.QtWidgets import (  # fmt: skip
 )
 
 from app import theme
-from app.widgets.controls import ElidedLabel, Menu
+from app.widgets.controls import ElidedLabel, Menu, Tick
 from app.widgets.parts import button, label
 from backend.spec.command import backend_command
 from backend.spec.places import RunFolder, lm_studio_models
@@ -66,7 +65,7 @@ class ExportPanel(QDialog):
         self.choose = button("Choose…", self._choose_folder)
         self.name = QLineEdit(self.run.name)
         self.name.textChanged.connect(self._show_ready)
-        self.overwrite = QCheckBox("Replace a model of that name")
+        self.overwrite = Tick("Replace a model of that name")
         self.output = QPlainTextEdit()
         self.output.setReadOnly(True)
         self.output.hide()

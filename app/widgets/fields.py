@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QEvent, QObject, Qt, Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QLabel, QLineEdit, QMenu, QPushButton, QVBoxLayout, QWidget
 
 from app import theme
@@ -21,11 +21,10 @@ class Field(QWidget):
     """A setting's editor.
 
     Attributes: about – the setting; control – the widget that takes the focus; wide – whether it wants a whole row.
-    Signals: edited(key, raw value) when a person changed it, never when `show_value` did; focused(key).
+    Signals: edited(key, raw value) when a person changed it, never when `show_value` did.
     """
 
     edited = Signal(str, object)
-    focused = Signal(str)
     wide = False
     control: QWidget
 
@@ -78,18 +77,12 @@ class Field(QWidget):
     def say_edited(self, *_: object) -> None:
         self.edited.emit(self.about.key, self.value())
 
-    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        if watched is self.control and event.type() == QEvent.Type.FocusIn:
-            self.focused.emit(self.about.key)
-        return super().eventFilter(watched, event)
-
     def _explain(self) -> None:
         self.label.setBuddy(self.control)
         self.control.setAccessibleName(self.about.label)
         self.control.setAccessibleDescription(self.about.help)
         for widget in (self.label, self.control):
             widget.setToolTip(f"<p>{self.about.help}</p>")  # a paragraph wraps; plain text would be one long line
-        self.control.installEventFilter(self)
 
     def _mark(self, wrong: bool) -> None:
         self.control.setProperty("problem", wrong)
@@ -179,6 +172,12 @@ class PathField(LineField):
     def line(self) -> QLineEdit:
         return PathEdit()
 
+    def value(self) -> Any:
+        return texts.path_value(self.control.text())
+
+    def text_of(self, raw: Any) -> str:
+        return texts.path_text(raw)
+
     def build(self) -> QWidget:
         row = QWidget()
         across = QHBoxLayout(row)
@@ -198,7 +197,7 @@ class PathField(LineField):
     def take(self, path: str) -> None:
         """As if the path had been typed; an empty one (a dialog called off) changes nothing."""
         if path:
-            self.control.setText(path)
+            self.put(path)
             self.say_edited()
 
     def _wire_browse(self) -> None:
@@ -219,8 +218,8 @@ class PathField(LineField):
         self.take(QFileDialog.getExistingDirectory(self, self.about.label, self._start()))
 
     def _start(self) -> str:
-        path = Path(self.control.text()).expanduser()
-        return str(path.parent if self.control.text() and path.parent.is_dir() else Path.home())
+        path = Path(self.value()).expanduser()
+        return str(path.parent if self.value() and path.parent.is_dir() else Path.home())
 
 
 class MenuField(Field):
@@ -312,6 +311,18 @@ class MappingField(ProseField):
         return texts.mapping_text(raw)
 
 
+class StagesField(ProseField):
+    """One stage a line, as a JSON object such as {"iters": 100, "reward_weights": [1, 0.5]}."""
+
+    lines = 3
+
+    def value(self) -> Any:
+        return texts.stages_value(self.control.toPlainText())
+
+    def text_of(self, raw: Any) -> str:
+        return texts.stages_text(raw)
+
+
 class FactField(Field):
     """Something to know that cannot be changed."""
 
@@ -344,6 +355,7 @@ _KINDS: dict[str, type[Field]] = {
     "numbers": NumbersField,
     "rewards": ListField,
     "mapping": MappingField,
+    "stages": StagesField,
     "fact": FactField,
 }
 

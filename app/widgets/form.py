@@ -7,11 +7,22 @@ from typing import Any
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QFrame, QGridLayout, QLabel, QScrollArea, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QApplication,
+    QFrame,
+    QGridLayout,
+    QLabel,
+    QScrollArea,
+    QSpacerItem,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app import theme
 from app.widgets.fields import Field, field
 from app.widgets.icons import IconButton
+from app.widgets.parts import keep_gutter
 from backend.spec.faults import Fault
 from backend.spec.setting import Setting
 
@@ -27,7 +38,7 @@ class FieldGrid(QWidget):
         self.fields = list(fields)
         self._columns = 0
         self._shown: set[Field] = set(self.fields)
-        self._fillers = [QWidget(self) for _ in range(MOST_COLUMNS - 1)]
+        self._fillers = [QSpacerItem(0, 0) for _ in range(MOST_COLUMNS - 1)]
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setHorizontalSpacing(2 * theme.SPACE)
@@ -71,10 +82,10 @@ class FieldGrid(QWidget):
     def _keep_gaps(self, columns: int) -> None:
         """A column with nothing in it would lose its gap, and the others would not line up with the card above."""
         for filler in self._fillers:
-            self._grid.removeWidget(filler)
+            self._grid.removeItem(filler)
         empty = (place for place in range(columns) if self._grid.itemAtPosition(0, place) is None)
         for filler, place in zip(self._fillers, empty, strict=False):
-            self._grid.addWidget(filler, 0, place)
+            self._grid.addItem(filler, 0, place)
 
 
 class Disclosure(QWidget):
@@ -151,7 +162,7 @@ class Card(QFrame):
 class Form(QScrollArea):
     """Cards below one another.
 
-    Signals: edited(key, raw value) by a person; focused(key).
+    Signals: edited(key, raw value) by a person; focused(key) when the cursor goes into a field.
     """
 
     edited = Signal(str, object)
@@ -167,9 +178,16 @@ class Form(QScrollArea):
         page = QWidget()
         page.setObjectName("page")
         self.column = QVBoxLayout(page)
-        self.column.setContentsMargins(0, 0, theme.SPACE, 2 * theme.SPACE)
+        self.column.setContentsMargins(0, 0, theme.GUTTER, 2 * theme.SPACE)
         self.column.setSpacing(12)
         self.setWidget(page)
+        app = QApplication.instance()
+        assert isinstance(app, QApplication)
+        app.focusChanged.connect(self._follow_focus)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        keep_gutter(self, self.column)
 
     def add(self, widget: QWidget) -> None:
         """Put a widget below what is there."""
@@ -185,7 +203,6 @@ class Form(QScrollArea):
         for one in fields:
             self.fields[one.about.key] = one
             one.edited.connect(self.edited)
-            one.focused.connect(self.focused)
 
     def show_values(self, values: Mapping[str, Any]) -> None:
         for key, one in self.fields.items():
@@ -218,6 +235,12 @@ class Form(QScrollArea):
         one.control.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.scroll_to(one)
         return True
+
+    def _follow_focus(self, _before: QWidget | None, now: QWidget | None) -> None:
+        while now is not None and not isinstance(now, Field):
+            now = now.parentWidget()
+        if now is not None and self.fields.get(now.about.key) is now:
+            self.focused.emit(now.about.key)
 
     def scroll_to(self, widget: QWidget) -> None:
         """Bring a widget into sight, once what was opened or shown for it has its place."""

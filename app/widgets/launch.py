@@ -14,7 +14,6 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QScrollA
 from app import theme
 from app.widgets import texts
 from app.widgets.controls import ElidedLabel, LinkButton
-from app.widgets.icons import IconButton
 from backend.spec.config import SETTINGS
 from backend.spec.faults import Fault
 from backend.spec.setting import Setting
@@ -65,9 +64,11 @@ class LaunchColumn(QScrollArea):
         if count > SHOWN_PROBLEMS:
             self._problem_rows.addWidget(_muted(f"and {count - SHOWN_PROBLEMS} more"))
 
-    def show_command(self, command: str) -> None:
-        self.command.setText(command)
-        self.command.setToolTip(command)
+    def show_command(self, command: str, short: str) -> None:
+        """`short` is what there is room for; the whole is in the tip, and is what is copied."""
+        self._whole_command = command
+        self.command.setText(short)
+        self.command.setToolTip(f"<p>{html.escape(command)}</p>")
 
     def show_help(self, about: Setting | None) -> None:
         """Explain one setting; None shows how to get help."""
@@ -159,17 +160,20 @@ class LaunchColumn(QScrollArea):
         column.setSpacing(theme.SPACE // 2)
         across = QHBoxLayout()
         across.addWidget(_muted("From a terminal"), 1)
-        self.copy = IconButton("copy", "Copy", "Copy the command")
+        self.copy = LinkButton("Copy")
+        self.copy.setToolTip("Copy the whole command")
+        self.copy.setAccessibleName("Copy the command")
         self.copy.clicked.connect(self.copy_command)
         across.addWidget(self.copy)
-        self.command = ElidedLabel(Qt.TextElideMode.ElideLeft)
+        self._whole_command = ""
+        self.command = ElidedLabel(Qt.TextElideMode.ElideMiddle)
         self.command.setFont(theme.mono_font(theme.CAPTION))
         column.addLayout(across)
         column.addWidget(self.command)
         self._column.addWidget(holder)
 
     def copy_command(self) -> None:
-        QGuiApplication.clipboard().setText(self.command.text())
+        QGuiApplication.clipboard().setText(self._whole_command)
         self.copy.setText("Copied")
         QTimer.singleShot(1500, self.copy, lambda: self.copy.setText("Copy"))
 

@@ -1,12 +1,15 @@
-"""Labels and buttons as our pages want them, in one line each."""
+"""Labels, buttons and edges as our pages want them, in one line each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
-from PySide6.QtCore import Qt
-from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QLabel, QPushButton
+from PySide6.QtCore import Qt, QUrl
+from PySide6.QtGui import QDesktopServices, QFont
+from PySide6.QtWidgets import QAbstractScrollArea, QLabel, QLayout, QPushButton
+
+from app import theme
 
 
 def label(
@@ -41,3 +44,16 @@ def button(text: str, do: Callable[[], object], *, primary: bool = False, tip: s
         made.setProperty("role", "primary")
     made.clicked.connect(lambda _checked=False: do())
     return made
+
+
+def keep_gutter(area: QAbstractScrollArea, inside: QLayout) -> None:
+    """End what scrolls one gutter before the right edge of its area, whether or not a scroll bar stands in it: so it
+    lines up with what stands above. To be called when the area is resized."""
+    bar = area.width() - area.viewport().width()
+    edges = inside.contentsMargins()
+    inside.setContentsMargins(edges.left(), edges.top(), max(0, theme.GUTTER - bar), edges.bottom())
+
+
+def show_file(path: Path) -> None:
+    """Open a file or folder in whatever the desktop opens it with."""
+    QDesktopServices.openUrl(QUrl.fromLocalFile(str(path)))

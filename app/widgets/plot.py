@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from PySide6.QtCore import QEvent, Qt, Signal
-from PySide6.QtGui import QContextMenuEvent, QGuiApplication, QKeyEvent, QKeySequence, QPen
+from PySide6.QtGui import QContextMenuEvent, QGuiApplication, QKeyEvent, QKeySequence, QPaintEvent, QPen
 from PySide6.QtWidgets import QFileDialog, QFrame, QHBoxLayout, QMenu, QSizePolicy, QStackedLayout, QVBoxLayout
 
 from app import theme
@@ -86,6 +86,7 @@ class Plot(QFrame):
         self._span: tuple[float, float] | None = None
         self._whole: tuple[float, float] | None = None
         self._step: int | None = None
+        self._undressed = False
         self.setProperty("role", "card")
         self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -164,9 +165,20 @@ class Plot(QFrame):
         self.hovered.emit(None if place is None else int(steps[place]))
 
     def _dress(self) -> None:
-        if self._view is not None:
+        """Take the theme's colours: at once where that can be seen, else before the next painting."""
+        self._undressed = self._view is not None
+        if not self.visibleRegion().isEmpty():
+            self._dress_now()
+
+    def _dress_now(self) -> None:
+        if self._undressed and self._view is not None:
+            self._undressed = False
             self._view.dress()
             self.show_traces(self.traces, self._waiting.text())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        self._dress_now()
+        super().paintEvent(event)
 
     def leaveEvent(self, event: QEvent) -> None:
         super().leaveEvent(event)
@@ -186,13 +198,13 @@ class Plot(QFrame):
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.matches(QKeySequence.StandardKey.Copy):
-            self._copy_values()
+            self.copy()
         else:
             super().keyPressEvent(event)
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
         menu = QMenu(self)
-        copy = menu.addAction("Copy values as CSV", self._copy_values)
+        copy = menu.addAction("Copy values as CSV", self.copy)
         copy.setShortcut(QKeySequence.StandardKey.Copy)
         menu.addAction("Copy image", lambda: QGuiApplication.clipboard().setPixmap(self.grab()))
         menu.addAction("Save image…", self._save_image)
@@ -203,7 +215,8 @@ class Plot(QFrame):
             action.setEnabled(any(trace.has_data for trace in self.traces))
         menu.popup(event.globalPos())
 
-    def _copy_values(self) -> None:
+    def copy(self) -> None:
+        """Put the values on the clipboard, as CSV."""
         QGuiApplication.clipboard().setText(self.as_csv())
 
     def _save_image(self) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QPointF, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QMouseEvent, QPen, QWheelEvent
+from PySide6.QtWidgets import QGraphicsGridLayout
 
 from app import theme
 from app.widgets.curve_maths import extent, lone, smoothed, thinned
@@ -110,8 +111,9 @@ class _Curve:
             self.high.setData(x, edges[1])
 
 
-class PlotView(pg.PlotWidget):
-    """A view over steps.
+class PlotView(pg.GraphicsView):
+    """A view over steps: two axes and a box of curves. (pyqtgraph's own PlotItem brings some fifty widgets for a menu that
+    we do not show, and every one of them would be dressed anew when the theme changes.)
 
     Signals: pointed(step as float, or None); span_chosen((first, last), or None for all).
     """
@@ -120,23 +122,33 @@ class PlotView(pg.PlotWidget):
     span_chosen = Signal(object)
 
     def __init__(self, axis: str, unit: str) -> None:
+        super().__init__()
         self._values, self._steps = _Values(unit), _Steps("bottom")
-        super().__init__(axisItems={"left": self._values, "bottom": self._steps}, enableMenu=False)
+        self.box: Any = pg.ViewBox(enableMouse=False, enableMenu=False)  # pyqtgraph's annotations are not complete
         self._axis = axis
-        self.item: Any = self.getPlotItem()  # pyqtgraph's annotations do not know half of its methods
         self._curves: list[_Curve] = []
         self._drag: float | None = None
         self._mark = pg.InfiniteLine(angle=90)
         self._chosen = pg.LinearRegionItem(movable=False)
+        self._lay_out()
         self._set_up()
         self.dress()
 
+    def _lay_out(self) -> None:
+        whole, grid = pg.GraphicsWidget(), QGraphicsGridLayout()
+        grid.setContentsMargins(0, 6, OVERHANG, 0)
+        grid.setSpacing(0)
+        for part, row, column in ((self._values, 0, 0), (self.box, 0, 1), (self._steps, 1, 1)):
+            grid.addItem(part, row, column)
+        grid.setRowStretchFactor(0, 1)
+        grid.setColumnStretchFactor(1, 1)
+        whole.setLayout(grid)
+        self.setCentralItem(whole)
+        for axis in (self._values, self._steps):
+            axis.linkToView(self.box)
+
     def _set_up(self) -> None:
-        item = self.item
-        item.hideButtons()
-        item.setMouseEnabled(x=False, y=False)
-        item.disableAutoRange()
-        item.layout.setContentsMargins(0, 6, OVERHANG, 0)
+        self.box.disableAutoRange()
         self._values.setWidth(LEFT_AXIS)
         self._values.setStyle(tickLength=0, tickTextOffset=6, maxTickLevel=0, hideOverlappingLabels=False)
         self._steps.setStyle(tickLength=0, tickTextOffset=5, maxTickLevel=0, hideOverlappingLabels=OVERHANG)
@@ -145,7 +157,7 @@ class PlotView(pg.PlotWidget):
         self._steps.setHeight(BOTTOM_AXIS)
         for mark in (self._mark, self._chosen):
             mark.setVisible(False)
-            item.addItem(mark, ignoreBounds=True)
+            self.box.addItem(mark, ignoreBounds=True)
         self.setFrameShape(self.Shape.NoFrame)
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.NoContextMenu)  # the card has the menu
         self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
@@ -175,16 +187,16 @@ class PlotView(pg.PlotWidget):
         while len(self._curves) > len(traces):
             self._curves.pop().remove()
         while len(self._curves) < len(traces):
-            self._curves.append(_Curve(self.item))
+            self._curves.append(_Curve(self.box))
         first, last = span or _all_steps(traces)
         fine = sum(len(trace.x) for trace in traces) * (1 + (smoothing > 0)) < FINE
         shown: list[np.ndarray] = []
         for curve, trace in zip(self._curves, traces, strict=True):
             shown += self._draw_one(curve, trace, (first, last), smoothing, fine)
         air = (last - first) * 0.01 or 0.5
-        self.item.setXRange(first - air, last + air, padding=0)
+        self.box.setXRange(first - air, last + air, padding=0)
         low, high = extent(*shown)
-        self.item.setYRange(low - (high - low) * 1e-4, high, padding=0)  # a tick right on the edge would be left out
+        self.box.setYRange(low - (high - low) * 1e-4, high, padding=0)  # a tick right on the edge would be left out
 
     def _draw_one(
         self, curve: _Curve, trace: Drawable, span: tuple[float, float], smoothing: float, fine: bool
@@ -213,7 +225,7 @@ class PlotView(pg.PlotWidget):
 
     def _step_at(self, event: QMouseEvent) -> float:
         place: QPointF = self.mapToScene(event.position().toPoint())
-        return float(self.item.vb.mapSceneToView(place).x())
+        return float(self.box.mapSceneToView(place).x())
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         if event.button() == Qt.MouseButton.LeftButton:

@@ -10,35 +10,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from PySide6.QtCore import (
-    QAbstractTableModel,
-    QEvent,
-    QModelIndex,
-    QPersistentModelIndex,
-    QPoint,
-    QRect,
-    QSize,
-    Qt,
-    Signal,
-)
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QFont, QKeyEvent, QPainter, QPixmap
-from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QDoubleSpinBox,
-    QHeaderView,
-    QStyle,
-    QStyledItemDelegate,
-    QStyleOptionViewItem,
-    QTableView,
-    QWidget,
-)
+from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QWidget
 
 from app import theme
-from app.widgets import icons, texts
+from app.widgets import texts
+from app.widgets.reward_cells import FUNCTION, LABEL, SCORES, USE, WEIGHT, Index, TickDelegate, WeightDelegate, turn
+from app.widgets.table import Table
 from backend.spec.catalog import BUILT_IN, RewardEntry
 
-Index = QModelIndex | QPersistentModelIndex
-USE, LABEL, FUNCTION, SCORES, WEIGHT = range(5)
 HEADERS = ("Use", "Reward", "Function", "What it scores", "Weight")
 ROW = 38
 """Height of a row: two lines of what it scores."""
@@ -175,67 +156,7 @@ class RewardModel(QAbstractTableModel):
         return picture
 
 
-class TickDelegate(QStyledItemDelegate):
-    """A tick drawn in the theme's colours; a click anywhere in the cell turns it."""
-
-    SIDE = 16
-
-    def paint(self, painter: QPainter, option: Any, index: Index) -> None:
-        colours = theme.palette()
-        ticked = index.data(Qt.ItemDataRole.CheckStateRole) == Qt.CheckState.Checked
-        box = QRect(0, 0, self.SIDE, self.SIDE)
-        box.moveCenter(option.rect.center())
-        painter.save()
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        if option.state & QStyle.StateFlag.State_Selected:
-            painter.fillRect(option.rect, colours.selection)
-        painter.setPen(colours.accent if ticked else colours.outline)
-        painter.setBrush(colours.accent if ticked else colours.field)
-        painter.drawRoundedRect(box, 4, 4)
-        if ticked:
-            painter.drawPixmap(box.topLeft() + QPoint(1, 1), icons.pixmap("check", colours.accent_text, 14))
-        painter.restore()
-
-    def editorEvent(self, event: QEvent, model: Any, option: Any, index: Index) -> bool:
-        if event.type() == QEvent.Type.MouseButtonRelease:
-            turn(model, index.row())
-            return True
-        return event.type() in (QEvent.Type.MouseButtonPress, QEvent.Type.MouseButtonDblClick)
-
-
-class WeightBox(QDoubleSpinBox):
-    """Shows 2 as 2, not as 2.000."""
-
-    def textFromValue(self, value: float) -> str:
-        return texts.number_text(round(value, self.decimals()))
-
-
-class WeightDelegate(QStyledItemDelegate):
-    """Edits a weight in a spin box."""
-
-    def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
-        box = WeightBox(parent)
-        box.setRange(-1000.0, 1000.0)
-        box.setDecimals(3)
-        box.setSingleStep(0.1)
-        box.setAlignment(Qt.AlignmentFlag.AlignRight)
-        box.setAccessibleName(f"Weight of {index.model().index(index.row(), LABEL).data()}")
-        return box
-
-    def setEditorData(self, editor: QWidget, index: Index) -> None:
-        assert isinstance(editor, QDoubleSpinBox)
-        weight = index.data(Qt.ItemDataRole.EditRole)
-        editor.setValue(1.0 if weight is None else weight)
-        editor.selectAll()
-
-    def setModelData(self, editor: QWidget, model: Any, index: Index) -> None:
-        assert isinstance(editor, QDoubleSpinBox)
-        editor.interpretText()
-        if editor.value() != index.data(Qt.ItemDataRole.EditRole):
-            model.setData(index, editor.value(), Qt.ItemDataRole.EditRole)
-
-
-class RewardTable(QTableView):
+class RewardTable(Table):
     """Shows all its rows without scrolling; space ticks the present row, a click or a digit edits its weight."""
 
     def __init__(self, model: RewardModel, parent: QWidget | None = None) -> None:
@@ -244,14 +165,11 @@ class RewardTable(QTableView):
         self.setItemDelegateForColumn(USE, TickDelegate(self))
         self.setItemDelegateForColumn(WEIGHT, WeightDelegate(self))
         self.setAccessibleName("Reward functions")
-        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
         triggers = QAbstractItemView.EditTrigger
         self.setEditTriggers(
             triggers.SelectedClicked | triggers.DoubleClicked | triggers.EditKeyPressed | triggers.AnyKeyPressed
         )
-        self.setShowGrid(False)
-        self.setTabKeyNavigation(False)
         self.setWordWrap(True)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -261,12 +179,10 @@ class RewardTable(QTableView):
         self._fit()
 
     def _shape_header(self) -> None:
-        self.verticalHeader().hide()
         self.verticalHeader().setDefaultSectionSize(ROW)
         header = self.horizontalHeader()
-        header.setHighlightSections(False)
         header.setMinimumSectionSize(40)
-        for column, width in ((USE, 44), (LABEL, 136), (FUNCTION, 200), (WEIGHT, 72)):
+        for column, width in ((USE, 44), (LABEL, 136), (FUNCTION, 212), (WEIGHT, 72)):
             header.setSectionResizeMode(column, QHeaderView.ResizeMode.Fixed)
             self.setColumnWidth(column, width)
         header.setSectionResizeMode(SCORES, QHeaderView.ResizeMode.Stretch)
@@ -285,14 +201,6 @@ class RewardTable(QTableView):
     def _fit(self) -> None:
         rows = self.model().rowCount()
         self.setFixedHeight(self.horizontalHeader().sizeHint().height() + rows * ROW + 2)
-
-
-def turn(model: Any, row: int) -> None:
-    """Tick the row, or take its tick away."""
-    index = model.index(row, USE)
-    ticked = index.data(Qt.ItemDataRole.CheckStateRole) == Qt.CheckState.Checked
-    wanted = Qt.CheckState.Unchecked if ticked else Qt.CheckState.Checked
-    model.setData(index, wanted, Qt.ItemDataRole.CheckStateRole)
 
 
 def _rows(entries: Iterable[RewardEntry], listed: list[str], weights: dict[str, float | None]) -> list[Row]:

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView
 
 from app import theme
 from app.widgets.numbers import DASH, duration, figure, moment, signed
-from app.widgets.state_chip import ROLES, word_of
+from app.widgets.state_chip import ROLES, WORDS
 from app.widgets.table import Table
 
 Index = QModelIndex | QPersistentModelIndex
@@ -49,7 +49,7 @@ class _Column:
 
 _COLUMNS = (
     _Column("Run", lambda row: row.path.name, lambda row: row.path.name.lower(), 0),
-    _Column("State", lambda row: word_of(row.state), lambda row: row.state, 84),
+    _Column("State", lambda row: WORDS[row.state], lambda row: row.state, 84),
     _Column("Model", lambda row: "/".join(Path(row.model).parts[-2:]) or DASH, lambda row: row.model.lower(), 150),
     _Column("Steps", lambda row: _steps(row), lambda row: row.step, 92, True),
     _Column("Reward", lambda row: figure(row.reward), lambda row: _number(row.reward), 72, True, "Mean over the last steps."),
@@ -181,7 +181,7 @@ def _number(value: float | None) -> float:
 def _colour(row: RunRow, place: int) -> Any:
     colours = theme.palette()
     if place == _STATE:
-        return getattr(colours, ROLES.get(row.state, "muted"))
+        return getattr(colours, ROLES[row.state])
     if place == _CHANGE and row.change:
         return colours.advantage_above if row.change > 0 else colours.advantage_below
     return colours.text if place in (0, 4) else colours.muted

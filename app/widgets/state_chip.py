@@ -1,12 +1,28 @@
-"""A run's state as a dot and a word; and the words and colours themselves, for tables."""
+"""A run's state as a dot and a word; and the words and colours themselves, for the strip and for tables."""
 
 from __future__ import annotations
 
+from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtGui import QPainter, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QWidget
 
-from app.widgets.strip import WORDS, Dot
+from app import theme
+
+WORDS = {
+    "": "No run",
+    "starting": "Starting",
+    "running": "Running",
+    "paused": "Paused",
+    "stopping": "Stopping",
+    "finished": "Finished",
+    "stopped": "Stopped",
+    "failed": "Failed",
+    "crashed": "Crashed",
+}
+"""A run's state → what people read."""
 
 ROLES = {
+    "": "faint",
     "starting": "warning",
     "running": "good",
     "paused": "warning",
@@ -17,6 +33,26 @@ ROLES = {
     "crashed": "bad",
 }
 """A run's state → the palette's role for it."""
+
+
+class Dot(QWidget):
+    """A state as a colour; the word beside it says the same."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = ""
+        self.setFixedSize(QSize(10, 10))
+
+    def show_state(self, state: str) -> None:
+        self._state = state
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(getattr(theme.palette(), ROLES[self._state]))
+        painter.drawEllipse(QRectF(1, 1, 8, 8))
 
 
 class StateChip(QWidget):
@@ -30,10 +66,5 @@ class StateChip(QWidget):
         row.addWidget(self._word)
 
     def show_state(self, state: str) -> None:
-        self._word.setText(WORDS.get(state, ""))
-        self._dot.set_role(ROLES.get(state, "faint"))
-        self.setVisible(bool(state))
-
-
-def word_of(state: str) -> str:
-    return WORDS.get(state, state)
+        self._word.setText(WORDS[state])
+        self._dot.show_state(state)

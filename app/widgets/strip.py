@@ -5,26 +5,14 @@ It shows what it is told; it follows nothing.
 
 from __future__ import annotations
 
-from PySide6.QtCore import QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QPainter, QPaintEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QWidget
 
 from app import theme
 from app.widgets.controls import ElidedLabel
 from app.widgets.numbers import duration, figure
-
-WORDS = {
-    "": "No run",
-    "starting": "Starting",
-    "running": "Running",
-    "paused": "Paused",
-    "stopping": "Stopping",
-    "finished": "Finished",
-    "stopped": "Stopped",
-    "failed": "Failed",
-    "crashed": "Crashed",
-}
-"""A run's state → what people read."""
+from app.widgets.state_chip import WORDS, Dot
 
 
 class Strip(QFrame):
@@ -48,7 +36,7 @@ class Strip(QFrame):
 
     def show_state(self, state: str) -> None:
         self.state.setText(WORDS[state])
-        self._dot.set_role(_role(state))
+        self._dot.show_state(state)
 
     def show_progress(self, step: int, total: int, eta_s: float | None, memory_gb: float | None) -> None:
         """Figures of a run; zero steps in total and None show nothing."""
@@ -66,35 +54,6 @@ class Strip(QFrame):
         painter = QPainter(self)
         painter.fillRect(self.rect(), theme.palette().window)
         painter.fillRect(0, 0, self.width(), 1, theme.palette().hairline)
-
-
-class Dot(QWidget):
-    """A state as a colour; the word beside it says the same."""
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._role = "faint"
-        self.setFixedSize(QSize(10, 10))
-
-    def set_role(self, role: str) -> None:
-        self._role = role
-        self.update()
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(Qt.PenStyle.NoPen)
-        colour: QColor = getattr(theme.palette(), self._role)
-        painter.setBrush(colour)
-        painter.drawEllipse(QRectF(1, 1, 8, 8))
-
-
-def _role(state: str) -> str:
-    if state in ("running", "finished"):
-        return "good"
-    if state in ("failed", "crashed"):
-        return "bad"
-    return "warning" if state in ("starting", "paused", "stopping") else "faint"
 
 
 def _figure() -> QLabel:

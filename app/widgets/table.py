@@ -27,7 +27,6 @@ class Table(QTableView):
         self.setStyleSheet(
             f"QTableView::item {{ padding: 0px {CELL_PADDING - 3}px; }}"
             f"QHeaderView::section {{ padding: 4px {CELL_PADDING}px; }}"
-            "QHeaderView::up-arrow, QHeaderView::down-arrow { subcontrol-position: top center; width: 9px; height: 5px; }"
         )
         self.verticalHeader().hide()
         self.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
@@ -54,9 +53,13 @@ class Table(QTableView):
         lines = [[self._text(model.index(row, column)) for column in columns] for row in rows]
         return "\n".join("\t".join(cells) for cells in [head, *lines])
 
+    def copy(self) -> None:
+        """Put the selected rows on the clipboard."""
+        QGuiApplication.clipboard().setText(self.as_text(self.chosen_rows()))
+
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.matches(QKeySequence.StandardKey.Copy):
-            QGuiApplication.clipboard().setText(self.as_text(self.chosen_rows()))
+            self.copy()
         elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.currentIndex().isValid():
             self.activated.emit(self.currentIndex())
         else:
@@ -64,4 +67,7 @@ class Table(QTableView):
 
     @staticmethod
     def _text(index: QModelIndex) -> str:
+        ticked = index.data(Qt.ItemDataRole.CheckStateRole)
+        if ticked is not None:
+            return "yes" if ticked == Qt.CheckState.Checked else "no"
         return " ".join(str(index.data() or "").split())

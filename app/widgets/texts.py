@@ -9,6 +9,10 @@ import json
 import math
 from typing import Any
 
+from backend.spec import places
+
+BUNDLED = "Bundled "
+"""Stands before the path of what we ship, in place of wherever this copy of the app happens to lie."""
 _ESCAPES = (("\\", "\\\\"), ("\n", "\\n"), ("\t", "\\t"))
 
 
@@ -35,6 +39,16 @@ def number_value(text: str, whole: bool) -> float | str:
             continue
         return number if math.isfinite(number) else text
     return text
+
+
+def path_text(value: Any) -> str:
+    """A path or an id; the path of what we ship from our own folder on."""
+    text, ours = str(value or ""), f"{places.resources()}/"
+    return BUNDLED + text.removeprefix(ours) if text.startswith(ours) else text
+
+
+def path_value(text: str) -> str:
+    return f"{places.resources()}/{text.removeprefix(BUNDLED)}" if text.startswith(BUNDLED) else text
 
 
 def list_text(value: Any) -> str:
@@ -77,6 +91,21 @@ def mapping_value(text: str) -> dict[str, Any] | str:
         return text
     pairs = (line.split(":", 1) for line in lines)
     return {key.strip(): _scalar(item.strip()) for key, item in pairs}
+
+
+def stages_text(value: Any) -> str:
+    """One stage a line, as a JSON object."""
+    return (
+        "\n".join(json.dumps(stage, ensure_ascii=False) for stage in value) if isinstance(value, list) else str(value)
+    )
+
+
+def stages_value(text: str) -> list[Any] | str:
+    """The stages, or the text itself where a line is no JSON."""
+    try:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except ValueError:
+        return text
 
 
 def _bare(item: Any) -> bool:

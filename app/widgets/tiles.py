@@ -9,7 +9,7 @@ from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPaintEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QWidget
 
 from app import theme
-from app.widgets.numbers import DASH, THIN, figure, finite, signed
+from app.widgets.numbers import DASH, MINUS, THIN, figure, finite, signed
 
 _FIGURE_PX = 20
 _MARGIN = 12
@@ -101,7 +101,12 @@ class TileRow(QWidget):
 
 
 def _change(now: float | None, start: float | None, unit: str) -> str:
-    """The difference without its unit; nothing where there is none worth a digit."""
-    if now is None or start is None or abs(now - start) < 1e-3 * abs(now):
+    """The difference without its unit, with the decimals of the figure above it; nothing where that leaves nothing."""
+    if now is None or start is None:
         return ""
-    return signed(now - start, unit).partition(THIN)[0]
+    fraction = figure(now, unit).partition(THIN)[0].partition(".")[2] if now else "000"
+    change = (now - start) * (100 if unit == "share" else 1)
+    if not fraction.isdigit() and fraction:  # a large number, told with a letter for its scale
+        return signed(change)
+    size = f"{abs(change):,.{len(fraction)}f}"
+    return f"{'+' if change > 0 else MINUS}{size}" if size.strip("0,.") else ""

@@ -6,14 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QRectF, Qt, Signal
-from PySide6.QtGui import QFont, QPainter, QPaintEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtGui import QFont, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.numbers import figure
 from app.widgets.parts import button, label
 
 _EDGE = 3
+NARROW = 860
+"""Below this width the buttons stand under the words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Verdict(QFrame):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._role = "muted"
+        self._told: tuple[object, ...] = ()
         self.setProperty("role", "card")
         self._title = label(font=theme.heading_font())
         self._changes = QHBoxLayout()
@@ -47,20 +50,25 @@ class Verdict(QFrame):
         self._sentence = label(role="muted", wrap=True, selectable=True)
         self._buttons = QHBoxLayout()
         self._buttons.setSpacing(theme.SPACE)
+        self._buttons.addStretch(1)
         words = QVBoxLayout()
         words.setSpacing(4)
         words.addWidget(self._title)
         words.addLayout(self._changes)
         words.addWidget(self._sentence)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(16, 10, 12, 10)
-        row.setSpacing(theme.SPACE * 3)
-        row.addLayout(words, 1)
-        row.addLayout(self._buttons)
+        self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
+        self._row.setContentsMargins(theme.GUTTER, 12, 12, 12)
+        self._row.addLayout(words, 1)
+        self._row.addLayout(self._buttons)
 
     def tell(
         self, title: str, role: str, sentence: str = "", changes: Sequence[Change] = (), actions: Sequence[Action] = ()
     ) -> None:
+        """Say it, unless that is what stands here: a button that is being pressed must not be made anew."""
+        told = (title, role, sentence, tuple(changes), tuple((action.text, action.primary) for action in actions))
+        if told == self._told:
+            return
+        self._told = told
         self._role = role
         self._title.setText(title)
         self._sentence.setText(sentence)
@@ -71,10 +79,19 @@ class Verdict(QFrame):
         if changes:
             self._changes.addStretch(1)
         _empty(self._buttons)
+        self._buttons.addStretch(1)
         for action in actions:
             made = button(action.text, action.do, primary=action.primary)
             self._buttons.addWidget(made, 0, Qt.AlignmentFlag.AlignVCenter)
         self.update()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        narrow = self.width() < NARROW
+        direction = QBoxLayout.Direction.TopToBottom if narrow else QBoxLayout.Direction.LeftToRight
+        if self._row.direction() != direction:
+            self._row.setDirection(direction)
+        self._row.setSpacing(12 if narrow else theme.SPACE * 3)
 
     def buttons(self) -> list[QPushButton]:
         items = [self._buttons.itemAt(place) for place in range(self._buttons.count())]
@@ -113,12 +130,16 @@ class Nothing(QWidget):
 
 
 def _change(change: Change) -> QWidget:
+    """“1.48 → 2.17” over its caption; the figure before is the quieter one."""
     whole = QWidget()
-    column = QVBoxLayout(whole)
+    column, figures = QVBoxLayout(whole), QHBoxLayout()
     column.setContentsMargins(0, 0, 0, 0)
     column.setSpacing(0)
-    said = f"{figure(change.before)} → {figure(change.after)}" if change.before is not None else figure(change.after)
-    column.addWidget(label(said, theme.figures_font(theme.TITLE, QFont.Weight.DemiBold)))
+    figures.setSpacing(6)
+    if change.before is not None:
+        figures.addWidget(label(f"{figure(change.before)} →", theme.figures_font(theme.TITLE), "muted"))
+    figures.addWidget(label(figure(change.after), theme.figures_font(theme.TITLE, QFont.Weight.DemiBold)), 1)
+    column.addLayout(figures)
     column.addWidget(label(change.label, theme.caption_font(), "caption"))
     return whole
 

@@ -50,11 +50,11 @@ class Lines:
     def tell(self, event: Event) -> None:
         sentence = said(event)
         if sentence:
-            self.console.print(sentence, highlight=False, markup=False)
+            self.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
         elif event["kind"] == "step" and event["step"] % self.every == 0:
             metrics = event["metrics"]
             numbers = "  ".join(f"{label} {figure(metrics.get(key))}" for key, label in SHOWN.items())
-            self.console.print(f"step {event['step']}  {numbers}", highlight=False, markup=False)
+            self.console.print(f"step {event['step']}  {numbers}", highlight=False, markup=False, soft_wrap=True)
 
 
 class Board:
@@ -91,7 +91,7 @@ class Board:
             self.first = self.first or self.last
             self.bar.update(self.task, completed=event["step"])
         if sentence := said(event):
-            self.live.console.print(sentence, highlight=False, markup=False)
+            self.live.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
         self.live.update(self._drawn())
 
     def _drawn(self) -> Group:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -105,8 +106,8 @@ def say(sentence: str, to_stderr: bool) -> None:
 
 def changed(raw: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     """The raw settings with every `--set key=value` put over them, in whatever words either says it. Values are read as
-    YAML, save where the setting is text; paths are relative to where we run."""
-    over = beside(Path.cwd(), dict(map(_change, changes)))
+    YAML, save where the setting is text."""
+    over = dict(map(_change, changes))
     ours, misread = translate(over)
     theirs, broken = translate(raw)
     if misread or broken:
@@ -192,7 +193,7 @@ def finish(
 
     if not (stream or quiet):
         print(folder.path, flush=True)
-    with logging_to(folder), display(settings, stream, progress, quiet) as echo:
+    with logging_to(folder), own_signals(), display(settings, stream, progress, quiet) as echo:
         print(blas.prepare(), file=sys.stderr, flush=True)
         ending = run_training(settings, folder, command=shown([*sys.argv]), echo=echo)
     if ending.exit_code:
@@ -217,6 +218,17 @@ def display(settings: Config, stream: bool, progress: bool | None, quiet: bool) 
     live = console.is_terminal if progress is None else progress
     with Board(console) if live else Lines(console, settings.steps_per_report) as echo:
         yield echo
+
+
+@contextmanager
+def own_signals() -> Iterator[None]:
+    """The trainer takes SIGINT and SIGTERM over; what comes after it can be interrupted as usual again."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Tee:

@@ -116,21 +116,25 @@ def _choice(text: str) -> set[str]:
     if extract_answer(text) or marked_answer(part):
         return _options(final_answer(text))
     end = part[-_READ:]
-    said = [options for found in _SAYS.finditer(end) if (options := _options(end[found.end() :]))]
+    said = [options for found in _SAYS.finditer(end) if (options := _options(end[found.end() :], announced=True))]
     return said[-1] if said else _options(end.rpartition("\n")[2])
 
 
-def _options(text: str) -> set[str]:
-    """The options that a text begins with; empty where it begins with anything else, as in “A city”."""
+def _options(text: str, announced: bool = False) -> set[str]:
+    """The options that a text begins with; empty where it begins with anything else, as in “A city”.
+
+    Where they were `announced`, as by “the answer is”, a capital that stands alone is one, whatever follows it.
+    """
     text = _TEXT.sub(r"\1", text[:_READ]).strip()
     if len(text) == 1:
         text = text.upper()  # in the middle of a sentence a small letter would be a word
     options: set[str] = set()
     place = 0
     while option := _OPTION.match(text, place):
-        bare, place = option[0].rstrip()[-1:] == option[1], option.end()
+        place = option.end()
         between = _BETWEEN.match(text, place)
-        if bare and not between and not _BEHIND.match(text, place):
+        in_brackets = option[0].rstrip()[-1:] != option[1]
+        if not (announced or in_brackets or between or _BEHIND.match(text, place)):
             return set()
         options.add(option[1])
         if not between:

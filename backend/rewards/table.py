@@ -13,7 +13,7 @@ from backend.spec.faults import Mistake
 def read_groups(path: Path) -> list[Group]:
     """One group a line. Raises Mistake on `completions` naming the line that cannot be read."""
     try:
-        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
+        lines = path.expanduser().read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise Mistake("completions", f"{path} cannot be read: {reason}.") from None

@@ -116,6 +116,7 @@ def gather_within(seconds: float, works: Sequence[Work]) -> list[tuple[Any, floa
     future = asyncio.run_coroutine_threadsafe(gathering.run(), loop.loop)
     if not gathering.ended.wait(seconds + _HEAD_START_S):
         _interrupt(loop, until=gathering.ended)
+        loop.give_up()
     wait([future], _HEAD_START_S)  # the others are cancelled in this time, or left to themselves
     if gathering.failed:
         index, error = gathering.failed
@@ -126,7 +127,7 @@ def gather_within(seconds: float, works: Sequence[Work]) -> list[tuple[Any, floa
 
 
 class _Loop(threading.Thread):
-    """An event loop that waits between steps; replaced when it has not survived one."""
+    """An event loop that waits between steps; replaced when one did not end in time."""
 
     _lock = threading.Lock()
     _running: _Loop | None = None
@@ -146,6 +147,12 @@ class _Loop(threading.Thread):
     def run(self) -> None:
         with suppress(_Interrupted, SystemExit):
             self.loop.run_forever()
+
+    def give_up(self) -> None:
+        """Let the next step have another loop: an interruption may still be on its way to this one."""
+        with _Loop._lock:
+            _Loop._running = None
+        self.loop.call_soon_threadsafe(self.loop.stop)
 
 
 class _Gathering:

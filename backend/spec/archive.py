@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import yaml
 
+from backend.spec.clock import WorkClock
 from backend.spec.events import ENDINGS, Event, parse_line
 from backend.spec.places import RunFolder
 
 TAIL_BYTES = 1 << 16
+YOUNG_S = 20.0
+"""How long a process may take from its start to the lock (it imports first) before its silence means a crash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`state`: starting, running, finished, stopped, failed or crashed; numbers are None where there is nothing yet."""
+    """`state`: starting, running, finished, stopped, failed or crashed; numbers are None where there is nothing yet.
+
+    `reward` is the newest step's, `reward_before` and `reward_after` are means over the first and the last few steps;
+    `began` is in unix seconds, `worked_s` leaves out loading, pauses and the time between two processes.
+    """
 
     name: str
     path: str
@@ -26,6 +36,10 @@ class Summary:
     iterations: int | None
     reward: float | None
     sentence: str
+    reward_before: float | None = None
+    reward_after: float | None = None
+    began: float | None = None
+    worked_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -35,20 +49,47 @@ def summary(run: RunFolder) -> Summary:
     """What the archive shows of a run; the diary is read at both ends only."""
     locked = run.is_locked()  # before reading: who lets go of the lock has written everything
     first, last = edges(run.events)
-    steps = [event for event in last if event["kind"] == "step"]
-    starts = [event for event in (*first, *last) if event["kind"] == "started"]
-    told = steps[-1].get("metrics") if steps else None
-    metrics = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+    events = _joined(first, last)
+    steps = [event for event in events if event["kind"] == "step"]
+    starts = [event for event in events if event["kind"] == "started"]
+    settings, newest = _settings(run), steps[-1] if steps else {}
+    before, after = before_after((_metrics(step).get("reward") for step in steps), newest.get("step"))
     return Summary(
         name=run.name,
         path=str(run.path),
-        state=state(last, locked=locked, began=bool(starts)),
-        model=str(_settings(run).get("model", "")),
-        step=steps[-1].get("step") if steps else None,
-        iterations=starts[-1].get("iterations") if starts else None,
-        reward=metrics.get("reward"),
+        state=_state_now(run, last, locked=locked, began=bool(starts)),
+        model=str(settings.get("model", "")),
+        step=newest.get("step"),
+        iterations=starts[-1].get("iterations") if starts else _count(settings.get("iters")),
+        reward=_metrics(newest).get("reward"),
         sentence=str(last[-1].get("sentence", "")) if last and last[-1]["kind"] in ENDINGS else "",
+        reward_before=before,
+        reward_after=after,
+        began=starts[0].get("t") if starts else _written(run.config) or None,
+        worked_s=_worked(events) if steps else None,
     )
+
+
+def window_of(count: int) -> int:
+    """Steps averaged at each end of a run of `count` steps: ten, or a quarter of a short run; one step is chance."""
+    return max(1, min(10, count // 4))
+
+
+def before_after(values: Iterable[Any], count: int | None = None) -> tuple[float | None, float | None]:
+    """Means over the first and the last `window_of` values that are numbers; (None, the one) below two of them.
+
+    `count` is how many steps the run has, where `values` holds only those at its two ends.
+    """
+    found = [float(one) for one in values if isinstance(one, int | float) and math.isfinite(one)]
+    if len(found) < 2:
+        return None, found[0] if found else None
+    size = min(window_of(count or len(found)), len(found) // 2)
+    return sum(found[:size]) / size, sum(found[-size:]) / size
+
+
+def is_young(run: RunFolder) -> bool:
+    """Whether something was written into the folder so lately that a trainer may still be on its way to the lock."""
+    return time.time() - max(_written(run.config), _written(run.log)) < YOUNG_S
 
 
 def state(last: list[Event], *, locked: bool, began: bool) -> str:
@@ -58,6 +99,12 @@ def state(last: list[Event], *, locked: bool, began: bool) -> str:
     if not last:
         return "starting"
     return last[-1]["kind"] if last[-1]["kind"] in ENDINGS else "crashed"
+
+
+def _state_now(run: RunFolder, last: list[Event], *, locked: bool, began: bool) -> str:
+    """As `state`; a process that was never heard of is on its way, or died on it."""
+    found = state(last, locked=locked, began=began)
+    return "crashed" if found == "starting" and not locked and not is_young(run) else found
 
 
 def edges(path: Path) -> tuple[list[Event], list[Event]]:
@@ -89,6 +136,36 @@ def _tail(file: BinaryIO, size: int, reach: int) -> list[Event]:
 def _events(data: bytes) -> list[Event]:
     lines = data.rpartition(b"\n")[0].split(b"\n")
     return [event for event in map(parse_line, lines) if event is not None and "kind" in event]
+
+
+def _joined(first: list[Event], last: list[Event]) -> list[Event]:
+    """Both ends as one; those of a short diary overlap."""
+    met = next((place for place, event in enumerate(last) if event == first[-1]), -1) if first else -1
+    return first + last[met + 1 :]
+
+
+def _worked(events: list[Event]) -> float:
+    clock = WorkClock()
+    for event in events:
+        clock.take(event)
+    return clock.seconds
+
+
+def _metrics(step: Event) -> dict[str, Any]:
+    told = step.get("metrics")
+    return cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+
+
+def _written(path: Path) -> float:
+    """When a file was last written, in unix seconds; 0 where there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _settings(run: RunFolder) -> dict[str, Any]:

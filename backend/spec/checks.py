@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from backend.spec.faults import Fault
 
@@ -149,3 +149,81 @@ def _safe_name(setting: str, what: str, name: str) -> Iterator[Fault]:
 def _rate_falls(peak: float, final: float, schedule: str) -> Iterator[Fault]:
     if schedule != "constant" and final > peak:
         yield Fault("lr_final", f"The final rate ({final:g}) is above the learning rate ({peak:g}).")
+
+
+@_reads("sync_ref_model", "beta", "ratio_against")
+def _synced_reference_is_used(sync: bool, beta: float, against: str) -> Iterator[Fault]:
+    if sync and beta == 0 and against == "old":
+        yield Fault("sync_ref_model", "Reference follows is on, but KL weight is 0, so there is no reference to move.")
+
+
+@_reads("sync_ref_model", "reference_model_path", "train_type")
+def _synced_reference_has_our_shape(sync: bool, path: str, train_type: str) -> Iterator[Fault]:
+    if sync and path:
+        yield Fault("sync_ref_model", "A reference model of its own cannot follow the policy; clear one of the two.")
+
+
+@_reads("reward_weight_schedule", "reward_weights_final", "reward_functions")
+def _final_weights(schedule: str, final: list[float], functions: list[str]) -> Iterator[Fault]:
+    if schedule == "linear" and len(final) != len(functions):
+        yield Fault(
+            "reward_weights_final",
+            f"There are {len(final)} final weights for {len(functions)} reward functions; give one weight for each.",
+        )
+
+
+@_reads("multi_objective_aggregation", "advantage_baseline")
+def _one_baseline(aggregation: str, baseline: str) -> Iterator[Fault]:
+    if aggregation == "normalize_then_sum" and baseline != "group":
+        yield Fault("advantage_baseline", "Normalise, then sum has a baseline of its own; set Baseline to Group mean.")
+
+
+STAGE_KEYS = ("iters", "reward_functions", "reward_weights")
+
+
+@_reads("stages", "reward_weight_schedule")
+def _stages_are_whole(stages: list[dict[str, Any]], schedule: str) -> Iterator[Fault]:
+    if stages and schedule != "constant":
+        yield Fault("reward_weight_schedule", "Stages have weights of their own; set Weight schedule to Constant.")
+    for number, stage in enumerate(stages, 1):
+        yield from _stage_faults(stage, f"Stage {number}")
+
+
+def _stage_faults(stage: Mapping[str, Any], name: str) -> Iterator[Fault]:
+    strange = [key for key in stage if key not in STAGE_KEYS]
+    iters, functions, weights = (stage.get(key) for key in STAGE_KEYS)
+    if strange:
+        yield Fault("stages", f"{name} has {strange[0]}; a stage has {', '.join(STAGE_KEYS)}.")
+    if not isinstance(iters, int) or isinstance(iters, bool) or iters < 1:
+        yield Fault("stages", f"{name} needs iters, a whole number of steps above 0.")
+    if functions is not None and not (_is_list_of(functions, str) and functions):
+        yield Fault("stages", f"{name}: reward_functions must be a list of names.")
+    if weights is not None and not _is_list_of(weights, (int, float)):
+        yield Fault("stages", f"{name}: reward_weights must be a list of numbers.")
+    elif weights and functions and len(weights) != len(functions):
+        yield Fault("stages", f"{name} has {len(weights)} reward weights for {len(functions)} reward functions.")
+
+
+def _is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
+    return isinstance(value, list) and all(isinstance(one, kind) for one in cast("list[Any]", value))
+
+
+def remarks(values: Mapping[str, Any]) -> list[str]:
+    """What is allowed but probably not meant: sentences for the start of a run, one a finding."""
+    loss, level = values["grpo_loss_type"], values["importance_sampling_level"]
+    found: list[str] = []
+    if level == "sequence" and loss in ("bnpo", "dr_grpo", "dapo", "cispo"):
+        found.append(
+            f"Importance by sequence with the {loss} loss weighs long completions more; grpo and luspo do not."
+        )
+    if loss == "luspo" and level != "sequence":
+        found.append("The luspo loss was made for importance by sequence.")
+    if loss == "vespo" and level != "token":
+        found.append("The vespo loss works the completion's ratio out itself and was made for importance by token.")
+    if loss == "cispo" and (values["epsilon_high"] or values["epsilon"]) < 1:
+        found.append("The cispo loss takes Epsilon high as the largest ratio itself; its paper uses about 5.")
+    if values["num_iterations"] * values["steps_per_generation"] == 1 and values["ratio_against"] == "old":
+        found.append(
+            "With one update per rollout the ratio is always 1, so epsilon clips nothing and the clip charts stay at 0."
+        )
+    return found

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from backend.spec.catalog import DEFAULT_REWARDS, nearest
 from backend.spec.checks import cross_faults
 from backend.spec.faults import Fault, Mistake
+from backend.spec.losses import levels, losses
 from backend.spec.setting import Setting, described, setting
 from backend.spec.spelling import UNDERSTOOD, translate
 
@@ -34,6 +35,8 @@ SECTIONS: dict[str, str] = {
 
 _ADAPTERS = ("train_type", ("lora", "dora"))
 _DECAYING = ("lr_schedule", ("cosine", "linear"))
+_SAPO, _VESPO = ("grpo_loss_type", ("sapo",)), ("grpo_loss_type", ("vespo",))
+_CORRECTED = ("sampling_correction", ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"))
 
 
 class Config(BaseModel):
@@ -72,6 +75,8 @@ class Config(BaseModel):
                            gt=0, when=_ADAPTERS)
     dropout: float = setting(0.0, "fine_tune", "Dropout", "Share of adapter inputs set to zero while learning.",
                              ge=0, lt=1, when=_ADAPTERS)
+    lora_keys: list[str] = setting([], "fine_tune", "Target modules", "Names of the linear layers that get adapters, such as "
+                                   "self_attn.q_proj. Empty means all of them.", advanced=True, when=_ADAPTERS)
     quantization: str = setting(
         "none", "fine_tune", "Quantization", "Stores the frozen base weights in fewer bits, after loading.",
         choices=[("none", "None", "As the model comes."), ("4", "4-bit", "A quarter of 16-bit memory; some loss."),
@@ -91,6 +96,9 @@ class Config(BaseModel):
     num_iterations: int = setting(
         1, "training", "Updates per rollout", "How often the weights are updated from the same completions (μ). At 1 the "
         "ratio is always 1 and nothing is ever clipped.", ge=1, unit="updates")
+    steps_per_generation: int = setting(
+        1, "training", "Batches per rollout", "How many optimizer batches are sampled at once. Above 1, the later ones learn from "
+        "completions that a slightly older policy wrote.", ge=1, unit="batches", advanced=True)
     max_seq_length: int = setting(2048, "training", "Max Seq", "Prompt and completion together. Rows whose prompt leaves no "
                                   "room for the completion are left out, and counted.", ge=2, unit="tokens")
     seed: int = setting(0, "training", "Seed", "The same seed on the same machine gives the same run.", ge=0, le=2**32 - 1)
@@ -176,6 +184,12 @@ class Config(BaseModel):
                           "saves the reference pass.", ge=0)
     reference_model_path: str = setting("", "preference", "Reference model", "The model to stay near. Empty means the base "
                                         "model as it was before training, without a second copy in memory under LoRA.", kind="model")
+    sync_ref_model: bool = setting(False, "preference", "Reference follows", "Moves the reference towards the policy now and then.",
+                                   advanced=True)
+    ref_model_mixup_alpha: float = setting(0.6, "preference", "Mix-up", "Share of the policy in the new reference.", gt=0, le=1,
+                                           advanced=True, when=("sync_ref_model", (True,)))
+    ref_model_sync_steps: int = setting(512, "preference", "Sync every", "Updates between two moves of the reference.", ge=1,
+                                        unit="updates", advanced=True, when=("sync_ref_model", (True,)))
     log_kl: bool = setting(False, "preference", "Log KL at weight 0", "Measures the KL although it is not used, at the "
                            "price of a reference pass.", advanced=True, when=("beta", (0, 0.0)))
     use_bias_correction_kl: bool = setting(True, "preference", "Bias-corrected KL", "Multiplies the KL estimate by the "
@@ -201,25 +215,90 @@ class Config(BaseModel):
                                          "means the same as Epsilon; DAPO sets it higher.", gt=0)
     grpo_loss_type: str = setting(
         "grpo", "generation", "GRPO loss", "How the tokens' losses are averaged.",
-        choices=[("grpo", "GRPO", "Mean over completions of each completion's mean over its tokens."),
-                 ("bnpo", "BNPO", "Mean over all tokens of the batch."),
-                 ("dr_grpo", "Dr. GRPO", "Sum divided by the number of completions times the longest length: no length bias.")],
+        choices=[(one.key, one.name, one.sentence) for one in losses()],
     )
     importance_sampling_level: str = setting(
         "token", "generation", "Importance", "Whether the ratio is taken for each token or for the whole completion.",
-        choices=[("token", "Token", "One ratio a token."),
-                 ("sequence", "Sequence", "One ratio a completion (GSPO): steadier with long completions.")],
+        choices=[(one.key, one.name, one.sentence) for one in levels()],
     )
+    delta: float | None = setting(None, "generation", "Delta", "Largest ratio that is left alone where nothing else clips it "
+                                  "(two-sided clipping, INTELLECT-2). Empty turns it off.", gt=1, advanced=True)
+    sapo_temperature_pos: float = setting(1.0, "generation", "SAPO temperature, better", "How sharply the gate closes for "
+                                          "completions above their group's mean.", gt=0, advanced=True, when=_SAPO)
+    sapo_temperature_neg: float = setting(1.05, "generation", "SAPO temperature, worse", "The same for completions below it.",
+                                          gt=0, advanced=True, when=_SAPO)
+    vespo_k_pos: float = setting(2.0, "generation", "VESPO k, better", "Power of the ratio in the weight of completions "
+                                 "above their group's mean.", gt=0, advanced=True, when=_VESPO)
+    vespo_lambda_pos: float = setting(3.0, "generation", "VESPO lambda, better", "How fast that weight falls off.", gt=0,
+                                      advanced=True, when=_VESPO)
+    vespo_k_neg: float = setting(3.0, "generation", "VESPO k, worse", "The power for completions below it.", gt=0,
+                                 advanced=True, when=_VESPO)
+    vespo_lambda_neg: float = setting(2.0, "generation", "VESPO lambda, worse", "How fast that weight falls off.", gt=0,
+                                      advanced=True, when=_VESPO)
+    top_entropy_quantile: float = setting(1.0, "generation", "Entropy share", "Share of the tokens, the most uncertain ones, "
+                                          "that carry the policy term. 1 takes all.", ge=0, le=1, advanced=True)
+    entropy_coef: float = setting(0.0, "generation", "Entropy bonus", "Rewards uncertainty itself, against collapse. 0 turns "
+                                  "it off.", ge=0, le=1, advanced=True)
+    entropy_adaptive: bool = setting(False, "generation", "Adaptive entropy bonus", "Moves the bonus by 0.005 after each update, "
+                                     "up while the entropy is at or below the target, else down.", advanced=True)
+    entropy_target: float = setting(0.2, "generation", "Entropy target", "The entropy that the adaptive bonus holds.", ge=0,
+                                    unit="nats", advanced=True, when=("entropy_adaptive", (True,)))
+    off_policy_mask_threshold: float | None = setting(None, "generation", "Off-policy mask", "Leaves out worse-than-average "
+                                                      "completions that have drifted further than this. Empty leaves none out.",
+                                                      gt=0, unit="nats a token", advanced=True)
+    mask_truncated_completions: bool = setting(False, "generation", "Mask truncated completions", "Does not train on completions "
+                                               "that ran into the length limit; their reward still counts in the group.", advanced=True)
+    sampling_correction: str = setting(
+        "none", "generation", "Sampling correction", "What to do about the gap between the policy and what was drawn from, when "
+        "top-p, top-k or min-p cut the distribution. The gap is measured in any case.", advanced=True,
+        choices=[("none", "None", "Leave it."),
+                 ("token_truncate", "Token, truncated", "Multiply each token's term by the ratio, held within the limits (TIS)."),
+                 ("token_mask", "Token, masked", "The same, with tokens outside the limits left out (MIS)."),
+                 ("sequence_truncate", "Sequence, truncated", "One ratio a completion, held within the limits."),
+                 ("sequence_mask", "Sequence, masked", "One ratio a completion; outside the limits it is left out.")],
+    )
+    sampling_correction_max: float | None = setting(3.0, "generation", "Largest correction", "Upper limit of the ratio. Empty "
+                                                    "means none.", gt=0, advanced=True, when=_CORRECTED)
+    sampling_correction_min: float | None = setting(None, "generation", "Smallest correction", "Lower limit of the ratio. Empty "
+                                                    "means none.", gt=0, advanced=True, when=_CORRECTED)
     scale_rewards: str = setting(
         "group", "generation", "Scale rewards", "What the distance from the group's mean is divided by.", advanced=True,
         choices=[("group", "Group", "The standard deviation of the group."),
                  ("batch", "Batch", "The standard deviation of the whole batch."),
                  ("none", "None", "Nothing, as in Dr. GRPO.")],
     )
+    advantage_baseline: str = setting(
+        "group", "generation", "Baseline", "What a completion's reward is compared with.", advanced=True,
+        choices=[("group", "Group mean", "The mean of the whole group, as in GRPO."),
+                 ("leave_one_out", "Leave one out", "The mean of the other completions of the group (RLOO).")],
+    )
+    multi_objective_aggregation: str = setting(
+        "sum_then_normalize", "generation", "Several rewards", "How several reward functions become one advantage.", advanced=True,
+        choices=[("sum_then_normalize", "Sum, then normalise", "Weigh and add the scores, then compare."),
+                 ("normalize_then_sum", "Normalise, then sum", "Compare each score by itself first, so that no function drowns "
+                  "another (GDPO). Scale rewards is not used.")],
+    )
+    skip_zero_signal: bool = setting(True, "generation", "Skip groups without signal", "Does no forward and backward pass for "
+                                     "completions that cannot move the policy. Changes no gradient.", advanced=True)
+    dynamic_sampling: bool = setting(False, "generation", "Dynamic sampling", "Draws on, prompt after prompt, until every group of "
+                                     "the step has completions of different reward (DAPO).", advanced=True)
+    dynamic_sampling_rounds: int = setting(10, "generation", "Rounds at most", "How often a step may draw before it goes on with what "
+                                           "it has.", ge=1, unit="rounds", advanced=True, when=("dynamic_sampling", (True,)))
     reward_functions: list[str] = setting(list(DEFAULT_REWARDS), "generation", "Reward functions", "Names of the functions "
                                           "that score a completion, in order.", kind="rewards")
     reward_weights: list[float] = setting([], "generation", "Reward weights", "One number a function. Empty means 1 for each.",
                                           kind="numbers")
+    reward_weight_schedule: str = setting(
+        "constant", "generation", "Weight schedule", "Whether the weights change over the run.", advanced=True,
+        choices=[("constant", "Constant", "The weights as they stand."),
+                 ("linear", "Linear", "Along a line to the final weights."),
+                 ("adaptive", "Adaptive", "A function that seldom succeeds gains weight, one that nearly always does loses some.")],
+    )
+    reward_weights_final: list[float] = setting([], "generation", "Final weights", "The weights at the last step, one a function.",
+                                                kind="numbers", advanced=True, when=("reward_weight_schedule", ("linear",)))
+    stages: list[dict[str, Any]] = setting([], "generation", "Stages", "Parts of the run, one after the other, each with its own "
+                                           "iters, reward_functions and reward_weights. Together they decide how long the run is.",
+                                           kind="stages", advanced=True)
     reward_functions_file: str = setting("", "generation", "Reward functions file", "A Python file (.py or .txt) that "
                                          "registers functions of your own.", kind="file")
     reward_timeout: float = setting(60.0, "generation", "Reward timeout", "A reward function that takes longer than this "
@@ -228,7 +307,11 @@ class Config(BaseModel):
 
     @property
     def prompts_per_step(self) -> int:
-        return self.batch_size * self.gradient_accumulation_steps
+        return self.batch_size * self.gradient_accumulation_steps * self.steps_per_generation
+
+    @property
+    def updates_per_step(self) -> int:
+        return self.num_iterations * self.steps_per_generation
 
     @property
     def weights(self) -> list[float]:
@@ -244,19 +327,11 @@ SETTINGS: dict[str, Setting] = {key: described(key, field) for key, field in Con
 """Every setting by key, in the order of the form."""
 
 NOT_BUILT = {
-    "stages": "Stages with rewards and weights of their own",
-    "delta": "Two-sided clipping",
-    "sync_ref_model": "A reference that follows the policy",
-    "steps_per_generation": "Several optimizer batches per generation",
-    "multi_objective_aggregation": "GDPO",
-    "dynamic_sampling": "Dynamic sampling",
-    "mask_truncated_completions": "Masking truncated completions",
-    "top_entropy_quantile": "The entropy mask",
-    "entropy_coef": "The entropy bonus",
-    "off_policy_mask_threshold": "The off-policy mask",
-    "lora_keys": "Choosing target modules",
     "tools": "Tools",
     "environments": "Environments",
+    "rollout_func": "A rollout function of your own",
+    "router_aux_loss_coef": "The router loss of mixture-of-experts models",
+    "repetition_penalty": "The sampler's repetition penalty",
 }
 """Keys of the family that are not built yet → what they are, to be refused in a sentence."""
 
@@ -334,8 +409,19 @@ def dump(config: Config | Mapping[str, Any]) -> str:
     for section, members in sections().items():
         chosen = {one.key: values[one.key] for one in members if one.key in values}
         if chosen:
-            parts.append(f"# {SECTIONS[section]}\n" + yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True))
+            text = yaml.dump(chosen, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+            parts.append(f"# {SECTIONS[section]}\n{text}")
     return "\n".join(parts)
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML reads back a "next line" character as a newline unless the text around it is quoted."""
+
+    def represent_text(self, text: str) -> yaml.Node:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\x85" in text else None)  # pyright: ignore
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def _judge(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
@@ -400,7 +486,7 @@ def _sentence(about: Setting, error: Any, value: Any) -> str:
         number = context[limit]
         return f"{about.label} must be {word} {number if isinstance(number, int) else f'{number:g}'}, not {shown}."
     wanted = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list of texts",
-              "rewards": "a list of names", "numbers": "a list of numbers", "mapping": "a mapping"}.get(about.kind, "text")  # fmt: skip
+              "rewards": "a list of names", "numbers": "a list of numbers", "mapping": "a mapping", "stages": "a list of stages"}.get(about.kind, "text")  # fmt: skip
     return f"{about.label} must be {wanted}, not {shown}."
 
 

@@ -28,6 +28,7 @@ Kind = Literal[
     "list",
     "numbers",
     "mapping",
+    "stages",
     "rewards",
     "fact",
 ]

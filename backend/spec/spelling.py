@@ -122,9 +122,8 @@ def _lora_parameters(values: Raw) -> list[Fault]:
     faults: list[Fault] = []
     for name, value in cast("Mapping[str, Any]", parameters).items():
         ours = {"keys": "lora_keys"}.get(name, str(name))
-        beside = values.setdefault(ours, value)
-        if value is not None and beside != value:
-            faults.append(Fault(ours, f"{ours} is {beside}, and {value} in lora_parameters; give one of them."))
+        if value is not None and not _fill(values, ours, value):
+            faults.append(Fault(ours, f"{ours} is {values[ours]}, and {value} in lora_parameters; give one of them."))
     return faults
 
 
@@ -169,7 +168,7 @@ def _lr_schedule(values: Raw) -> list[Fault]:
         return [Fault("lr_schedule", sentence)]
     said = dict(zip(_SCHEDULES.get(kind, ()), cast("list[Any]", arguments), strict=False))
     values["lr_schedule"] = kind
-    if "steps" in said and values.get("epochs") and "lr_decay_fraction" not in values:
+    if "steps" in said and values.get("epochs") and values.get("lr_decay_fraction") is None:
         sentence = "lr_schedule counts the fall in steps, but the run is counted in epochs; give lr_decay_fraction too."
         return [Fault("lr_decay_fraction", sentence)]
     if said:
@@ -180,15 +179,15 @@ def _lr_schedule(values: Raw) -> list[Fault]:
 
 def _spread(values: Raw, said: Mapping[str, Any], mapping: Mapping[str, Any]) -> None:
     """Our four keys for how the rate rises and falls, from a mapping of mlx-lm's."""
-    values.setdefault("lr_final", said.get("end", 0.0))
-    values.setdefault("lr_warmup_steps", mapping.get("warmup", 0))
-    values.setdefault("lr_warmup_init", mapping.get("warmup_init", 0.0))
+    _fill(values, "lr_final", said.get("end", 0.0))
+    _fill(values, "lr_warmup_steps", mapping.get("warmup", 0))
+    _fill(values, "lr_warmup_init", mapping.get("warmup_init", 0.0))
     if "steps" in said:
         try:
             share = float(said["steps"]) / float(values.get("iters") or _MLX_LM_ITERS)
         except (TypeError, ValueError, ZeroDivisionError):
             share = said["steps"]  # no number: let the check of the setting say so
-        values.setdefault("lr_decay_fraction", share)
+        _fill(values, "lr_decay_fraction", share)
 
 
 def _reward_lists(values: Raw) -> list[Fault]:
@@ -215,6 +214,13 @@ def _empty_names(values: Raw) -> list[Fault]:
         if values.get(key) == "":
             del values[key]
     return []
+
+
+def _fill(values: Raw, key: str, value: Any) -> bool:
+    """Put a value where none stands; whether the key has that value then."""
+    if values.get(key) is None:
+        values[key] = value
+    return values[key] == value
 
 
 def _switch(value: Any) -> bool | None:
