@@ -25,8 +25,8 @@ class Studio(QObject):
 
     Attributes: draft, prefs; run – the run that Monitor and Completions show, or None.
     Signals: page_wanted(key of a page); field_wanted(key of a setting, to be shown and focused on the Train page);
-    run_changed – `run` is another one now; run_state_changed(its state); export_wanted(RunFolder);
-    message(one sentence for the status strip).
+    run_changed – `run` is another one now; run_state_changed(its state); export_wanted(RunFolder) – its model;
+    settings_wanted(RunFolder) – into the form; message(one sentence for the status strip).
     """
 
     page_wanted = Signal(str)
@@ -34,6 +34,7 @@ class Studio(QObject):
     run_changed = Signal()
     run_state_changed = Signal(str)
     export_wanted = Signal(object)
+    settings_wanted = Signal(object)
     message = Signal(str)
 
     def __init__(self, prefs: Prefs | None = None, parent: QObject | None = None) -> None:
@@ -160,11 +161,20 @@ class Studio(QObject):
 
     def load_config(self, path: Path) -> None:
         """Open a YAML file in the form; one that cannot be taken over leaves the form as it was and says why."""
+        if self._take_over(Path(path)):
+            self.prefs.config_file = self.draft.path
+            self.message.emit(f"Opened {Path(path).name}.")
+
+    def load_settings(self, folder: RunFolder) -> None:
+        """Bring a run's settings into the form. Saving asks for a place of its own: the run's file is a record."""
+        if self._take_over(folder.config, as_preset=True):
+            self.message.emit(f"These are the settings of {folder.name}.")
+
+    def _take_over(self, path: Path, *, as_preset: bool = False) -> bool:
         try:
-            self.draft.load(Path(path))
+            self.draft.load(path, as_preset=as_preset)
         except Mistake as mistake:
             self.message.emit(mistake.faults[0].sentence)
-            return
-        self.prefs.config_file = self.draft.path
-        self.message.emit(f"Opened {Path(path).name}.")
+            return False
         self.page_wanted.emit("train")
+        return True

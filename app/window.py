@@ -111,6 +111,7 @@ class Window(QMainWindow):
         studio.page_wanted.connect(self.show_page)
         studio.message.connect(self.strip.show_sentence)
         studio.export_wanted.connect(self.show_export)
+        studio.settings_wanted.connect(self.open_settings)
         studio.run_changed.connect(self._follow_run)
         studio.run_state_changed.connect(self._show_state)
         studio.draft.changed.connect(self._show_title)
@@ -264,6 +265,11 @@ class Window(QMainWindow):
         if self._may_replace_form():
             self.studio.prefs.last_folder = path.parent
             self.studio.load_config(path)
+
+    def open_settings(self, run: RunFolder) -> None:
+        """Bring a run's settings into the form, after asking about edits that would be lost."""
+        if self._may_replace_form():
+            self.studio.load_settings(run)
 
     def save_config(self) -> bool:
         """Save where the form came from; False when that was called off or failed."""

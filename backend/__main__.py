@@ -16,7 +16,7 @@ def version(asked: bool) -> None:
     said = blas.prepare()
     import mlx.core as mx
 
-    from backend.trainer import versions
+    from backend.record import versions
 
     for name, number in versions().items():
         print(f"{name} {number}")

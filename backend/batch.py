@@ -207,6 +207,7 @@ class Batch:
     old_logp_BT: mx.array | None = None
     ref_logp_BT: mx.array | None = None
     is_ratio_BT: mx.array | None = None
+    """[B, T], or [B, 1] where a completion has one correction as a whole; worked out for parts, which stay as they are."""
 
     def __len__(self) -> int:
         return self.mask_BT.shape[0]

@@ -58,6 +58,10 @@ class Checkpoint:
     def weights(self) -> Arrays:
         return _load(next(file for file in _weight_files(self.path) if file.exists()))
 
+    @property
+    def has_reference(self) -> bool:
+        return (self.path / "reference.safetensors").exists()
+
     def reference(self) -> Arrays:
         """The reference of a run that moves it."""
         return _load(self.path / "reference.safetensors")

@@ -17,14 +17,13 @@ from typing import Any
 from jinja2 import TemplateError
 
 from backend.nouns import Problem
+from backend.spec.catalog import COMPARING_REWARDS, metric_name
 from backend.spec.config import Config
 from backend.spec.faults import Fault, Mistake
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 SPLIT_NAMES = {"valid": ("valid", "validation", "val", "dev"), "test": ("test",), "train": ("train",)}
-COMPARING_REWARDS = ("r1_accuracy_reward_func", "r1_accuracy")
-"""Built-in rewards that mean nothing without an answer column."""
 
 
 @dataclass(slots=True)
@@ -215,7 +214,9 @@ def check_columns(rows: Sequence[Row], config: Config, source: str) -> list[Faul
 
 
 def _needs_answer(config: Config) -> bool:
-    return config.answer_feature != "answer" or any(name in COMPARING_REWARDS for name in config.reward_functions)
+    return config.answer_feature != "answer" or any(
+        metric_name(name) in COMPARING_REWARDS for name in config.reward_functions
+    )
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from backend.batch import advantages
 from backend.nouns import Group
 from backend.rewards.offer import TrainerState
 from backend.rewards.resolve import RewardFunction, resolve
-from backend.rewards.score import ScoreReport, score
+from backend.rewards.score import score
 from backend.rewards.weights import WeightSchedule
 from backend.spec.catalog import locate_reward_file
 from backend.spec.config import Config
@@ -46,11 +46,16 @@ class Judge:
         """The stage of `step`, counted from 1; the last one goes on for ever."""
         return next((stage for stage in self.stages if step <= stage.last), self.stages[-1])
 
-    def score(self, groups: list[Group], step: int, epoch: float = 0.0) -> ScoreReport:
-        """Fill in every completion's scores and reward."""
+    def score(self, groups: list[Group], step: int, epoch: float = 0.0) -> dict[str, float]:
+        """Fill in every completion's scores and reward, and what functions logged of it. → metrics that they logged."""
         stage = self.stage(step)
         state = TrainerState(step - 1, self.steps, epoch, self.config.max_completion_length)
-        return score(groups, stage.functions, stage.weights.at(step), self.config.reward_timeout, state)
+        report = score(groups, stage.functions, stage.weights.at(step), self.config.reward_timeout, state)
+        completions = [one for group in groups for one in group.completions]
+        for name, column in report.columns.items():
+            for one, value in zip(completions, column, strict=True):
+                one.logged[name] = value
+        return report.metrics
 
     def compare(self, groups: Sequence[Group], step: int) -> dict[str, float]:
         """Fill in every completion's advantage. → reward metrics."""
@@ -69,6 +74,11 @@ class Judge:
         for one, advantage in zip(completions, values, strict=True):
             one.advantage = advantage
         return metrics
+
+    def has_signal(self, group: Group, step: int) -> bool:
+        """Whether the completions of a scored group differ in a way that moves the policy."""
+        self.compare([group], step)
+        return any(one.advantage != 0 for one in group.completions)
 
     def observe(self, groups: Sequence[Group], step: int) -> dict[str, float]:
         """Note how a finished step went, for adaptive weights. → the weights it had, as metrics, where they change."""
@@ -117,7 +127,7 @@ def _stage_weights(
 ) -> list[float]:
     """The stage's own weights, else the run's where the functions are the run's, else 1 for each."""
     weights = settings.get("reward_weights")
-    if weights is None:
+    if not weights:
         weights = [1.0] * len(functions) if settings.get("reward_functions") else config.weights
     if len(weights) != len(functions):
         raise Mistake(

@@ -108,8 +108,10 @@ class Learner:
         return [self._corrected(part) for part in parts]
 
     def _only_signal_counts(self) -> bool:
-        """Whether a completion without advantage adds nothing at all: no KL and no entropy term either."""
-        return self.config.skip_zero_signal and self.policy.reference is None and not self.bonus.on
+        """Whether a completion without advantage adds nothing at all: no KL, no entropy term, and no tokens among which
+        the most uncertain ones are chosen."""
+        alone = self.policy.reference is None and not self.bonus.on and self.config.top_entropy_quantile >= 1
+        return self.config.skip_zero_signal and alone
 
     def _rows(self) -> int:
         return self.config.batch_size * self.config.group_size
@@ -152,11 +154,11 @@ class Learner:
         """The part with its importance correction for the gap between the policy and what was drawn from."""
         if self.config.sampling_correction == "none":
             return part
-        ratio, _ = self._gap(part)
-        return replace(part, is_ratio_BT=mx.broadcast_to(ratio, part.mask_BT.shape))
+        return replace(part, is_ratio_BT=self._gap(part)[0])
 
     def _gap(self, part: Batch) -> tuple[mx.array, dict[str, mx.array]]:
         mode = self.config.sampling_correction
+        assert part.old_logp_BT is not None
         return importance_ratio(
             part.old_logp_BT,
             part.sampling_logp_BT,
@@ -171,8 +173,8 @@ class Learner:
         known = [part for part in parts if part.old_logp_BT is not None]
         if not known or self.config.ratio_against == "reference":
             return {}
-        each = [{name: value.item() for name, value in self._gap(part)[1].items()} for part in known]
-        share = [part.mask_BT.sum().item() for part in known]
+        each = [{name: float(value) for name, value in self._gap(part)[1].items()} for part in known]
+        share = [float(part.mask_BT.sum()) for part in known]
         return {name: _over_parts(name, [one[name] for one in each], share) for name in each[0]}
 
     # ── one update ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -194,7 +196,7 @@ class Learner:
             poll()
         if total is None:  # no completion had a signal: the gradient is 0, and the optimizer's momentum goes on
             total = tree_map(mx.zeros_like, self.policy.model.trainable_parameters())
-        metrics = {name: value.item() for name, value in merge(tallies).items()} if tallies else {}
+        metrics = {name: float(value) for name, value in merge(tallies).items()} if tallies else {}
         metrics |= self._apply(ranks.total(total), ranks.total(loss))
         if self.bonus.on and "entropy" in metrics:
             self.bonus.observe(metrics["entropy"])
@@ -252,7 +254,7 @@ class Learner:
 
     def _apply(self, grads: Any, loss: mx.array) -> dict[str, float]:
         grads, norm = clip_by_norm(grads, self.config.max_grad_norm)
-        if not math.isfinite(norm.item()):
+        if not math.isfinite(float(norm)):
             raise Mistake(
                 "learning_rate",
                 f"The gradient of update {self.updates + 1} is not a number, so it was not applied; lower the learning "
@@ -265,7 +267,7 @@ class Learner:
         self.updates += 1
         if self.config.sync_ref_model and self.updates % self.config.ref_model_sync_steps == 0:
             self.policy.move_reference(self.config.ref_model_mixup_alpha)
-        return {"loss": loss.item(), "grad_norm": norm.item(), "learning_rate": rate}
+        return {"loss": float(loss), "grad_norm": float(norm), "learning_rate": rate}
 
 
 def objective(config: Config) -> dict[str, Any]:

@@ -45,6 +45,8 @@ class Completion:
     scores: dict[str, float | None] = field(default_factory=dict)
     reward: float | None = None
     advantage: float = 0.0
+    logged: dict[str, Any] = field(default_factory=dict)
+    """What reward functions noted of this completion (TRL's `log_extra`)."""
 
 
 @dataclass(slots=True)

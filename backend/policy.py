@@ -19,6 +19,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm import utils as mlx_lm_utils
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 
 from backend.forward import split
@@ -33,6 +34,12 @@ QUANTIZATION = {
 }
 
 SIXTEEN_BITS = (mx.bfloat16, mx.float16)
+
+ADAPTABLE = (
+    *(nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding),
+    *(SwitchLinear, QuantizedSwitchLinear),
+)
+"""What mlx-lm puts adapters on."""
 
 
 class Policy:
@@ -207,7 +214,8 @@ def _adapted(model: nn.Module, adapters: Path) -> nn.Module:
     try:
         return load_adapters(model, str(adapters))
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = (lines[1] if lines[0].endswith(":") and len(lines) > 1 else lines[0]).strip().rstrip(".")
         raise Mistake("reference_model_path", f"The adapter {adapters} does not fit this model: {reason}.") from error
 
 
@@ -223,6 +231,7 @@ def attach_adapters(model: nn.Module, config: Config, note: Callable[[str], None
     there = len(model.layers)  # pyright: ignore
     if config.num_layers > there:
         note(f"Layers is {config.num_layers}, and the model has {there}: all of them get adapters.")
+    _refuse_unknown_keys(model, config.lora_keys)
     mx.random.seed(config.seed)
     try:
         linear_to_lora_layers(
@@ -231,11 +240,24 @@ def attach_adapters(model: nn.Module, config: Config, note: Callable[[str], None
     except ValueError as error:
         raise Mistake("train_type", f"This model cannot take {config.train_type.upper()} adapters: {error}.") from error
     if not tree_flatten(model.trainable_parameters()):
-        names = sorted({name for name, module in model.layers[-1].named_modules() if hasattr(module, "weight")})  # pyright: ignore
+        last = f"None of the model's last {layer_count(model, config)} layers"
+        raise Mistake("lora_keys", f"{last} has {' or '.join(config.lora_keys) or 'anything that takes adapters'}.")
+
+
+def _refuse_unknown_keys(model: nn.Module, keys: list[str]) -> None:
+    """A name that fits nothing would be left out in silence: mlx-lm adapts what it finds."""
+    inside = {name for layer in model.layers for name in adaptable(layer)}  # pyright: ignore
+    everywhere = adaptable(model)
+    if strange := [key for key in keys if key not in inside | everywhere]:
+        known = sorted(inside | {name for name in everywhere if "layers." not in name})
         raise Mistake(
-            "lora_keys",
-            f"No layer of this model is called {', '.join(config.lora_keys)}; there are {', '.join(names)}.",
+            "lora_keys", f"No layer of this model is called {', '.join(strange)}; there are {', '.join(known)}."
         )
+
+
+def adaptable(module: nn.Module) -> set[str]:
+    """Names, within `module`, of what takes an adapter."""
+    return {name for name, one in module.named_modules() if isinstance(one, ADAPTABLE) or hasattr(one, "to_lora")}
 
 
 def layer_count(model: nn.Module, config: Config) -> int:

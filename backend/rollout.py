@@ -233,7 +233,7 @@ class Rollout:
 
     def _read(self, fresh: list[Drawn], index: Iterable[int], drafts: list[Draft]) -> None:
         """Append freshly drawn tokens to the drafts that are still open, up to where each one ends."""
-        tokens, logps, kept = (np.array(mx.stack(part, axis=1)) for part in zip(*fresh, strict=True))
+        tokens, logps, kept = (np.array(mx.stack(list(part), axis=1)) for part in zip(*fresh, strict=True))
         for i, row in enumerate(index):
             draft = drafts[row]
             if draft.stop is None:

@@ -60,10 +60,11 @@ def draw(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> Drawn:
     # A GPU sums in blocks, and its edges waver by a rounding where nothing was kept: only tokens with mass may be drawn.
     # Staying clear of the last edge leaves one of them above the target whatever the uniform rounds to.
     edge_BV = mx.where(kept_BV > 0, edge_BV, -1.0)
-    target_B1 = (uniform_B[:, None] * (1 - 1e-6)) * edge_BV.max(axis=-1, keepdims=True)
+    last_B1 = edge_BV.max(axis=-1, keepdims=True)
+    target_B1 = (uniform_B[:, None] * (1 - 1e-6)) * last_B1
     token_B = mx.argmax(edge_BV > target_B1, axis=-1)
     logp_B = _at(scaled, token_B) - peak_B1[:, 0] - mx.log(total_B)
-    log_kept_B = mx.log(edge_BV[:, -1] / total_B) if sampling.filters else mx.zeros_like(logp_B)
+    log_kept_B = mx.log(last_B1[:, 0] / total_B) if sampling.filters else mx.zeros_like(logp_B)
     return Drawn(token_B, logp_B, log_kept_B)
 
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +21,17 @@ from backend import checkpoint, ranks
 from backend.batch import completion_metrics, pack
 from backend.checkpoint import State
 from backend.control import Control, Stopped
-from backend.data import Deck, Prepared, Splits, prepare, read_splits
 from backend.evaluate import held_out_rewards
 from backend.export import export, fuse_run
-from backend.judge import Judge
-from backend.learner import Learner
+from backend.kit import Kit, load_kit
 from backend.nouns import Group, Problem
-from backend.policy import Policy, load_policy, save_adapters, save_model
-from backend.rollout import Rollout
-from backend.sampler import Sampling
+from backend.policy import save_adapters, save_model
+from backend.record import Phases, group_line, versions
 from backend.spec.checks import remarks
 from backend.spec.config import Config
 from backend.spec.events import Diary, JsonLines, cut_back
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hold_lock
-
-PHASE_EVERY_S = 0.5
-"""Phases of a step are told to the diary at most this often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +62,7 @@ def train(config: Config, run: RunFolder, *, command: str, echo: Callable[[Any],
 class Trainer:
     """One run. `state` stands for the last finished step; nothing of a step counts until its diary line is written."""
 
-    policy: Policy
-    learner: Learner
-    rollout: Rollout
-    deck: Deck
-    judge: Judge
+    kit: Kit
 
     def __init__(self, config: Config, run: RunFolder, diary: Diary) -> None:
         self.config = config
@@ -84,20 +72,23 @@ class Trainer:
         self.control = Control(run, diary)
         self.state = State()
         self.saved_step: int | None = None
-        self._phase_told = 0.0
-        self._rewards_since_save: list[float] = []
         self._logged: dict[str, float] = {}
+        self.phases = Phases(diary)
+        self._rewards_since_save: list[float] = []
 
     # ── the run ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self, saved: checkpoint.Checkpoint | None, command: str) -> Ending:
         self.control.listen_to_signals()
         self.diary.write("phase", phase="loading")
-        self.load(saved)
+        self.kit = load_kit(self.config, self.note)
+        if saved is not None:
+            self.kit.restore(saved)
+            self.state, self.saved_step = saved.state, saved.state.step
         self.tell_start(saved, command)
         if self._evaluation_due(self.state.step) and self.state.evaluated < self.state.step:
             self.evaluate(self.state.step)  # a stop broke it off
-        for step in range(self.state.step + 1, self.steps + 1):
+        for step in range(self.state.step + 1, self.kit.steps + 1):
             self.step(step)
             self.after_step(step)
         if self.saved_step != self.state.step:
@@ -107,26 +98,26 @@ class Trainer:
 
     def step(self, step: int) -> None:
         """One rollout and its updates. A stop before the updates leaves the last finished step standing."""
-        cursor, began = self.deck.cursor, self.clock()
+        cursor, began = self.kit.deck.cursor, self.clock()
         mx.reset_peak_memory()
         try:
             groups, rollout_s, reward_s = self.gather(step)
-            reward_metrics = self.judge.compare(groups, step)
+            reward_metrics = self.kit.judge.compare(groups, step)
         except BaseException:
-            self.deck.cursor = cursor
+            self.kit.deck.cursor = cursor
             raise
         learn_metrics, train_s = self._timed(lambda: self.learn(groups))
         self._rewards_since_save.append(reward_metrics["reward"])
         made = completion_metrics(groups)
         trained = made["num_tokens"] * self.config.num_iterations
         self.state = replace(
-            self.state, step=step, updates=self.learner.updates, cursor=self.deck.cursor,
+            self.state, step=step, updates=self.kit.learner.updates, cursor=self.kit.deck.cursor,
             num_tokens=self.state.num_tokens + int(made["num_tokens"]),
             elapsed_s=self.state.elapsed_s + self.clock() - began,
         )  # fmt: skip
         sampled = made["completions/mean_length"] * sum(len(group.completions) for group in groups)
-        self.write(step, groups, made | reward_metrics | learn_metrics | self._logged | self.judge.observe(groups, step) | {
-            "num_tokens": self.state.num_tokens, "epoch": self.deck.epoch,
+        self.write(step, groups, made | reward_metrics | learn_metrics | self._logged | self.kit.judge.observe(groups, step) | {
+            "num_tokens": self.state.num_tokens, "epoch": self.kit.deck.epoch,
             "rollout_tokens_per_second": sampled / rollout_s, "train_tokens_per_second": trained / train_s,
             "time/rollout": rollout_s, "time/reward": reward_s, "time/train": train_s,
             "time/step": self.clock() - began,
@@ -141,8 +132,8 @@ class Trainer:
         spare: list[Group] = []
         seconds = [0.0, 0.0]
         for _ in range(config.dynamic_sampling_rounds if config.dynamic_sampling else 1):
-            cursor = self.deck.cursor
-            problems = self.deck.take(wanted - len(kept))
+            cursor = self.kit.deck.cursor
+            problems = self.kit.deck.take(wanted - len(kept))
             groups, rollout_s = self._timed(lambda problems=problems, cursor=cursor: self.sample(problems, cursor))
             _, reward_s = self._timed(lambda groups=groups: self.score(groups, step))
             seconds = [seconds[0] + rollout_s, seconds[1] + reward_s]
@@ -157,26 +148,28 @@ class Trainer:
         room = len(problems) * self.config.group_size * self.config.max_completion_length
 
         def poll(drawn: int) -> None:
-            self.tell_phase("sampling", drawn / room)
+            self.phases.tell("sampling", drawn / room)
             self.control.obey(resting=mx.clear_cache)
 
-        return self.rollout.sample(problems, self.config.group_size, self.sampling, self.config.seed, place, poll)
+        return self.kit.rollout.sample(
+            problems, self.config.group_size, self.kit.sampling, self.config.seed, place, poll
+        )
 
     def score(self, groups: list[Group], step: int) -> None:
         """Fill in scores and rewards."""
-        self.tell_phase("scoring")
-        self._logged = self.judge.score(groups, step, self.deck.epoch).metrics
+        self.phases.tell("scoring")
+        self._logged = self.kit.judge.score(groups, step, self.kit.deck.epoch)
         self.control.obey(resting=mx.clear_cache)
 
     def learn(self, groups: list[Group]) -> dict[str, float]:
         def poll() -> None:
-            self.tell_phase("learning")
+            self.phases.tell("learning")
             self.control.obey(may_stop=False, resting=mx.clear_cache)
 
         mx.clear_cache()
         masked = self.config.mask_truncated_completions
-        batch = pack(groups, pad_id=self.policy.pad_id, mask_truncated_completions=masked)
-        return self.learner.learn(batch, poll)
+        batch = pack(groups, pad_id=self.kit.policy.pad_id, mask_truncated_completions=masked)
+        return self.kit.learner.learn(batch, poll)
 
     def after_step(self, step: int) -> None:
         """Evaluate and save when due; see to words that had to wait for the step's end."""
@@ -187,91 +180,43 @@ class Trainer:
             self.save()
         self.control.obey(resting=mx.clear_cache)
 
-    # ── before ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def load(self, saved: checkpoint.Checkpoint | None) -> None:
-        config = self.config
-        splits = read_splits(config)
-        self.policy = load_policy(config, self.note)
-        train = self._prepared(splits, "train")
-        self.deck = Deck(train, config.seed)
-        self.valid = self._prepared(splits, "valid") if splits.valid and config.steps_per_eval else []
-        self.test = self._prepared(splits, "test") if splits.test and config.test else []
-        if config.test and not self.test:
-            raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
-        each = config.prompts_per_step
-        steps = -(-config.epochs * len(train) // each) if config.epochs else config.iters
-        self.judge = Judge(config, steps)
-        self.steps = self.judge.steps
-        self.learner = Learner(self.policy, config, self.steps)
-        self.sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p)
-        chunk = {"prefill_chunk": config.seq_step_size} if config.efficient_long_context else {}
-        self.rollout = Rollout(self.policy, config.max_completion_length, stop=config.stop, **chunk)
-        if saved is not None:
-            self._restore(saved)
-
-    def _prepared(self, splits: Splits, split: str) -> list[Problem]:
-        source = splits.source.get(split, self.config.data)
-        prepared = prepare(getattr(splits, split), self.policy.tokenizer, self.config, source)
-        self._tell_left_out(prepared, split)
-        return prepared.problems
-
-    def _tell_left_out(self, prepared: Prepared, split: str) -> None:
-        room = self.config.max_seq_length - self.config.max_completion_length
-        if not prepared.problems:
-            raise Mistake("max_seq_length", f"Every prompt of the {split} split is longer than the {room} tokens that Max Seq "
-                          f"leaves beside the completion; raise Max Seq or lower Completion.")  # fmt: skip
-        if prepared.too_long:
-            self.note(f"{prepared.too_long} of {prepared.too_long + len(prepared.problems)} rows of the {split} split are "
-                      f"left out: their prompts (up to {prepared.longest} tokens) leave no room for a completion.")  # fmt: skip
-
-    def _restore(self, saved: checkpoint.Checkpoint) -> None:
-        self.policy.assign(saved.weights())
-        self.state = saved.state
-        self.saved_step = self.state.step
-        self.learner.restore(saved.optimizer(), self.state.updates, self.state.bonus)
-        self.judge.restore(self.state.reward_weights)
-        if self.config.sync_ref_model:
-            self.policy.restore_reference(saved.reference())
-        self.deck.cursor = self.state.cursor
-
     def tell_start(self, saved: checkpoint.Checkpoint | None, command: str) -> None:
         self.diary.write(
-            "started", pid=os.getpid(), command=command, model=self.config.model, iterations=self.steps,
+            "started", pid=os.getpid(), command=command, model=self.config.model, iterations=self.kit.steps,
             ranks=ranks.size(), device=str(mx.default_device()), versions=versions(),
             resumed_from=saved.state.step if saved else None,
         )  # fmt: skip
         if saved:  # its own line came after the place to which the diary is cut back
             self._tell_checkpoint(saved.path)
-        for sentence in self.judge.notes() + remarks(self.config.model_dump()):
+        for sentence in self.kit.judge.notes() + remarks(self.config.model_dump()):
             self.note(sentence)
 
     # ── beside ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _evaluation_due(self, step: int) -> bool:
         every = self.config.steps_per_eval
-        return bool(self.valid and every) and (step % every == 0 or step == self.steps)
+        return bool(self.kit.valid and every) and (step % every == 0 or step == self.kit.steps)
 
     def evaluate(self, step: int) -> None:
-        metrics = self._held_out(self.valid, self.config.val_batches)
+        metrics = self._held_out(self.kit.valid, self.config.val_batches)
         self.state.score, self.state.evaluated = _mean([metrics["reward"]]), step
         self.diary.write("eval", step=step, split="valid", metrics=metrics)
 
     def _held_out(self, problems: list[Problem], count: int) -> dict[str, float]:
         config, step = self.config, self.state.step
-        stage = self.judge.stage(step)
+        stage = self.kit.judge.stage(step)
 
         def poll(done: float) -> None:
-            self.tell_phase("evaluating", done)
+            self.phases.tell("evaluating", done)
             self.control.obey(resting=mx.clear_cache)
 
         return held_out_rewards(
-            self.rollout,
+            self.kit.rollout,
             problems,
-            lambda groups: self.judge.score(groups, step, self.deck.epoch),
+            lambda groups: self.kit.judge.score(groups, step, self.kit.deck.epoch),
             stage.names,
             stage.weights.at(step),
-            sampling=self.sampling,
+            sampling=self.kit.sampling,
             group_size=config.num_generations_eval or config.group_size,
             batch_size=config.prompts_per_step,
             count=count,
@@ -283,17 +228,17 @@ class Trainer:
         if ranks.rank() != 0:
             return
         self.diary.write("phase", phase="saving")
-        if not (self.valid and self.config.steps_per_eval):
+        if not (self.kit.valid and self.config.steps_per_eval):
             self.state.score = _mean(self._rewards_since_save)
         self._rewards_since_save = []
         for lines in (self.diary, self.completions):
             lines.sync()
         self.state.events_bytes, self.state.completions_bytes = self.diary.size, self.completions.size
-        self.state.bonus, self.state.reward_weights = self.learner.bonus.state(), self.judge.state()
+        self.state.bonus, self.state.reward_weights = self.kit.learner.bonus.state(), self.kit.judge.state()
         full = self.config.train_type == "full"
         path = checkpoint.save(
-            self.folder, self.state, self.policy.trainable(), self.learner.state_arrays(),
-            self.policy.reference_arrays() if self.config.sync_ref_model else None,
+            self.folder, self.state, self.kit.policy.trainable(), self.kit.learner.state_arrays(),
+            self.kit.policy.reference_arrays() if self.config.sync_ref_model else None,
             whole_model=full, keep=self.config.keep_checkpoints,
         )  # fmt: skip
         if not full:
@@ -303,7 +248,7 @@ class Trainer:
 
     def _save_adapters(self) -> None:
         try:
-            save_adapters(self.policy, self.config, self.folder.adapters)
+            save_adapters(self.kit.policy, self.config, self.folder.adapters)
         except (OSError, RuntimeError) as error:
             where = f"The adapters of step {self.state.step} cannot be written to {self.folder.adapters}"
             raise Mistake("save_every", f"{where}: {error}.") from error
@@ -311,12 +256,12 @@ class Trainer:
     def finish(self) -> None:
         """What comes after the last step: the test split, the complete model, LM Studio."""
         config = self.config
-        if self.test:
+        if self.kit.test:
             self.diary.write(
-                "eval", step=self.state.step, split="test", metrics=self._held_out(self.test, config.test_batches)
+                "eval", step=self.state.step, split="test", metrics=self._held_out(self.kit.test, config.test_batches)
             )
         if config.train_type == "full":
-            save_model(self.policy, config.model, self.folder.model)
+            save_model(self.kit.policy, config.model, self.folder.model)
         self.diary.write("phase", phase="exporting")
         self._let_go()
         if config.train_type != "full" and config.fuse:
@@ -326,7 +271,7 @@ class Trainer:
 
     def _let_go(self) -> None:
         """Fusing loads the model again; two of them need not fit."""
-        del self.policy, self.learner, self.rollout
+        del self.kit
         mx.clear_cache()
 
     def _export(self, name: str) -> None:
@@ -349,13 +294,6 @@ class Trainer:
 
     def _tell_checkpoint(self, path: Path) -> None:
         self.diary.write("checkpoint", step=self.state.step, path=str(path.relative_to(self.folder.path)))
-
-    def tell_phase(self, phase: str, progress: float | None = None) -> None:
-        now = time.monotonic()
-        if now - self._phase_told >= PHASE_EVERY_S:
-            self._phase_told = now
-            told = {} if progress is None else {"progress": round(progress, 3)}
-            self.diary.write("phase", phase=phase, **told)
 
     def note(self, sentence: str) -> None:
         self.diary.write("note", level="info", sentence=sentence)
@@ -393,7 +331,7 @@ class Trainer:
             if self.state.step > 0 and self.saved_step != self.state.step and self.between_steps:
                 self.save()
             if ending.kind == "stopped" and self.config.train_type == "full":
-                save_model(self.policy, self.config.model, self.folder.model)
+                save_model(self.kit.policy, self.config.model, self.folder.model)
             return ending
 
         after = self.ending(leave)
@@ -404,7 +342,7 @@ class Trainer:
     @property
     def between_steps(self) -> bool:
         """Whether the weights are those of the last finished step, not half-way through the updates of the next."""
-        return self.learner.updates == self.state.updates
+        return self.kit.learner.updates == self.state.updates
 
     def clock(self) -> float:
         """Seconds, on a clock that stands still in a pause."""
@@ -420,29 +358,7 @@ def has_signal(group: Group) -> bool:
     return len({one.reward for one in group.completions}) > 1
 
 
-def group_line(step: int, group: Group) -> dict[str, Any]:
-    """One line of completions.jsonl."""
-    return {
-        "step": step,
-        "prompt": group.problem.prompt,
-        "answer": group.problem.answer,
-        "type": group.problem.type,
-        "completions": [
-            {"text": one.text, "tokens": len(one.tokens), "stop": one.stop, "rewards": one.scores,
-             "reward": one.reward, "advantage": one.advantage}
-            for one in group.completions
-        ],
-    }  # fmt: skip
-
-
 def _mean(rewards: list[float]) -> float | None:
     """Their mean; None where no function had an opinion."""
     known = [reward for reward in rewards if not math.isnan(reward)]
     return sum(known) / len(known) if known else None
-
-
-def versions() -> dict[str, str]:
-    names = ("grpo-studio", "mlx", "mlx-lm", "transformers")
-    return {"python": platform.python_version(), "platform": platform.platform()} | {
-        name: version(name) for name in names
-    }

@@ -86,11 +86,25 @@ def draw(run: Path, out: Path) -> None:
     window = Window(studio)
     window.show()
     studio.open_run(run)
+    settled(window)
+    window.show_page("completions")
+    window.pages["completions"].pick(telling_step(studio.run))
     for mode in ("light", "dark"):
         window.set_theme(mode)
         for page in PAGES:
             take(window, page, SIZE, out / f"{page}-{mode}.png")
         take(window, "train", NARROW, out / f"train-narrow-{mode}.png")
+
+
+def telling_step(run) -> int:
+    """The newest step whose first group has completions better and worse than its mean: there is something to see."""
+    steps = run.completion_steps()
+    return next((step for step in reversed(steps) if _is_mixed(run.groups(step)[0])), steps[-1])
+
+
+def _is_mixed(group: dict) -> bool:
+    advantages = [one["advantage"] for one in group["completions"]]
+    return min(advantages) < 0 < max(advantages)
 
 
 def take(window, page: str, size: tuple[int, int], file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import diaries
@@ -14,6 +15,7 @@ from app.pages.completions import CompletionsPage
 from app.studio import Studio
 from app.widgets.completion_table import SHARE, CompletionModel
 from backend.spec.events import JsonLines
+from backend.spec.places import hold_lock
 
 ROLE = Qt.ItemDataRole
 
@@ -76,7 +78,23 @@ def test_choosing_a_line_shows_it_in_full(qtbot, page: CompletionsPage, tmp_path
     page.table.selectRow(3)
     assert page.detail.text.toPlainText() == one["text"]
     assert page.detail.prompt.toPlainText() == page.studio.run.groups()[0]["prompt"]
-    assert "Accuracy" in page.detail._scores.text() and f"{one['tokens']} tokens" in page.detail._scores.text()
+    assert "Accuracy" in page.detail._scores.text() and f"{one['tokens']} tokens" in page.detail._came_to.text()
+    formats = page.detail.text.document().firstBlock().layout().formats()
+    assert formats[0].length == len("<think>") and formats[0].format.foreground().color() == theme.palette().accent
+
+
+def test_reading_a_completion_of_a_live_run_keeps_its_step(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+    """The next step, a second later, took the text away from under the reader's eyes."""
+    folder = diaries.make_run(tmp_path / "run", steps=2, ending=None, now=True)
+    handle = hold_lock(folder)
+    try:
+        look_at(qtbot, page, folder)
+        qtbot.waitUntil(lambda: page.studio.run.state == "running")
+        assert page.newest.isChecked()
+        qtbot.keyClick(page.table, Qt.Key.Key_Down)
+        assert not page.newest.isChecked() and page.step.text() == "2"
+    finally:
+        os.close(handle)
 
 
 def test_rows_are_copied_with_their_headings(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
@@ -102,7 +120,8 @@ def test_a_group_as_written_becomes_lines(qtbot) -> None:
     model = CompletionModel()
     model.show_groups([GROUP, {"step": 1}], ["f", "g"], ["F", "G"])
     assert model.rowCount() == 5 and model.rowCount(model.index(0, 0)) == 0
-    assert cell(model, 0, "Completion") == "What is it?   →   4" and cell(model, 0, "Reward") == ""
+    assert cell(model, 0, "Completion") == "What is it?   answer 4"
+    assert (cell(model, 0, "Reward"), cell(model, 0, "Advantage")) == ("−0.250", ""), "the mean of the group"
     assert [cell(model, 1, head) for head in ("Completion", "F", "G", "Reward", "Tokens", "End")] == [
         "a b", "0.500", "–", "0.500", "3", "ended"]  # fmt: skip
     assert [cell(model, 2, head) for head in ("Completion", "F", "Advantage", "Tokens", "End")] == [

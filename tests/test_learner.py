@@ -319,6 +319,27 @@ def test_recomputing_and_chunking_change_nothing(model: Path, train_type: str) -
     assert_same_weights(plain, recomputed)
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_iterations": 2}, {"top_entropy_quantile": 0.5}, {"grpo_loss_type": "dapo"}], ids=str
+)
+def test_leaving_out_groups_without_signal_changes_no_weight(model: Path, settings: dict[str, Any]) -> None:
+    """The second problem's completions are all alike: no pass is spent on them, and their tokens still count."""
+    every, fewer = (
+        learned(config_of(model, beta=0, skip_zero_signal=skip, **settings), given())[0] for skip in (False, True)
+    )
+    assert_same_weights(every, fewer)
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_entropy_quantile": 0.5}, {"beta": 0.05}], ids=str)
+def test_a_step_without_any_signal_is_a_step(model: Path, settings: dict[str, Any]) -> None:
+    steps = given()
+    steps[1].rewards[:] = 0.5
+    _, metrics = learned(config_of(model, **{"beta": 0, "num_iterations": 2} | settings), steps)
+    assert metrics[1]["grad_norm"] < (1e-6 if settings.get("beta", 0) == 0 else 1)
+    assert metrics[1].keys() >= {"loss", "entropy", "clip_ratio_total", "learning_rate"}
+    assert math.isfinite(metrics[1]["loss"]) and metrics[2]["grad_norm"] > 1e-3
+
+
 # ---- refusing --------------------------------------------------------------------------------------------------
 
 

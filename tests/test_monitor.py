@@ -122,6 +122,23 @@ def test_a_finished_run_tells_its_result_first(page: MonitorPage, look_at, tmp_p
     assert page.tiles["clip_ratio_total"].figure().endswith("%")
 
 
+def test_tab_goes_from_the_result_to_the_charts_to_the_log(page: MonitorPage, look_at, tmp_path: Path) -> None:
+    """The buttons of the result are made last, and came last."""
+    look_at(diaries.make_run(tmp_path / "run", steps=30))
+    chain = [page.smoothing]
+    while chain[-1].nextInFocusChain() is not page.smoothing:
+        chain.append(chain[-1].nextInFocusChain())
+    wanted = [page.smoothing, *page.verdict.buttons(), page.grid, page.log._toggle]
+    assert [widget for widget in chain if widget in wanted] == wanted
+
+
+def test_the_charts_of_the_rewards_stand_there_from_the_start(page: MonitorPage, look_at, tmp_path: Path) -> None:
+    """They came with the first step, and pushed every other chart on."""
+    look_at(diaries.make_run(tmp_path / "run", steps=0, ending=None))
+    shown = plot(page, "Rewards per function")
+    assert shown.isVisible() and shown._waiting.text() == "Waits for the first step."
+
+
 def test_charts_draw_what_the_diary_says(page: MonitorPage, look_at, tmp_path: Path, studio: Studio) -> None:
     look_at(diaries.make_run(tmp_path / "run", steps=30))
     reward = plot(page, "Reward").traces[0]

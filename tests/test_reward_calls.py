@@ -290,6 +290,9 @@ def test_a_persons_own_function_takes_arguments_too(write) -> None:
     )
     score([one], functions, [1.0] * 5, 5.0)
     # a column fills a person's parameter, as in TRL, unless the entry sets it
+    bare = group("a")
+    score([bare], resolve(["needs(ground_truth=[3])"], path), [1.0], 5.0)
+    assert bare.completions[0].scores == {"needs": 3.0}
     assert one.completions[0].scores == {"three": 7.0, "scaled": 5.0, "odd(1)": 7.0, "needs": 5.0, "ten": 14.0}
 
 
@@ -310,6 +313,9 @@ PLAIN = '''
     short = functools.partial(brevity, limit=3)
     if True:
         def nested(prompts, **kwargs): return [0.0 for _ in prompts]
+    from backend.rewards import register_reward_function
+    @register_reward_function("known")
+    def registered(completions): return [0.0 for _ in completions]
 '''
 
 
@@ -324,7 +330,7 @@ def test_plain_functions_of_a_file_are_listed_and_checked_by_reading(write, tmp_
     good = ["mine.py::brevity(limit=3)", "mine.py::short", "mine.py::joined", "mine.py::helper", f"{path}::nested"]
     assert sentences(*good, base=tmp_path) == []
     assert sentences("mine.py::brevty", "mine.py::brevity(limits=3)", "gone.py::f", "mine.md::f", base=tmp_path) == [
-        "mine.py has no function brevty; the nearest is brevity, and it has brevity, judged, helper, nested.",
+        "mine.py has no function brevty; the nearest is brevity, and it has brevity, judged, helper, nested, registered.",
         "brevity has no parameter limits; the nearest is limit, and its parameters are limit.",
         f"There is no file {tmp_path / 'gone.py'}.",
         "mine.md should be a Python file that ends in .py or .txt.",

@@ -113,13 +113,22 @@ def test_a_resumed_schedule_goes_on_exactly(cut: int) -> None:
     assert len({tuple(weights) for weights in whole}) > 3
     first = adaptive(every=3, window=5)
     before = random_run(first, range(1, cut + 1), 1)
-    saved = json.loads(json.dumps(first.state()))
+    kept = first.state()
+    saved = json.loads(json.dumps(kept))
     random_run(first, range(cut + 1, 40), 2)  # what happens later does not reach into what was saved
     second = adaptive(every=3, window=5)
     second.restore(saved)
     assert second.at(cut + 1) == before[-1]
     assert before + random_run(second, range(cut + 1, 40), 1) == whole
-    assert saved == json.loads(json.dumps(saved)) and second.state() != saved
+    assert kept == saved != second.state()
+
+
+def test_a_resumed_schedule_knows_which_steps_it_has_seen() -> None:
+    first, second = adaptive(), adaptive()
+    first.observe(7, {})
+    second.restore(first.state())
+    with pytest.raises(ValueError, match="the last one was 7"):
+        second.observe(7, {})
 
 
 def test_a_state_of_another_schedule_is_refused() -> None:

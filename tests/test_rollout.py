@@ -176,7 +176,9 @@ def test_every_token_is_drawn_with_a_random_number_of_its_own(models: Path, arch
         for g, one in enumerate(group.completions):
             logits_TV = mx.array(full_logits(policy, group.problem.tokens, one.tokens))
             numbers = mx.array(uniforms(5, [(place, g)], 30)[0, : len(one.tokens)])
-            assert draw(logits_TV, numbers, sampling)[0].tolist() == one.tokens
+            again = draw(logits_TV, numbers, sampling)
+            assert again.token_B.tolist() == one.tokens
+            np.testing.assert_allclose(one.log_kept, np.array(again.log_kept_B), atol=1e-4)
 
 
 def test_completions_of_a_group_differ_from_one_another_and_from_other_places(models: Path) -> None:

@@ -105,6 +105,15 @@ def test_the_clock_stands_still_between_a_crash_and_its_resume() -> None:
     assert record.elapsed_s() == pytest.approx(14)
 
 
+def test_a_trainer_that_loads_before_it_says_started_does_not_move_the_clock() -> None:
+    """It says that it is loading first: forty idle seconds before a resume counted as work."""
+    record = Record()
+    told = ((0, "loading"), (2, "sampling"), (42, "loading"), (44, "sampling"), (47, "saving"))
+    for t, phase in told:
+        record.take({"kind": "phase", "t": t, "phase": phase})
+    assert record.elapsed_s() == pytest.approx(3)
+
+
 def test_null_and_missing_metrics_are_gaps() -> None:
     series = Series()
     series.append(1, {"kl": 0.5})

@@ -137,6 +137,20 @@ def test_the_log_probability_is_the_tempered_one_before_any_filter() -> None:
         np.testing.assert_allclose(logps, expected[tokens], atol=2e-6)
 
 
+@pytest.mark.parametrize("how", FILTERS, ids=str)
+def test_what_the_filters_left_is_told_as_a_share_of_the_policy(how: Sampling) -> None:
+    """logp − log_kept is what the token was really drawn with; read off the last token's edge, it was not a number
+    wherever the last token of the vocabulary was filtered away, and the correction for it fell silent."""
+    for seed in range(5):
+        values = logits(seed=seed)
+        policy = np.exp(values / how.temperature) / np.exp(values / how.temperature).sum()
+        drawn_from = exact(values, how)
+        token, logp, log_kept = (x.item() for x in draw(mx.array([values.tolist()]), mx.array([0.4]), how))
+        assert log_kept == pytest.approx(np.log(policy[drawn_from > 0].sum()), abs=1e-6)
+        assert logp - log_kept == pytest.approx(np.log(drawn_from[token]), abs=1e-5)
+        assert how.filters or log_kept == 0
+
+
 def test_huge_and_infinite_logits_are_drawn_without_overflow() -> None:
     values = np.array([1e4, 1e4, -1e4, -np.inf])
     tokens, logps = drawn(values, Sampling(), 1000)

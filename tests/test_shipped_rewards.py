@@ -95,6 +95,7 @@ def test_the_answer_is_found_where_a_person_would_look(text: str, part: str, fin
         ("(1,2)", "\\boxed{(2,1)}", False),
         ("[1,3)", "\\boxed{[1,3]}", False),
         ("\\{1,2\\}", "\\boxed{2,1}", True),
+        ("\\[x^2\\]", "\\boxed{x\\cdot x}", True),
         ("x=5", "5", True),
         ("5 km", "\\boxed{5}", True),
         ("12", "\\boxed{12 apples}", True),

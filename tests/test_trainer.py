@@ -22,6 +22,7 @@ from mlx.utils import tree_flatten
 from mlx_lm import load
 
 from backend import checkpoint
+from backend import record as record_module
 from backend import trainer as trainer_module
 from backend.learner import Learner
 from backend.rollout import Rollout
@@ -203,6 +204,15 @@ def test_a_pass_over_the_rows_takes_as_many_steps_as_it_needs(parts: Path, run: 
     assert len(set(prompts[:8])) == len(set(prompts[8:16])) == 8, "every row once a pass"
 
 
+def test_the_same_row_is_answered_anew_each_time_it_comes(parts: Path, run: RunFolder) -> None:
+    """Draws belong to a place in the run. Bound to the row alone, a policy that stands still would repeat itself."""
+    row = small.write_rows(parts / "one_row.jsonl", count=1)
+    small.train_here(settings(parts, data=str(row), learning_rate=1e-9, batch_size=2), run)
+    lines = [json.loads(line) for line in run.completions.read_text().splitlines()]
+    texts = [one["text"] for line in lines for one in line["completions"]]
+    assert len({line["prompt"] for line in lines}) == 1 and len(set(texts)) == len(texts) == 12
+
+
 def test_a_reward_without_an_opinion_stops_nothing(parts: Path, run: RunFolder) -> None:
     ending = small.train_here(settings(parts, "silent"), run)
     assert ending.kind == "finished"
@@ -214,12 +224,13 @@ def test_a_reward_without_an_opinion_stops_nothing(parts: Path, run: RunFolder) 
 def test_long_prompts_are_read_in_the_pieces_that_were_asked_for(
     parts: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Rollout] = []
+    pieces: list[int] = []
+    prefill = Rollout._prefill
     monkeypatch.setattr(
-        trainer_module, "Rollout", lambda *args, **more: made.append(Rollout(*args, **more)) or made[-1]
+        Rollout, "_prefill", lambda self, prompts: pieces.append(self.prefill_chunk) or prefill(self, prompts)
     )
     small.train_here(settings(parts, iters=1, efficient_long_context=True, seq_step_size=16), run)
-    assert made[0].prefill_chunk == 16
+    assert pieces == [16]
 
 
 # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -312,7 +323,7 @@ def test_a_stop_leaves_the_last_finished_step_and_loses_nothing(
     parts: Path, unbroken: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch, phase: str, stands: int
 ) -> None:
     """Half of step 3 is undone; once its updates have begun it is finished first; what follows it is only put off."""
-    monkeypatch.setattr(trainer_module, "PHASE_EVERY_S", 0)
+    monkeypatch.setattr(record_module, "PHASE_EVERY_S", 0)
     said_at = {"evaluating": 3, "saving": 4}.get(phase, 2)
     ending = small.train_here(settings(parts, **WHOLE), run, stop_in(run, phase, said_at))
     assert (ending.kind, ending.exit_code, ending.step) == ("stopped", 3, stands)
@@ -336,7 +347,7 @@ def stop_in_step(run: RunFolder, step: int) -> Callable[[dict[str, Any]], None]:
 
 def test_a_pause_is_no_time_of_the_step(parts: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Speeds are told from these times: a coffee break in the middle of a rollout must not halve them."""
-    monkeypatch.setattr(trainer_module, "PHASE_EVERY_S", 0)
+    monkeypatch.setattr(record_module, "PHASE_EVERY_S", 0)
 
     def echo(event: dict[str, Any]) -> None:
         if event.get("phase") == "sampling" and small.steps(run) == [1]:

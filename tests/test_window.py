@@ -317,6 +317,20 @@ def test_a_file_that_cannot_be_opened_is_a_sentence_in_the_strip(window: Window,
     assert window.strip.sentence.text() == "There is no setting temprature. Did you mean temperature?"
 
 
+def test_the_settings_of_a_run_come_into_the_form_and_are_not_saved_over(window: Window, tmp_path: Path, monkeypatch):
+    run = make_run_folder("old")
+    run.config.write_text("model: a/b\ndata: a/b\nseed: 3\n")
+    window.studio.draft.set("seed", 9)
+    monkeypatch.setattr(window, "ask_about_edits", lambda: "cancel")
+    window.studio.settings_wanted.emit(run)
+    assert window.studio.draft.value("seed") == 9
+    monkeypatch.setattr(window, "ask_about_edits", lambda: "discard")
+    window.studio.settings_wanted.emit(run)
+    assert window.studio.draft.value("seed") == 3
+    assert window.studio.draft.path is None, "Save must not write over the run's record"
+    assert window.stack.currentWidget() is window.pages["train"]
+
+
 @pytest.mark.parametrize(("answer", "seed"), [("cancel", 9), ("discard", 3), ("save", 3)])
 def test_edits_are_not_lost_unasked(window: Window, tmp_path: Path, monkeypatch, answer: str, seed: int):
     (tmp_path / "other.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")

@@ -26,6 +26,9 @@ from app.widgets.controls import ElidedLabel, NumberEdit, Tick
 from app.widgets.parts import button, label
 from app.widgets.verdict import Nothing
 
+DETAIL = 210
+"""First height of what is below the table."""
+
 
 class CompletionsPage(QWidget):
     def __init__(self, studio: Studio, parent: QWidget | None = None) -> None:
@@ -46,8 +49,9 @@ class CompletionsPage(QWidget):
         self.table = CompletionTable(self.model)
         self.detail = CompletionDetail()
         self.table.chosen.connect(self.detail.show_completion)
-        self.earlier = button("Earlier", lambda: self.go(-1), tip="The step before")
-        self.later = button("Later", lambda: self.go(1), tip="The step after")
+        self.table.touched.connect(self._stay)
+        self.earlier = button("Earlier", lambda: self.go(-1), tip="The step before (Ctrl+[)")
+        self.later = button("Later", lambda: self.go(1), tip="The step after (Ctrl+])")
         self.step = NumberEdit()
         self.step.setValidator(QIntValidator(0, 2**31 - 1, self.step))
         self.step.setFixedWidth(72)
@@ -74,8 +78,8 @@ class CompletionsPage(QWidget):
         parts.setStyleSheet("QSplitter::handle { background: transparent; }")
         parts.addWidget(self.table.in_card())
         parts.addWidget(self.detail)
-        parts.setStretchFactor(0, 3)
-        parts.setStretchFactor(1, 2)
+        parts.setStretchFactor(0, 1)
+        parts.setSizes([1000, DETAIL])
         shown = QWidget()
         column = QVBoxLayout(shown)
         column.setContentsMargins(*(2 * theme.SPACE,) * 4)
@@ -137,6 +141,11 @@ class CompletionsPage(QWidget):
         self.newest.setChecked(False)
         self.newest.blockSignals(blocked)
         self._refresh()
+
+    def _stay(self) -> None:
+        """Who reads a completion of a live run does not want it replaced by the next step's."""
+        if self.newest.isChecked() and self._shown is not None and self._shown[0].is_live:
+            self.pick(self._shown[1])
 
     def _typed(self) -> None:
         if self.step.isModified() and self.step.text():

@@ -7,6 +7,7 @@ come from the run, charts from `app.charts`' table, and drawing is the widgets' 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from PySide6.QtCore import QTimer
 from PySide6.QtGui import QShowEvent
@@ -154,13 +155,15 @@ class MonitorPage(QWidget):
     # ── charts ──────────────────────────────────────────────────────────────────────────────────
 
     def _find_curves(self, run: Run) -> None:
+        """Which curves each chart has; those of the reward functions from the start, so that no chart moves later."""
         key = (run, len(run.names()), len(run.eval_names()), tuple(run.reward_names))
         if key == self._curves_for:
             return
         self._curves_for = key
+        coming = [f"rewards/{name}/{kind}" for name in run.reward_names for kind in ("mean", "std")]
+        steps, evals = (list(dict.fromkeys([*names, *coming])) for names in (run.names(), run.eval_names()))
         self._curves = [
-            charts.curves_of(chart, run.eval_names() if chart.held_out else run.names(), run.reward_names)
-            for chart in CHARTS
+            charts.curves_of(chart, evals if chart.held_out else steps, run.reward_names) for chart in CHARTS
         ]
 
     def _is_wanted(self, place: int) -> bool:
@@ -184,6 +187,8 @@ class MonitorPage(QWidget):
         tell = getattr(self, f"_tell_{run.state}", None)
         if tell is not None:
             tell(run)
+        for one, following in pairwise([self.smoothing, *self.verdict.buttons(), self.grid]):
+            QWidget.setTabOrder(one, following)
 
     def _tell_paused(self, run: Run) -> None:
         self.verdict.tell("Paused", "warning", "The run waits where it is; nothing is lost.",
@@ -195,7 +200,9 @@ class MonitorPage(QWidget):
             Action("Open folder", self._open_folder),
             Action("Completions", self._show_completions),
         ]
-        self.verdict.tell(f"Finished: {_effort(run)}", "good", _averaged(run), _changes(run), actions)
+        self.verdict.tell(
+            f"Finished: {_effort(run)}", "good", advice=_averaged(run), changes=_changes(run), actions=actions
+        )
 
     def _tell_stopped(self, run: Run) -> None:
         told = str((run.ending or {}).get("sentence") or "Stopped; everything is saved.")
@@ -204,7 +211,7 @@ class MonitorPage(QWidget):
             Action("Export to LM Studio…", self._export),
             Action("Open folder", self._open_folder),
         ]
-        self.verdict.tell(f"Stopped: {_effort(run)}", "muted", told, _changes(run), actions)
+        self.verdict.tell(f"Stopped: {_effort(run)}", "muted", advice=told, changes=_changes(run), actions=actions)
 
     def _tell_failed(self, run: Run) -> None:
         bug = bool((run.ending or {}).get("traceback"))
@@ -214,14 +221,14 @@ class MonitorPage(QWidget):
             else "Mend what the sentence names, then go on."
         )
         actions = [self._resuming(run), Action("Edit settings", self._edit), Action("Open log", self.log.open_file)]
-        self.verdict.tell(f"Failed{_at(run)}", "bad", f"{run.problem}\n{advice}", actions=actions)
+        self.verdict.tell(f"Failed{_at(run)}", "bad", run.problem, advice, actions=actions)
         self.log.unfold(bug)
 
     def _tell_crashed(self, run: Run) -> None:
         kept = run.checkpoint
         saved = f"Everything up to step {kept:,} is saved." if kept is not None else "There is no checkpoint yet."
         actions = [self._resuming(run), Action("Open log", self.log.open_file)]
-        self.verdict.tell(f"Crashed{_at(run)}", "bad", f"{run.problem}\n{saved}", actions=actions)
+        self.verdict.tell(f"Crashed{_at(run)}", "bad", run.problem, saved, actions=actions)
 
     def _resuming(self, run: Run) -> Action:
         kept = run.checkpoint
@@ -247,7 +254,7 @@ class MonitorPage(QWidget):
 
     def _edit(self) -> None:
         if self._run is not None:
-            self.studio.load_config(self._run.folder.config)
+            self.studio.settings_wanted.emit(self._run.folder)
 
     def _say(self, word: str) -> None:
         try:

@@ -70,6 +70,7 @@ class RunsPage(QWidget):
         self.open_button = button("Open", self.open, primary=True)
         self.resume_button = button("Resume", self.resume)
         self.export_button = button("Export…", self.export)
+        self.settings_button = button("Use its settings", self.use_settings)
         self.folder_button = button("Open folder", self.show_folder)
         self.trash_button = button("Move to trash…", self.move_to_trash, tip="Delete key")
         QShortcut(QKeySequence.StandardKey.Delete, self.table, self.move_to_trash)
@@ -80,7 +81,13 @@ class RunsPage(QWidget):
         head.addWidget(self.search, 1)
         buttons = QHBoxLayout()
         buttons.setSpacing(theme.SPACE)
-        for one in (self.open_button, self.resume_button, self.export_button, self.folder_button):
+        for one in (
+            self.open_button,
+            self.resume_button,
+            self.export_button,
+            self.settings_button,
+            self.folder_button,
+        ):
             buttons.addWidget(one)
         buttons.addStretch(1)
         buttons.addWidget(self.trash_button)
@@ -148,7 +155,7 @@ class RunsPage(QWidget):
     def _show_choice(self) -> None:
         """Only what can be done with the selected run can be pressed."""
         row = self.table.chosen()
-        for one in (self.open_button, self.folder_button):
+        for one in (self.open_button, self.settings_button, self.folder_button):
             one.setEnabled(row is not None)
         self.resume_button.setEnabled(row is not None and row.state in RESUMABLE)
         self.export_button.setEnabled(row is not None and row.state not in LIVE and row.step > 0)
@@ -170,6 +177,12 @@ class RunsPage(QWidget):
         row = self.table.chosen()
         if row is not None:
             self.studio.export_wanted.emit(RunFolder(row.path))
+
+    def use_settings(self) -> None:
+        """Bring the run's settings into the form."""
+        row = self.table.chosen()
+        if row is not None:
+            self.studio.settings_wanted.emit(RunFolder(row.path))
 
     def show_folder(self) -> None:
         row = self.table.chosen()

@@ -32,7 +32,7 @@ WIDEST = 1440
 """On a larger screen the page stands in the middle: longer lines would be harder to read."""
 DEMO = (
     "The demo is loaded: a small bundled model learns, from rewards alone, to work sums out instead of guessing them. "
-    "It takes a few minutes and downloads nothing."
+    "It takes about a minute and downloads nothing."
 )
 
 

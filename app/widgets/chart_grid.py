@@ -60,6 +60,7 @@ class ChartGrid(QScrollArea):
         self.setWidget(self._page)
         self.setWidgetResizable(True)
         self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setAccessibleName("Charts")
         for plot in self.plots:
             plot.setParent(self._page)
             plot.setFixedHeight(PLOT_HEIGHT)

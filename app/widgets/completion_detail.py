@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from PySide6.QtCore import Qt
+from PySide6.QtGui import QSyntaxHighlighter
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPlainTextEdit, QSplitter, QVBoxLayout, QWidget
 
 from app import theme
@@ -25,11 +27,14 @@ class CompletionDetail(QFrame):
         self._shown: tuple[Mapping[str, Any], Mapping[str, Any] | None] | None = None
         self.setProperty("role", "card")
         self.prompt, self.text = _pane(), _pane()
-        self._answer, self._scores = _line(), _line()
+        self.prompt.setAccessibleName("Prompt")
+        self.text.setAccessibleName("Completion")
+        self._tags = [Tags(pane) for pane in (self.prompt, self.text)]
+        self._answer, self._came_to, self._scores = _line(), _line(), _line()
         sides = QSplitter(Qt.Orientation.Horizontal, childrenCollapsible=False, handleWidth=2 * theme.SPACE)
         sides.setStyleSheet("QSplitter::handle { background: transparent; }")
-        sides.addWidget(_side("Prompt", self._answer, self.prompt))
-        sides.addWidget(_side("Completion", self._scores, self.text))
+        sides.addWidget(_side("Prompt", self._answer, None, self.prompt))
+        sides.addWidget(_side("Completion", self._came_to, self._scores, self.text))
         sides.setStretchFactor(0, 2)
         sides.setStretchFactor(1, 3)
         row = QHBoxLayout(self)
@@ -48,9 +53,12 @@ class CompletionDetail(QFrame):
         self._answer.setText(f"Answer: {html.escape(str(answer))}" if answer not in (None, "") else "")
         _put(self.prompt, row.get("prompt"))
         _put(self.text, (completion or {}).get("text"))
+        self._came_to.setText(_came_to(completion) if completion else "")
         self._scores.setText(self._told(completion) if completion else "")
 
     def _again(self) -> None:
+        for tags in self._tags:
+            tags.rehighlight()
         if self._shown is not None:
             self.show_completion(*self._shown)
 
@@ -61,13 +69,37 @@ class CompletionDetail(QFrame):
             f'<span style="color:{theme.reward_colour(place).name()}">●</span> {html.escape(short)} {figure(scores.get(name))}'
             for place, (name, short) in enumerate(zip(self._names, self._labels, strict=True))
         ]
-        advantage = one.get("advantage")
-        parts += [
+        return _unbroken(parts)
+
+
+class Tags(QSyntaxHighlighter):
+    """Colours what stands in angle brackets, so that the parts of an answer can be told apart at a glance."""
+
+    _TAG = re.compile(r"</?[A-Za-z|][^<>\s]{0,40}>")
+
+    def __init__(self, pane: QPlainTextEdit) -> None:
+        super().__init__(pane.document())
+
+    def highlightBlock(self, text: str) -> None:
+        for tag in self._TAG.finditer(text):
+            self.setFormat(tag.start(), tag.end() - tag.start(), theme.palette().accent)
+
+
+def _came_to(one: Mapping[str, Any]) -> str:
+    """Reward, advantage and length of a completion."""
+    advantage = one.get("advantage")
+    return _unbroken(
+        [
             f"<b>Reward {figure(one.get('reward'))}</b>",
             f'<span style="color:{advantage_colour(advantage).name()}">Advantage {signed(advantage)}</span>',
             f"{figure(token_count(one))} tokens, {STOPS.get(str(one.get('stop')), str(one.get('stop')))}",
         ]
-        return " &nbsp;&nbsp; ".join(f'<span style="white-space:nowrap">{part}</span>' for part in parts)
+    )
+
+
+def _unbroken(parts: Sequence[str]) -> str:
+    """Parts that a line may break between, and nowhere else."""
+    return " &nbsp;&nbsp; ".join(f'<span style="white-space:nowrap">{part}</span>' for part in parts)
 
 
 def _pane() -> QPlainTextEdit:
@@ -82,7 +114,7 @@ def _line() -> QLabel:
     return line
 
 
-def _side(title: str, line: QLabel, pane: QPlainTextEdit) -> QWidget:
+def _side(title: str, line: QLabel, more: QLabel | None, pane: QPlainTextEdit) -> QWidget:
     side = QWidget()
     column = QVBoxLayout(side)
     column.setContentsMargins(0, 0, 0, 0)
@@ -92,6 +124,8 @@ def _side(title: str, line: QLabel, pane: QPlainTextEdit) -> QWidget:
     head.addWidget(label(title, theme.heading_font()), 0, Qt.AlignmentFlag.AlignTop)
     head.addWidget(line, 1)
     column.addLayout(head)
+    if more is not None:
+        column.addWidget(more)
     column.addWidget(pane, 1)
     return side
 

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, QRect, QRectF, Qt, Signal
-from PySide6.QtGui import QColor, QPainter, QPixmap
+from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPixmap
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QStyledItemDelegate, QStyleOptionViewItem
 
 from app import theme
@@ -21,13 +21,21 @@ from app.widgets.table import CELL_PADDING, Table
 Index = QModelIndex | QPersistentModelIndex
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-_SCORE_WIDTH, _TEXT_LEAST = 84, 220
+_FIGURE_LEAST, _FIGURE_MOST, _TEXT_LEAST = 64, 124, 220
+_DOT = 24
+"""What the dot in a heading takes."""
+SPARED = 2
+"""Columns at the end that a narrow table does without: tokens and the way it ended, which stand below it too."""
 _PREVIEW = 400
 """Characters of a completion that its line looks at."""
 SHARE = Qt.ItemDataRole.UserRole
 """Item role: the length and colour of a score's bar."""
 STOPS = {"eos": "ended", "stop": "stop text", "length": "cut off"}
 """Why a completion ended → as people read it."""
+TIPS = {
+    "Reward": "The weighted sum of the scores; beside a prompt, the mean of its completions.",
+    "Advantage": "How much better than its group: above zero it is made more likely, below zero less.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +83,9 @@ class CompletionModel(QAbstractTableModel):
         if orientation != Qt.Orientation.Horizontal:
             return None
         if role == Qt.ItemDataRole.DisplayRole:
-            return self._heads[section]
+            return self._heads[section].replace(" ", "\n", 1)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return self.rewards[section - 1] if 0 < section <= len(self.rewards) else None
+            return self.rewards[section - 1] if 0 < section <= len(self.rewards) else TIPS.get(self._heads[section])
         if role == Qt.ItemDataRole.DecorationRole and 0 < section <= len(self.rewards):
             return swatch(section - 1)
         if role == Qt.ItemDataRole.TextAlignmentRole:
@@ -110,12 +118,17 @@ class CompletionModel(QAbstractTableModel):
 
     def _text(self, line: Line, column: int) -> str:
         if line.completion is None:
-            return _prompt_line(line.row) if column == 0 else ""
+            return self._text_of_prompt(line, column)
         if column == 0:
             return one_line(line.completion.get("text"))
         if column <= len(self.rewards):
             return figure(_scores(line.completion).get(self.rewards[column - 1]))
         return self._text_after_scores(line.completion, self._heads[column])
+
+    def _text_of_prompt(self, line: Line, column: int) -> str:
+        if column == 0:
+            return _prompt_line(line.row)
+        return figure(_mean_reward(line.row)) if self._heads[column] == "Reward" else ""
 
     def _text_after_scores(self, one: Mapping[str, Any], head: str) -> str:
         if head == "Reward":
@@ -129,7 +142,7 @@ class CompletionModel(QAbstractTableModel):
     def _colour(self, line: Line, column: int) -> Any:
         colours = theme.palette()
         if line.completion is None:
-            return colours.muted
+            return colours.text if column == 0 else colours.muted
         if 0 < column <= len(self.rewards):
             return colours.text if _score(line, self.rewards[column - 1]) else colours.muted
         head = self._heads[column]
@@ -158,10 +171,11 @@ class ScoreBars(QStyledItemDelegate):
 class CompletionTable(Table):
     """The table.
 
-    Signals: chosen(row of completions.jsonl, completion or None) – a line was selected.
+    Signals: chosen(row of completions.jsonl, completion or None) – a line was selected; touched – by a person.
     """
 
     chosen = Signal(object, object)
+    touched = Signal()
 
     def __init__(self, model: CompletionModel) -> None:
         super().__init__()
@@ -177,12 +191,11 @@ class CompletionTable(Table):
         self.selectionModel().currentRowChanged.connect(self._choose)
 
     def begin(self) -> None:
-        """After other groups are shown: prompts across the table, columns to fit, the first completion selected."""
+        """After other groups are shown: prompts across the scores, columns to fit, the first completion selected."""
         self.clearSpans()
-        columns = self._lines.columnCount()
         for row, line in enumerate(self._lines.lines):
-            if line.completion is None:
-                self.setSpan(row, 0, 1, columns)
+            if line.completion is None and self._lines.rewards:
+                self.setSpan(row, 0, 1, 1 + len(self._lines.rewards))
         self._fit()
         first = next((row for row, line in enumerate(self._lines.lines) if line.completion is not None), None)
         if first is not None:
@@ -192,21 +205,33 @@ class CompletionTable(Table):
         super().resizeEvent(event)
         self._fit()
 
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        super().mousePressEvent(event)
+        self.touched.emit()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        super().keyPressEvent(event)
+        self.touched.emit()
+
     def _fit(self) -> None:
-        """Figures get what their heading needs; the text gets the rest."""
-        metrics, taken = self.horizontalHeader().fontMetrics(), 0
-        for column in range(1, self._lines.columnCount()):
-            name = str(self._lines.headerData(column, Qt.Orientation.Horizontal))
-            width = max(
-                64,
-                min(
-                    _SCORE_WIDTH + 40,
-                    metrics.horizontalAdvance(name) + (34 if column <= len(self._lines.rewards) else 20),
-                ),
-            )
+        """Figures get what their heading needs; the text gets the rest, and in a narrow table the last columns' room."""
+        widths = {column: self._needed(column) for column in range(1, self._lines.columnCount())}
+        spared = list(widths)[-SPARED:]
+        room = self.viewport().width()
+        narrow = room - sum(widths.values()) < _TEXT_LEAST
+        for column, width in widths.items():
             self.setColumnWidth(column, width)
-            taken += width
-        self.setColumnWidth(0, max(_TEXT_LEAST, self.viewport().width() - taken))
+            self.setColumnHidden(column, narrow and column in spared)
+        taken = sum(width for column, width in widths.items() if not (narrow and column in spared))
+        self.setColumnWidth(0, max(_TEXT_LEAST, room - taken))
+
+    def _needed(self, column: int) -> int:
+        """Width of a column of figures."""
+        metrics = self.horizontalHeader().fontMetrics()
+        words = str(self._lines.headerData(column, Qt.Orientation.Horizontal)).split("\n")
+        dot = _DOT if column <= len(self._lines.rewards) else 0
+        wanted = max(map(metrics.horizontalAdvance, words)) + dot + 2 * CELL_PADDING + 2
+        return max(_FIGURE_LEAST, min(_FIGURE_MOST, wanted))
 
     def _choose(self, now: QModelIndex, _before: QModelIndex) -> None:
         if now.isValid() and now.row() < len(self._lines.lines):
@@ -239,6 +264,13 @@ def _lines(place: int, row: Mapping[str, Any]) -> list[Line]:
     return [Line(place, row), *(Line(place, row, one) for one in found)]
 
 
+def _mean_reward(row: Mapping[str, Any]) -> float | None:
+    """What the completions of a prompt got on average: an advantage is a distance from it."""
+    rewards = [finite(line.completion.get("reward")) for line in _lines(0, row) if line.completion]
+    known = [reward for reward in rewards if reward is not None]
+    return sum(known) / len(known) if known else None
+
+
 def _score(line: Line, name: str) -> float | None:
     return finite(_scores(line.completion or {}).get(name))
 
@@ -269,5 +301,5 @@ def _scores(one: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _prompt_line(row: Mapping[str, Any]) -> str:
     answer = row.get("answer")
-    known = f"   →   {one_line(str(answer))}" if answer not in (None, "") else ""
+    known = f"   answer {one_line(str(answer))}" if answer not in (None, "") else ""
     return f"{one_line(row.get('prompt'))}{known}"

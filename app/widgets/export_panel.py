@@ -91,7 +91,11 @@ class ExportPanel(QDialog):
         fields = (("To", self.destination), ("Name", self.name), ("Precision", self.precision), ("", self.overwrite))
         for at, (name, field) in enumerate(fields):
             row = at + (at > 0)  # the folder stands below “To”
-            form.addWidget(label(name, role="muted", align=right), row, 0)
+            caption = label(name, role="muted", align=right)
+            caption.setBuddy(field)
+            if name:
+                field.setAccessibleName(name)
+            form.addWidget(caption, row, 0)
             form.addWidget(field, row, 1)
         form.addLayout(place, 1, 1)
         buttons = QHBoxLayout()
@@ -120,23 +124,27 @@ class ExportPanel(QDialog):
         to = self.destination.currentData()
         arguments = [str(self.run.path), "--to", to, "--name", self.name.text().strip()]
         if to == "folder":
-            arguments += ["--folder", self.folder.text()]
+            arguments += ["--folder", str(self._folder)]
         if self.precision.currentData():
             arguments += ["--quantize", self.precision.currentData()]
         return backend_command("export", *arguments, *(["--overwrite"] if self.overwrite.isChecked() else []))
 
     def _choose_destination(self) -> None:
         studio = self.destination.currentData() == "lmstudio"
-        self.folder.setText(str(lm_studio_models()) if studio else str(Path.home()))
-        self.folder.setToolTip(self.folder.text())
+        self._take_folder(lm_studio_models() if studio else Path.home())
         self.choose.setVisible(not studio)
         self._show_ready()
 
     def _choose_folder(self) -> None:
-        path = QFileDialog.getExistingDirectory(self, "Folder to put the model into", self.folder.text())
+        path = QFileDialog.getExistingDirectory(self, "Folder to put the model into", str(self._folder))
         if path:
-            self.folder.setText(path)
-            self.folder.setToolTip(path)
+            self._take_folder(Path(path))
+
+    def _take_folder(self, folder: Path) -> None:
+        self._folder, home = folder, Path.home()
+        below = folder != home and folder.is_relative_to(home)
+        self.folder.setText(f"~/{folder.relative_to(home).as_posix()}" if below else str(folder))
+        self.folder.setToolTip(str(folder))
 
     def _show_ready(self) -> None:
         self.start.setEnabled(bool(self.name.text().strip()) and not self._is_running)

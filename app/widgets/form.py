@@ -13,7 +13,6 @@ from PySide6.QtWidgets import (
     QGridLayout,
     QLabel,
     QScrollArea,
-    QSpacerItem,
     QToolButton,
     QVBoxLayout,
     QWidget,
@@ -38,7 +37,7 @@ class FieldGrid(QWidget):
         self.fields = list(fields)
         self._columns = 0
         self._shown: set[Field] = set(self.fields)
-        self._fillers = [QSpacerItem(0, 0) for _ in range(MOST_COLUMNS - 1)]
+        self._fillers: list[QWidget] = []
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setHorizontalSpacing(2 * theme.SPACE)
@@ -82,10 +81,12 @@ class FieldGrid(QWidget):
     def _keep_gaps(self, columns: int) -> None:
         """A column with nothing in it would lose its gap, and the others would not line up with the card above."""
         for filler in self._fillers:
-            self._grid.removeItem(filler)
-        empty = (place for place in range(columns) if self._grid.itemAtPosition(0, place) is None)
+            self._grid.removeWidget(filler)
+        empty = [place for place in range(columns) if self._grid.itemAtPosition(0, place) is None]
+        while len(self._fillers) < len(empty):
+            self._fillers.append(QWidget(self))
         for filler, place in zip(self._fillers, empty, strict=False):
-            self._grid.addItem(filler, 0, place)
+            self._grid.addWidget(filler, 0, place)
 
 
 class Disclosure(QWidget):
@@ -173,6 +174,7 @@ class Form(QScrollArea):
         self.setWidgetResizable(True)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # Tab halts in the fields alone, and the view follows it
         self.fields: dict[str, Field] = {}
         self._cards: list[Card] = []
         page = QWidget()

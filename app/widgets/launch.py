@@ -33,6 +33,7 @@ class LaunchColumn(QScrollArea):
         self.setWidgetResizable(True)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.setFixedWidth(WIDTH)
         page = QWidget()
         page.setObjectName("page")

@@ -40,6 +40,8 @@ class LogView(QFrame):
         self._line = ElidedLabel()
         self._line.setFont(theme.mono_font(theme.CAPTION))
         copy, reveal = LinkButton("Copy"), LinkButton("Open log")
+        copy.setToolTip("Copy the log")
+        copy.setAccessibleName("Copy the log")
         copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(self.text.toPlainText()))
         reveal.clicked.connect(self.open_file)
         head = QHBoxLayout()
@@ -50,6 +52,7 @@ class LogView(QFrame):
         head.addWidget(reveal)
         self.text = QPlainTextEdit(readOnly=True, lineWrapMode=QPlainTextEdit.LineWrapMode.NoWrap, maximumBlockCount=MOST_LINES)  # fmt: skip
         self.text.setFont(theme.mono_font())
+        self.text.setAccessibleName("Log")
         self.text.setFixedHeight(QFontMetrics(self.text.font()).lineSpacing() * 9 + 16)
         column = QVBoxLayout(self)
         column.setContentsMargins(4, 2, 12, 2)

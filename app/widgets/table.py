@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from PySide6.QtCore import QModelIndex, Qt
 from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QTableView, QVBoxLayout, QWidget
@@ -49,7 +51,7 @@ class Table(QTableView):
     def as_text(self, rows: list[int]) -> str:
         """These rows as tab-separated text with the headers; what a cell shows is what is copied."""
         model, columns = self.model(), range(self.model().columnCount())
-        head = [str(model.headerData(column, Qt.Orientation.Horizontal) or "") for column in columns]
+        head = [_flat(model.headerData(column, Qt.Orientation.Horizontal)) for column in columns]
         lines = [[self._text(model.index(row, column)) for column in columns] for row in rows]
         return "\n".join("\t".join(cells) for cells in [head, *lines])
 
@@ -70,4 +72,9 @@ class Table(QTableView):
         ticked = index.data(Qt.ItemDataRole.CheckStateRole)
         if ticked is not None:
             return "yes" if ticked == Qt.CheckState.Checked else "no"
-        return " ".join(str(index.data() or "").split())
+        return _flat(index.data())
+
+
+def _flat(told: Any) -> str:
+    """On one line, with single spaces."""
+    return " ".join(str(told or "").split())

@@ -47,7 +47,8 @@ class Verdict(QFrame):
         self._title = label(font=theme.heading_font())
         self._changes = QHBoxLayout()
         self._changes.setSpacing(theme.SPACE * 4)
-        self._sentence = label(role="muted", wrap=True, selectable=True)
+        self._sentence = label(wrap=True, selectable=True)
+        self._advice = label(role="muted", wrap=True, selectable=True)
         self._buttons = QHBoxLayout()
         self._buttons.setSpacing(theme.SPACE)
         self._buttons.addStretch(1)
@@ -56,23 +57,32 @@ class Verdict(QFrame):
         words.addWidget(self._title)
         words.addLayout(self._changes)
         words.addWidget(self._sentence)
+        words.addWidget(self._advice)
         self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
         self._row.setContentsMargins(theme.GUTTER, 12, 12, 12)
         self._row.addLayout(words, 1)
         self._row.addLayout(self._buttons)
 
     def tell(
-        self, title: str, role: str, sentence: str = "", changes: Sequence[Change] = (), actions: Sequence[Action] = ()
+        self,
+        title: str,
+        role: str,
+        sentence: str = "",
+        advice: str = "",
+        changes: Sequence[Change] = (),
+        actions: Sequence[Action] = (),
     ) -> None:
         """Say it, unless that is what stands here: a button that is being pressed must not be made anew."""
-        told = (title, role, sentence, tuple(changes), tuple((action.text, action.primary) for action in actions))
+        words = tuple((action.text, action.primary) for action in actions)
+        told = (title, role, sentence, advice, tuple(changes), words)
         if told == self._told:
             return
         self._told = told
         self._role = role
         self._title.setText(title)
-        self._sentence.setText(sentence)
-        self._sentence.setVisible(bool(sentence))
+        for line, text in ((self._sentence, sentence), (self._advice, advice)):
+            line.setText(text)
+            line.setVisible(bool(text))
         _empty(self._changes)
         for change in changes:
             self._changes.addWidget(_change(change))

@@ -49,7 +49,7 @@ def measure(changes: dict[str, Any], seed: int) -> dict[str, float]:
     evals: list[dict[str, Any]] = []
 
     def collect(event: dict[str, Any]) -> None:
-        {"step": steps, "eval": evals}.get(event["kind"], []).append(event.get("metrics"))
+        {"step": steps, "eval": evals}.get(event["kind"], []).append(event.get("metrics", {}))
 
     with tempfile.TemporaryDirectory() as folder:
         run = make_run_folder("learning", Path(folder))

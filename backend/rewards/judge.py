@@ -24,7 +24,6 @@ Read = Callable[[str], "list[object]"]
 
 _WORDS = re.compile(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|[A-Za-z]{2}\s+[A-Za-z]{2})")
 _FUNCTIONS = re.compile(r"(?<![\\A-Za-z])(sin|cos|tan|ln|log|exp|pi)(?![A-Za-z])")
-_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\(([^()]*)\)")
 _DELIMITERS = re.compile(r"\\?\$|\\[()\[\]]")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?: \d{3})+(?![\d])")
 _MIXED_NUMBER = re.compile(r"(?<![\d.,])(\d+) +(\d+) */ *(\d+)")
@@ -81,7 +80,7 @@ def _tidy(text: str) -> str:
     text = _SPACED_THOUSANDS.sub(lambda found: found[0].replace(" ", ""), text)
     text = _MIXED_NUMBER.sub(r"(\1+\2/\3)", text)
     text = _SCIENTIFIC.sub(r" \\cdot 10^{\1}", text)
-    return _FUNCTIONS.sub(r"\\\1", _ROOT.sub(r"\\sqrt{\1}", text))
+    return _FUNCTIONS.sub(r"\\\1", text)
 
 
 if __name__ == "__main__":

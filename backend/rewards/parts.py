@@ -52,4 +52,4 @@ def _boxed(text: str) -> str:
 def _behind_mark(text: str) -> str:
     """The rest of the line behind the last `####`, as the answers of GSM8K are written."""
     _, mark, rest = text.rpartition(_MARK)
-    return rest.lstrip("#").strip().partition("\n")[0].strip() if mark else ""
+    return rest.strip().partition("\n")[0].strip() if mark else ""

@@ -107,8 +107,8 @@ class WeightSchedule:
             "names": list(self.names),
             "seen": self._seen,
             "factors": dict(self._factors),
-            "rates": {name: [list(entry) for entry in rates] for name, rates in self._rates.items()},
-            "ranges": {name: list(ends) for name, ends in self._ranges.items()},
+            "rates": dict(self._rates),  # whose lists are replaced, never changed
+            "ranges": dict(self._ranges),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -117,8 +117,7 @@ class WeightSchedule:
             raise ValueError("the saved reward weights are of another schedule or of other reward functions")
         self._seen = int(state["seen"])
         self._factors = {name: float(factor) for name, factor in state["factors"].items()}
-        self._rates = {name: [list(entry) for entry in rates] for name, rates in state["rates"].items()}
-        self._ranges = {name: list(ends) for name, ends in state["ranges"].items()}
+        self._rates, self._ranges = dict(state["rates"]), dict(state["ranges"])
 
     def _adapted(self, name: str) -> float:
         rates = [rate for _, rate in self._rates[name]]

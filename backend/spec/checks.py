@@ -163,6 +163,24 @@ def _synced_reference_has_our_shape(sync: bool, path: str, train_type: str) -> I
         yield Fault("sync_ref_model", "A reference model of its own cannot follow the policy; clear one of the two.")
 
 
+@_reads("sampling_correction", "ratio_against")
+def _corrected_ratio_is_our_own(correction: str, against: str) -> Iterator[Fault]:
+    if correction != "none" and against == "reference":
+        yield Fault(
+            "sampling_correction",
+            "Sampling correction mends the ratio against the policy that sampled, but Ratio against is the reference "
+            "model; turn one of the two back.",
+        )
+
+
+@_reads("sampling_correction", "sampling_correction_min", "sampling_correction_max")
+def _correction_has_room(correction: str, low: float | None, high: float | None) -> Iterator[Fault]:
+    if correction != "none" and low is not None and high is not None and low > high:
+        yield Fault(
+            "sampling_correction_min", f"The smallest correction ({low:g}) is above the largest correction ({high:g})."
+        )
+
+
 @_reads("reward_weight_schedule", "reward_weights_final", "reward_functions")
 def _final_weights(schedule: str, final: list[float], functions: list[str]) -> Iterator[Fault]:
     if schedule == "linear" and len(final) != len(functions):
@@ -222,6 +240,8 @@ def remarks(values: Mapping[str, Any]) -> list[str]:
         found.append("The vespo loss works the completion's ratio out itself and was made for importance by token.")
     if loss == "cispo" and (values["epsilon_high"] or values["epsilon"]) < 1:
         found.append("The cispo loss takes Epsilon high as the largest ratio itself; its paper uses about 5.")
+    if values["delta"] is not None and loss in ("cispo", "sapo", "vespo"):
+        found.append(f"Delta is set, but the {loss} loss has no clip that it could bound.")
     if values["num_iterations"] * values["steps_per_generation"] == 1 and values["ratio_against"] == "old":
         found.append(
             "With one update per rollout the ratio is always 1, so epsilon clips nothing and the clip charts stay at 0."

@@ -24,7 +24,9 @@ class WorkClock:
     def take(self, event: Event) -> None:
         kind, t = event.get("kind"), _number(event.get("t"))
         if t is not None:
-            if kind != "started":
+            if (
+                kind != "started" and event.get("phase") != "loading"
+            ):  # a process begins with these: it may be another one
                 self.seconds += self.since_last(t)
             self.last_t = t
         self._ticking = self._ticks_after(event)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, cast
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from backend.spec.catalog import DEFAULT_REWARDS, nearest
+from backend.spec.catalog import DEFAULT_REWARDS, anchored, nearest, split_names
 from backend.spec.checks import cross_faults
 from backend.spec.faults import Fault, Mistake
 from backend.spec.losses import levels, losses
@@ -397,6 +397,12 @@ def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
             value = value[0]  # pyright: ignore
         if isinstance(value, str) and value and not Path(value).is_absolute() and (folder / value).exists():
             found[key] = str((folder / value).resolve())
+    rewards = raw.get("reward_functions")
+    if isinstance(rewards, list):  # entries such as file.py::function; text is split first
+        entries = cast("list[Any]", rewards)
+        found["reward_functions"] = [anchored(one, folder) if isinstance(one, str) else one for one in entries]
+    elif isinstance(rewards, str) and "::" in rewards:
+        found["reward_functions"] = [anchored(text, folder) for text in split_names(rewards)]
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+from backend.spec.calls import split_names
 from backend.spec.faults import Fault
 
 Raw = dict[str, Any]
@@ -197,10 +198,19 @@ def _reward_lists(values: Raw) -> list[Fault]:
         value = values.get(key)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             values[key] = [value]
-        if isinstance(value, str):
+        if key == "reward_functions" and _is_text(value):
+            names = split_names(cast("str | list[Any]", value))
+            values[key] = names or (None if isinstance(value, str) else [])
+        elif isinstance(value, str):
             parts = [part.strip().strip("'\"") for part in value.strip().strip("[]").split(",")]
             values[key] = [part for part in parts if part] or None
     return []
+
+
+def _is_text(value: Any) -> bool:
+    """Text, or a list of texts."""
+    parts: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
+    return all(isinstance(part, str) for part in parts)
 
 
 def _stop(values: Raw) -> list[Fault]:
