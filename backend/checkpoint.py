@@ -37,7 +37,7 @@ class State:
     """Seconds of training, loading and pauses not counted."""
     score: float | None = None
     """Held-out reward at the last evaluation, else mean training reward since the last checkpoint."""
-    evaluated: int = 0
+    evaluated: int = -1
     """The step of the last evaluation."""
     bonus: list[float | None] = field(default_factory=list)
     """State of the entropy bonus."""

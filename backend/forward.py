@@ -80,6 +80,8 @@ def completion_logps(
     The entropy carries a gradient only where `entropy_gradient` asks for one.
     """
     B, T = completion_BT.shape
+    if active_N.size == 0:  # every completion was left out: truncated ones, where those are masked
+        return mx.zeros((B, T)), mx.zeros((B, T))
     hidden_BLH = halves.hidden(tokens_BL[:, :-1])
     # The state that predicts completion token t of row b stands at prompt_length[b] − 1 + t.
     place_BT = mx.minimum(prompt_length_B[:, None] - 1 + mx.arange(T)[None], tokens_BL.shape[1] - 2)

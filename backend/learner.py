@@ -174,8 +174,10 @@ class Learner:
         if not known or self.config.ratio_against == "reference":
             return {}
         each = [{name: float(value) for name, value in self._gap(part)[1].items()} for part in known]
-        share = [float(part.mask_BT.sum()) for part in known]
-        return {name: _over_parts(name, [one[name] for one in each], share) for name in each[0]}
+        tokens = [float(part.mask_BT.sum()) for part in known]
+        by_row = self.config.sampling_correction.startswith("sequence")
+        counts = {name: [len(part) for part in known] if by_row and "ratio" in name else tokens for name in each[0]}
+        return {name: _over_parts(name, [one[name] for one in each], counts[name]) for name in each[0]}
 
     # ── one update ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -284,9 +286,11 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else math.nan
 
 
-def _over_parts(name: str, values: Sequence[float], share: Sequence[float]) -> float:
-    if name.endswith("/min"):
-        return min(values)
-    if name.endswith("/max"):
-        return max(values)
-    return float(np.average(values, weights=share)) if sum(share) else math.nan
+def _over_parts(name: str, values: Sequence[float], counts: Sequence[float]) -> float:
+    """One number from those of the parts, by how many tokens or rows each of them counted."""
+    counted = [(value, count) for value, count in zip(values, counts, strict=True) if count]
+    if not counted:
+        return math.nan
+    if name.endswith(("/min", "/max")):
+        return (min if name.endswith("/min") else max)(value for value, _ in counted)
+    return sum(value * count for value, count in counted) / sum(count for _, count in counted)

@@ -87,7 +87,7 @@ class Trainer:
             self.state, self.saved_step = saved.state, saved.state.step
         self.tell_start(saved, command)
         if self._evaluation_due(self.state.step) and self.state.evaluated < self.state.step:
-            self.evaluate(self.state.step)  # a stop broke it off
+            self.evaluate(self.state.step)  # how good the model is to begin with; or a stop broke this off
         for step in range(self.state.step + 1, self.kit.steps + 1):
             self.step(step)
             self.after_step(step)
@@ -101,7 +101,7 @@ class Trainer:
         cursor, began = self.kit.deck.cursor, self.clock()
         mx.reset_peak_memory()
         try:
-            groups, rollout_s, reward_s = self.gather(step)
+            groups, gathered = self.gather(step)
             reward_metrics = self.kit.judge.compare(groups, step)
         except BaseException:
             self.kit.deck.cursor = cursor
@@ -115,34 +115,36 @@ class Trainer:
             num_tokens=self.state.num_tokens + int(made["num_tokens"]),
             elapsed_s=self.state.elapsed_s + self.clock() - began,
         )  # fmt: skip
-        sampled = made["completions/mean_length"] * sum(len(group.completions) for group in groups)
-        self.write(step, groups, made | reward_metrics | learn_metrics | self._logged | self.kit.judge.observe(groups, step) | {
+        told = made | gathered | reward_metrics | learn_metrics | self._logged | self.kit.judge.observe(groups, step)
+        self.write(step, groups, told | {
             "num_tokens": self.state.num_tokens, "epoch": self.kit.deck.epoch,
-            "rollout_tokens_per_second": sampled / rollout_s, "train_tokens_per_second": trained / train_s,
-            "time/rollout": rollout_s, "time/reward": reward_s, "time/train": train_s,
-            "time/step": self.clock() - began,
+            "train_tokens_per_second": trained / train_s, "time/train": train_s, "time/step": self.clock() - began,
             "peak_memory_gb": mx.get_peak_memory() / 1e9,
         })  # fmt: skip
 
-    def gather(self, step: int) -> tuple[list[Group], float, float]:
-        """The step's scored groups, and the seconds that sampling and scoring took. With dynamic sampling, groups whose
-        completions all have the same reward are put aside and more prompts drawn, up to a limit (DAPO, arXiv:2503.14476)."""
+    def gather(self, step: int) -> tuple[list[Group], dict[str, float]]:
+        """The step's scored groups, and what sampling and scoring took. With dynamic sampling, groups whose completions
+        do not differ are put aside and more prompts drawn, up to a limit (DAPO, arXiv:2503.14476)."""
         wanted, config = self.config.prompts_per_step, self.config
         kept: list[Group] = []
         spare: list[Group] = []
-        seconds = [0.0, 0.0]
+        rollout_s = reward_s = 0.0
         for _ in range(config.dynamic_sampling_rounds if config.dynamic_sampling else 1):
             cursor = self.kit.deck.cursor
             problems = self.kit.deck.take(wanted - len(kept))
-            groups, rollout_s = self._timed(lambda problems=problems, cursor=cursor: self.sample(problems, cursor))
-            _, reward_s = self._timed(lambda groups=groups: self.score(groups, step))
-            seconds = [seconds[0] + rollout_s, seconds[1] + reward_s]
-            telling = [not config.dynamic_sampling or has_signal(group) for group in groups]
+            groups, sampling_s = self._timed(lambda problems=problems, cursor=cursor: self.sample(problems, cursor))
+            _, scoring_s = self._timed(lambda groups=groups: self.score(groups, step))
+            rollout_s, reward_s = rollout_s + sampling_s, reward_s + scoring_s
+            telling = [not config.dynamic_sampling or self.kit.judge.has_signal(group, step) for group in groups]
             kept += [group for group, tells in zip(groups, telling, strict=True) if tells]
             spare += [group for group, tells in zip(groups, telling, strict=True) if not tells]
             if len(kept) == wanted:
                 break
-        return kept + spare[: wanted - len(kept)], seconds[0], seconds[1]
+        tokens = sum(len(one.tokens) for group in kept + spare for one in group.completions)
+        took = {"time/rollout": rollout_s, "time/reward": reward_s, "rollout_tokens_per_second": tokens / rollout_s}
+        if config.dynamic_sampling:
+            took["dynamic_sampling/prompts"] = len(kept) + len(spare)
+        return kept + spare[: wanted - len(kept)], took
 
     def sample(self, problems: list[Problem], place: int) -> list[Group]:
         room = len(problems) * self.config.group_size * self.config.max_completion_length
@@ -351,11 +353,6 @@ class Trainer:
     def _timed(self, work: Callable[[], Any]) -> tuple[Any, float]:
         began = self.clock()
         return work(), max(self.clock() - began, 1e-9)
-
-
-def has_signal(group: Group) -> bool:
-    """Whether any two completions of the group differ in reward."""
-    return len({one.reward for one in group.completions}) > 1
 
 
 def _mean(rewards: list[float]) -> float | None:

@@ -80,7 +80,7 @@ FILLED = {
     "reference_model_path": "someone/reference",
     "log_kl": True,
     "use_bias_correction_kl": False,
-    "ratio_against": "reference",
+    "ratio_against": "old",
     "group_size": 8,
     "max_completion_length": 256,
     "temperature": 1.0,
@@ -385,6 +385,58 @@ def test_a_weight_edited_in_the_table_travels_to_yaml_and_back(page: TrainPage, 
     assert rows(page)[2][2] == 1.0
     page.draft.load(tmp_path / "weights.yaml")
     assert rows(page)[2] == ("r1_strict_format_reward_func", True, 2.5)
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_a_weight_can_be_seen_while_it_is_typed(page: TrainPage, qapp, mode: str):
+    """The style sheet left a spin box one pixel for its text."""
+    theme.apply(qapp, mode)
+    table = page.rewards.table
+    index = table.model().index(2, WEIGHT)
+    table.setCurrentIndex(index)
+    table.edit(index)
+    edit = table.findChild(WeightEdit)
+    assert edit.contentsRect().width() > edit.fontMetrics().horizontalAdvance("−100.125")
+    QTest.keyClick(edit, Qt.Key.Key_Up)
+    assert edit.text() == "1.1" and edit.selectedText() == "1.1"
+    seen = edit.grab().toImage()
+    colours = {seen.pixelColor(x, y).name() for x in range(seen.width()) for y in range(seen.height())}
+    assert theme.palette().accent.name() in colours, "the selected text"
+    theme.apply(qapp, "light")
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_a_box_without_its_tick_can_be_seen(page: TrainPage, qapp, mode: str):
+    theme.apply(qapp, mode)
+    click_cell(page, 1, USE)
+    table = page.rewards.table
+    seen = table.viewport().grab(table.visualRect(table.model().index(1, USE))).toImage()
+    edge = max(abs(seen.pixelColor(x, seen.height() // 2).lightness() - theme.palette().card.lightness()) for x in range(seen.width()))  # fmt: skip
+    assert edge > 80
+    theme.apply(qapp, "light")
+
+
+def test_rows_of_the_reward_table_are_copied(page: TrainPage):
+    table = page.rewards.table
+    table.selectRow(1)
+    table.copy()
+    line = QGuiApplication.clipboard().text().splitlines()[1].split("\t")
+    assert line[:3] == ["yes", "Integer Answer", "r1_int_reward_func"]
+
+
+def test_what_we_ship_is_shown_without_where_it_lies(page: TrainPage):
+    ours = str(places.resources() / "demo" / "model")
+    page.draft.set("model", ours)
+    field = page.form.fields["model"]
+    assert field.control.text() == "Bundled demo/model" and field.value() == ours
+    fill(field, "Bundled demo/data")
+    assert page.draft.value("model") == str(places.resources() / "demo" / "data")
+
+
+def test_the_cursor_in_a_field_brings_its_help(page: TrainPage, qtbot):
+    page.activateWindow()
+    page.form.fields["top_k"].control.setFocus()
+    qtbot.waitUntil(lambda: page.launch._help_title.text() == SETTINGS["top_k"].label)
 
 
 def test_unticking_takes_the_weight_along_and_remembers_it(page: TrainPage):

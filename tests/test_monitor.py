@@ -20,6 +20,8 @@ from app.studio import Studio
 from app.widgets.export_panel import ExportPanel
 from app.widgets.log_view import LogView
 from app.widgets.numbers import duration, figure, moment, signed, ticks
+from app.widgets.run_header import titled
+from app.widgets.tiles import Tile
 from backend.spec.events import METRICS
 from backend.spec.places import RunFolder, project_root
 
@@ -185,6 +187,20 @@ def test_closing_the_run_empties_the_page(page: MonitorPage, look_at, tmp_path: 
     look_at(diaries.make_run(tmp_path / "run", steps=3))
     studio.close_run()
     assert page.nothing.isVisible()
+
+
+def test_a_default_name_is_told_in_two_parts() -> None:
+    assert titled("qwen-lora-grpo-2025-11-03-140509") == ("qwen-lora-grpo", "3 Nov 2025, 14:05")
+    assert titled("qwen-lora-grpo-2025-11-03-140509-2") == ("qwen-lora-grpo-2", "3 Nov 2025, 14:05")
+    assert titled("mine-2025-99-03-140509") == ("mine-2025-99-03-140509", "") and titled("first") == ("first", "")
+
+
+def test_a_tile_tells_the_difference_with_the_digits_of_its_figure(qtbot) -> None:
+    tile = Tile("Memory", unit="GB")
+    qtbot.addWidget(tile)
+    for now, start, said in ((0.1062, 0.1056, "+0.001"), (0.1062, 0.1061, ""), (2.5, 1.0, "+1.50"), (0.0, 0.5, "−0.500"), (2.5e6, 1e6, "+1.50M")):  # fmt: skip
+        tile.show_value(now, start)
+        assert tile.caption().removesuffix(" since the start") == said
 
 
 # ── quickness ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -211,7 +211,7 @@ def test_every_end_of_sequence_id_of_the_model_ends_a_completion(models: Path, a
     ended = [one for _, one in made if one.stop == "eos"]
     assert {one.tokens[-1] for one in ended} == set(ends)
     for _, one in made:
-        assert len(one.tokens) == len(one.logps)
+        assert len(one.tokens) == len(one.logps) == len(one.log_kept)
         assert not set(one.tokens[:-1]) & set(ends), "nothing comes after an end"
         assert (one.stop == "eos") == (one.tokens[-1] in ends)
     for one in ended:  # the id is kept, its text is not
@@ -258,6 +258,7 @@ def test_a_stop_string_is_found_in_the_text_however_its_tokens_are_cut(models: P
     for (p, one), (_, whole) in zip(held, free, strict=True):
         assert one.tokens == whole.tokens[: len(one.tokens)]
         assert (one.stop == "string") == (word in whole.text)
+        assert len(one.tokens) == len(one.logps) == len(one.log_kept)
         if one.stop == "string":
             assert word in one.text
             assert word not in policy.tokenizer.decode(one.tokens[:-1]), (

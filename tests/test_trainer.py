@@ -54,6 +54,10 @@ def silent(prompts, completions, answer, types=None):
 def rises_and_falls(prompts, completions, answer, types=None):
     return [{2: 1.0, 4: 0.5}.get(next(calls), 0.0)] * len(completions)
 
+@register_reward_function("best_at_first")
+def best_at_first(prompts, completions, answer, types=None):
+    return [{3: 1.0, 5: 0.5}.get(next(calls), 0.0)] * len(completions)
+
 def failing(work):
     """Does `work` at the third call."""
     def call(prompts, completions, answer, types=None):
@@ -169,7 +173,7 @@ def test_every_step_carries_every_metric(unbroken: RunFolder) -> None:
 def test_the_diary_tells_the_run_in_order(unbroken: RunFolder) -> None:
     told = list(read_events(unbroken.events))
     assert small.kinds(unbroken) == [
-        "started", "step", "step", "checkpoint", "step", "eval", "step", "checkpoint", "step", "step", "eval",
+        "started", "eval", "step", "step", "checkpoint", "step", "eval", "step", "checkpoint", "step", "step", "eval",
         "checkpoint", "finished",
     ]  # fmt: skip
     assert [event["seq"] for event in told] == list(range(len(told)))
@@ -490,7 +494,7 @@ def test_the_best_checkpoint_outlives_the_rotation(parts: Path, run: RunFolder) 
 
 
 def test_a_held_out_reward_decides_which_is_best_where_there_is_one(parts: Path, run: RunFolder) -> None:
-    """Calls 2, 4, 6 … score the held-out rows: the second call is step 1's evaluation, the fourth step 2's."""
+    """Calls 1, 3, 5 … score the held-out rows: the first before any step, the third after step 1, the fifth after 2."""
     one_batch = {
         "validation_split": 0.25,
         "val_batches": 1,
@@ -498,7 +502,7 @@ def test_a_held_out_reward_decides_which_is_best_where_there_is_one(parts: Path,
         "save_every": 1,
         "keep_checkpoints": 1,
     }
-    assert small.train_here(settings(parts, "rises_and_falls", iters=4, **one_batch), run).kind == "finished"
+    assert small.train_here(settings(parts, "best_at_first", iters=4, **one_batch), run).kind == "finished"
     kept = {one.state.step: one.state.score for one in checkpoint.all_checkpoints(run)}
     assert kept == {1: 1.0, 4: 0.0}
 

@@ -132,6 +132,23 @@ def test_every_action_has_a_shortcut_of_its_own(window: Window):
     assert len(set(keys)) == len(keys)
 
 
+def test_every_entry_of_every_menu_shows_a_shortcut(window: Window):
+    entries = [action for menu in window.menuBar().actions() for action in menu.menu().actions()]
+    bare = [action.text() for action in entries if not action.isSeparator() and action.shortcut().isEmpty()]
+    assert set(bare) <= {"Quit"}
+
+
+def test_copy_takes_what_is_chosen_where_the_cursor_is(window: Window):
+    window.activateWindow()
+    window.show_page("train")
+    search = window.pages["train"].search
+    search.setText("temperature")
+    search.setFocus()
+    search.selectAll()
+    window.commands["copy"].trigger()
+    assert QApplication.clipboard().text() == "temperature"
+
+
 def test_menus_lead_to_pages_and_themes(window: Window):
     window.commands["train"].trigger()
     assert "train" in window.pages

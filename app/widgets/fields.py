@@ -1,93 +1,18 @@
-"""One editor for each kind of setting: label above, control, and the problem below where there is one.
-
-A field shows raw values and says what was typed; it holds no config and judges nothing.
-"""
+"""One editor for each kind of setting: how its values become text or a choice, and back."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QLabel, QLineEdit, QMenu, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QLabel, QLineEdit, QMenu, QPushButton, QWidget
 
 from app import theme
 from app.widgets import texts
 from app.widgets.controls import Menu, NumberEdit, PathEdit, ProseEdit, Switch
+from app.widgets.field import Field
 from backend.spec.setting import Setting
-
-
-class Field(QWidget):
-    """A setting's editor.
-
-    Attributes: about – the setting; control – the widget that takes the focus; wide – whether it wants a whole row.
-    Signals: edited(key, raw value) when a person changed it, never when `show_value` did.
-    """
-
-    edited = Signal(str, object)
-    wide = False
-    control: QWidget
-
-    def __init__(self, about: Setting, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.about = about
-        self._problem: QLabel | None = None
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(3)
-        self._column.setAlignment(Qt.AlignmentFlag.AlignTop)
-        self.label = QLabel(about.label)
-        self.label.setProperty("role", "muted")
-        self._column.addWidget(self.label)
-        self._column.addWidget(self.build())
-        self._explain()
-
-    def build(self) -> QWidget:
-        """Make `control`, and the widget that stands in the form: itself, or what holds it."""
-        raise NotImplementedError
-
-    def stops(self) -> list[QWidget]:
-        """Where Tab halts in this field."""
-        return [self.control]
-
-    def value(self) -> Any:
-        raise NotImplementedError
-
-    def show_value(self, raw: Any) -> None:
-        """Show `raw`; nothing is moved while it is already there, so that the cursor stays put."""
-        if not (type(self.value()) is type(raw) and self.value() == raw):
-            self.put(raw)
-
-    def put(self, raw: Any) -> None:
-        raise NotImplementedError
-
-    def show_problem(self, sentence: str) -> None:
-        """Show the sentence below the control, or take it away."""
-        if self._problem is None and sentence:
-            self._problem = QLabel()
-            self._problem.setProperty("role", "problem")
-            self._problem.setFont(theme.caption_font())
-            self._problem.setWordWrap(True)
-            self._column.addWidget(self._problem)
-        if self._problem is not None and self._problem.text() != sentence:
-            self._problem.setText(sentence)
-            self._problem.setVisible(bool(sentence))
-            self._mark(bool(sentence))
-
-    def say_edited(self, *_: object) -> None:
-        self.edited.emit(self.about.key, self.value())
-
-    def _explain(self) -> None:
-        self.label.setBuddy(self.control)
-        self.control.setAccessibleName(self.about.label)
-        self.control.setAccessibleDescription(self.about.help)
-        for widget in (self.label, self.control):
-            widget.setToolTip(f"<p>{self.about.help}</p>")  # a paragraph wraps; plain text would be one long line
-
-    def _mark(self, wrong: bool) -> None:
-        self.control.setProperty("problem", wrong)
-        self.control.style().unpolish(self.control)
-        self.control.style().polish(self.control)
 
 
 class LineField(Field):

@@ -19,7 +19,8 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
-from app.widgets.fields import Field, field
+from app.widgets.field import Field
+from app.widgets.fields import field
 from app.widgets.icons import IconButton
 from app.widgets.parts import keep_gutter
 from backend.spec.faults import Fault

@@ -216,8 +216,12 @@ def _stage_faults(stage: Mapping[str, Any], name: str) -> Iterator[Fault]:
         yield Fault("stages", f"{name} needs iters, a whole number of steps above 0.")
     if functions is not None and not (_is_list_of(functions, str) and functions):
         yield Fault("stages", f"{name}: reward_functions must be a list of names.")
+    elif twice := sorted({one for one in functions or () if functions.count(one) > 1}):
+        yield Fault("stages", f"{name} lists {', '.join(twice)} twice; list each reward function once.")
     if weights is not None and not _is_list_of(weights, (int, float)):
         yield Fault("stages", f"{name}: reward_weights must be a list of numbers.")
+    elif weights and not (any(weights) and all(map(math.isfinite, weights))):
+        yield Fault("stages", f"{name}: reward_weights must be finite numbers, and at least one of them not 0.")
     elif weights and functions and len(weights) != len(functions):
         yield Fault("stages", f"{name} has {len(weights)} reward weights for {len(functions)} reward functions.")
 
