@@ -215,8 +215,7 @@ class Draft(QObject):
         names = self._values["reward_functions"]
         if faults or not isinstance(names, list) or self._file_computes_names():
             return faults  # what a broken file would have registered cannot be known
-        known = [entry.name for entry in self.rewards()]
-        return [Fault("reward_functions", wording.unknown_reward(name, known)) for name in names if name not in known]
+        return catalog.reward_faults([str(name) for name in names], self.rewards())
 
     def _file_computes_names(self) -> bool:
         text = str(self._values["reward_functions_file"] or "").strip()

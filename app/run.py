@@ -18,7 +18,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.record import LIVE, Record, State, state_of
 from app.sampled import CompletionIndex, Row
 from backend.spec.archive import YOUNG_S, is_young
-from backend.spec.catalog import canonical
+from backend.spec.catalog import metric_name, split_names
 from backend.spec.config import DEFAULT_REWARDS, read
 from backend.spec.events import Event, Follower
 from backend.spec.faults import Mistake
@@ -317,9 +317,7 @@ def _sentences(told: str) -> str:
 
 def _configured_rewards(config: dict[str, Any]) -> list[str]:
     named = config.get("reward_functions") or list(DEFAULT_REWARDS)
-    if isinstance(named, str):
-        named = named.split(",")
-    return [canonical(str(name).strip()) for name in named] if isinstance(named, list) else []
+    return [metric_name(name) for name in split_names(named)] if isinstance(named, str | list) else []
 
 
 def _stamp(path: Path) -> int:

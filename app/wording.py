@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from backend.spec.catalog import nearest
 from backend.spec.config import SETTINGS
 
 Values = Mapping[str, Any]
@@ -36,13 +35,6 @@ def details(values: Values) -> list[str]:
 
 def counted(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
-def unknown_reward(name: str, known: Sequence[str]) -> str:
-    """Shorter than the trainer's sentence, which lists every known name: here they stand in the table beside it."""
-    close = nearest(name, known)
-    hint = f"; the nearest is {close}" if close else ", neither built in nor in the reward functions file"
-    return f"There is no reward function {name}{hint}."
 
 
 def choice_label(key: str, value: str) -> str:

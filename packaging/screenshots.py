@@ -65,9 +65,11 @@ def prepare(apart: Path) -> None:
 def trained(folder: Path, iters: int) -> Path:
     """A finished run of the bundled demo. Raises CalledProcessError when training fails."""
     from backend.spec.command import backend_command, backend_environment
-    from backend.spec.places import demo_config
+    from backend.spec.places import default_run_name, demo_config
 
-    command = backend_command("train", str(demo_config()), "--runs-dir", str(folder), "--set", f"iters={iters}")
+    name = default_run_name("demo", "full", "grpo")
+    told = ("--runs-dir", str(folder), "--name", name, "--set", f"iters={iters}")
+    command = backend_command("train", str(demo_config()), *told)
     subprocess.run(command, check=True, env=backend_environment(), stdout=sys.stderr)
     return next(folder.iterdir())
 
@@ -103,7 +105,7 @@ def telling_step(run) -> int:
 
 
 def _is_mixed(group: dict) -> bool:
-    advantages = [one["advantage"] for one in group["completions"]]
+    advantages = [one["advantage"] or 0.0 for one in group["completions"]]
     return min(advantages) < 0 < max(advantages)
 
 

@@ -28,6 +28,26 @@ def write_rows(path: Path, count: int = 8) -> Path:
     return path
 
 
+LOW_HALF = '''
+from backend.rewards import register_reward_function
+
+@register_reward_function("low_half")
+def low_half(prompts, completions, answer, types=None, completion_ids=None):
+    """Share of the low half of the vocabulary."""
+    return [sum(token < 160 for token in ids) / len(ids) for ids in completion_ids]
+'''
+
+
+def low_half(folder: Path) -> dict[str, Any]:
+    """Settings of a reward that tells even a random model's completions apart; its file is written into `folder`."""
+    (folder / "low_half.py").write_text(LOW_HALF)
+    return {
+        "reward_functions": ["low_half"],
+        "reward_weights": [],
+        "reward_functions_file": str(folder / "low_half.py"),
+    }
+
+
 def settings_for(folder: Path, **changes: Any) -> dict[str, Any]:
     """Raw settings of a quick run; the model and the rows are made in `folder` the first time."""
     if not (folder / "model").exists():

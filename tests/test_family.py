@@ -5,7 +5,6 @@ differentiation of `policy_loss` gives over the whole batch, with a forward pass
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,23 +15,22 @@ import numpy as np
 import pytest
 import tiny
 from mlx.utils import tree_unflatten
+from naive import LONGEST, TEMPERATURE, G, P, Row, given, looked_at, padded, rows_of
 
 from backend import learner as learner_module
 from backend.batch import pack
 from backend.learner import Learner, objective
 from backend.losses import LEVELS, LOSSES, policy_loss
-from backend.nouns import Completion, Group, Problem
+from backend.nouns import Group
 from backend.policy import Policy, load_policy
 from backend.spec.checks import remarks
 from backend.spec.config import SETTINGS, Config, parse, problems
 
-P, G, LONGEST = 3, 4, 9
-"""Problems of an optimizer batch, completions a problem, tokens of the longest completion."""
 RATE = 0.02
 BASE: dict[str, Any] = {
     "data": "none", "num_layers": -1, "rank": 4, "scale": 2.0, "batch_size": P, "group_size": G, "beta": 0.05,
     "optimizer": "sgd", "learning_rate": RATE, "weight_decay": 0.0, "max_grad_norm": 0.0, "epsilon": 2e-3,
-    "epsilon_high": 3e-3, "max_completion_length": LONGEST, "temperature": 0.8, "top_p": 1.0, "top_k": 0,
+    "epsilon_high": 3e-3, "max_completion_length": LONGEST, "temperature": TEMPERATURE, "top_p": 1.0, "top_k": 0,
     "num_iterations": 2,
 }  # fmt: skip
 """Plain gradient descent, so that a weight's change is its gradient; two updates, so that ratios are not all 1."""
@@ -42,7 +40,7 @@ ONE_PART, PARTS = 1 << 14, 60
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.tiny_model(tmp_path_factory.mktemp("models") / "qwen3")
+    return tiny.tiny_model(tmp_path_factory.mktemp("models") / "qwen3", layers=1)
 
 
 def config_of(model: Path, **settings: Any) -> Config:
@@ -68,54 +66,6 @@ def shaken(config: Config, whose: str = "the learner's") -> Policy:
 
 def weights_of(policy: Policy) -> dict[str, np.ndarray]:
     return {name: np.array(x) for name, x in policy.trainable().items()}
-
-
-# ---- the whole batch at once -----------------------------------------------------------------------------------------
-
-Row = tuple[list[int], Completion]
-
-
-def rows_of(groups: list[Group]) -> list[Row]:
-    return [(group.problem.tokens, one) for group in groups for one in group.completions]
-
-
-def looked_at(model: nn.Module, rows: list[Row], temperature: float) -> tuple[mx.array, mx.array]:
-    """Log-probabilities and entropies [B, T], the whole vocabulary at every place of one padded batch."""
-    longest = max(len(prompt) + len(one.tokens) for prompt, one in rows)
-    whole = [prompt + one.tokens + [0] * (longest - len(prompt) - len(one.tokens)) for prompt, one in rows]
-    shown_BLV = nn.log_softmax(model(mx.array(whole)) / temperature, axis=-1)
-    place_BT = [[min(len(prompt) - 1 + t, longest - 1) for t in range(LONGEST)] for prompt, _ in rows]
-    shown_BTV = mx.take_along_axis(shown_BLV, mx.array(place_BT)[:, :, None], axis=1)
-    ids_BT1 = mx.array(padded([one.tokens for _, one in rows]).astype(int))[:, :, None]
-    return mx.take_along_axis(shown_BTV, ids_BT1, axis=2)[:, :, 0], -(mx.exp(shown_BTV) * shown_BTV).sum(axis=-1)
-
-
-def padded(rows: Sequence[Sequence[float]]) -> np.ndarray:
-    return np.array([[*row, *[0.0] * (LONGEST - len(row))] for row in rows], np.float32)
-
-
-def given(policy: Policy, problems: int = P, seed: int = 0) -> list[Group]:
-    """Groups of completions of unequal lengths, drawn from something near the policy that left a part of its mass. The
-    second group is all alike in reward, and a third of the completions ran into the length limit."""
-    rng = np.random.default_rng(seed)
-    groups = []
-    for i in range(problems):
-        rewards = np.full(G, 0.5) if i % P == 1 else rng.normal(size=G)
-        advantages = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
-        prompt = rng.integers(3, 320, rng.integers(1, 8)).tolist()
-        lengths = rng.integers(1, LONGEST + 1, G).tolist()
-        tokens = [rng.integers(3, 320, length).tolist() for length in lengths]
-        stops: list[Any] = [["length", "eos", "eos"][n] for n in rng.integers(0, 3, G)]
-        completions = [
-            Completion(ids, [], "", stop, np.log(rng.uniform(0.4, 1, len(ids))).tolist(), advantage=float(a))
-            for ids, stop, a in zip(tokens, stops, advantages, strict=True)
-        ]
-        groups.append(Group(Problem(i, "", [], prompt, ""), completions))
-    logp_BT, _ = looked_at(policy.model, rows_of(groups), 0.8)
-    noise = rng.normal(0, 0.2, (len(rows_of(groups)), 1))
-    for (_, one), row in zip(rows_of(groups), np.array(logp_BT) + noise, strict=True):
-        one.logps = row[: len(one.tokens)].tolist()
-    return groups
 
 
 # ---- the same, done plainly ------------------------------------------------------------------------------------
@@ -156,7 +106,7 @@ class Plain:
 
         def loss(weights: dict[str, mx.array]) -> tuple[mx.array, dict[str, mx.array], mx.array]:
             self.policy.model.update(tree_unflatten(list(weights.items())))
-            logps, entropies = looked_at(self.policy.model, rows, config.temperature)
+            logps, entropies = looked_at(self.policy.model, rows)
             value, metrics = policy_loss(
                 logps,
                 old,
@@ -209,7 +159,7 @@ def clear(config: Config, batches: int) -> tuple[Plain, list[Group]]:
     """The first completions under which no ratio ends up at a corner of the clip, and the plain run on them."""
     for seed in range(20):
         policy = shaken(config, "the plain one's")
-        groups = given(policy, P * batches, seed)
+        groups = given(policy.model, P * batches, seed)
         plain = Plain(config, policy, loaded(config.model, config.train_type, False, "the start")[0].model)
         plain.learn(groups)
         if plain.nearest > 3e-6:
@@ -286,7 +236,7 @@ def test_every_setting_matters(model: Path, what: str) -> None:
     for chosen in (without, settings):
         config = config_of(model, **chosen)
         policy = shaken(config)
-        Learner(policy, config, 1).learn(pack_of(given(policy), config))
+        Learner(policy, config, 1).learn(pack_of(given(policy.model), config))
         ends.append(weights_of(policy))
     assert max(np.abs(ends[0][name] - x).max() for name, x in ends[1].items()) > 1e-5
 
@@ -329,7 +279,7 @@ def test_a_batch_of_nothing_but_masked_completions_moves_nothing_and_breaks_noth
     ):
         config = config_of(model, mask_truncated_completions=True, **settings)
         policy = shaken(config)
-        groups = given(policy)
+        groups = given(policy.model)
         for _, one in rows_of(groups):
             one.stop = "length"
         before = weights_of(policy)
@@ -348,7 +298,7 @@ def test_the_adaptive_bonus_moves_after_each_update_and_applies_below_its_target
         policy = shaken(config)
         learner = Learner(policy, config, 2)
         for value, coefficient in zip(values, used, strict=True):
-            metrics = learner.learn(pack_of(given(policy), config))
+            metrics = learner.learn(pack_of(given(policy.model), config))
             assert learner.bonus.value == pytest.approx(value)
             assert metrics.get("entropy_coef", 0) == pytest.approx(coefficient)
             assert ("policy_loss" in metrics) == (coefficient > 0)
@@ -358,8 +308,8 @@ def test_an_adaptive_bonus_may_begin_at_nothing(model: Path, monkeypatch: pytest
     config = config_of(model, entropy_adaptive=True, entropy_target=9.0, beta=0, num_iterations=1)
     policy = shaken(config)
     learner = Learner(policy, config, 2)
-    learner.learn(pack_of(given(policy), config))
-    groups = given(policy, seed=1)
+    learner.learn(pack_of(given(policy.model), config))
+    groups = given(policy.model, seed=1)
     other = shaken(config, "the plain one's")
     other.assign(policy.trainable())
     plain = Plain(config.model_copy(update={"entropy_coef": 0.005}), other, other.model)
@@ -382,7 +332,7 @@ def three_steps(config: Config, quiet: set[int]) -> tuple[dict[str, np.ndarray],
     """Weights after three steps, rows forwarded in each, and the metrics; `quiet` steps have no signal at all."""
     policy = shaken(config)
     learner, hidden, rows = Learner(policy, config, 3), policy.halves.hidden, [0]
-    batches = [given(policy, seed=step) for step in range(3)]
+    batches = [given(policy.model, seed=step) for step in range(3)]
     counted, told = [], []
     with pytest.MonkeyPatch.context() as patch:
         seen = lambda tokens, cache=None: rows.append(rows.pop() + len(tokens)) or hidden(tokens, cache)  # noqa: E731
@@ -465,7 +415,7 @@ def test_old_log_probabilities_are_taken_once_and_before_the_policy_moves(
         config = config_of(model, **settings)
         policy = shaken(config)
         learner = Learner(policy, config, 1)
-        groups = given(policy, P * config.steps_per_generation)
+        groups = given(policy.model, P * config.steps_per_generation)
         learner.learn(pack_of(groups, config))
         assert learner.updates == config.updates_per_step
         assert taken == wanted
@@ -481,8 +431,8 @@ def test_the_gap_to_what_was_drawn_from_is_measured_whatever_the_correction(
     """By hand: differences are |log π − (logp − log_kept)| over the tokens, ratios exp of them with their sign."""
     config = config_of(model, beta=0, num_iterations=1, skip_zero_signal=False)
     policy = shaken(config)
-    groups = given(policy)
-    logp_BT = np.array(looked_at(policy.model, rows_of(groups), 0.8)[0])
+    groups = given(policy.model)
+    logp_BT = np.array(looked_at(policy.model, rows_of(groups))[0])
     gaps = np.concatenate(
         [
             row[: len(one.tokens)] - np.array(one.logps) + one.log_kept

@@ -12,7 +12,6 @@ import pytest
 from PySide6.QtCore import QFile, Qt
 
 from app import theme
-from app.pages import runs
 from app.pages.runs import RunsPage
 from app.studio import Studio
 from backend.spec.places import RunFolder

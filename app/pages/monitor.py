@@ -302,10 +302,11 @@ def _averaged(run: Run) -> str:
     """What stands behind the figures of the result."""
     count = window_of(len(run.series("reward")[0]))
     steps = f"{count} steps" if count > 1 else "step"
-    said = f"Training: means over the first and the last {steps}."
+    said = f"Training: means of the first and last {steps}."
     evaluated = run.eval_series("reward")[0]
     if len(evaluated) > 1:
-        said += f" Held-out: after step {evaluated[0]:,} and after step {evaluated[-1]:,}."
+        began = f"after step {evaluated[0]:,}" if evaluated[0] else "before training"
+        said += f" Held-out: {began}, after step {evaluated[-1]:,}."
     return said
 
 

@@ -22,7 +22,7 @@ Index = QModelIndex | QPersistentModelIndex
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 _FIGURE_LEAST, _FIGURE_MOST, _TEXT_LEAST = 64, 124, 220
-_DOT = 24
+_DOT = 18
 """What the dot in a heading takes."""
 SPARED = 2
 """Columns at the end that a narrow table does without: tokens and the way it ended, which stand below it too."""

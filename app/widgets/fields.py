@@ -12,6 +12,7 @@ from app import theme
 from app.widgets import texts
 from app.widgets.controls import Menu, NumberEdit, PathEdit, ProseEdit, Switch
 from app.widgets.field import Field
+from backend.spec.catalog import split_names
 from backend.spec.setting import Setting
 
 
@@ -72,6 +73,16 @@ class ListField(LineField):
 
     def text_of(self, raw: Any) -> str:
         return texts.list_text(raw)
+
+
+class RewardsField(ListField):
+    """Names of reward functions; a name may have arguments in brackets, with commas of their own."""
+
+    def value(self) -> Any:
+        return split_names(self.control.text())
+
+    def text_of(self, raw: Any) -> str:
+        return ", ".join(map(str, raw)) if isinstance(raw, list) else str(raw or "")
 
 
 class NumbersField(LineField):
@@ -278,7 +289,7 @@ _KINDS: dict[str, type[Field]] = {
     "dataset": PathField,
     "list": ListField,
     "numbers": NumbersField,
-    "rewards": ListField,
+    "rewards": RewardsField,
     "mapping": MappingField,
     "stages": StagesField,
     "fact": FactField,

@@ -182,8 +182,11 @@ def find_run(name: str | Path, folder: Path | None = None) -> RunFolder:
 
 
 def default_run_name(model: str, train_type: str, train_mode: str, now: datetime | None = None) -> str:
-    """model-traintype-mode-date, in characters that are safe in a path, and not too many of them."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name)[:80].strip("-.") or "run"
+    """model-traintype-mode-date, in characters that are safe in a path, and not too many of them. A folder that is
+    called no more than `model` goes by its parent's name."""
+    path = Path(model)
+    called = path.parent.name if path.name in ("model", "fused") and path.parent.name else path.name
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", called)[:80].strip("-.") or "run"
     return f"{stem}-{train_type}-{train_mode}-{(now or datetime.now()):%Y-%m-%d-%H%M%S}"
 
 
