@@ -218,8 +218,16 @@ class Learner:
         return {"entropy_threshold": threshold} | ({"entropy_tokens": tokens} if wanted else {})
 
     def _part_gradient(self, part: Batch, whole: dict[str, Any]) -> tuple[Any, Any]:
-        with recomputed_layers(self.policy.model, self.config.grad_checkpoint):
-            return self._loss_and_grad(part, whole)
+        try:
+            with recomputed_layers(self.policy.model, self.config.grad_checkpoint):
+                return self._loss_and_grad(part, whole)
+        except ValueError as error:
+            if "vjp" not in str(error):
+                raise
+            sentence = (
+                f"An operation of this model has no gradient on this device ({error}), so it cannot be trained here."
+            )
+            raise Mistake("model", sentence) from error
 
     def _loss(self, part: Batch, whole: dict[str, Any]) -> tuple[mx.array, mx.array, Any]:
         """(this part's share of the loss, log-probabilities, tally)."""

@@ -125,12 +125,30 @@ def load_policy(config: Config, note: Callable[[str], None] = lambda sentence: N
 def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
     """(model, tokenizer, its config.json) of a folder or Hub id, through mlx-lm. Raises Mistake naming `setting`."""
     where = model_source(name, setting)
+    told = io.StringIO()
     try:
-        model, tokenizer, model_config = mlx_lm_utils.load(where, return_config=True)  # pyright: ignore
+        with contextlib.redirect_stdout(told):
+            model, tokenizer, model_config = mlx_lm_utils.load(where, return_config=True)  # pyright: ignore
+    except SystemExit as end:  # of a model whose code asks for a package that is not there
+        raise Mistake(setting, f"The model {name} cannot be loaded: {_first_line(told.getvalue(), end)}.") from end
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise Mistake(setting, f"The model {name} cannot be loaded: {reason}.") from error
+        raise Mistake(setting, f"The model {name} cannot be loaded: {_first_line(str(error), error)}.") from error
+    _try(model, name, setting)
     return model, tokenizer, model_config
+
+
+def _try(model: nn.Module, name: str, setting: str) -> None:
+    """One token forward: some models load and cannot run, for want of a kernel or by a fault in their code."""
+    try:
+        model.trainable_parameters()
+        mx.eval(model(mx.array([[0]])))
+    except Exception as error:
+        reason = _first_line(str(error), error)
+        raise Mistake(setting, f"The model {name} loads, but cannot run with this mlx-lm here: {reason}.") from error
+
+
+def _first_line(text: str, error: BaseException) -> str:
+    return (text.strip().splitlines() or [type(error).__name__])[0].strip().rstrip(".")
 
 
 def model_source(name: str, setting: str) -> str:
@@ -214,8 +232,8 @@ def _adapted(model: nn.Module, adapters: Path) -> nn.Module:
     try:
         return load_adapters(model, str(adapters))
     except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        reason = (lines[1] if lines[0].endswith(":") and len(lines) > 1 else lines[0]).strip().rstrip(".")
+        first, _, rest = str(error).strip().partition("\n")
+        reason = _first_line(rest if first.endswith(":") else first, error)
         raise Mistake("reference_model_path", f"The adapter {adapters} does not fit this model: {reason}.") from error
 
 
@@ -238,10 +256,15 @@ def attach_adapters(model: nn.Module, config: Config, note: Callable[[str], None
             model, layer_count(model, config), lora_parameters(config), use_dora=config.train_type == "dora"
         )
     except ValueError as error:
-        raise Mistake("train_type", f"This model cannot take {config.train_type.upper()} adapters: {error}.") from error
+        reason = _first_line(str(error), error)
+        raise Mistake(
+            "train_type", f"This model cannot take {config.train_type.upper()} adapters: {reason}."
+        ) from error
     if not tree_flatten(model.trainable_parameters()):
-        last = f"None of the model's last {layer_count(model, config)} layers"
-        raise Mistake("lora_keys", f"{last} has {' or '.join(config.lora_keys) or 'anything that takes adapters'}.")
+        last = f"None of the model's last {layer_count(model, config)} layers has"
+        if config.lora_keys:
+            raise Mistake("lora_keys", f"{last} {' or '.join(config.lora_keys)}.")
+        raise Mistake("train_type", f"{last} anything that takes adapters; choose Full, or another model.")
 
 
 def _refuse_unknown_keys(model: nn.Module, keys: list[str]) -> None:

@@ -1,14 +1,18 @@
-"""How a run is told: a group as a line of completions.jsonl, the phases of a step, the versions it ran with."""
+"""How a run is told: a group as a line of completions.jsonl, the phases of a step, findings about its health, versions."""
 
 from __future__ import annotations
 
 import platform
 import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
 from backend.nouns import Completion, Group
 from backend.spec.events import Diary
+from backend.spec.health import LONG, Finding, findings
 
 PHASE_EVERY_S = 0.5
 """Phases of a step are told to the diary at most this often."""
@@ -52,6 +56,28 @@ class Phases:
             self._told = now
             share = {} if progress is None else {"progress": round(progress, 3)}
             self._diary.write("phase", phase=phase, **share)
+
+
+class Health:
+    """Tells the diary what the rules find, each finding once for as long as it holds."""
+
+    def __init__(self, diary: Diary, steps: Iterable[Mapping[str, Any]] = ()) -> None:
+        """`steps`: the metrics of the steps there were before, when a run is resumed."""
+        self._diary = diary
+        self._steps = deque(steps, maxlen=LONG)
+        self._told = {finding.code for finding in self._found()}
+
+    def _found(self) -> list[Finding]:
+        return findings(list(self._steps))
+
+    def look(self, metrics: Mapping[str, Any]) -> None:
+        """Take in the metrics of a step that has ended."""
+        self._steps.append(metrics)
+        found = self._found()
+        for finding in found:
+            if finding.code not in self._told:
+                self._diary.write("health", **asdict(finding))
+        self._told = {finding.code for finding in found}
 
 
 def versions() -> dict[str, str]:

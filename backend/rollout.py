@@ -16,7 +16,7 @@ from mlx.utils import tree_map
 from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 
 from backend.nouns import Completion, Group, Problem, Stop
-from backend.sampler import Drawn, Sampling, draw, uniforms
+from backend.sampler import GREEDY, Drawn, Sampling, draw, uniforms
 
 BUCKET = 64
 """Tokens by which the cache grows; the decoding step is traced once for each size."""
@@ -67,9 +67,11 @@ class Rollout:
         self.stop = tuple(stop)
         self.prefill_chunk = prefill_chunk
         self.eos = mx.array(policy.eos_ids)
-        self.plain_cache = all(type(cache) is KVCache for cache in make_prompt_cache(policy.model))
-        """Whether every layer's cache is keys and values of all tokens; other kinds are decoded a group at a time."""
         self._steps: dict[Sampling, Callable[..., Any]] = {}
+        plain = all(type(cache) is KVCache for cache in make_prompt_cache(policy.model))
+        self.together = plain and self._decodes_together()
+        """Whether all rows are decoded together: every layer's cache is keys and values of all tokens, and the model
+        takes rows of unequal length. Others are decoded a group at a time."""
 
     def sample(
         self,
@@ -84,7 +86,7 @@ class Rollout:
         names = [(place + p, g) for p in range(len(problems)) for g in range(group_size)]
         uniform_BT = uniforms(seed, names, self.max_tokens)
         self.policy.model.eval()
-        decode = self._decode_together if self.plain_cache else self._decode_by_group
+        decode = self._decode_together if self.together else self._decode_by_group
         drafts = decode([problem.tokens for problem in problems], group_size, sampling, uniform_BT, poll)
         made = [self._completion(draft) for draft in drafts]
         mx.clear_cache()
@@ -103,6 +105,38 @@ class Rollout:
         length = max(map(len, prompts))
         drawn = draw(mx.repeat(logits, G, axis=0), rows.uniform_TB[0], sampling)
         return self._bursts(rows, drawn, length, self._step(sampling), poll)
+
+    def _decodes_together(self) -> bool:
+        """Tried on two short prompts. Some models want one position for all rows, or look at their own numbers, which a
+        compiled step forbids: they raise. The numbers are compared too, should one only be wrong."""
+        self.policy.model.eval()
+        prompts = [[self.policy.pad_id], [self.policy.pad_id, self.policy.eos_ids[0]]]
+        places = [(module, name) for module in self.policy.model.modules() for name in module]
+        before = [module[name] for module, name in places]
+        try:
+            logits, keys, values, pad_P = self._prefill(prompts)
+            first = draw(logits, mx.zeros(2), GREEDY)
+            rows = _Rows(np.arange(2), mx.array(pad_P), mx.zeros((1, 2)), keys, values)
+            rows.grow(3)
+            parts, *_ = self._step(GREEDY)(
+                first.token_B, mx.zeros(2, mx.bool_), mx.array(2), rows.pad_B, mx.zeros(2), rows.keys, rows.values
+            )
+            mx.eval(first, parts)
+        except Exception:
+            for (module, name), value in zip(places, before, strict=True):
+                module[name] = value  # a trace that breaks off leaves its placeholders where the weights were
+            return False
+        found = np.array(mx.concatenate([first.logp_B, Drawn(*parts).logp_B]))
+        tokens = np.array(first.token_B).tolist()
+        wanted = [self._greedy_logp(prompt) for prompt in prompts]
+        wanted += [self._greedy_logp([*prompt, token]) for prompt, token in zip(prompts, tokens, strict=True)]
+        exact = logits.dtype == mx.float32
+        return bool(np.allclose(found, wanted, atol=1e-3 if exact else 0.3))
+
+    def _greedy_logp(self, tokens: list[int]) -> float:
+        """The log-probability of the likeliest token after these, by the model as a whole."""
+        logits = self.policy.logits(self.policy.hidden(mx.array([tokens])))[:, -1]
+        return float(draw(logits, mx.zeros(1), GREEDY).logp_B)
 
     def _prefill(self, prompts: list[list[int]]) -> tuple[mx.array, list[mx.array], list[mx.array], list[int]]:
         """Each prompt read once, padded on the left. → last logits [P, V], keys and values by layer, padding [P]."""

@@ -26,10 +26,10 @@ from backend.export import export, fuse_run
 from backend.kit import Kit, load_kit
 from backend.nouns import Group, Problem
 from backend.policy import save_adapters, save_model
-from backend.record import Phases, group_line, versions
+from backend.record import Health, Phases, group_line, versions
 from backend.spec.checks import remarks
 from backend.spec.config import Config
-from backend.spec.events import Diary, JsonLines, cut_back
+from backend.spec.events import Diary, JsonLines, cut_back, read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hold_lock
 
@@ -74,6 +74,8 @@ class Trainer:
         self.saved_step: int | None = None
         self._logged: dict[str, float] = {}
         self.phases = Phases(diary)
+        before = (event["metrics"] for event in read_events(run.events) if event.get("kind") == "step")
+        self.health = Health(diary, before)
         self._rewards_since_save: list[float] = []
 
     # ── the run ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -98,14 +100,10 @@ class Trainer:
 
     def step(self, step: int) -> None:
         """One rollout and its updates. A stop before the updates leaves the last finished step standing."""
-        cursor, began = self.kit.deck.cursor, self.clock()
+        began = self.clock()
         mx.reset_peak_memory()
-        try:
-            groups, gathered = self.gather(step)
-            reward_metrics = self.kit.judge.compare(groups, step)
-        except BaseException:
-            self.kit.deck.cursor = cursor
-            raise
+        groups, gathered = self.gather(step)
+        reward_metrics = self.kit.judge.compare(groups, step)
         learn_metrics, train_s = self._timed(lambda: self.learn(groups))
         self._rewards_since_save.append(reward_metrics["reward"])
         made = completion_metrics(groups)
@@ -292,7 +290,8 @@ class Trainer:
         """The step's completions and its line. After this the step is done."""
         for group in groups:
             self.completions.append(group_line(step, group))
-        self.diary.write("step", step=step, metrics=metrics)
+        told = self.diary.write("step", step=step, metrics=metrics)
+        self.health.look(told["metrics"])
 
     def _tell_checkpoint(self, path: Path) -> None:
         self.diary.write("checkpoint", step=self.state.step, path=str(path.relative_to(self.folder.path)))

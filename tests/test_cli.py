@@ -316,7 +316,7 @@ def test_a_run_from_a_file_and_what_can_be_done_with_it(parts: Path, runs: Path,
 
 def test_without_a_name_each_run_has_a_folder_of_its_own(parts: Path, runs: Path, tmp_path: Path) -> None:
     folders = [well("train", config(parts, tmp_path, iters=1)).stdout.splitlines()[0] for _ in range(2)]
-    assert len(set(folders)) == 2 and all(Path(one).name.startswith("model-lora-grpo-") for one in folders)
+    assert len(set(folders)) == 2 and all(Path(one).name.startswith(f"{parts.name}-lora-grpo-") for one in folders)
     assert len(list(all_runs())) == 2
 
 

@@ -82,7 +82,7 @@ def everything(groups: list[Group]) -> list[tuple[Problem, Completion]]:
 def test_every_log_probability_is_that_of_a_full_forward_pass(models: Path, arch: str) -> None:
     policy = policy_of(models, arch, MANY_ENDS)
     rollout = Rollout(policy, 33)
-    assert rollout.plain_cache == (arch in PLAIN)
+    assert rollout.together == (arch in PLAIN)
     sampling = Sampling(temperature=0.9, top_p=0.95, top_k=200)
     made = everything(rollout.sample(problems(), 4, sampling, seed=0, place=0))
     assert {one.stop for _, one in made} == {"eos", "length"}

@@ -234,7 +234,7 @@ def test_long_prompts_are_read_in_the_pieces_that_were_asked_for(
         Rollout, "_prefill", lambda self, prompts: pieces.append(self.prefill_chunk) or prefill(self, prompts)
     )
     small.train_here(settings(parts, iters=1, efficient_long_context=True, seq_step_size=16), run)
-    assert pieces == [16]
+    assert set(pieces) == {16}
 
 
 # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────────

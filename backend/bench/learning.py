@@ -63,7 +63,7 @@ def measure(changes: dict[str, Any], seed: int) -> dict[str, float]:
     return {
         "before": test_accuracy(config, None),
         "after": after,
-        "reward_first": steps[0]["reward"],
+        "reward_before": evals[0]["reward"],
         "reward_held_out": evals[-1]["reward"],
         "clip": max(clip, default=0.0),
         "kl": steps[-1]["kl"],

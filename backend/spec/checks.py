@@ -216,7 +216,7 @@ def _stage_faults(stage: Mapping[str, Any], name: str) -> Iterator[Fault]:
         yield Fault("stages", f"{name} needs iters, a whole number of steps above 0.")
     if functions is not None and not (_is_list_of(functions, str) and functions):
         yield Fault("stages", f"{name}: reward_functions must be a list of names.")
-    elif twice := sorted({one for one in functions or () if functions.count(one) > 1}):
+    elif twice := sorted({one for one in functions or [] if (functions or []).count(one) > 1}):
         yield Fault("stages", f"{name} lists {', '.join(twice)} twice; list each reward function once.")
     if weights is not None and not _is_list_of(weights, (int, float)):
         yield Fault("stages", f"{name}: reward_weights must be a list of numbers.")

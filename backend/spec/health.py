@@ -1,0 +1,133 @@
+"""What the numbers of a run mean, and what to do about it: one function a rule, over the metrics of the last steps.
+
+A rule looks at steps, newest last, and says what it sees or nothing. To add one, write it below.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Steps = Sequence[Mapping[str, Any]]
+
+WINDOW = 10
+"""Steps that most rules take the mean of: fewer than this, and they wait."""
+LONG = 60
+"""Steps that a rule about the trend needs; the trainer keeps this many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`code` stays the same while a rule goes on finding it, so that it is told once."""
+
+    code: str
+    sentence: str
+    advice: str
+    level: str = "warning"
+
+
+Rule = Callable[[Steps], "Finding | None"]
+RULES: list[Rule] = []
+
+
+def _rule(rule: Rule) -> Rule:
+    RULES.append(rule)
+    return rule
+
+
+def findings(steps: Steps) -> list[Finding]:
+    """Everything the rules see in the newest steps."""
+    found = (rule(steps) for rule in RULES)
+    return [finding for finding in found if finding is not None]
+
+
+def _mean(steps: Steps, name: str, count: int = WINDOW) -> float | None:
+    """Mean of a metric over the last `count` steps; None before there are as many, or where nothing was measured."""
+    values = [step.get(name) for step in steps[-count:]]
+    known = [float(value) for value in values if value is not None]
+    return statistics.fmean(known) if len(values) >= count and known else None
+
+
+@_rule
+def cut_off(steps: Steps) -> Finding | None:
+    share = _mean(steps, "hit_max_tokens_ratio")
+    if share is None or share <= 0.3:
+        return None
+    return Finding(
+        "cut_off",
+        f"{share:.0%} of the completions of the last {WINDOW} steps ran into the length limit.",
+        "Raise Completion, or strengthen a reward for the right form.",
+    )
+
+
+@_rule
+def no_signal(steps: Steps) -> Finding | None:
+    share = _mean(steps, "frac_reward_zero_std")
+    if share is None or share < 0.95:
+        return None
+    return Finding(
+        "no_signal",
+        f"In the last {WINDOW} steps nearly every group got the same reward throughout, so there is nothing to learn from.",
+        "Take a larger group, a higher temperature, rewards with partial credit, or other prompts; or stop, if the reward is full.",
+    )
+
+
+@_rule
+def drifting(steps: Steps) -> Finding | None:
+    kl = _mean(steps, "kl")
+    if kl is None or kl <= 0.5:
+        return None
+    return Finding(
+        "drifting",
+        f"The KL from the reference is {kl:.2g} nats a token.",
+        "Lower the learning rate, or raise the KL weight.",
+    )
+
+
+@_rule
+def moving_fast(steps: Steps) -> Finding | None:
+    clipped = _mean(steps, "clip_ratio_total")
+    if clipped is None or clipped <= 0.2:
+        return None
+    return Finding(
+        "moving_fast",
+        f"{clipped:.0%} of the tokens are clipped: the policy moves faster than its completions allow.",
+        "Lower the learning rate, widen epsilon, or make fewer updates per rollout.",
+    )
+
+
+@_rule
+def never_scores(steps: Steps) -> Finding | None:
+    """A reward function that has given 0 to everything."""
+    if len(steps) < WINDOW:
+        return None
+    names = [key for key in steps[-1] if key.startswith("rewards/") and key.endswith("/mean")]
+    silent = [name.split("/")[1] for name in names if not any(step.get(name) for step in steps)]
+    if not silent:
+        return None
+    return Finding(
+        f"never_scores {' '.join(silent)}",
+        f"{', '.join(silent)} gave 0 to every completion of the last {len(steps)} steps.",
+        "Read some completions: the model may never write what the function looks for, or a column may be the wrong one.",
+    )
+
+
+@_rule
+def flat(steps: Steps) -> Finding | None:
+    """No trend in the reward, beyond what its scatter from step to step explains."""
+    rewards = [float(step["reward"]) for step in steps[-LONG:] if step.get("reward") is not None]
+    if len(rewards) < LONG:
+        return None
+    half = LONG // 2
+    early, late = rewards[:half], rewards[half:]
+    error = (statistics.variance(early) / half + statistics.variance(late) / half) ** 0.5
+    share = _mean(steps, "frac_reward_zero_std")
+    if abs(statistics.fmean(late) - statistics.fmean(early)) > error or (share or 0) > 0.5:
+        return None  # it moves; or most groups are alike, which another rule speaks of
+    return Finding(
+        "flat",
+        f"The reward has not moved in {LONG} steps.",
+        "Score some completions by hand first: rewards may be too harsh or the prompts too hard. Then a higher learning rate.",
+    )
