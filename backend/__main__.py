@@ -7,6 +7,7 @@ import sys
 import typer
 
 from backend import blas
+from backend.rewards.mathematics import VERB as EQUALITY_VERB
 
 
 def version(asked: bool) -> None:
@@ -49,6 +50,10 @@ def app() -> typer.Typer:
 
 
 def main() -> None:
+    if sys.argv[1:] == [EQUALITY_VERB]:  # a bundled app's helper process, which needs no mlx and no BLAS
+        from backend.rewards import equality
+
+        return equality.main()
     # mlx binds to the BLAS that is loaded first, so this comes before anything that may import it.
     blas.prepare()
     app()()

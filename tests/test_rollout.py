@@ -190,9 +190,9 @@ def test_completions_of_a_group_differ_from_one_another_and_from_other_places(mo
 
 def test_the_prompt_is_read_once_for_the_whole_group(models: Path) -> None:
     policy, shapes = policy_of(models), []
-    hidden = policy.halves.hidden
+    rollout, hidden = Rollout(policy, 5), policy.halves.hidden
     policy.halves.hidden = lambda tokens, cache: shapes.append(tokens.shape) or hidden(tokens, cache)
-    Rollout(policy, 5).sample(problems([40, 20, 30]), 8, Sampling(), 0, 0)
+    rollout.sample(problems([40, 20, 30]), 8, Sampling(), 0, 0)
     assert shapes[0] == (3, 40)
     assert all(shape[1] == 1 for shape in shapes[1:])
 

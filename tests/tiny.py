@@ -46,16 +46,18 @@ def tiny_model(
     dtype: str = "float32",
     bits: int | None = None,
     seed: int = 0,
+    own: dict[str, Any] | None = None,
 ) -> Path:
     """Write a random model of `arch` with its tokenizer into `folder` (made if absent) and return the folder.
 
-    `arch`: qwen3, llama, gemma3_text, mixtral, qwen3_moe or mamba. `vocab` is at least 259: 256 bytes, 3 special
+    `arch`: qwen3, llama, gemma3_text, mixtral, qwen3_moe or mamba; any other of mlx-lm's with what its config.json says
+    beside the usual as `own`. `vocab` is at least 259: 256 bytes, 3 special
     tokens, then merges. `hidden` is a multiple of 32. With `bits`, linear and embedding weights are quantised in groups of 32.
     `tie` says nothing for gemma3_text, which decides by itself. Sets mlx's random seed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tiny_tokenizer(folder, vocab=vocab)
-    config = _config(arch, vocab, hidden, layers, tie)
+    config = _config(arch, vocab, hidden, layers, tie) | (own or {})
     mx.random.seed(seed)
     module = importlib.import_module(f"mlx_lm.models.{arch}")
     model = module.Model(module.ModelArgs.from_dict(config))
@@ -152,4 +154,4 @@ def _config(arch: str, vocab: int, hidden: int, layers: int, tie: bool) -> dict[
         "qwen3_moe": attention | experts,
         "mamba": state,
     }
-    return common | own[arch]
+    return common | own.get(arch, attention)

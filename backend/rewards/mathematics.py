@@ -1,7 +1,7 @@
 """Whether an answer is right, as mathematics: `1/2`, `0.5` and `\\frac{1}{2}` are one answer, and `Paris` is text.
 
 Texts that are equal, whole numbers and words are decided here; for everything else math-verify is asked, in a process
-of its own (`backend.rewards.judge`). Bounded: an answer longer than `LONGEST` is read at its end only, and comparisons
+of its own (`backend.rewards.equality`). Bounded: an answer longer than `LONGEST` is read at its end only, and comparisons
 that take too long are given up, a few of them in one call before the rest is compared as text.
 """
 
@@ -24,7 +24,7 @@ LONGEST = 500
 """Characters of an answer that are read, its last ones."""
 PATIENCE = 5
 """Comparisons that may run out of time in one call before the rest of it is compared as text."""
-VERB = "judge"
+VERB = "equality"
 """What a bundled app's executable is asked for, where there is no Python to run a module with."""
 
 _WHOLE = re.compile(r"[-−+]?\d{1,3}(?:,\d{3})+|[-−+]?\d+")
@@ -149,7 +149,7 @@ class _Judge:
 def _command() -> list[str]:
     if getattr(sys, "frozen", False):
         return backend_command(VERB)
-    return [sys.executable, "-P", "-m", "backend.rewards.judge"]
+    return [sys.executable, "-P", "-m", "backend.rewards.equality"]
 
 
 _judge = _Judge()

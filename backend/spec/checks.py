@@ -64,9 +64,12 @@ def _room_for_a_prompt(completion: int, sequence: int) -> Iterator[Fault]:
 def _some_rewards(functions: list[str]) -> Iterator[Fault]:
     if not functions:
         yield Fault("reward_functions", "No reward function is ticked; a run needs at least one.")
-    twice = sorted({name for name in functions if functions.count(name) > 1})
-    if twice:
+    if twice := _listed_twice(functions):
         yield Fault("reward_functions", f"{', '.join(twice)} is listed twice; list each reward function once.")
+
+
+def _listed_twice(names: list[str]) -> list[str]:
+    return sorted({name for name in names if names.count(name) > 1})
 
 
 @_reads("reward_functions", "reward_weights")
@@ -216,7 +219,7 @@ def _stage_faults(stage: Mapping[str, Any], name: str) -> Iterator[Fault]:
         yield Fault("stages", f"{name} needs iters, a whole number of steps above 0.")
     if functions is not None and not (_is_list_of(functions, str) and functions):
         yield Fault("stages", f"{name}: reward_functions must be a list of names.")
-    elif twice := sorted({one for one in functions or [] if (functions or []).count(one) > 1}):
+    elif functions and (twice := _listed_twice(cast("list[str]", functions))):
         yield Fault("stages", f"{name} lists {', '.join(twice)} twice; list each reward function once.")
     if weights is not None and not _is_list_of(weights, (int, float)):
         yield Fault("stages", f"{name}: reward_weights must be a list of numbers.")
