@@ -13,24 +13,40 @@ Values = Mapping[str, Any]
 
 def summary(values: Values) -> str:
     """“8 completions for each of 16 prompts a step, 60 steps: 7,680 completions.”"""
-    prompts = values["batch_size"] * values["gradient_accumulation_steps"]
+    prompts = values["batch_size"] * values["gradient_accumulation_steps"] * values["steps_per_generation"]
     group = counted(values["group_size"], "completion")
     each = f"{group} for each of {prompts:,} prompts a step" if prompts != 1 else f"{group} for one prompt a step"
-    if values["epochs"] > 0:
+    staged = _staged(values["stages"])
+    steps = staged or values["iters"]
+    if values["epochs"] > 0 and not staged:
         return f"{each}, {counted(values['epochs'], 'pass', 'passes')} over the dataset."
-    total = values["group_size"] * prompts * values["iters"]
-    return f"{each}, {counted(values['iters'], 'step')}: {total:,} completions."
+    total = values["group_size"] * prompts * steps
+    return f"{each}, {counted(steps, 'step')}: {total:,} completions."
 
 
 def details(values: Values) -> list[str]:
     """Short phrases without a full stop, the weightiest first."""
     found = [_learner(values), _rewards(values), _reference(values)]
-    if values["num_iterations"] > 1:
-        found.append(f"{values['num_iterations']} updates from each set of completions")
+    found += _updates(values)
     found.append(_pauses(values))
     if values["lm_studio_name"].strip():
         found.append(f"Goes to LM Studio as {values['lm_studio_name'].strip()}")
     return found
+
+
+def _staged(stages: Any) -> int:
+    """Steps of all stages together; 0 where there are none, or none that can be read yet."""
+    given = [stage.get("iters") for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+    return sum(iters for iters in given if isinstance(iters, int))
+
+
+def _updates(values: Values) -> list[str]:
+    """How often the weights change in a step, where it is more than once."""
+    batches, again = values["steps_per_generation"], values["num_iterations"]
+    if batches * again == 1:
+        return []
+    learnt = f"{counted(batches, 'batch', 'batches')} of a step" if batches > 1 else "each set of completions"
+    return [f"{counted(batches * again, 'update')} from {learnt}"]
 
 
 def counted(number: int, one: str, many: str = "") -> str:

@@ -143,3 +143,19 @@ def test_what_holds_for_any_rewards(rewards: list[list[float | None]], data: st.
     shuffled = [rewards[i + j] for i in range(0, len(rewards), 4) for j in order]
     again = np.array(advantages(shuffled, 4, scale_rewards=scale)[0])
     np.testing.assert_allclose(again, got.reshape(-1, 4)[:, order].reshape(-1), atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(rewards=batches, factor=st.sampled_from([0.5, 4.0, 100.0]), baseline=st.sampled_from(["group", "leave_one_out"]))
+def test_the_size_of_rewards_does_not_matter_within_a_group(
+    rewards: list[list[float | None]], factor: float, baseline: str
+) -> None:
+    """Up to the 1e-4 that keeps the division finite: a group that hardly differs is nearly nothing to either."""
+    larger = [[None if x is None else x * factor for x in row] for row in rewards]
+    got, again = (np.array(advantages(rows, 4, baseline=baseline)[0]).reshape(-1, 4) for rows in (rewards, larger))
+    totals = [[x for x in row if x is not None] for row in rewards]
+    for i, (small, large) in enumerate(zip(got, again, strict=True)):
+        scored = [sum(row) for row in totals[i * 4 : i * 4 + 4] if row]
+        spread = np.std(scored, ddof=1) * min(factor, 1) if len(scored) > 1 else 0
+        if spread > 0.02:
+            np.testing.assert_allclose(large, small, rtol=0.02, atol=1e-5)

@@ -305,3 +305,16 @@ def test_mappings_travel_through_lines(value: dict):
 
 def test_a_mapping_that_is_none_stays_text():
     assert texts.mapping_value("enable_thinking") == "enable_thinking"
+
+
+@pytest.mark.parametrize("stages", ["x", [3], [{}], [{"iters": "a"}], [{"iters": 5}, {"reward_weights": 1}]])
+def test_half_written_stages_are_a_problem_and_the_summary_still_stands(draft: Draft, stages: object):
+    draft.set("stages", stages)
+    assert "stages" in [fault.setting for fault in draft.problems()]
+    assert "completions" in draft.summary()
+
+
+def test_the_summary_counts_what_a_step_samples_and_how_long_stages_are(draft: Draft):
+    draft.update({"batch_size": 2, "gradient_accumulation_steps": 3, "steps_per_generation": 2, "group_size": 4})
+    draft.set("stages", [{"iters": 5}, {"iters": 7}])
+    assert draft.summary() == "4 completions for each of 12 prompts a step, 12 steps: 576 completions."
