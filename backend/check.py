@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from backend.data import check_columns, prepare, read_splits
+from backend.data import check_columns, check_prompts, read_splits
 from backend.judge import stages
 from backend.policy import model_source
 from backend.spec.config import Config, parse, problems
@@ -112,9 +112,7 @@ def _check_data(config: Config, model_folder: Path | None) -> None:
     if config.test and not splits.test:
         raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
     if model_folder is not None and (model_folder / "tokenizer_config.json").exists():
-        tokenizer = _tokenizer(model_folder)
-        if not prepare(splits.train, tokenizer, config, splits.source["train"]).problems:
-            raise Mistake("max_seq_length", "Every prompt is longer than what Max Seq leaves beside the completion.")
+        check_prompts(splits.train, _tokenizer(model_folder), config, splits.source["train"])
 
 
 def _tokenizer(folder: Path) -> Any:

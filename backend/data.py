@@ -245,6 +245,20 @@ def prepare(rows: Sequence[Row], tokenizer: Any, config: Config, source: str) ->
     return prepared
 
 
+def check_prompts(rows: Sequence[Row], tokenizer: Any, config: Config, source: str) -> None:
+    """What `prepare` would refuse, without the work: every row's chat is looked at, and prompts are tokenised only until
+    one fits. Raises Mistake naming the row, or `max_seq_length` when no prompt leaves room for the completion."""
+    chats = [(_messages(row, config, where), where) for row, where in _placed(rows, source)]
+    room = config.max_seq_length - config.max_completion_length
+    if not any(len(_rendered(chat, tokenizer, config, where)) <= room for chat, where in chats):
+        raise Mistake("max_seq_length", "Every prompt is longer than what Max Seq leaves beside the completion.")
+
+
+def _placed(rows: Sequence[Row], source: str) -> Iterator[tuple[Row, str]]:
+    """Each row with its place as a person would name it."""
+    return ((row, f"row {index + 1} of {source}") for index, row in enumerate(rows))
+
+
 def _problem(index: int, row: Row, tokenizer: Any, config: Config, source: str) -> Problem:
     where = f"row {index + 1} of {source}"
     messages = _messages(row, config, where)

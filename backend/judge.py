@@ -49,7 +49,7 @@ class Judge:
     def score(self, groups: list[Group], step: int, epoch: float = 0.0) -> dict[str, float]:
         """Fill in every completion's scores and reward, and what functions logged of it. → metrics that they logged."""
         stage = self.stage(step)
-        state = TrainerState(step - 1, self.steps, epoch, self.config.max_completion_length)
+        state = TrainerState(max(step - 1, 0), self.steps, epoch, self.config.max_completion_length)
         report = score(groups, stage.functions, stage.weights.at(step), self.config.reward_timeout, state)
         completions = [one for group in groups for one in group.completions]
         for name, column in report.columns.items():
@@ -97,12 +97,22 @@ class Judge:
         return list(dict.fromkeys(function.note for function in functions if function.note))
 
     def state(self) -> list[dict[str, Any]]:
-        """What adaptive weights have learnt, stage by stage, as plain JSON."""
-        return [stage.weights.state() for stage in self.stages]
+        """What adaptive weights have learnt, stage by stage, as plain JSON; other weights follow from the step."""
+        return [stage.weights.state() if stage.weights.kind == "adaptive" else {} for stage in self.stages]
 
     def restore(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        for stage, state in zip(self.stages, saved, strict=bool(saved)):
-            stage.weights.restore(state)
+        """Go on from `state`. Raises Mistake when adaptive weights were learnt for other reward functions."""
+        for stage, state in zip(self.stages, saved, strict=False):
+            if stage.weights.kind != "adaptive" or not state:
+                continue
+            try:
+                stage.weights.restore(state)
+            except ValueError:
+                raise Mistake(
+                    "reward_functions",
+                    "The checkpoint's adaptive weights are of other reward functions; resume with the same ones, or "
+                    "start a new run.",
+                ) from None
 
 
 def stages(config: Config, steps: int) -> list[Stage]:

@@ -83,10 +83,11 @@ class Trainer:
     def run(self, saved: checkpoint.Checkpoint | None, command: str) -> Ending:
         self.control.listen_to_signals()
         self.diary.write("phase", phase="loading")
-        self.kit = load_kit(self.config, self.note)
+        kit = load_kit(self.config, self.note)
         if saved is not None:
-            self.kit.restore(saved)
+            kit.restore(saved)
             self.state, self.saved_step = saved.state, saved.state.step
+        self.kit = kit  # whole from here on: what fails later is saved first
         self.tell_start(saved, command)
         if self._evaluation_due(self.state.step) and self.state.evaluated < self.state.step:
             self.evaluate(self.state.step)  # how good the model is to begin with; or a stop broke this off
@@ -262,9 +263,12 @@ class Trainer:
             )
         if config.train_type == "full":
             save_model(self.kit.policy, config.model, self.folder.model)
+        fuses = config.fuse and config.train_type != "full"
+        if not (fuses or config.lm_studio_name):
+            return
         self.diary.write("phase", phase="exporting")
         self._let_go()
-        if config.train_type != "full" and config.fuse:
+        if fuses:
             fuse_run(self.folder)
         if config.lm_studio_name:
             self._export(config.lm_studio_name)
@@ -329,7 +333,7 @@ class Trainer:
         """`ending`, once the last finished step is saved; where that fails too, a failure that says both."""
 
         def leave() -> Ending:
-            if self.state.step > 0 and self.saved_step != self.state.step and self.between_steps:
+            if self.saved_step != self.state.step and self.between_steps:
                 self.save()
             if ending.kind == "stopped" and self.config.train_type == "full":
                 save_model(self.kit.policy, self.config.model, self.folder.model)
@@ -342,8 +346,8 @@ class Trainer:
 
     @property
     def between_steps(self) -> bool:
-        """Whether the weights are those of the last finished step, not half-way through the updates of the next."""
-        return self.kit.learner.updates == self.state.updates
+        """Whether the weights are those of the last finished step: loaded, and not half-way through the next updates."""
+        return "kit" in vars(self) and self.kit.learner.updates == self.state.updates
 
     def clock(self) -> float:
         """Seconds, on a clock that stands still in a pause."""

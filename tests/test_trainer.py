@@ -58,6 +58,10 @@ def rises_and_falls(prompts, completions, answer, types=None):
 def best_at_first(prompts, completions, answer, types=None):
     return [{3: 1.0, 5: 0.5}.get(next(calls), 0.0)] * len(completions)
 
+@register_reward_function("raises_at_once")
+def raises_at_once(prompts, completions, answer, types=None):
+    raise ValueError("no")
+
 def failing(work):
     """Does `work` at the third call."""
     def call(prompts, completions, answer, types=None):
@@ -285,7 +289,7 @@ def test_a_killed_run_resumed_ends_like_the_unbroken_one(
 ) -> None:
     """A real child, SIGKILL at a random moment after the first checkpoint, then `resume`."""
     chance = random.Random()
-    step = chance.randint(2, 5)
+    step = chance.randint(3, 5)  # the checkpoint of step 2 stands by then
     wait = chance.uniform(0, 0.05) if moment == "after a step" else chance.uniform(0, 0.01)
     small.write_config(run.config, settings(parts, **WHOLE))
     command = backend_command("train", "--run", str(run.path), "--stream")
@@ -524,3 +528,12 @@ def test_a_stopped_full_run_leaves_its_model(parts: Path, run: RunFolder) -> Non
     assert ending.kind == "stopped"
     model: dict[str, Any] = dict(tree_flatten(load(str(run.model))[0].parameters()))
     assert all(np.array_equal(np.array(model[name]), x) for name, x in weights(run).items())
+
+
+def test_a_reward_that_fails_in_the_first_step_leaves_a_checkpoint_to_resume_from(parts: Path, run: RunFolder) -> None:
+    """Nothing was learned yet, but where the run stands is on disk all the same."""
+    raw = settings(parts, "raises_at_once", iters=2, steps_per_eval=0)
+    assert small.train_here(raw, run).exit_code == 2
+    assert [one.state.step for one in checkpoint.all_checkpoints(run)] == [0]
+    assert small.train_here(settings(parts, iters=2, steps_per_eval=0), run).kind == "finished"
+    assert small.steps(run) == [1, 2] and events(run, "started")[-1]["resumed_from"] == 0
