@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
+from backend.cuts import Row, cut
+
 SMALLEST_STD = 1e-4
 """Added to a standard deviation before dividing by it, as TRL does."""
 
@@ -217,27 +219,23 @@ class Batch:
         index = mx.array(list(rows), mx.int32)
         return self._changed(lambda name, x: x[index])
 
-    def trimmed(self, multiple: int = 1) -> Batch:
-        """As wide as the longest row needs, rounded up to a multiple (so that fewer shapes are compiled)."""
-        widths = {
-            "T": _round_up(max(_listed(self.length_B), default=0), multiple),
-            "L": _round_up(max(self._sizes(), default=0), multiple),
-        }
+    def trimmed(self) -> Batch:
+        """As wide as the longest row needs."""
+        widths = {"T": _width(_listed(self.length_B)), "L": _width(self._sizes())}
         return self._changed(lambda name, x: _fitted(x, widths[name[-1]], self._filling(name)) if x.ndim == 2 else x)
 
-    def parts(self, *, rows: int | None = None, token_budget: int | None = None, multiple: int = 1) -> Iterator[Batch]:
-        """Cut into micro-batches of at most `rows` rows and `token_budget` tokens, padding counted; longest rows first.
-
-        Rows of like length go together, so little is padding, and the first part is the one that needs most memory.
-        A row longer than the budget is a part of its own. With neither limit the whole batch is one part.
-        """
-        sizes = self._sizes()
-        order = sorted(range(len(self)), key=lambda row: -sizes[row])
-        while order:
-            room = len(order) if token_budget is None else token_budget // _round_up(sizes[order[0]], multiple)
-            count = max(1, min(room, len(order) if rows is None else rows))
-            yield self.take(order[:count]).trimmed(multiple)
-            order = order[count:]
+    def parts(
+        self, *, rows: int | None = None, token_budget: int | None = None, shared: bool = False
+    ) -> Iterator[Batch]:
+        """Cut into micro-batches of at most `rows` rows and `token_budget` tokens, padding counted, so that little of it
+        is padding; the one that needs most memory first. `shared`: the model reads a prompt once for all of its rows."""
+        known = zip(*map(_listed, (self.group_B, self.prompt_length_B, self.length_B)), strict=True)
+        places = cut(
+            [Row(place, *one) for place, one in enumerate(known)],
+            most_rows=rows, token_budget=token_budget, shared=shared,
+        )  # fmt: skip
+        for part in places:
+            yield self.take(part).trimmed()
 
     def with_signal(self) -> Batch:
         """Without the rows that cannot move the policy: advantage 0, or no token trained on.
@@ -270,9 +268,7 @@ class Batch:
         return replace(self, **{name: change(name, x) for name, x in arrays.items() if isinstance(x, mx.array)})
 
 
-def pack(
-    groups: Sequence[Grouped], *, pad_id: int, multiple: int = 1, mask_truncated_completions: bool = False
-) -> Batch:
+def pack(groups: Sequence[Grouped], *, pad_id: int, mask_truncated_completions: bool = False) -> Batch:
     """The completions of all groups as one Batch, in their order, padded to the longest.
 
     With `mask_truncated_completions` a completion that ran into the length limit is not trained on; its reward has
@@ -285,11 +281,11 @@ def pack(
             raise ValueError(f"A completion of group {number} has {len(one.tokens)} tokens, {len(one.logps)} logps.")
     lengths = [len(one.tokens) for _, _, one in rows]
     hidden = [mask_truncated_completions and one.stop == "length" for _, _, one in rows]
-    longest = _round_up(max(lengths, default=0), multiple)
+    longest = _width(lengths)
     sequences = [problem.tokens + one.tokens for _, problem, one in rows]
     return Batch(
         pad_id=pad_id,
-        tokens_BL=_padded(sequences, _round_up(max(map(len, sequences), default=0), multiple), pad_id, mx.int32),
+        tokens_BL=_padded(sequences, _width([len(ids) for ids in sequences]), pad_id, mx.int32),
         prompt_length_B=mx.array([len(problem.tokens) for _, problem, _ in rows], mx.int32),
         length_B=mx.array(lengths, mx.int32),
         completion_BT=_padded([one.tokens for _, _, one in rows], longest, pad_id, mx.int32),
@@ -308,9 +304,9 @@ def _drawn_with(one: Sampled) -> list[float]:
     return [logp - kept for logp, kept in zip(one.logps, one.log_kept, strict=True)]
 
 
-def _round_up(n: int, multiple: int) -> int:
-    """At least `multiple`, so that a batch of empty completions still has a width."""
-    return max(1, -(-n // multiple)) * multiple
+def _width(lengths: Sequence[int]) -> int:
+    """At least 1, so that a batch of empty completions still has a width."""
+    return max(1, *lengths) if lengths else 1
 
 
 def _padded(rows: Sequence[Sequence[float]], width: int, filling: float, dtype: mx.Dtype) -> mx.array:

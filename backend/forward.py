@@ -1,21 +1,25 @@
-"""The forward pass of training: log-probabilities of completions, without the vocabulary where it is not needed.
+"""The forward pass of training: log-probabilities of completions, each prompt read once for all of its completions.
 
-Knows a model and arrays; no files, no settings, no loss.
+Knows a model and arrays; no files, no settings, no loss. Letters: B completions, P prompts, T completion tokens, K prompt
+tokens, H hidden.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-CHUNK_BYTES = 64 << 20
-"""Most bytes of float32 logits held at once while log-probabilities are worked out."""
+from backend.head import Scored, token_logps
+
+Hidden = Callable[..., mx.array]
 
 
 @dataclass(slots=True)
@@ -26,10 +30,60 @@ class Halves:
     its last norm is kept whole: its hidden states are its logits.
     """
 
-    hidden: Callable[..., mx.array]
+    hidden: Hidden
     logits: Callable[[mx.array], mx.array]
     head: nn.Module | None = None
     """The module whose weights `logits` uses; None where the model is kept whole."""
+    layers: int = 0
+    """Layers that remember keys and values, where a prompt may be read once for all of its completions; else 0."""
+    vocabulary: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Completions and their prompts, as the forward pass reads them. Built by `rows_of`."""
+
+    tokens_BL: mx.array
+    """Prompt and completion, padded on the right: for models whose prompts cannot be shared."""
+    prompt_PK: mx.array
+    """Every prompt once, padded on the right."""
+    prompt_length_B: mx.array
+    prompt_B: mx.array
+    """Which prompt each row has."""
+    completion_BT: mx.array
+    active_N: mx.array
+    """Flat indices into [B, T] of the tokens that count."""
+    even: bool
+    """Whether each prompt has as many rows as every other, one after another."""
+    ragged: bool
+    """Whether prompts differ in length."""
+
+
+def rows_of(
+    tokens_BL: mx.array,
+    prompt_length_B: mx.array,
+    group_B: mx.array,
+    completion_BT: mx.array,
+    mask_BT: mx.array,
+) -> Rows:
+    """Rows of one group have the same prompt. Inputs are looked at on the host: call it once for a batch, not once a pass."""
+    tokens, lengths, groups = np.array(tokens_BL), np.array(prompt_length_B), np.array(group_B)
+    _, first, prompt_of = np.unique(groups, return_index=True, return_inverse=True)
+    order = np.argsort(np.argsort(first))  # groups in the order in which they come
+    prompt_of, first = order[prompt_of], np.sort(first)
+    P, K = len(first), int(lengths.max(initial=1))
+    inside = np.arange(K)[None] < lengths[first][:, None]
+    each = len(tokens) // max(P, 1)
+    return Rows(
+        tokens_BL=tokens_BL,
+        prompt_PK=mx.array(np.where(inside, tokens[first, :K], 0)),
+        prompt_length_B=prompt_length_B,
+        prompt_B=mx.array(prompt_of),
+        completion_BT=completion_BT,
+        active_N=mx.array(np.flatnonzero(np.array(mask_BT))),
+        even=bool(P * each == len(tokens) and (prompt_of == np.repeat(np.arange(P), each)).all()),
+        ragged=bool((lengths != K).any()),
+    )
 
 
 # ── halves ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -45,8 +99,14 @@ def split(model: nn.Module) -> Halves:
         head = body.embed_tokens  # pyright: ignore
         logits = head.as_linear
     if body is not None and logits is not None and _halves_agree(model, body, logits):
-        return Halves(lambda tokens, cache=None: body(tokens, cache=cache), logits, head)
-    return Halves(lambda tokens, cache=None: model(tokens, cache=cache), lambda hidden: hidden)
+        halves = Halves(lambda tokens, cache=None: body(tokens, cache=cache), logits, head)
+    else:
+        halves = Halves(lambda tokens, cache=None: model(tokens, cache=cache), lambda hidden: hidden)
+    halves.layers = _shared_layers(model, halves)
+    halves.vocabulary = halves.logits(halves.hidden(mx.array([[1]]))).shape[
+        -1
+    ]  # asked of the shape alone: nothing runs
+    return halves
 
 
 def _halves_agree(model: nn.Module, body: Any, logits: Any) -> bool:
@@ -59,72 +119,173 @@ def _halves_agree(model: nn.Module, body: Any, logits: Any) -> bool:
         return False
 
 
-# ── log-probabilities ────────────────────────────────────────────────────────────────────────────────────────────────
+def _shared_layers(model: nn.Module, halves: Halves) -> int:
+    """How many layers remember keys and values, if that is all they remember and reading a prompt once gives the hidden states
+    of reading it for every row. Tried on prompts of unequal length: some models want one position for all rows."""
+    try:
+        caches = make_prompt_cache(model)
+        if any(type(cache) is not KVCache for cache in caches):
+            return 0
+        rows = _probe()
+        training = model.training
+        model.eval()
+        shared = _states_shared(halves, rows, len(caches))
+        whole = _states_whole(halves, rows)
+        model.train(training)
+        tolerance = 1e-3 if whole.dtype == mx.float32 else 0.1
+        scale = mx.abs(whole).max()
+        return len(caches) if (mx.abs(shared - whole).max() <= tolerance * scale).item() else 0
+    except Exception:  # whatever a model's code does not take: it is read row by row
+        return 0
+
+
+def _probe() -> Rows:
+    prompts, completions = [[1, 2, 3], [4, 5, 0]], [[6, 7], [8, 9], [10, 11]]
+    tokens = [[1, 2, 3, 6, 7], [1, 2, 3, 8, 9], [4, 5, 10, 11, 0]]
+    return Rows(
+        tokens_BL=mx.array(tokens), prompt_PK=mx.array(prompts), prompt_length_B=mx.array([3, 3, 2]),
+        prompt_B=mx.array([0, 0, 1]), completion_BT=mx.array(completions), active_N=mx.arange(6), even=False, ragged=True,
+    )  # fmt: skip
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def completion_logps(
     halves: Halves,
-    tokens_BL: mx.array,
-    prompt_length_B: mx.array,
-    completion_BT: mx.array,
-    active_N: mx.array,
+    rows: Rows,
     temperature: float,
     chunk: int | None = None,
+    *,
+    learns: bool = True,
     entropy_gradient: bool = False,
-) -> tuple[mx.array, mx.array]:
+) -> Scored:
     """log π(completion | prompt) and the entropy of each distribution, both [B, T] in nats, 0 where inactive.
 
-    tokens_BL: prompt and completion of each row, padded on the right; prompt_length_B: tokens of each prompt;
-    completion_BT: the sampled ids; active_N: flat indices into [B, T] of the real completion tokens. Logits are divided
-    by `temperature` first, in float32. The vocabulary is computed at the active positions only, `chunk` at a time.
-    The entropy carries a gradient only where `entropy_gradient` asks for one.
+    Logits are divided by `temperature` first, in float32. The vocabulary is computed at the active positions only, `chunk` at
+    a time. The entropy carries a gradient only where `entropy_gradient` asks for one; nothing does without `learns`.
     """
-    B, T = completion_BT.shape
-    if active_N.size == 0:  # every completion was left out: truncated ones, where those are masked
-        return mx.zeros((B, T)), mx.zeros((B, T))
-    hidden_BLH = halves.hidden(tokens_BL[:, :-1])
-    # The state that predicts completion token t of row b stands at prompt_length[b] − 1 + t.
-    place_BT = mx.minimum(prompt_length_B[:, None] - 1 + mx.arange(T)[None], tokens_BL.shape[1] - 2)
-    flat_N = (mx.arange(B)[:, None] * hidden_BLH.shape[1] + place_BT).reshape(-1)[active_N]
-    hidden_NH = hidden_BLH.reshape(-1, hidden_BLH.shape[-1])[flat_N]
-    logp_N, entropy_N = _chunked(
-        halves, hidden_NH, completion_BT.reshape(-1)[active_N], temperature, chunk, entropy_gradient
-    )
+    B, T = rows.completion_BT.shape
+    if rows.active_N.size == 0:  # every completion was left out: truncated ones, where those are masked
+        return Scored(mx.zeros((B, T)), mx.zeros((B, T)))
+    hidden_BTH = _states_shared(halves, rows, halves.layers) if halves.layers else _states_whole(halves, rows)
+    everything = rows.active_N.size == B * T
+    flat_NH, target_N = hidden_BTH.reshape(B * T, -1), rows.completion_BT.reshape(-1)
+    if not everything:
+        flat_NH, target_N = flat_NH[rows.active_N], target_N[rows.active_N]
+    scored = token_logps(
+        halves.logits, halves.head, flat_NH, target_N,
+        temperature=temperature, chunk=chunk, learns=learns, entropy_gradient=entropy_gradient,
+    )  # fmt: skip
+    if everything:
+        return Scored(*(x.reshape(B, T) for x in scored))
     blank = mx.zeros(B * T)
-    return blank.at[active_N].add(logp_N).reshape(B, T), blank.at[active_N].add(entropy_N).reshape(B, T)
+    return Scored(*(blank.at[rows.active_N].add(x).reshape(B, T) for x in scored))
 
 
-def _chunked(
-    halves: Halves,
-    hidden_NH: mx.array,
-    target_N: mx.array,
-    temperature: float,
-    chunk: int | None,
-    entropy_gradient: bool,
-) -> tuple[mx.array, mx.array]:
-    def one(hidden: mx.array, target: mx.array) -> tuple[mx.array, mx.array]:
-        scaled = halves.logits(hidden).astype(mx.float32) / temperature
-        norm = mx.logsumexp(scaled, axis=-1)
-        logp = mx.take_along_axis(scaled, mx.stop_gradient(target)[:, None], axis=-1)[:, 0] - norm
-        free, norm = (scaled, norm) if entropy_gradient else (mx.stop_gradient(scaled), mx.stop_gradient(norm))
-        entropy = norm - (mx.softmax(free, axis=-1) * free).sum(axis=-1)
-        return logp, entropy
-
-    N = hidden_NH.shape[0]
-    size = chunk or N
-    if size >= N:
-        return one(hidden_NH, target_N)
-    # The backward pass works the logits out again, a chunk at a time. Only what is handed to a checkpointed function gets
-    # a gradient: a head that learns hands its weights over, or full fine-tuning would never move it.
-    recomputed = mx.checkpoint(one) if halves.head is None else nn.utils.checkpoint(halves.head, one)
-    parts = [recomputed(hidden_NH[i : i + size], target_N[i : i + size]) for i in range(0, N, size)]
-    return mx.concatenate([part[0] for part in parts]), mx.concatenate([part[1] for part in parts])
+def _states_whole(halves: Halves, rows: Rows) -> mx.array:
+    """The states that predict each completion token, [B, T, H], with the prompt read for every row."""
+    B, T = rows.completion_BT.shape
+    hidden_BLH = halves.hidden(rows.tokens_BL[:, :-1])
+    # The state that predicts completion token t of row b stands at prompt_length[b] − 1 + t.
+    place_BT = mx.minimum(rows.prompt_length_B[:, None] - 1 + mx.arange(T)[None], rows.tokens_BL.shape[1] - 2)
+    flat_N = (mx.arange(B)[:, None] * hidden_BLH.shape[1] + place_BT).reshape(-1)
+    return hidden_BLH.reshape(-1, hidden_BLH.shape[-1])[flat_N].reshape(B, T, -1)
 
 
-def head_chunk(model_config: dict[str, Any], wanted: int | None = None) -> int:
-    """Completion tokens whose logits fit CHUNK_BYTES together, or what the person asked for."""
-    text = model_config.get("text_config", model_config)
-    return wanted or max(16, CHUNK_BYTES // (4 * int(text.get("vocab_size", 1 << 15))))
+def _states_shared(halves: Halves, rows: Rows, layers: int) -> mx.array:
+    """The same with each prompt read once. Its gradient is the sum over the rows that look at it, so nothing is lost."""
+    T = rows.completion_BT.shape[1]
+    reading = [Reading() for _ in range(layers)]
+    hidden_PKH = halves.hidden(rows.prompt_PK, reading)
+    last_BH = hidden_PKH[rows.prompt_B, rows.prompt_length_B - 1]
+    if T == 1:
+        return last_BH[:, None]
+    sight = Sight.of(rows)
+    following = [Following(layer.keys, layer.values, sight) for layer in reading]
+    hidden_BSH = halves.hidden(rows.completion_BT[:, :-1], following)
+    return mx.concatenate([last_BH[:, None], hidden_BSH], axis=1)
+
+
+class Reading:
+    """A layer's memory while prompts are read: it keeps their keys and values, [P, heads, K, head_dim], with gradient.
+
+    Speaks mlx-lm's cache protocol. Padding on the right is never looked at by what comes before it.
+    """
+
+    offset = 0
+
+    def __init__(self) -> None:
+        self.keys: mx.array
+        self.values: mx.array
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self.keys, self.values = keys, values
+        return keys, values
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        _refuse_window(window_size)
+        if return_array:
+            return mx.arange(N)[:, None] >= mx.arange(N)[None]
+        return None if N == 1 else "causal"
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the rows of a batch may look at: their prompt (of `length_B` tokens) and what they have said themselves."""
+
+    prompt_B: mx.array
+    each: int
+    """Rows of every prompt, one after another; 0 where prompts have unequally many."""
+    length_B: mx.array | int
+    """Tokens of each row's prompt; one number where they are all alike, and nothing needs to be hidden."""
+
+    @classmethod
+    def of(cls, rows: Rows) -> Sight:
+        B, (P, K) = len(rows.prompt_B), rows.prompt_PK.shape
+        return cls(rows.prompt_B, B // P if rows.even else 0, rows.prompt_length_B if rows.ragged else K)
+
+    def spread(self, x_P: mx.array) -> mx.array:
+        """What belongs to a prompt, for each of its rows. Repeating is cheaper than looking up, in the backward pass too."""
+        if self.each == 1:
+            return x_P
+        return mx.repeat(x_P, self.each, axis=0) if self.each else x_P[self.prompt_B]
+
+    def mask(self, N: int, K: int, as_array: bool) -> Any:
+        """For N tokens after prompts of width K."""
+        if isinstance(self.length_B, int) and not as_array:
+            return None if N == 1 else "causal"
+        own_NS = mx.arange(N)[:, None] >= mx.arange(N)[None]
+        prompt_BK = mx.arange(K)[None] < mx.array(self.length_B).reshape(-1, 1)
+        B = prompt_BK.shape[0]
+        sides = [mx.broadcast_to(prompt_BK[:, None, None], (B, 1, N, K)), mx.broadcast_to(own_NS, (B, 1, N, N))]
+        return mx.concatenate(sides, axis=-1)
+
+
+class Following:
+    """A layer's memory while completions are read after their prompts, which came before: [P, heads, K, head_dim]."""
+
+    def __init__(self, keys: mx.array, values: mx.array, sight: Sight) -> None:
+        self.keys, self.values, self.sight = keys, values, sight
+        self.offset = sight.length_B
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        spread = self.sight.spread
+        return mx.concatenate([spread(self.keys), keys], axis=2), mx.concatenate([spread(self.values), values], axis=2)
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        _refuse_window(window_size)
+        return self.sight.mask(N, self.keys.shape[2], return_array)
+
+
+def _refuse_window(window_size: int | None) -> None:
+    if window_size is not None:
+        raise ValueError(
+            "A sliding window looks back from each token's own place, which a shared prompt does not keep."
+        )
+
+
+# ── activations worked out again ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextlib.contextmanager
@@ -151,12 +312,21 @@ def recomputed_layers(model: nn.Module, on: bool) -> Iterator[None]:
 def _recomputing(call: Callable[..., Any], seeds: Iterator[int]) -> Callable[..., Any]:
     def checkpointed(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         seed = next(seeds)
+        memory = next((x for x in (*args, *kwargs.values()) if isinstance(x, (Reading, Following))), None)
+        given = [memory.keys, memory.values] if isinstance(memory, Following) else []
 
-        def inner(parameters: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        def inner(parameters: dict[str, Any], given: Sequence[mx.array], x: mx.array) -> Any:
+            """All that gets a gradient comes in as an argument and goes out as a result: the prompt's keys and values too."""
             mx.random.seed(seed)  # the second pass must drop what the first one dropped
             layer.update(parameters)
-            return call(layer, *args, **kwargs)
+            if given:
+                memory.keys, memory.values = given  # pyright: ignore
+            made = call(layer, x, *args[1:], **kwargs)
+            return (made, memory.keys, memory.values) if isinstance(memory, Reading) else made
 
-        return mx.checkpoint(inner)(layer.trainable_parameters(), *args, **kwargs)
+        made = mx.checkpoint(inner)(layer.trainable_parameters(), given, args[0])
+        if isinstance(memory, Reading):
+            made, memory.keys, memory.values = made
+        return made
 
     return checkpointed

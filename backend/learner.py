@@ -19,7 +19,8 @@ from mlx.utils import tree_map
 from backend import ranks
 from backend.batch import Batch, importance_ratio
 from backend.bonus import EntropyBonus
-from backend.forward import Halves, completion_logps, head_chunk, recomputed_layers
+from backend.forward import Halves, completion_logps, recomputed_layers, rows_of
+from backend.head import Scored, head_chunk
 from backend.losses import entropy_quantile, merge, policy_terms, token_weights
 from backend.optimize import clip_by_norm, optimizer, restore, schedule, state_arrays
 from backend.policy import Policy
@@ -27,15 +28,28 @@ from backend.spec.config import Config
 from backend.spec.faults import Mistake
 
 MICRO_BATCH_TOKENS = 16384
-"""Most tokens (padding counted) in one forward and backward pass."""
+"""Most tokens (padding counted) in one forward and backward pass, where nobody says otherwise."""
 
 Poll = Callable[[], None]
 
 
 class Learner:
-    """Policy, optimizer and schedule; `updates` counts optimizer updates and is all the schedule knows of time."""
+    """Policy, optimizer and schedule; `updates` counts optimizer updates and is all the schedule knows of time.
 
-    def __init__(self, policy: Policy, config: Config, steps: int) -> None:
+    `micro_batch_tokens`, `chunk` (completion tokens whose logits are held at once) and `recompute` (layers' activations in the
+    backward pass) trade memory for time and change no number; left out, they follow from constants and settings.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: Config,
+        steps: int,
+        *,
+        micro_batch_tokens: int | None = None,
+        chunk: int | None = None,
+        recompute: bool | None = None,
+    ) -> None:
         self.policy = policy
         self.config = config
         self.updates = 0
@@ -56,7 +70,9 @@ class Learner:
         self.bonus = EntropyBonus(config.entropy_coef, config.entropy_adaptive, config.entropy_target)
         self.objective = objective(config)
         asked = config.seq_step_size if config.efficient_long_context else None
-        self.chunk = head_chunk(policy.model_config, asked)
+        self.chunk = chunk or head_chunk(policy.halves.vocabulary, asked)
+        self.micro_batch_tokens = micro_batch_tokens or MICRO_BATCH_TOKENS
+        self.recompute = config.grad_checkpoint if recompute is None else recompute
         self._loss_and_grad = nn.value_and_grad(policy.model, self._loss)
 
     def state_arrays(self) -> dict[str, mx.array]:
@@ -100,7 +116,8 @@ class Learner:
             batch = batch.with_signal()
         if not len(batch):
             return []
-        parts = list(batch.parts(rows=self._rows(), token_budget=MICRO_BATCH_TOKENS))
+        shared = self.policy.halves.layers > 0
+        parts = list(batch.parts(rows=self._rows(), token_budget=self.micro_batch_tokens, shared=shared))
         if self.policy.reference is not None:
             parts = [self._with_reference(part, poll) for part in parts]
         if self._needs_old_pass():
@@ -131,7 +148,7 @@ class Learner:
     def _with_reference(self, part: Batch, poll: Poll) -> Batch:
         """The part with the reference's log-probabilities (and, where the ratio is against it, as the old ones)."""
         assert self.policy.reference is not None
-        logp_BT, _ = self._logps(self.policy.reference, part)
+        logp_BT, _ = self._logps(self.policy.reference, part, learns=False)
         mx.eval(logp_BT)
         poll()
         against = self.config.ratio_against == "reference"
@@ -145,7 +162,7 @@ class Learner:
 
     def _with_old(self, part: Batch, poll: Poll) -> Batch:
         self.policy.model.eval()
-        logp_BT, _ = self._logps(self.policy.halves, part)
+        logp_BT, _ = self._logps(self.policy.halves, part, learns=False)
         mx.eval(logp_BT)
         poll()
         return replace(part, old_logp_BT=logp_BT)
@@ -209,7 +226,7 @@ class Learner:
         top, wanted = self.config.top_entropy_quantile, self.bonus.coefficient > 0
         if top >= 1:
             return {"entropy_tokens": sum(part.mask_BT.sum() for part in parts)} if wanted else {}
-        entropies = [self._logps(self.policy.halves, part)[1] for part in parts]
+        entropies = [self._logps(self.policy.halves, part, learns=False).entropy_N for part in parts]
         flat = mx.concatenate([entropy.reshape(1, -1) for entropy in entropies], axis=1)
         mask = mx.concatenate([part.mask_BT.reshape(1, -1) for part in parts], axis=1)
         threshold = entropy_quantile(flat, mask, top)
@@ -219,7 +236,7 @@ class Learner:
 
     def _part_gradient(self, part: Batch, whole: dict[str, Any]) -> tuple[Any, Any]:
         try:
-            with recomputed_layers(self.policy.model, self.config.grad_checkpoint):
+            with recomputed_layers(self.policy.model, self.recompute):
                 return self._loss_and_grad(part, whole)
         except ValueError as error:
             if "vjp" not in str(error):
@@ -249,18 +266,9 @@ class Learner:
         )
         return loss, mx.stop_gradient(logp_BT), tally
 
-    def _logps(self, halves: Halves, part: Batch, entropy_gradient: bool = False) -> tuple[mx.array, mx.array]:
-        active_N = mx.array(np.flatnonzero(np.array(part.mask_BT).reshape(-1)))
-        return completion_logps(
-            halves,
-            part.tokens_BL,
-            part.prompt_length_B,
-            part.completion_BT,
-            active_N,
-            self.config.temperature,
-            self.chunk,
-            entropy_gradient,
-        )
+    def _logps(self, halves: Halves, part: Batch, **how: bool) -> Scored:
+        rows = rows_of(part.tokens_BL, part.prompt_length_B, part.group_B, part.completion_BT, part.mask_BT)
+        return completion_logps(halves, rows, self.config.temperature, self.chunk, **how)
 
     def _apply(self, grads: Any, loss: mx.array) -> dict[str, float]:
         grads, norm = clip_by_norm(grads, self.config.max_grad_norm)

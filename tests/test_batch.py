@@ -70,10 +70,8 @@ def test_truncated_completions_are_masked_when_asked() -> None:
     assert pack(TWO_GROUPS, pad_id=PAD, mask_truncated_completions=True).mask_BT[2].tolist() == [0, 0, 0, 0]
 
 
-def test_widths_round_up_to_a_multiple() -> None:
-    batch = pack(TWO_GROUPS, pad_id=PAD, multiple=8)
-    assert batch.tokens_BL.shape == batch.completion_BT.shape == (4, 8)
-    assert pack([group([1], completion([]))], pad_id=PAD).completion_BT.shape == (1, 1)  # every completion is empty
+def test_a_batch_of_empty_completions_has_a_width() -> None:
+    assert pack([group([1], completion([]))], pad_id=PAD).completion_BT.shape == (1, 1)
 
 
 def test_a_completion_with_too_few_log_probabilities_is_refused() -> None:
@@ -86,18 +84,15 @@ def test_a_completion_with_too_few_log_probabilities_is_refused() -> None:
 
 def test_parts_are_sorted_and_as_narrow_as_they_can_be() -> None:
     parts = list(pack(TWO_GROUPS, pad_id=PAD).parts(rows=2))
-    assert [part.row_B.tolist() for part in parts] == [[0, 2], [1, 3]]
-    assert [part.tokens_BL.shape for part in parts] == [(2, 5), (2, 4)]
-    assert [part.mask_BT.shape for part in parts] == [(2, 4), (2, 1)]
-    assert parts[1].tokens_BL.tolist() == [[1, 2, 3, 6], [7, PAD, PAD, PAD]]
+    assert [part.row_B.tolist() for part in parts] == [[0, 1], [2, 3]]
+    assert [part.tokens_BL.shape for part in parts] == [(2, 5), (2, 5)]
+    assert [part.mask_BT.shape for part in parts] == [(2, 2), (2, 4)]
 
 
 def test_parts_keep_to_the_token_budget() -> None:
     batch = pack(TWO_GROUPS, pad_id=PAD)
     assert [len(part) for part in batch.parts(token_budget=10)] == [2, 2]
-    assert [len(part) for part in batch.parts(token_budget=9)] == [1, 1, 2]
     assert [len(part) for part in batch.parts(token_budget=1)] == [1, 1, 1, 1]  # a row longer than it stands alone
-    assert [len(part) for part in batch.parts(token_budget=16, multiple=8)] == [2, 2]  # padding counts
     assert [len(part) for part in batch.parts()] == [4]
 
 
@@ -115,7 +110,7 @@ def test_rows_without_signal_go_but_keep_the_weights_of_the_whole_step() -> None
 
 def test_what_parts_found_comes_back_to_its_rows() -> None:
     batch = pack(TWO_GROUPS, pad_id=PAD)
-    parts = list(batch.parts(rows=3, multiple=3))  # wider than the batch itself
+    parts = list(batch.parts(rows=3))
     assert (batch.scattered(parts, [part.sampling_logp_BT for part in parts]) == batch.sampling_logp_BT).all()
     some = replace(batch, weight_BT=batch.mask_BT, advantage_B=mx.array([0.0, 1.0, 1.0, 1.0])).with_signal()
     assert some.row_B.tolist() == [1, 2]
@@ -149,11 +144,11 @@ def toy_policy(w: mx.array, batch: Batch) -> mx.array:
     limits=st.fixed_dictionaries(
         {"rows": st.none() | st.integers(1, 5), "token_budget": st.none() | st.integers(1, 60)}
     ),
-    multiple=st.sampled_from([1, 4]),
+    shared=st.booleans(),
     loss_type=st.sampled_from(["grpo", "bnpo", "dr_grpo", "luspo"]),
 )
 def test_any_cut_gives_the_same_loss_gradient_and_metrics(
-    seed: int, limits: dict[str, Any], multiple: int, loss_type: str
+    seed: int, limits: dict[str, Any], shared: bool, loss_type: str
 ) -> None:
     batch = pack(random_groups(seed), pad_id=PAD, mask_truncated_completions=seed % 2 == 0)
     w = mx.array(np.random.default_rng(seed).normal(-1, 0.3, 7).astype(np.float32))
@@ -176,7 +171,7 @@ def test_any_cut_gives_the_same_loss_gradient_and_metrics(
         return sum(float(s) for (s, _), _ in shares), np.array(sum(g for _, g in shares)), metrics
 
     loss, gradient, metrics = learn([batch])
-    cut_loss, cut_gradient, cut_metrics = learn(list(batch.parts(**limits, multiple=multiple)))
+    cut_loss, cut_gradient, cut_metrics = learn(list(batch.parts(**limits, shared=shared)))
     assert cut_loss == pytest.approx(loss, rel=1e-4, abs=1e-6)
     np.testing.assert_allclose(cut_gradient, gradient, rtol=1e-4, atol=1e-6)
     assert cut_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6, nan_ok=True)
@@ -186,10 +181,10 @@ def test_any_cut_gives_the_same_loss_gradient_and_metrics(
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 10**6), rows=st.integers(1, 5), budget=st.integers(1, 60), multiple=st.integers(1, 8))
-def test_every_row_is_in_exactly_one_part(seed: int, rows: int, budget: int, multiple: int) -> None:
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 5), budget=st.integers(1, 60))
+def test_every_row_is_in_exactly_one_part(seed: int, rows: int, budget: int) -> None:
     batch = pack(random_groups(seed), pad_id=PAD)
-    parts = list(batch.parts(rows=rows, token_budget=budget, multiple=multiple))
+    parts = list(batch.parts(rows=rows, token_budget=budget))
     assert sorted(row for part in parts for row in part.row_B.tolist()) == list(range(len(batch)))
     for part in parts:
         assert len(part) <= rows and (len(part) == 1 or part.tokens_BL.size <= budget)

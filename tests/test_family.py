@@ -357,8 +357,8 @@ def test_skipping_what_cannot_move_the_policy_changes_no_weight(model: Path, los
     )
     largest = max(np.abs(x).max() for x in off.values())
     assert all(np.abs(x - off[name]).max() < 1e-5 * largest for name, x in on.items())
-    assert all_rows == [2 * P * G] * 3
-    assert fewer == [0 if step in quiet else 2 * (P - 1) * G for step in range(3)], "the second group has no signal"
+    assert all_rows == [2 * P * (1 + G)] * 3, "a prompt is read once for its completions"
+    assert fewer == [0 if step in quiet else 2 * (P - 1) * (1 + G) for step in range(3)], "the second group has no signal"
     assert all((step["loss"], step["grad_norm"]) == (0, 0) for i, step in enumerate(told) if i in quiet)
 
 
