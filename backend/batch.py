@@ -219,23 +219,24 @@ class Batch:
         index = mx.array(list(rows), mx.int32)
         return self._changed(lambda name, x: x[index])
 
-    def trimmed(self) -> Batch:
-        """As wide as the longest row needs."""
-        widths = {"T": _width(_listed(self.length_B)), "L": _width(self._sizes())}
+    def trimmed(self, multiple: int = 1) -> Batch:
+        """As wide as the longest row needs, rounded up to a multiple."""
+        widths = {"T": _width(_listed(self.length_B), multiple), "L": _width(self._sizes(), multiple)}
         return self._changed(lambda name, x: _fitted(x, widths[name[-1]], self._filling(name)) if x.ndim == 2 else x)
 
     def parts(
-        self, *, rows: int | None = None, token_budget: int | None = None, shared: bool = False
+        self, *, rows: int | None = None, token_budget: int | None = None, shared: bool = False, multiple: int = 1
     ) -> Iterator[Batch]:
         """Cut into micro-batches of at most `rows` rows and `token_budget` tokens, padding counted, so that little of it
-        is padding; the one that needs most memory first. `shared`: the model reads a prompt once for all of its rows."""
+        is padding; the one that needs most memory first. `shared`: the model reads a prompt once for all of its rows.
+        `multiple`: widths are rounded up to it, for few shapes."""
         known = zip(*map(_listed, (self.group_B, self.prompt_length_B, self.length_B)), strict=True)
         places = cut(
             [Row(place, *one) for place, one in enumerate(known)],
             most_rows=rows, token_budget=token_budget, shared=shared,
         )  # fmt: skip
         for part in places:
-            yield self.take(part).trimmed()
+            yield self.take(part).trimmed(multiple)
 
     def with_signal(self) -> Batch:
         """Without the rows that cannot move the policy: advantage 0, or no token trained on.
@@ -304,9 +305,9 @@ def _drawn_with(one: Sampled) -> list[float]:
     return [logp - kept for logp, kept in zip(one.logps, one.log_kept, strict=True)]
 
 
-def _width(lengths: Sequence[int]) -> int:
+def _width(lengths: Sequence[int], multiple: int = 1) -> int:
     """At least 1, so that a batch of empty completions still has a width."""
-    return max(1, *lengths) if lengths else 1
+    return -(-max([1, *lengths]) // multiple) * multiple
 
 
 def _padded(rows: Sequence[Sequence[float]], width: int, filling: float, dtype: mx.Dtype) -> mx.array:

@@ -52,7 +52,9 @@ class Rows:
     """Which prompt each row has."""
     completion_BT: mx.array
     active_N: mx.array
-    """Flat indices into [B, T] of the tokens that count."""
+    """Flat indices into [B, T] of the tokens that count; B · T, which is none of them, where the number was rounded up."""
+    full: bool
+    """Whether every token counts."""
     even: bool
     """Whether each prompt has as many rows as every other, one after another."""
     ragged: bool
@@ -65,25 +67,43 @@ def rows_of(
     group_B: mx.array,
     completion_BT: mx.array,
     mask_BT: mx.array,
+    multiple: int = 1,
 ) -> Rows:
-    """Rows of one group have the same prompt. Inputs are looked at on the host: call it once for a batch, not once a pass."""
+    """Rows of one group have the same prompt. Inputs are looked at on the host: call it once for a batch, not once a pass.
+
+    Sizes are rounded up to `multiple`; what is made up is never looked at."""
     tokens, lengths, groups = np.array(tokens_BL), np.array(prompt_length_B), np.array(group_B)
     _, first, prompt_of = np.unique(groups, return_index=True, return_inverse=True)
     order = np.argsort(np.argsort(first))  # groups in the order in which they come
     prompt_of, first = order[prompt_of], np.sort(first)
-    P, K = len(first), int(lengths.max(initial=1))
+    P, K = len(first), _rounded(int(lengths.max(initial=1)), multiple)
     inside = np.arange(K)[None] < lengths[first][:, None]
     each = len(tokens) // max(P, 1)
     return Rows(
         tokens_BL=tokens_BL,
-        prompt_PK=mx.array(np.where(inside, tokens[first, :K], 0)),
+        prompt_PK=mx.array(np.where(inside, _widened(tokens[first], K), 0)),
         prompt_length_B=prompt_length_B,
         prompt_B=mx.array(prompt_of),
         completion_BT=completion_BT,
-        active_N=mx.array(np.flatnonzero(np.array(mask_BT))),
+        active_N=mx.array(_active(np.array(mask_BT), multiple)),
+        full=bool(np.array(mask_BT).all()),
         even=bool(P * each == len(tokens) and (prompt_of == np.repeat(np.arange(P), each)).all()),
         ragged=bool((lengths != K).any()),
     )
+
+
+def _rounded(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def _widened(x: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(x, [(0, 0), (0, max(0, width - x.shape[1]))])[:, :width]
+
+
+def _active(mask_BT: np.ndarray, multiple: int) -> np.ndarray:
+    found = np.flatnonzero(mask_BT)
+    size = min(_rounded(found.size, 8 * multiple), mask_BT.size) if multiple > 1 else found.size
+    return np.pad(found, (0, size - found.size), constant_values=mask_BT.size)
 
 
 # ── halves ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -144,7 +164,8 @@ def _probe() -> Rows:
     tokens = [[1, 2, 3, 6, 7], [1, 2, 3, 8, 9], [4, 5, 10, 11, 0]]
     return Rows(
         tokens_BL=mx.array(tokens), prompt_PK=mx.array(prompts), prompt_length_B=mx.array([3, 3, 2]),
-        prompt_B=mx.array([0, 0, 1]), completion_BT=mx.array(completions), active_N=mx.arange(6), even=False, ragged=True,
+        prompt_B=mx.array([0, 0, 1]), completion_BT=mx.array(completions), active_N=mx.arange(6),
+        full=True, even=False, ragged=True,
     )  # fmt: skip
 
 
@@ -169,18 +190,18 @@ def completion_logps(
     if rows.active_N.size == 0:  # every completion was left out: truncated ones, where those are masked
         return Scored(mx.zeros((B, T)), mx.zeros((B, T)))
     hidden_BTH = _states_shared(halves, rows, halves.layers) if halves.layers else _states_whole(halves, rows)
-    everything = rows.active_N.size == B * T
     flat_NH, target_N = hidden_BTH.reshape(B * T, -1), rows.completion_BT.reshape(-1)
-    if not everything:
-        flat_NH, target_N = flat_NH[rows.active_N], target_N[rows.active_N]
+    if not rows.full:
+        there_N = mx.minimum(rows.active_N, B * T - 1)
+        flat_NH, target_N = flat_NH[there_N], target_N[there_N]
     scored = token_logps(
         halves.logits, halves.head, flat_NH, target_N,
         temperature=temperature, chunk=chunk, learns=learns, entropy_gradient=entropy_gradient,
     )  # fmt: skip
-    if everything:
+    if rows.full:
         return Scored(*(x.reshape(B, T) for x in scored))
-    blank = mx.zeros(B * T)
-    return Scored(*(blank.at[rows.active_N].add(x).reshape(B, T) for x in scored))
+    blank = mx.zeros(B * T + 1)
+    return Scored(*(blank.at[rows.active_N].add(x)[:-1].reshape(B, T) for x in scored))
 
 
 def _states_whole(halves: Halves, rows: Rows) -> mx.array:

@@ -13,9 +13,15 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-CHUNK_BYTES = 64 << 20
-"""Most bytes of float32 logits held at once while log-probabilities are worked out."""
+from backend.exponential import exp_below_zero
 
+CHUNK_BYTES = {"cpu": 8 << 20, "gpu": 64 << 20}
+"""Bytes of float32 logits worked on at once: a CPU wants them in its cache, a GPU wants enough rows to keep busy."""
+
+SMALLEST_CHUNK = 32
+"""Tokens; with fewer, the head's weights are read more often than they are used."""
+
+Exp = Callable[[mx.array], mx.array]
 Project = Callable[[mx.array], mx.array]
 """Hidden states [n, H] → logits [n, V]."""
 
@@ -48,7 +54,7 @@ def token_logps(
         return _joined(_look(project, x, t, temperature) for x, t in _chunks(hidden_NH, target_N, size))
     if head is None:
         return _joined(
-            _look(project, x, t, temperature, entropy_gradient) for x, t in _chunks(hidden_NH, target_N, size)
+            _look(project, x, t, temperature, entropy_gradient, mx.exp) for x, t in _chunks(hidden_NH, target_N, size)
         )
     score = _learning if tree_flatten(head.trainable_parameters()) else _frozen
     return score(project, head, hidden_NH, target_N, temperature, size, entropy_gradient)
@@ -56,7 +62,8 @@ def token_logps(
 
 def head_chunk(vocabulary: int, wanted: int | None = None) -> int:
     """Completion tokens whose logits fit CHUNK_BYTES together, or what the person asked for."""
-    return wanted or max(16, CHUNK_BYTES // (4 * vocabulary))
+    device = "cpu" if mx.default_device().type == mx.cpu else "gpu"
+    return wanted or max(SMALLEST_CHUNK, CHUNK_BYTES[device] // (4 * vocabulary))
 
 
 # ── one chunk ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -90,19 +97,24 @@ class _Mass(NamedTuple):
         return raised_NV * self.mass_NV * (-along_N1 / self.total_N1)
 
 
-def _mass(project: Project, hidden_NH: mx.array, temperature: float) -> _Mass:
+def _mass(project: Project, hidden_NH: mx.array, temperature: float, exp: Exp = exp_below_zero) -> _Mass:
     scaled_NV = project(hidden_NH).astype(mx.float32)
     if temperature != 1:
         scaled_NV = scaled_NV * (1 / temperature)
     centred_NV = scaled_NV - mx.stop_gradient(scaled_NV.max(axis=-1, keepdims=True))
-    mass_NV = mx.exp(centred_NV)  # the one dear pass: softmax, log-probability, entropy and slopes all come from it
+    mass_NV = exp(centred_NV)  # the one dear pass: softmax, log-probability, entropy and slopes all come from it
     return _Mass(centred_NV, mass_NV, mass_NV.sum(axis=-1, keepdims=True))
 
 
 def _look(
-    project: Project, hidden_NH: mx.array, target_N: mx.array, temperature: float, entropy_gradient: bool = False
+    project: Project,
+    hidden_NH: mx.array,
+    target_N: mx.array,
+    temperature: float,
+    entropy_gradient: bool = False,
+    exp: Exp = exp_below_zero,
 ) -> Scored:
-    scored = _mass(project, hidden_NH, temperature).scored(target_N)
+    scored = _mass(project, hidden_NH, temperature, exp).scored(target_N)
     return scored if entropy_gradient else scored._replace(entropy_N=mx.stop_gradient(scored.entropy_N))
 
 

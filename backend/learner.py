@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -19,13 +19,14 @@ from mlx.utils import tree_map
 from backend import ranks
 from backend.batch import Batch, importance_ratio
 from backend.bonus import EntropyBonus
-from backend.forward import Halves, completion_logps, recomputed_layers, rows_of
+from backend.forward import Halves, Rows, completion_logps, recomputed_layers, rows_of
 from backend.head import Scored, head_chunk
 from backend.losses import entropy_quantile, merge, policy_terms, token_weights
 from backend.optimize import clip_by_norm, optimizer, restore, schedule, state_arrays
 from backend.policy import Policy
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
+from backend.traced import BUCKET, Traced
 
 MICRO_BATCH_TOKENS = 16384
 """Most tokens (padding counted) in one forward and backward pass, where nobody says otherwise."""
@@ -33,11 +34,23 @@ MICRO_BATCH_TOKENS = 16384
 Poll = Callable[[], None]
 
 
+@dataclass(slots=True)
+class Part:
+    """A micro-batch: its arrays, and how the forward pass reads them."""
+
+    batch: Batch
+    rows: Rows
+
+    def know(self, **arrays: mx.array | None) -> None:
+        self.batch = replace(self.batch, **arrays)
+
+
 class Learner:
     """Policy, optimizer and schedule; `updates` counts optimizer updates and is all the schedule knows of time.
 
     `micro_batch_tokens`, `chunk` (completion tokens whose logits are held at once) and `recompute` (layers' activations in the
-    backward pass) trade memory for time and change no number; left out, they follow from constants and settings.
+    backward pass) trade memory for time, `traced` compiles the gradient, and none changes a number; left out, they follow from
+    constants, settings and the device.
     """
 
     def __init__(
@@ -49,6 +62,7 @@ class Learner:
         micro_batch_tokens: int | None = None,
         chunk: int | None = None,
         recompute: bool | None = None,
+        traced: bool | None = None,
     ) -> None:
         self.policy = policy
         self.config = config
@@ -73,7 +87,9 @@ class Learner:
         self.chunk = chunk or head_chunk(policy.halves.vocabulary, asked)
         self.micro_batch_tokens = micro_batch_tokens or MICRO_BATCH_TOKENS
         self.recompute = config.grad_checkpoint if recompute is None else recompute
-        self._loss_and_grad = nn.value_and_grad(policy.model, self._loss)
+        on_gpu = mx.default_device().type == mx.gpu
+        self.traced = (on_gpu if traced is None else traced) and config.dropout == 0
+        self._loss_and_grad = (Traced if self.traced else nn.value_and_grad)(policy.model, self._loss)
 
     def state_arrays(self) -> dict[str, mx.array]:
         return state_arrays(self.optimizer)
@@ -109,29 +125,43 @@ class Learner:
         rows = len(batch) // count
         return [batch.take(range(i * rows, (i + 1) * rows)) for i in range(count)] if count > 1 else [batch]
 
-    def _prepared(self, batch: Batch, poll: Poll) -> list[Batch]:
+    def _prepared(self, batch: Batch, poll: Poll) -> list[Part]:
         """Micro-batches of one optimizer batch, with all that does not change from update to update."""
         batch = self._weighted(batch)
         if self._only_signal_counts():
             batch = batch.with_signal()
         if not len(batch):
             return []
-        shared = self.policy.halves.layers > 0
-        parts = list(batch.parts(rows=self._rows(), token_budget=self.micro_batch_tokens, shared=shared))
-        if self.policy.reference is not None:
-            parts = [self._with_reference(part, poll) for part in parts]
-        if self._needs_old_pass():
-            parts = [self._with_old(part, poll) for part in parts]
-        return [self._corrected(part) for part in parts]
+        parts = self._parts(batch)
+        for part in parts:
+            if self.policy.reference is not None:
+                self._ask_reference(part, self.policy.reference)
+            if self._needs_old_pass():
+                self._ask_policy(part)
+            if self.policy.reference is not None or self._needs_old_pass():
+                mx.eval(part.batch.ref_logp_BT, part.batch.old_logp_BT)
+                poll()
+            self._correct(part)
+        return parts
+
+    def _parts(self, batch: Batch) -> list[Part]:
+        multiple = BUCKET if self.traced else 1
+        batches = batch.parts(
+            rows=self.config.batch_size * self.config.group_size, token_budget=self.micro_batch_tokens,
+            shared=self.policy.halves.layers > 0, multiple=multiple,
+        )  # fmt: skip
+        return [
+            Part(
+                one, rows_of(one.tokens_BL, one.prompt_length_B, one.group_B, one.completion_BT, one.mask_BT, multiple)
+            )
+            for one in batches
+        ]
 
     def _only_signal_counts(self) -> bool:
         """Whether a completion without advantage adds nothing at all: no KL, no entropy term, and no tokens among which
         the most uncertain ones are chosen."""
         alone = self.policy.reference is None and not self.bonus.on and self.config.top_entropy_quantile >= 1
         return self.config.skip_zero_signal and alone
-
-    def _rows(self) -> int:
-        return self.config.batch_size * self.config.group_size
 
     def _weighted(self, batch: Batch) -> Batch:
         tokens = ranks.total(batch.mask_BT.sum())
@@ -145,14 +175,10 @@ class Learner:
         )
         return replace(batch, weight_BT=weight_BT)
 
-    def _with_reference(self, part: Batch, poll: Poll) -> Batch:
-        """The part with the reference's log-probabilities (and, where the ratio is against it, as the old ones)."""
-        assert self.policy.reference is not None
-        logp_BT, _ = self._logps(self.policy.reference, part, learns=False)
-        mx.eval(logp_BT)
-        poll()
-        against = self.config.ratio_against == "reference"
-        return replace(part, ref_logp_BT=logp_BT, old_logp_BT=logp_BT if against else None)
+    def _ask_reference(self, part: Part, reference: Halves) -> None:
+        """The reference's log-probabilities; they are the old ones too where the ratio is against it."""
+        logp_BT, _ = self._logps(reference, part, learns=False)
+        part.know(ref_logp_BT=logp_BT, old_logp_BT=logp_BT if self.config.ratio_against == "reference" else None)
 
     def _needs_old_pass(self) -> bool:
         """The first update of a rollout *is* the policy that sampled, so it records the old log-probabilities itself. A
@@ -160,58 +186,54 @@ class Learner:
         wanted = self.config.steps_per_generation > 1 or self.config.sampling_correction != "none"
         return wanted and self.config.ratio_against == "old"
 
-    def _with_old(self, part: Batch, poll: Poll) -> Batch:
+    def _ask_policy(self, part: Part) -> None:
         self.policy.model.eval()
-        logp_BT, _ = self._logps(self.policy.halves, part, learns=False)
-        mx.eval(logp_BT)
-        poll()
-        return replace(part, old_logp_BT=logp_BT)
+        part.know(old_logp_BT=self._logps(self.policy.halves, part, learns=False).logp_N)
 
-    def _corrected(self, part: Batch) -> Batch:
-        """The part with its importance correction for the gap between the policy and what was drawn from."""
-        if self.config.sampling_correction == "none":
-            return part
-        return replace(part, is_ratio_BT=self._gap(part)[0])
+    def _correct(self, part: Part) -> None:
+        """Give the part its importance correction for the gap between the policy and what was drawn from."""
+        if self.config.sampling_correction != "none":
+            part.know(is_ratio_BT=self._gap(part.batch)[0])
 
-    def _gap(self, part: Batch) -> tuple[mx.array, dict[str, mx.array]]:
+    def _gap(self, batch: Batch) -> tuple[mx.array, dict[str, mx.array]]:
         mode = self.config.sampling_correction
-        assert part.old_logp_BT is not None
+        assert batch.old_logp_BT is not None
         return importance_ratio(
-            part.old_logp_BT,
-            part.sampling_logp_BT,
-            part.mask_BT,
+            batch.old_logp_BT,
+            batch.sampling_logp_BT,
+            batch.mask_BT,
             mode="token_truncate" if mode == "none" else mode,
             clip_min=None if mode == "none" else self.config.sampling_correction_min,
             clip_max=None if mode == "none" else self.config.sampling_correction_max,
         )
 
-    def _sampling_metrics(self, parts: Sequence[Batch]) -> dict[str, float]:
+    def _sampling_metrics(self, parts: Sequence[Part]) -> dict[str, float]:
         """How far what was drawn from lay from the policy: means over the parts, extremes over all."""
-        known = [part for part in parts if part.old_logp_BT is not None]
+        known = [part.batch for part in parts if part.batch.old_logp_BT is not None]
         if not known or self.config.ratio_against == "reference":
             return {}
-        each = [{name: float(value) for name, value in self._gap(part)[1].items()} for part in known]
-        tokens = [float(part.mask_BT.sum()) for part in known]
+        each = [{name: float(value) for name, value in self._gap(batch)[1].items()} for batch in known]
+        tokens = [float(batch.mask_BT.sum()) for batch in known]
         by_row = self.config.sampling_correction.startswith("sequence")
-        counts = {name: [len(part) for part in known] if by_row and "ratio" in name else tokens for name in each[0]}
+        counts = {name: [len(batch) for batch in known] if by_row and "ratio" in name else tokens for name in each[0]}
         return {name: _over_parts(name, [one[name] for one in each], counts[name]) for name in each[0]}
 
     # ── one update ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _update(self, parts: list[Batch], poll: Poll) -> dict[str, float]:
+    def _update(self, parts: list[Part], poll: Poll) -> dict[str, float]:
         """One optimizer update from all parts; the parts are given their old log-probabilities where they lack them."""
         self.policy.model.train()
         mx.random.seed(self.config.seed * 1_000_003 + self.updates)  # dropout follows from the place in the run
         whole = self._whole(parts)
         total, tallies, loss = None, [], mx.array(0.0)
-        for i, part in enumerate(parts):
+        for part in parts:
             (part_loss, logp_BT, tally), grads = self._part_gradient(part, whole)
             total = grads if total is None else tree_map(mx.add, total, grads)
             loss = loss + part_loss
             tallies.append(tally)
             mx.eval(total, loss, logp_BT, tally)
-            if part.old_logp_BT is None:
-                parts[i] = replace(part, old_logp_BT=logp_BT)
+            if part.batch.old_logp_BT is None:
+                part.know(old_logp_BT=logp_BT)
             poll()
         if total is None:  # no completion had a signal: the gradient is 0, and the optimizer's momentum goes on
             total = tree_map(mx.zeros_like, self.policy.model.trainable_parameters())
@@ -221,23 +243,23 @@ class Learner:
             self.bonus.observe(metrics["entropy"])
         return metrics
 
-    def _whole(self, parts: list[Batch]) -> dict[str, Any]:
+    def _whole(self, parts: list[Part]) -> dict[str, Any]:
         """What a part cannot know of its optimizer batch: the entropy threshold, and how many tokens the bonus counts."""
         top, wanted = self.config.top_entropy_quantile, self.bonus.coefficient > 0
         if top >= 1:
-            return {"entropy_tokens": sum(part.mask_BT.sum() for part in parts)} if wanted else {}
+            return {"entropy_tokens": sum(part.batch.mask_BT.sum() for part in parts)} if wanted else {}
         entropies = [self._logps(self.policy.halves, part, learns=False).entropy_N for part in parts]
         flat = mx.concatenate([entropy.reshape(1, -1) for entropy in entropies], axis=1)
-        mask = mx.concatenate([part.mask_BT.reshape(1, -1) for part in parts], axis=1)
+        mask = mx.concatenate([part.batch.mask_BT.reshape(1, -1) for part in parts], axis=1)
         threshold = entropy_quantile(flat, mask, top)
         tokens = ((flat >= threshold) * mask).sum()
         mx.eval(threshold, tokens)
         return {"entropy_threshold": threshold} | ({"entropy_tokens": tokens} if wanted else {})
 
-    def _part_gradient(self, part: Batch, whole: dict[str, Any]) -> tuple[Any, Any]:
+    def _part_gradient(self, part: Part, whole: dict[str, Any]) -> tuple[Any, Any]:
         try:
             with recomputed_layers(self.policy.model, self.recompute):
-                return self._loss_and_grad(part, whole)
+                return self._loss_and_grad(part.batch, part.rows, whole, self.bonus.coefficient)
         except ValueError as error:
             if "vjp" not in str(error):
                 raise
@@ -246,29 +268,29 @@ class Learner:
             )
             raise Mistake("model", sentence) from error
 
-    def _loss(self, part: Batch, whole: dict[str, Any]) -> tuple[mx.array, mx.array, Any]:
+    def _loss(
+        self, batch: Batch, rows: Rows, whole: dict[str, Any], coefficient: float
+    ) -> tuple[mx.array, mx.array, Any]:
         """(this part's share of the loss, log-probabilities, tally)."""
-        coefficient = self.bonus.coefficient
-        logp_BT, entropy_BT = self._logps(self.policy.halves, part, entropy_gradient=coefficient > 0)
+        logp_BT, entropy_BT = self._logps(self.policy.halves, Part(batch, rows), entropy_gradient=coefficient > 0)
         loss, tally = policy_terms(
             logp_BT,
-            part.old_logp_BT,
-            part.ref_logp_BT,
-            part.advantage_B,
-            part.mask_BT,
-            weights=part.weight_BT,
+            batch.old_logp_BT,
+            batch.ref_logp_BT,
+            batch.advantage_B,
+            batch.mask_BT,
+            weights=batch.weight_BT,
             entropies=entropy_BT,
-            is_ratio=part.is_ratio_BT,
-            sampling_logps=part.sampling_logp_BT,
+            is_ratio=batch.is_ratio_BT,
+            sampling_logps=batch.sampling_logp_BT,
             entropy_coef=coefficient,
             **whole,
             **self.objective,
         )
         return loss, mx.stop_gradient(logp_BT), tally
 
-    def _logps(self, halves: Halves, part: Batch, **how: bool) -> Scored:
-        rows = rows_of(part.tokens_BL, part.prompt_length_B, part.group_B, part.completion_BT, part.mask_BT)
-        return completion_logps(halves, rows, self.config.temperature, self.chunk, **how)
+    def _logps(self, halves: Halves, part: Part, **how: bool) -> Scored:
+        return completion_logps(halves, part.rows, self.config.temperature, self.chunk, **how)
 
     def _apply(self, grads: Any, loss: mx.array) -> dict[str, float]:
         grads, norm = clip_by_norm(grads, self.config.max_grad_norm)

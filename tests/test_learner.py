@@ -26,6 +26,7 @@ from backend.nouns import Completion, Group, Problem
 from backend.policy import load_policy
 from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake
+from backend.traced import BUCKET
 
 STEPS, P, G, LONGEST = 3, 3, 4, 9
 """Steps, problems a step, completions a problem, tokens of the longest completion."""
@@ -82,10 +83,10 @@ def given(seed: int = 0, steps: int = STEPS, problems: int = P) -> list[Step]:
     return made
 
 
-def learned(config: Config, steps: list[Step]) -> tuple[dict[str, np.ndarray], list[dict[str, float]]]:
+def learned(config: Config, steps: list[Step], **how: Any) -> tuple[dict[str, np.ndarray], list[dict[str, float]]]:
     """Our weights after these steps, and the metrics of each."""
     policy = load_policy(config)
-    learner = Learner(policy, config, len(steps))
+    learner = Learner(policy, config, len(steps), **how)
     metrics = [learner.learn(pack(step.groups(config), pad_id=policy.pad_id)) for step in steps]
     return {name: np.array(x) for name, x in policy.trainable().items()}, metrics
 
@@ -445,3 +446,47 @@ def test_dropout_follows_the_seed_and_the_place_in_the_run(model: Path) -> None:
     assert all(np.array_equal(x, plain[name]) for name, x in first_step().items())
     for other in (first_step(seed=1), first_step(updates=1)):
         assert any(not np.array_equal(x, plain[name]) for name, x in other.items())
+
+
+# ---- compiled --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"train_type": "full", "learning_rate": 2e-4},
+        {"beta": 0, "grpo_loss_type": "dapo", "mask_truncated_completions": True},
+        {"entropy_coef": 0.01, "top_entropy_quantile": 0.5},
+        {"sampling_correction": "token_truncate", "importance_sampling_level": "sequence"},
+        {"grad_checkpoint": True},
+    ],
+    ids=str,
+)
+def test_a_traced_gradient_changes_nothing(model: Path, settings: dict[str, Any]) -> None:
+    config = config_of(model, num_iterations=2, **settings)
+    steps = clear(config)[1]
+    plain, told = learned(config, steps)
+    traced, told_too = learned(config, steps, traced=True)
+    assert_same_weights(plain, traced)
+    for one, other in zip(told, told_too, strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-5, nan_ok=True)
+
+
+def test_a_trace_is_kept_for_all_updates_of_its_shape(model: Path) -> None:
+    config = config_of(model, num_iterations=3)
+    policy = load_policy(config)
+    learner, reads = Learner(policy, config, 1, traced=True), []
+    hidden = policy.halves.hidden
+    policy.halves.hidden = lambda tokens, cache=None: reads.append(tokens.shape) or hidden(tokens, cache)
+    for step in given():
+        learner.learn(pack(step.groups(config), pad_id=0))
+    assert len(reads) == 2 * 2, (
+        "prompts and completions: in a rollout's first update, which has no old ones yet, and in a later one"
+    )
+    assert all(width % BUCKET in (0, BUCKET - 1) for _, width in reads)
+
+
+def test_dropout_is_never_traced(model: Path) -> None:
+    """A trace would drop the same inputs in every update."""
+    assert not Learner(load_policy(config := config_of(model, dropout=0.1)), config, 1, traced=True).traced
