@@ -10,7 +10,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -47,6 +47,7 @@ class Rows:
     """Prompt and completion, padded on the right: for models whose prompts cannot be shared."""
     prompt_PK: mx.array
     """Every prompt once, padded on the right."""
+    prompt_length_P: mx.array
     prompt_length_B: mx.array
     prompt_B: mx.array
     """Which prompt each row has."""
@@ -82,6 +83,7 @@ def rows_of(
     return Rows(
         tokens_BL=tokens_BL,
         prompt_PK=mx.array(np.where(inside, _widened(tokens[first], K), 0)),
+        prompt_length_P=mx.array(lengths[first]),
         prompt_length_B=prompt_length_B,
         prompt_B=mx.array(prompt_of),
         completion_BT=completion_BT,
@@ -149,7 +151,8 @@ def _shared_layers(model: nn.Module, halves: Halves) -> int:
         rows = _probe()
         training = model.training
         model.eval()
-        shared = _states_shared(halves, rows, len(caches))
+        halves.layers = len(caches)
+        shared = _states_shared(halves, rows)
         whole = _states_whole(halves, rows)
         model.train(training)
         tolerance = 1e-3 if whole.dtype == mx.float32 else 0.1
@@ -157,13 +160,16 @@ def _shared_layers(model: nn.Module, halves: Halves) -> int:
         return len(caches) if (mx.abs(shared - whole).max() <= tolerance * scale).item() else 0
     except Exception:  # whatever a model's code does not take: it is read row by row
         return 0
+    finally:
+        halves.layers = 0
 
 
 def _probe() -> Rows:
     prompts, completions = [[1, 2, 3], [4, 5, 0]], [[6, 7], [8, 9], [10, 11]]
     tokens = [[1, 2, 3, 6, 7], [1, 2, 3, 8, 9], [4, 5, 10, 11, 0]]
     return Rows(
-        tokens_BL=mx.array(tokens), prompt_PK=mx.array(prompts), prompt_length_B=mx.array([3, 3, 2]),
+        tokens_BL=mx.array(tokens), prompt_PK=mx.array(prompts), prompt_length_P=mx.array([3, 2]),
+        prompt_length_B=mx.array([3, 3, 2]),
         prompt_B=mx.array([0, 0, 1]), completion_BT=mx.array(completions), active_N=mx.arange(6),
         full=True, even=False, ragged=True,
     )  # fmt: skip
@@ -180,16 +186,18 @@ def completion_logps(
     *,
     learns: bool = True,
     entropy_gradient: bool = False,
+    prompted: Prompted | None = None,
 ) -> Scored:
     """log π(completion | prompt) and the entropy of each distribution, both [B, T] in nats, 0 where inactive.
 
     Logits are divided by `temperature` first, in float32. The vocabulary is computed at the active positions only, `chunk` at
-    a time. The entropy carries a gradient only where `entropy_gradient` asks for one; nothing does without `learns`.
+    a time. The entropy carries a gradient only where `entropy_gradient` asks for one; nothing does without `learns`. `prompted`: the
+    prompts, where they have been read before.
     """
     B, T = rows.completion_BT.shape
     if rows.active_N.size == 0:  # every completion was left out: truncated ones, where those are masked
         return Scored(mx.zeros((B, T)), mx.zeros((B, T)))
-    hidden_BTH = _states_shared(halves, rows, halves.layers) if halves.layers else _states_whole(halves, rows)
+    hidden_BTH = _states_shared(halves, rows, prompted) if halves.layers else _states_whole(halves, rows)
     flat_NH, target_N = hidden_BTH.reshape(B * T, -1), rows.completion_BT.reshape(-1)
     if not rows.full:
         there_N = mx.minimum(rows.active_N, B * T - 1)
@@ -214,16 +222,31 @@ def _states_whole(halves: Halves, rows: Rows) -> mx.array:
     return hidden_BLH.reshape(-1, hidden_BLH.shape[-1])[flat_N].reshape(B, T, -1)
 
 
-def _states_shared(halves: Halves, rows: Rows, layers: int) -> mx.array:
+class Prompted(NamedTuple):
+    """Prompts that have been read: the state after the last token of each, and keys and values by layer, [P, heads, K, d]."""
+
+    last_PH: mx.array
+    keys: list[mx.array]
+    values: list[mx.array]
+
+
+def read_prompts(halves: Halves, prompt_PK: mx.array, length_P: mx.array) -> Prompted:
+    """Each prompt, padded on the right, read once."""
+    reading = [Reading() for _ in range(halves.layers)]
+    hidden_PKH = halves.hidden(prompt_PK, reading)
+    last_PH = hidden_PKH[mx.arange(len(length_P)), length_P - 1]
+    return Prompted(last_PH, [layer.keys for layer in reading], [layer.values for layer in reading])
+
+
+def _states_shared(halves: Halves, rows: Rows, prompted: Prompted | None = None) -> mx.array:
     """The same with each prompt read once. Its gradient is the sum over the rows that look at it, so nothing is lost."""
     T = rows.completion_BT.shape[1]
-    reading = [Reading() for _ in range(layers)]
-    hidden_PKH = halves.hidden(rows.prompt_PK, reading)
-    last_BH = hidden_PKH[rows.prompt_B, rows.prompt_length_B - 1]
+    read = prompted or read_prompts(halves, rows.prompt_PK, rows.prompt_length_P)
+    last_BH = read.last_PH[rows.prompt_B]
     if T == 1:
         return last_BH[:, None]
     sight = Sight.of(rows)
-    following = [Following(layer.keys, layer.values, sight) for layer in reading]
+    following = [Following(keys, values, sight) for keys, values in zip(read.keys, read.values, strict=True)]
     hidden_BSH = halves.hidden(rows.completion_BT[:, :-1], following)
     return mx.concatenate([last_BH[:, None], hidden_BSH], axis=1)
 

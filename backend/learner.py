@@ -7,7 +7,7 @@ differently changes nothing. Knows no files, no rewards and no sampling.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,17 +19,19 @@ from mlx.utils import tree_map
 from backend import ranks
 from backend.batch import Batch, importance_ratio
 from backend.bonus import EntropyBonus
-from backend.forward import Halves, Rows, completion_logps, recomputed_layers, rows_of
+from backend.forward import Halves, Prompted, Rows, completion_logps, recomputed_layers, rows_of
 from backend.head import Scored, head_chunk
 from backend.losses import entropy_quantile, merge, policy_terms, token_weights
 from backend.optimize import clip_by_norm, optimizer, restore, schedule, state_arrays
 from backend.policy import Policy
+from backend.relay import Relay
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.traced import BUCKET, Traced
 
-MICRO_BATCH_TOKENS = 16384
-"""Most tokens (padding counted) in one forward and backward pass, where nobody says otherwise."""
+MICRO_BATCH_TOKENS = {"cpu": 512, "gpu": 4096}
+"""Most tokens (padding counted) in one forward and backward pass, where nobody says otherwise: enough to keep the device busy.
+Since a prompt is read once however its rows are parted, more of them would only take more memory."""
 
 Poll = Callable[[], None]
 
@@ -40,6 +42,8 @@ class Part:
 
     batch: Batch
     rows: Rows
+    groups: list[int]
+    """The numbers of its prompts in the step, in the order of its rows."""
 
     def know(self, **arrays: mx.array | None) -> None:
         self.batch = replace(self.batch, **arrays)
@@ -85,9 +89,9 @@ class Learner:
         self.objective = objective(config)
         asked = config.seq_step_size if config.efficient_long_context else None
         self.chunk = chunk or head_chunk(policy.halves.vocabulary, asked)
-        self.micro_batch_tokens = micro_batch_tokens or MICRO_BATCH_TOKENS
-        self.recompute = config.grad_checkpoint if recompute is None else recompute
         on_gpu = mx.default_device().type == mx.gpu
+        self.micro_batch_tokens = micro_batch_tokens or MICRO_BATCH_TOKENS["gpu" if on_gpu else "cpu"]
+        self.recompute = config.grad_checkpoint if recompute is None else recompute
         self.traced = (on_gpu if traced is None else traced) and config.dropout == 0
         self._loss_and_grad = (Traced if self.traced else nn.value_and_grad)(policy.model, self._loss)
         self._move = self._moving()
@@ -134,16 +138,35 @@ class Learner:
         if not len(batch):
             return []
         parts = self._parts(batch)
+        if self.policy.reference is not None:
+            for part, logp_BT in zip(parts, self._looked_at(self.policy.reference, parts, poll), strict=True):
+                part.know(
+                    ref_logp_BT=logp_BT, old_logp_BT=logp_BT if self.config.ratio_against == "reference" else None
+                )
+        if self._needs_old_pass():
+            self.policy.model.eval()
+            for part, logp_BT in zip(parts, self._looked_at(self.policy.halves, parts, poll), strict=True):
+                part.know(old_logp_BT=logp_BT)
         for part in parts:
-            if self.policy.reference is not None:
-                self._ask_reference(part, self.policy.reference)
-            if self._needs_old_pass():
-                self._ask_policy(part)
-            if self.policy.reference is not None or self._needs_old_pass():
-                mx.eval(part.batch.ref_logp_BT, part.batch.old_logp_BT)
-                poll()
             self._correct(part)
         return parts
+
+    def _looked_at(self, halves: Halves, parts: list[Part], poll: Poll) -> Iterator[mx.array]:
+        """Each part's log-probabilities, without gradient."""
+        relay = self._relay(parts, halves)
+        read = relay.read(halves) if relay else None
+        for part in parts:
+            given = relay.given(read, part) if relay and read else None
+            logp_BT = self._logps(halves, part.rows, learns=False, prompted=given).logp_N
+            mx.eval(logp_BT)
+            poll()
+            yield logp_BT
+
+    def _relay(self, parts: list[Part], halves: Halves) -> Relay | None:
+        """What reads the prompts for parts that share them; None where reading them part by part costs no more, and with
+        dropout, which would drop other inputs in the second reading than in the first."""
+        pays = halves.layers > 0 and self.config.dropout == 0 and Relay.pays(parts)
+        return Relay(parts, self.micro_batch_tokens) if pays else None
 
     def _parts(self, batch: Batch) -> list[Part]:
         multiple = BUCKET if self.traced else 1
@@ -153,7 +176,9 @@ class Learner:
         )  # fmt: skip
         return [
             Part(
-                one, rows_of(one.tokens_BL, one.prompt_length_B, one.group_B, one.completion_BT, one.mask_BT, multiple)
+                one,
+                rows_of(one.tokens_BL, one.prompt_length_B, one.group_B, one.completion_BT, one.mask_BT, multiple),
+                list(dict.fromkeys(one.group_B.tolist())),  # pyright: ignore
             )
             for one in batches
         ]
@@ -176,20 +201,11 @@ class Learner:
         )
         return replace(batch, weight_BT=weight_BT)
 
-    def _ask_reference(self, part: Part, reference: Halves) -> None:
-        """The reference's log-probabilities; they are the old ones too where the ratio is against it."""
-        logp_BT, _ = self._logps(reference, part, learns=False)
-        part.know(ref_logp_BT=logp_BT, old_logp_BT=logp_BT if self.config.ratio_against == "reference" else None)
-
     def _needs_old_pass(self) -> bool:
         """The first update of a rollout *is* the policy that sampled, so it records the old log-probabilities itself. A
         pass of its own is needed only where they are wanted before that, or the policy has moved by then."""
         wanted = self.config.steps_per_generation > 1 or self.config.sampling_correction != "none"
         return wanted and self.config.ratio_against == "old"
-
-    def _ask_policy(self, part: Part) -> None:
-        self.policy.model.eval()
-        part.know(old_logp_BT=self._logps(self.policy.halves, part, learns=False).logp_N)
 
     def _correct(self, part: Part) -> None:
         """Give the part its importance correction for the gap between the policy and what was drawn from."""
@@ -226,16 +242,23 @@ class Learner:
         self.policy.model.train()
         mx.random.seed(self.config.seed * 1_000_003 + self.updates)  # dropout follows from the place in the run
         whole = self._whole(parts)
+        relay = self._relay(parts, self.policy.halves)
+        read = relay.read(self.policy.halves) if relay else None
         total, tallies, loss = None, [], mx.array(0.0)
         for part in parts:
-            (part_loss, logp_BT, tally), grads = self._part_gradient(part, whole)
-            total = grads if total is None else tree_map(mx.add, total, grads)
-            loss = loss + part_loss
+            given = relay.given(read, part) if relay and read else None
+            (part_loss, logp_BT, tally), grads, slopes = self._part_gradient(part, whole, given)
+            if relay and slopes:
+                relay.add(part, slopes)
+            total, loss = _added(total, grads), loss + part_loss
             tallies.append(tally)
             mx.eval(total, loss, logp_BT, tally)
             if part.batch.old_logp_BT is None:
                 part.know(old_logp_BT=logp_BT)
             poll()
+        if relay:
+            with recomputed_layers(self.policy.model, self.recompute):
+                total = relay.pulled_back(self.policy.model, self.policy.halves, total)
         if total is None:  # no completion had a signal: the gradient is 0, and the optimizer's momentum goes on
             total = tree_map(mx.zeros_like, self.policy.model.trainable_parameters())
         metrics = {name: float(value) for name, value in merge(tallies).items()} if tallies else {}
@@ -249,7 +272,7 @@ class Learner:
         top, wanted = self.config.top_entropy_quantile, self.bonus.coefficient > 0
         if top >= 1:
             return {"entropy_tokens": sum(part.batch.mask_BT.sum() for part in parts)} if wanted else {}
-        entropies = [self._logps(self.policy.halves, part, learns=False).entropy_N for part in parts]
+        entropies = [self._logps(self.policy.halves, part.rows, learns=False).entropy_N for part in parts]
         flat = mx.concatenate([entropy.reshape(1, -1) for entropy in entropies], axis=1)
         mask = mx.concatenate([part.batch.mask_BT.reshape(1, -1) for part in parts], axis=1)
         threshold = entropy_quantile(flat, mask, top)
@@ -257,10 +280,16 @@ class Learner:
         mx.eval(threshold, tokens)
         return {"entropy_threshold": threshold} | ({"entropy_tokens": tokens} if wanted else {})
 
-    def _part_gradient(self, part: Part, whole: dict[str, Any]) -> tuple[Any, Any]:
+    def _part_gradient(
+        self, part: Part, whole: dict[str, Any], given: Prompted | None
+    ) -> tuple[Any, Any, Prompted | None]:
+        """What `_loss` gives, its gradient in the weights, and in the prompts that were given."""
+        things = (part.batch, part.rows, whole, self.bonus.coefficient)
         try:
             with recomputed_layers(self.policy.model, self.recompute):
-                return self._loss_and_grad(part.batch, part.rows, whole, self.bonus.coefficient)
+                if given is not None:
+                    return self._gradient_in_both(given, *things)
+                return *self._loss_and_grad(*things), None
         except ValueError as error:
             if "vjp" not in str(error):
                 raise
@@ -269,11 +298,24 @@ class Learner:
             )
             raise Mistake("model", sentence) from error
 
+    def _gradient_in_both(self, given: Prompted, *things: Any) -> tuple[Any, Any, Prompted]:
+        model, learning = self.policy.model, self.policy.model.trainable_parameters()
+
+        def loss(learning: Any, last: mx.array, keys: list[mx.array], values: list[mx.array]) -> Any:
+            model.update(learning)
+            return self._loss(*things, Prompted(last, keys, values))
+
+        try:
+            told, (grads, *slopes) = mx.value_and_grad(loss, argnums=[0, 1, 2, 3])(learning, *given)
+        finally:
+            model.update(learning)
+        return told, grads, Prompted(*slopes)
+
     def _loss(
-        self, batch: Batch, rows: Rows, whole: dict[str, Any], coefficient: float
+        self, batch: Batch, rows: Rows, whole: dict[str, Any], coefficient: float, prompted: Prompted | None = None
     ) -> tuple[mx.array, mx.array, Any]:
         """(this part's share of the loss, log-probabilities, tally)."""
-        logp_BT, entropy_BT = self._logps(self.policy.halves, Part(batch, rows), entropy_gradient=coefficient > 0)
+        logp_BT, entropy_BT = self._logps(self.policy.halves, rows, entropy_gradient=coefficient > 0, prompted=prompted)
         loss, tally = policy_terms(
             logp_BT,
             batch.old_logp_BT,
@@ -290,8 +332,8 @@ class Learner:
         )
         return loss, mx.stop_gradient(logp_BT), tally
 
-    def _logps(self, halves: Halves, part: Part, **how: bool) -> Scored:
-        return completion_logps(halves, part.rows, self.config.temperature, self.chunk, **how)
+    def _logps(self, halves: Halves, rows: Rows, **how: Any) -> Scored:
+        return completion_logps(halves, rows, self.config.temperature, self.chunk, **how)
 
     def _apply(self, grads: Any, loss: mx.array) -> dict[str, float]:
         grads, norm = clip_by_norm(grads, self.config.max_grad_norm)
@@ -302,25 +344,27 @@ class Learner:
                 f"rate, or look for a broken weight in the model.",
             )
         rate = self.rate(self.updates)
-        self._move(grads, mx.array(rate))
+        self.policy.model.update(self._move(grads, self.policy.model.trainable_parameters(), mx.array(rate)))
         mx.eval(self.policy.model.trainable_parameters(), self.optimizer.state)
         self.updates += 1
         if self.config.sync_ref_model and self.updates % self.config.ref_model_sync_steps == 0:
             self.policy.move_reference(self.config.ref_model_mixup_alpha)
         return {"loss": float(loss), "grad_norm": float(norm), "learning_rate": rate}
 
-
-    def _moving(self) -> Callable[[Any, mx.array], None]:
+    def _moving(self) -> Callable[[Any, Any, mx.array], Any]:
         """The optimizer's update as one traced function: a dozen small operations for each of hundreds of arrays become one or
         two."""
-        model, optimizer = self.policy.model, self.optimizer
+        optimizer = self.optimizer
 
-        def move(grads: Any, rate: mx.array) -> None:
+        def move(grads: Any, weights: Any, rate: mx.array) -> Any:
             optimizer.learning_rate = rate
-            optimizer.update(model, grads)
+            return optimizer.apply_gradients(grads, weights)
 
-        state = [model.state, optimizer.state]
-        return mx.compile(move, inputs=state, outputs=state)
+        return mx.compile(move, inputs=[optimizer.state], outputs=[optimizer.state])
+
+
+def _added(total: Any, grads: Any) -> Any:
+    return grads if total is None else tree_map(mx.add, total, grads)
 
 
 def objective(config: Config) -> dict[str, Any]:

@@ -30,18 +30,21 @@ class Traced:
         self._traces: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, *things: Any) -> Any:
-        arrays = [_arrays(thing) for thing in things]
+        arrays, learning = [_arrays(thing) for thing in things], self.model.trainable_parameters()
         key = tuple((tuple(found), _constants(thing)) for thing, found in zip(things, arrays, strict=True))
         if key not in self._traces:
             self._traces[key] = self._trace(things)
-        return self._traces[key](arrays)
+        try:
+            return self._traces[key](learning, arrays)
+        finally:
+            self.model.update(learning)  # tracing leaves its placeholders in the model
 
     def _trace(self, things: tuple[Any, ...]) -> Callable[..., Any]:
-        def run(arrays: list[dict[str, mx.array]]) -> Any:
+        def run(learning: Any, arrays: list[dict[str, mx.array]]) -> Any:
+            self.model.update(learning)
             return self.plain(*(_with(thing, found) for thing, found in zip(things, arrays, strict=True)))
 
-        # The model's arrays go out as they came in: a trace that keeps them leaves its placeholders in the model.
-        return mx.compile(run, inputs=[self.model.state], outputs=[self.model.state])
+        return mx.compile(run)
 
 
 def _items(thing: Any) -> list[tuple[str, Any]]:

@@ -176,7 +176,7 @@ def assert_equal_updates(
     wanted = {name: np.mean([one[name] for one in plain.told]) for name in plain.told[0]}
     metrics: dict[str, float] = {}
     for budget in (ONE_PART, PARTS):
-        monkeypatch.setattr(learner_module, "MICRO_BATCH_TOKENS", budget)
+        monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, "cpu", budget)
         mine = shaken(config)
         told, metrics = metrics, Learner(mine, config, 1).learn(pack_of(groups, config))
         assert_near(weights_of(mine), weights_of(plain.policy), start)
@@ -358,7 +358,9 @@ def test_skipping_what_cannot_move_the_policy_changes_no_weight(model: Path, los
     largest = max(np.abs(x).max() for x in off.values())
     assert all(np.abs(x - off[name]).max() < 1e-5 * largest for name, x in on.items())
     assert all_rows == [2 * P * (1 + G)] * 3, "a prompt is read once for its completions"
-    assert fewer == [0 if step in quiet else 2 * (P - 1) * (1 + G) for step in range(3)], "the second group has no signal"
+    assert fewer == [0 if step in quiet else 2 * (P - 1) * (1 + G) for step in range(3)], (
+        "the second group has no signal"
+    )
     assert all((step["loss"], step["grad_norm"]) == (0, 0) for i, step in enumerate(told) if i in quiet)
 
 
@@ -404,8 +406,14 @@ def test_old_log_probabilities_are_taken_once_and_before_the_policy_moves(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
-    before = Learner._with_old
-    monkeypatch.setattr(Learner, "_with_old", lambda self, *a: taken.append(self.updates) or before(self, *a))
+    before = Learner._looked_at
+
+    def look(self: Learner, halves: Any, *rest: Any) -> Any:
+        if halves is self.policy.halves:
+            taken.append(self.updates)
+        return before(self, halves, *rest)
+
+    monkeypatch.setattr(Learner, "_looked_at", look)
     for settings, wanted in (
         ({"steps_per_generation": 2}, [0, 0]),
         ({"steps_per_generation": 2, "ratio_against": "reference"}, []),
@@ -447,7 +455,7 @@ def test_the_gap_to_what_was_drawn_from_is_measured_whatever_the_correction(
         "sampling/importance_sampling_ratio/max": np.exp(gaps).max(),
     }
     for budget in (ONE_PART, PARTS):
-        monkeypatch.setattr(learner_module, "MICRO_BATCH_TOKENS", budget)
+        monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, "cpu", budget)
         metrics = Learner(shaken(config), config, 1).learn(pack_of(groups, config))
         assert {name: metrics[name] for name in wanted} == pytest.approx(wanted, rel=1e-4)
     corrected = config_of(model, beta=0, num_iterations=1, skip_zero_signal=False, **TURNED_ON["token, truncated"])

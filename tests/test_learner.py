@@ -21,6 +21,7 @@ from mlx_lm import load
 
 from backend import learner as learner_module
 from backend.batch import advantages, pack
+from backend.forward import Following, Reading
 from backend.learner import Learner
 from backend.nouns import Completion, Group, Problem
 from backend.policy import load_policy
@@ -278,7 +279,7 @@ def test_cutting_into_micro_batches_changes_nothing(model: Path, monkeypatch: py
     steps = clear(config)[1]
     whole, told = learned(config, steps)
     for tokens in (1, 30, 70):
-        monkeypatch.setattr(learner_module, "MICRO_BATCH_TOKENS", tokens)
+        monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, "cpu", tokens)
         cut, metrics = learned(config, steps)
         assert_same_weights(whole, cut)
         for one, other in zip(told, metrics, strict=True):
@@ -405,7 +406,7 @@ def test_the_learning_rate_follows_updates_not_steps(model: Path) -> None:
 
 def test_poll_is_asked_between_micro_batches(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, asked = config_of(model, num_iterations=2), []
-    monkeypatch.setattr(learner_module, "MICRO_BATCH_TOKENS", 1)
+    monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, "cpu", 1)
     learner = Learner(load_policy(config), config, 1)
     learner.learn(pack(given()[0].groups(config), pad_id=0), lambda: asked.append(learner.updates))
     assert asked == [0] * 2 * P * G + [1] * P * G  # the reference's pass, then each update's
@@ -490,3 +491,43 @@ def test_a_trace_is_kept_for_all_updates_of_its_shape(model: Path) -> None:
 def test_dropout_is_never_traced(model: Path) -> None:
     """A trace would drop the same inputs in every update."""
     assert not Learner(load_policy(config := config_of(model, dropout=0.1)), config, 1, traced=True).traced
+
+
+# ---- prompts read once for several micro-batches ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"train_type": "full", "learning_rate": 2e-4},
+        {"train_type": "dora"},
+        {"sampling_correction": "token_truncate", "beta": 0},
+        {"grad_checkpoint": True},
+    ],
+    ids=str,
+)
+def test_a_prompt_read_once_for_several_micro_batches_changes_nothing(
+    model: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    config = config_of(model, num_iterations=2, **settings)
+    steps = clear(config)[1]
+    whole, told = learned(config, steps)
+    relayed, told_too = learned(config, steps, micro_batch_tokens=12)
+    assert_same_weights(whole, relayed)
+    for one, other in zip(told, told_too, strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-5, nan_ok=True)
+
+
+def test_a_prompt_is_read_once_however_many_micro_batches_it_is_in(model: Path) -> None:
+    """Reading it for each of them would undo what sharing gains."""
+    config = config_of(model, beta=0)
+    policy, reads = load_policy(config), []
+    learner = Learner(policy, config, 1, micro_batch_tokens=1)
+    hidden = policy.halves.hidden
+    policy.halves.hidden = lambda tokens, cache=None: reads.append(type(cache[0])) or hidden(tokens, cache)
+    steps = given()
+    steps[0].prompts[0] *= 9
+    learner.learn(pack(steps[0].groups(config), pad_id=0))
+    assert reads.count(Reading) == 2 * 2, "two prompts have a signal: once without gradient, once with"
+    assert reads.count(Following) > 4
