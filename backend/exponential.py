@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import platform
-from functools import cache
 
 import mlx.core as mx
 
@@ -19,10 +18,14 @@ ROUNDER = 1.5 * 2.0**23
 """Added to a float32, it pushes the fraction out: what remains in the last bits is the nearest whole number."""
 
 
-@cache
+def on_cpu() -> bool:
+    """Whether mlx computes on the CPU in this process."""
+    return mx.default_device() == mx.Device(mx.cpu, 0)
+
+
 def spelled_out() -> bool:
-    """Whether this process computes where mlx's own `exp` takes one number at a time."""
-    return mx.default_device() == mx.Device(mx.cpu, 0) and platform.machine() in ("x86_64", "AMD64")
+    """Whether mlx's own `exp` takes one number at a time here."""
+    return on_cpu() and platform.machine() in ("x86_64", "AMD64")
 
 
 def exp_below_zero(x: mx.array) -> mx.array:

@@ -6,11 +6,18 @@ The randomness comes in from outside, one uniform number a token, so that a row'
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
+from functools import cache, reduce
 from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
+
+from backend.exponential import exp_below_zero, on_cpu
+
+FEW = 64
+"""Candidates that are sorted at once; more of them are halved first, where that is cheaper than sorting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,54 +52,107 @@ def draw(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> Drawn:
     The log-probability is that of the policy at `temperature`, before any filter; greedy reports temperature 1.
     Filters apply after the temperature: top-k, then top-p over what is left, then min-p.
     """
-    scaled = logits_BV.astype(mx.float32)
+    temperature = sampling.temperature or 1.0
+    peak_B1 = _tempered(logits_BV.max(axis=-1, keepdims=True), temperature)
+    # One exp pass serves the softmax, the filters and the draw. The peak's mass is 1.
+    mass_BV = exp_below_zero(_tempered(logits_BV, temperature) - peak_B1)
     if sampling.temperature == 0:
-        token_B = mx.argmax(scaled, axis=-1)
-        logp_B = _at(scaled, token_B) - mx.logsumexp(scaled, axis=-1)
-        return Drawn(token_B, logp_B, mx.zeros_like(logp_B))
-    if sampling.temperature != 1:
-        scaled = scaled * (1 / sampling.temperature)
-    peak_B1 = scaled.max(axis=-1, keepdims=True)
-    mass_BV = mx.exp(scaled - peak_B1)  # one pass serves the softmax, the filters and the draw; the peak's mass is 1
-    total_B = mass_BV.sum(axis=-1)
-    kept_BV = _kept(mass_BV, sampling)
-    edge_BV = mx.cumsum(kept_BV, axis=-1)
-    # A GPU sums in blocks, and its edges waver by a rounding where nothing was kept: only tokens with mass may be drawn.
-    # Staying clear of the last edge leaves one of them above the target whatever the uniform rounds to.
-    edge_BV = mx.where(kept_BV > 0, edge_BV, -1.0)
-    last_B1 = edge_BV.max(axis=-1, keepdims=True)
-    target_B1 = (uniform_B[:, None] * (1 - 1e-6)) * last_B1
-    token_B = mx.argmax(edge_BV > target_B1, axis=-1)
-    logp_B = _at(scaled, token_B) - peak_B1[:, 0] - mx.log(total_B)
-    log_kept_B = mx.log(last_B1[:, 0] / total_B) if sampling.filters else mx.zeros_like(logp_B)
-    return Drawn(token_B, logp_B, log_kept_B)
+        logp_B = -mx.log(mass_BV.sum(axis=-1))
+        return Drawn(mx.argmax(logits_BV, axis=-1), logp_B, mx.zeros_like(logp_B))
+    floor_B1 = _floor(mass_BV, sampling)
+    kept_BV = mass_BV if floor_B1 is None else mx.where(mass_BV < floor_B1, 0, mass_BV)
+    token_B, left_B = _inverse_cdf(kept_BV, uniform_B)
+    total_B = left_B if floor_B1 is None else mass_BV.sum(axis=-1)
+    logp_B = _tempered(_at(logits_BV, token_B), temperature) - peak_B1[:, 0] - mx.log(total_B)
+    return Drawn(token_B, logp_B, mx.zeros_like(logp_B) if floor_B1 is None else mx.log(left_B / total_B))
+
+
+def _tempered(logits: mx.array, temperature: float) -> mx.array:
+    logits = logits.astype(mx.float32)
+    return logits if temperature == 1 else logits * (1 / temperature)
 
 
 def _at(values_BV: mx.array, token_B: mx.array) -> mx.array:
     return mx.take_along_axis(values_BV, token_B[:, None], axis=-1)[:, 0]
 
 
-def _kept(mass_BV: mx.array, sampling: Sampling) -> mx.array:
-    """The mass with everything that the filters drop set to 0. Ties at a threshold are kept."""
-    V = mass_BV.shape[-1]
-    if 0 < sampling.top_k < V:
-        best_BK = mx.topk(mass_BV, sampling.top_k, axis=-1)
-        mass_BV = mx.where(mass_BV < best_BK.min(axis=-1, keepdims=True), 0, mass_BV)
-    else:
-        best_BK = mass_BV
+# ── the draw ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _inverse_cdf(kept_BV: mx.array, uniform_B: mx.array) -> tuple[mx.array, mx.array]:
+    """The token at which the running sum of what is kept reaches `uniform` of it, and the whole of it, both [B].
+
+    The block of tokens is found by the blocks' sums, then the token inside it: the vocabulary is read once.
+    """
+    B, V = kept_BV.shape
+    blocks_BNW = kept_BV.reshape(B, -1, _width(V))
+    sum_BN = blocks_BNW.sum(axis=-1)
+    left_B = sum_BN.sum(axis=-1)
+    block_B, target_B = _reach(sum_BN, uniform_B * left_B)
+    inside_BW = mx.take_along_axis(blocks_BNW, block_B[:, None, None], axis=1)[:, 0]
+    place_B, _ = _reach(inside_BW, target_B)
+    return block_B * _width(V) + place_B, left_B
+
+
+def _reach(mass_BN: mx.array, target_B: mx.array) -> tuple[mx.array, mx.array]:
+    """Where the running sum of the masses first reaches the target, and how much of the target lies inside that place.
+
+    Only places with mass count: a GPU sums in blocks, and its edges waver by a rounding where there is none. Should the
+    target by such a rounding lie above every edge, the highest edge is nearest to it.
+    """
+    edge_BN = mx.cumsum(mass_BN, axis=-1)
+    short_BN = mx.where(mass_BN > 0, mx.minimum(edge_BN - target_B[:, None], 0), -mx.inf)
+    place_B = mx.argmax(short_BN, axis=-1)
+    return place_B, target_B - (_at(edge_BN, place_B) - _at(mass_BN, place_B))
+
+
+@cache
+def _width(V: int) -> int:
+    """Tokens in a block: the divisor of V next below its root, so that no padding is needed. 1 for a prime: one block each."""
+    return next(width for width in range(math.isqrt(V), 0, -1) if V % width == 0)
+
+
+# ── filters ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _floor(mass_BV: mx.array, sampling: Sampling) -> mx.array | None:
+    """[B, 1]: the least mass that the filters keep. Ties at a threshold are kept. None: nothing is filtered."""
+    floors_B1, candidates_BK = [], mass_BV
+    if 0 < sampling.top_k < mass_BV.shape[-1]:
+        candidates_BK = mx.topk(mass_BV, sampling.top_k, axis=-1)
+        floors_B1.append(candidates_BK.min(axis=-1, keepdims=True))
     if sampling.top_p < 1:
-        mass_BV = mx.where(mass_BV < _nucleus_floor(best_BK, sampling.top_p), 0, mass_BV)
+        floors_B1.append(_nucleus_floor(candidates_BK, sampling.top_p))
     if sampling.min_p > 0:
-        mass_BV = mx.where(mass_BV < sampling.min_p, 0, mass_BV)
-    return mass_BV
+        floors_B1.append(mx.full((mass_BV.shape[0], 1), sampling.min_p))
+    return reduce(mx.maximum, floors_B1) if floors_B1 else None
 
 
-def _nucleus_floor(candidates_BK: mx.array, top_p: float) -> mx.array:
+def _nucleus_floor(mass_BK: mx.array, top_p: float) -> mx.array:
     """The smallest mass inside the smallest set of likeliest tokens that makes up `top_p` (Holtzman et al. 2020)."""
-    falling = -mx.sort(-candidates_BK, axis=-1)
-    before = mx.cumsum(falling, axis=-1) - falling
-    inside = before < top_p * falling.sum(axis=-1, keepdims=True)
-    return mx.where(inside, falling, mx.inf).min(axis=-1, keepdims=True)
+    need_B1 = top_p * mass_BK.sum(axis=-1, keepdims=True)
+    if on_cpu():  # a GPU's partition is a sort
+        mass_BK, need_B1 = _halved(mass_BK, need_B1)
+    falling_BK = -mx.sort(-mass_BK, axis=-1)
+    inside_BK = mx.cumsum(falling_BK, axis=-1) - falling_BK < need_B1
+    return mx.where(inside_BK, falling_BK, mx.inf).min(axis=-1, keepdims=True)
+
+
+def _halved(mass_BK: mx.array, need_B1: mx.array) -> tuple[mx.array, mx.array]:
+    """The few masses among which the running sum from the top reaches `need`, and what is left of it there.
+
+    The upper half either makes up the need, or all of it counts and the rest lies in the lower half: halves of halves
+    take two partitions' time in all, a third of a sort's.
+    """
+    while (K := mass_BK.shape[-1]) > FEW:
+        if K % 2:
+            mass_BK = mx.pad(mass_BK, [(0, 0), (0, 1)])
+        lower_BK, upper_BK = mx.split(mx.partition(mass_BK, mass_BK.shape[-1] // 2, axis=-1), 2, axis=-1)
+        sum_B1 = upper_BK.sum(axis=-1, keepdims=True)
+        enough_B1 = sum_B1 >= need_B1
+        mass_BK = mx.where(enough_B1, upper_BK, lower_BK)
+        need_B1 = mx.where(enough_B1, need_B1, need_B1 - sum_B1)
+    return mass_BK, need_B1
 
 
 def uniforms(seed: int, draws: list[tuple[int, ...]], count: int) -> np.ndarray:

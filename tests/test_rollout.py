@@ -13,10 +13,13 @@ import tiny
 from mlx.utils import tree_map
 from mlx_lm.generate import generate_step
 
+from backend import rollout as rollout_module
+from backend.drafts import Drafts
 from backend.nouns import Completion, Group, Problem
 from backend.policy import Policy, load_policy
-from backend.rollout import BUCKET, BURST, Rollout
+from backend.rollout import BURST, Rollout
 from backend.sampler import GREEDY, Sampling, draw, uniforms
+from backend.slots import BUCKET, capacity
 from backend.spec.config import parse
 
 PLAIN, OTHER = ["qwen3", "llama", "mixtral", "qwen3_moe"], ["gemma3_text", "mamba"]
@@ -190,8 +193,9 @@ def test_completions_of_a_group_differ_from_one_another_and_from_other_places(mo
 
 def test_the_prompt_is_read_once_for_the_whole_group(models: Path) -> None:
     policy, shapes = policy_of(models), []
-    rollout, hidden = Rollout(policy, 5), policy.halves.hidden
-    policy.halves.hidden = lambda tokens, cache: shapes.append(tokens.shape) or hidden(tokens, cache)
+    rollout = Rollout(policy, 5)
+    hidden = rollout.face.halves.hidden
+    rollout.face.halves.hidden = lambda tokens, cache: shapes.append(tokens.shape) or hidden(tokens, cache)
     rollout.sample(problems([40, 20, 30]), 8, Sampling(), 0, 0)
     assert shapes[0] == (3, 40)
     assert all(shape[1] == 1 for shape in shapes[1:])
@@ -306,22 +310,124 @@ def test_poll_hears_how_much_is_drawn_and_may_stop_it(models: Path, arch: str) -
     assert [one.tokens for _, one in again] == [one.tokens for _, one in made]
 
 
+def watched(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """(rows, columns written, capacity) of every decoding step to come."""
+    seen: list[tuple[int, int, int]] = []
+    real = rollout.step
+
+    def step(sampling: Sampling) -> Any:
+        inner = real(sampling)
+
+        def one(token: mx.array, slot: mx.array, *rest: Any) -> Any:
+            seen.append((token.shape[0], slot.item() + 1, rest[2].size))
+            return inner(token, slot, *rest)
+
+        return one
+
+    monkeypatch.setattr(rollout, "step", step)
+    return seen
+
+
 def test_rows_that_ended_are_thinned_out(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows live long; the last steps must not be paid for all of them. Sizes are powers of two: few traces."""
-    policy, sizes = policy_of(models, eos=MANY_ENDS), []
+    """Few rows live long; the last steps must not be paid for all of them. Sizes are few: few traces."""
+    policy = policy_of(models, eos=MANY_ENDS)
     rollout = Rollout(policy, 64)
-    step = rollout._step(Sampling())
-
-    def seen(token: mx.array, *rest: Any) -> Any:
-        sizes.append(token.shape[0])
-        return step(token, *rest)
-
-    monkeypatch.setattr(rollout, "_step", lambda sampling: seen)
+    seen = watched(rollout, monkeypatch)
     made = everything(rollout.sample(problems([4] * 6), 8, Sampling(), 0, 0))
-    longest = sorted((len(one.tokens) for _, one in made), reverse=True)
+    sizes = [rows for rows, *_ in seen]
+    lengths = [len(one.tokens) for _, one in made]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] == 48
-    assert all(size & (size - 1) == 0 for size in sizes if size != 48)
-    for step_number, size in enumerate(sizes):
-        looked = step_number - step_number % BURST
-        alive = sum(length > looked for length in longest)
-        assert size < max(2, 4 * alive), "more than half of the rows were dead at the last look, and stayed"
+    assert {size for size in sizes if size != 48} <= {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}
+    for step, size in enumerate(sizes):
+        read = step - step % BURST  # by then the tokens before this one had been looked at
+        alive = sum(length > read for length in lengths)
+        assert alive > 0 and size < max(2, 2 * alive), "a third of the rows were dead at the last look, and stayed"
+
+
+# ---- as many rows as there is room for -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.8, top_p=0.95), GREEDY], ids=["drawn", "greedy"])
+def test_the_number_of_rows_decoded_at_once_changes_nothing(models: Path, sampling: Sampling) -> None:
+    """Ragged prompts: a row that waits may be longer than all that is there when its turn comes, or much shorter."""
+    policy = policy_of(models, eos=MANY_ENDS)
+    rows = problems([5, 30, 2, 90, 1, 9, 140, 3])
+    whole = everything(Rollout(policy, 40).sample(rows, 4, sampling, seed=3, place=20))
+    assert len({len(one.tokens) for _, one in whole}) > 2
+    for limit in (1, 3, 8, 31):
+        some = everything(Rollout(policy, 40, rows=limit).sample(rows, 4, sampling, seed=3, place=20))
+        for (_, one), (_, other) in zip(whole, some, strict=True):
+            assert (one.tokens, one.text, one.stop) == (other.tokens, other.text, other.stop)
+            np.testing.assert_allclose(one.logps, other.logps, atol=2e-5)
+            # A token at the very edge of the nucleus falls to either side of it by a rounding.
+            np.testing.assert_allclose(one.log_kept, other.log_kept, atol=5e-3)
+
+
+@pytest.mark.parametrize("limit", [2, 3])
+def test_a_limit_holds_for_groups_decoded_alone_too(models: Path, limit: int) -> None:
+    policy = policy_of(models, "mamba", MANY_ENDS)
+    whole = everything(Rollout(policy, 20).sample(problems([5, 3]), 5, Sampling(), 1, 0))
+    some = everything(Rollout(policy, 20, rows=limit).sample(problems([5, 3]), 5, Sampling(), 1, 0))
+    assert [one.tokens for _, one in some] == [one.tokens for _, one in whole]
+
+
+def test_places_that_become_free_are_filled(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = policy_of(models, eos=MANY_ENDS)
+    rollout = Rollout(policy, 60, rows=16)
+    seen = watched(rollout, monkeypatch)
+    made = everything(rollout.sample(problems([4, 9] * 12), 8, Sampling(), 0, 0))
+    tokens, places = sum(len(one.tokens) for _, one in made), sum(rows for rows, *_ in seen)
+    assert max(rows for rows, *_ in seen) == 16
+    assert tokens > 0.5 * places, "half of the work went into rows that had ended"
+
+
+def test_prompts_are_read_when_their_turn_comes_and_once(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, read = policy_of(models, eos=MANY_ENDS), []
+    rollout = Rollout(policy, 40, rows=8)
+    prefill = rollout._prefill
+    monkeypatch.setattr(rollout, "_prefill", lambda prompts: read.append(len(prompts)) or prefill(prompts))
+    rollout.sample(problems([4] * 12), 5, Sampling(), 0, 0)
+    assert sum(read) == 12 and read[0] == 2 and max(read) <= 2
+
+
+def test_columns_are_bounded_by_the_longest_living_row(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows come and go; what the gone ones left on the left is dropped, or the arrays would grow with every refill."""
+    policy = policy_of(models, eos=MANY_ENDS)
+    rollout = Rollout(policy, 100, rows=8)
+    seen = watched(rollout, monkeypatch)
+    made = everything(rollout.sample(problems([4] * 40), 4, Sampling(), 0, 0))
+    longest = 4 + max(len(one.tokens) for _, one in made)
+    assert len(seen) > 2 * longest
+    assert max(columns for *_, columns in seen) <= capacity(longest + BURST)
+    assert all(written <= columns for _, written, columns in seen)
+
+
+def test_capacities_are_few_and_fit() -> None:
+    for columns in range(1, 20_000, 7):
+        room = capacity(columns)
+        assert columns <= room <= max(columns * 1.125, columns + BUCKET)
+    assert len({capacity(columns) for columns in range(1, 8192)}) < 42
+    assert {capacity(columns) for columns in range(1, 513)} == set(range(64, 513, 64))
+
+
+def test_long_prompts_are_read_in_pieces_that_count_every_row(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, shapes = policy_of(models), []
+    rollout = Rollout(policy, 2)
+    hidden = rollout.face.halves.hidden
+    rollout.face.halves.hidden = lambda tokens, cache: shapes.append(tokens.shape) or hidden(tokens, cache)
+    monkeypatch.setattr(rollout_module, "PREFILL_TOKENS", 100)
+    rollout.sample(problems([40, 20, 30, 7]), 1, Sampling(), 0, 0)
+    assert shapes[:2] == [(4, 25), (4, 15)]
+
+
+def test_a_stop_string_far_behind_is_not_found_again(models: Path) -> None:
+    """Only the neighbourhood of new tokens is looked at first, and a string across two bursts must be found there."""
+    tokenizer = policy_of(models).tokenizer
+    ids = tokenizer.encode("0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 30 40", add_special_tokens=False)
+    for word in ("13 14", "9 10 11", "30"):
+        drafts = Drafts(1, 100, tokenizer, [1], [word])
+        for start in range(0, len(ids), 3):
+            part = np.array(ids[start : start + 3])[:, None]
+            drafts.read(np.array([0]), part, np.zeros(part.shape), np.zeros(part.shape))
+        one = drafts.completion(0)
+        assert one.stop == "string" and one.text.endswith(word) and len(one.tokens) == len(one.logps)

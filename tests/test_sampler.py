@@ -6,9 +6,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from backend import exponential, sampler
 from backend.sampler import GREEDY, Sampling, draw, uniforms
 
-DRAWS = 100_000
+DRAWS = 200_000
 FILTERS = [
     Sampling(),
     Sampling(temperature=0.5),
@@ -109,15 +110,54 @@ def test_a_running_sum_in_blocks_draws_no_filtered_token_either(monkeypatch: pyt
     values = np.random.default_rng(2).normal(0, 0.5, 4096)
     how = Sampling(top_k=2000)
     kept = exact(values, how) > 0
-    edges = np.array(in_blocks(mx.array(np.where(kept, np.exp(values - values.max()), 0)[None], mx.float32)))[0]
-    assert (np.diff(edges) < 0).any(), "this row shows nothing: its edges never fall"
+    mass = np.where(kept, np.exp(values - values.max()), 0).reshape(64, 64)
+    wavers = [np.diff(np.array(in_blocks(mx.array(row[None], mx.float32)))[0]) for row in (*mass, mass.sum(axis=1))]
+    assert any((rise < 0).any() for rise in wavers), "these rows show nothing: their edges never fall"
     monkeypatch.setattr(mx, "cumsum", in_blocks)
-    aims = (np.concatenate([edges, np.nextafter(edges, np.float32(0))]) / edges.max()).clip(0, 1 - 2.0**-24)
-    aims = aims[:: max(1, len(aims) // 400)]
-    token_B, _, _ = draw(
-        mx.array(np.tile(values, (len(aims), 1)), mx.float32), mx.array(aims, mx.float32) / (1 - 1e-6), how
+    edges = np.concatenate([np.cumsum(exact(values, how)), np.cumsum(mass.sum(axis=1)) / mass.sum()]).astype(np.float32)
+    aims = np.concatenate([edges, *(np.nextafter(edges, np.float32(side)) for side in (0, 2))]).clip(0, 1 - 2.0**-24)
+    for part in np.array_split(aims[:: len(aims) // 1500], 4):
+        token_B, _, _ = draw(mx.array(np.tile(values, (len(part), 1)), mx.float32), mx.array(part), how)
+        assert kept[np.array(token_B)].all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64, 257, 320, 4096, 4097])
+def test_every_vocabulary_is_cut_into_blocks_that_fit(size: int) -> None:
+    """A prime, a square, one token: the inverse CDF over blocks is the one over all tokens."""
+    values = logits(size, seed=size)
+    grid_B = mx.array((np.arange(500) + 0.5) / 500, mx.float32)
+    token_B, _, _ = draw(mx.broadcast_to(mx.array(values, mx.float32), (500, size)), grid_B, Sampling())
+    above = np.cumsum(exact(values, Sampling()))
+    tokens = np.array(token_B).astype(int)
+    assert np.all(above[tokens] >= np.array(grid_B) - 1e-5)
+    assert np.all(np.where(tokens > 0, above[tokens - 1], 0) <= np.array(grid_B) + 1e-5)
+
+
+@pytest.mark.parametrize("top_p", [0.01, 0.3, 0.7, 0.95, 0.999])
+@pytest.mark.parametrize("size", [65, 130, 1000, 4099])
+def test_halving_finds_the_nucleus_that_sorting_finds(size: int, top_p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU halves of halves take the place of a sort; the smallest mass inside is the very same number."""
+    rows = np.stack([logits(size, seed) * (0.2 + seed / 4) for seed in range(12)])
+    rows[3, : size // 2] = rows[3, 0]  # half of one row is a tie
+    mass = mx.softmax(mx.array(rows, mx.float32), axis=-1)
+    halved = sampler._nucleus_floor(mass, top_p)
+    monkeypatch.setattr(sampler, "on_cpu", lambda: False)
+    by_sort = sampler._nucleus_floor(mass, top_p)
+    shares = [np.where(np.array(mass) >= np.array(floor), np.array(mass), 0).sum(axis=1) for floor in (halved, by_sort)]
+    assert (np.abs(shares[0] - shares[1]) <= 1e-6 + 2 * np.array(halved)[:, 0]).all(), (
+        "a token more or less at the edge"
     )
-    assert kept[np.array(token_B)].all()
+    assert (np.array(halved) == np.array(by_sort)).mean() > 0.9, "only a rounding at the very edge may part them"
+
+
+def test_the_exponential_spelled_out_is_the_exponential() -> None:
+    x = -np.abs(np.random.default_rng(0).normal(0, 25, 200_000)).astype(np.float32)
+    x[:4] = [0, -np.inf, -1e30, -87]
+    found, wanted = np.array(exponential._spelled(mx.array(x)), np.float64), np.exp(x.astype(np.float64))
+    normal = x > -87
+    theirs = np.abs(np.array(mx.exp(mx.array(x)), np.float64)[normal] / wanted[normal] - 1).max()
+    assert np.abs(found[normal] / wanted[normal] - 1).max() <= 1.05 * theirs
+    assert found[0] == 1 and found[1] == found[2] == 0 and (found[x < -89] == 0).all() and (found >= 0).all()
 
 
 def test_ties_at_a_threshold_are_all_kept_and_equally_likely() -> None:
