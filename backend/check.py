@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from backend.data import check_columns, check_prompts, read_splits
+from backend.hub.look import config_file
 from backend.judge import stages
-from backend.policy import model_source
+from backend.loadable import architectures, module_of
 from backend.spec.config import Config, parse, problems
 from backend.spec.faults import Fault, Mistake
+from backend.spec.memory import estimate, machine_bytes
+from backend.spec.shape import shape_of
+from backend.spec.sources import check_reference, check_weights, model_source
 
 
 def check(raw: Mapping[str, Any]) -> list[Fault]:
@@ -29,6 +33,7 @@ def check_disk(config: Config) -> list[Fault]:
     folder = _caught(faults, lambda: check_model(config.model, "model"))
     if folder is not None:
         _caught(faults, lambda: _check_quantised(folder, config))
+        faults += _too_large(folder, config)
     if config.reference_model_path and config.needs_reference:
         _caught(faults, lambda: _check_reference(config.reference_model_path))
     _caught(faults, lambda: _check_data(config, folder))
@@ -36,13 +41,18 @@ def check_disk(config: Config) -> list[Fault]:
     return faults
 
 
+def _too_large(folder: Path, config: Config) -> list[Fault]:
+    """What cannot be trained on this machine even with the shortest prompts."""
+    shape = shape_of(folder)
+    found = estimate(config, shape, machine_bytes(), prompt=1) if shape is not None and shape.known else None
+    return [found.fault] if found is not None and found.fault is not None else []
+
+
 def _check_reference(name: str) -> None:
     """Another model, or a folder with an adapter of the base."""
-    folder = Path(name).expanduser()
-    if not (folder / "adapter_config.json").is_file():
+    check_reference(name)
+    if not (Path(name).expanduser() / "adapter_config.json").is_file():
         check_model(name, "reference_model_path")
-    elif not (folder / "adapters.safetensors").is_file():
-        raise Mistake("reference_model_path", f"The adapter {folder} has no adapters.safetensors.")
 
 
 def _caught(faults: list[Fault], look: Callable[[], Any]) -> Any:
@@ -57,15 +67,19 @@ def check_model(name: str, setting: str) -> Path:
     """The folder with the model's config.json (from the Hub's cache or the Hub itself for an id). Raises Mistake for a
     model that is not there, or that mlx-lm has no code for."""
     source = Path(model_source(name, setting))
-    file = source / "config.json" if source.is_dir() else _from_hub(name, setting)
+    file = source / "config.json" if source.is_dir() else config_file(name, setting)
     try:
-        kind = json.loads(file.read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError):
-        raise Mistake(setting, f"{file} is not a model's configuration.") from None
-    if not _known_to_mlx_lm(kind):
-        raise Mistake(setting, f"The model {name} is of the kind {kind}, which this version of mlx-lm cannot load.")
-    if source.is_dir() and not list(source.glob("model*.safetensors")):
-        raise Mistake(setting, f"The folder {source} holds no weights: model*.safetensors is missing.")
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        config = None
+    if not isinstance(config, dict):
+        raise Mistake(setting, f"{file} is not a model's configuration.")
+    if module_of(config) not in architectures():
+        raise Mistake(
+            setting,
+            f"The model {name} is of the kind {config.get('model_type')}, which this version of mlx-lm cannot load.",
+        )
+    check_weights(str(source), setting)
     return file.parent
 
 
@@ -79,27 +93,6 @@ def _check_quantised(folder: Path, config: Config) -> None:
         raise Mistake(
             "train_type", f"{config.model} is quantised, and packed weights cannot learn; choose LoRA or DoRA."
         )
-
-
-def _from_hub(name: str, setting: str) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(name, "config.json"))
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise Mistake(
-            setting, f"The model {name} is not on this machine, and Hugging Face does not give it: {reason}."
-        ) from error
-
-
-def _known_to_mlx_lm(kind: Any) -> bool:
-    import importlib.util
-
-    from mlx_lm.utils import MODEL_REMAPPING
-
-    name = MODEL_REMAPPING.get(kind, kind) if isinstance(kind, str) else ""
-    return name.isidentifier() and importlib.util.find_spec(f"mlx_lm.models.{name}") is not None
 
 
 def _check_data(config: Config, model_folder: Path | None) -> None:

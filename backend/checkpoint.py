@@ -30,7 +30,7 @@ class State:
     updates: int = 0
     """Optimizer updates done (`num_iterations` of them a step)."""
     cursor: int = 0
-    """Problems taken from the deck."""
+    """Rows of the deck gone through, the ones left out counted."""
     num_tokens: int = 0
     """Prompt and completion tokens so far."""
     elapsed_s: float = 0.0

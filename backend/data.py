@@ -20,9 +20,10 @@ from backend.nouns import Problem
 from backend.spec.catalog import COMPARING_REWARDS, metric_name
 from backend.spec.config import Config
 from backend.spec.faults import Fault, Mistake
+from backend.spec.sources import DATA_SUFFIXES as SUFFIXES
+from backend.spec.sources import check_data
 
 Row = dict[str, Any]
-SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 SPLIT_NAMES = {"valid": ("valid", "validation", "val", "dev"), "test": ("test",), "train": ("train",)}
 
 
@@ -90,9 +91,8 @@ def _read_file(path: Path) -> list[Row]:
     readers: dict[str, Callable[[Path], list[Row]]] = {
         ".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet,
     }  # fmt: skip
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise Mistake("data", f"{path} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
+    check_data(str(path))  # an ending that is not ours is refused there
+    reader = readers[path.suffix.lower()]
     try:
         return reader(path)
     except UnicodeDecodeError:
@@ -157,12 +157,13 @@ def _read_parquet(path: Path) -> list[Row]:
 
 def _read_hub(config: Config) -> Splits:
     """A dataset on Hugging Face through `datasets`; what cannot be reached or does not exist becomes a sentence."""
-    if config.data.startswith((".", "/", "~")) or config.data.count("/") > 1 or config.data.endswith(SUFFIXES):
-        raise Mistake("data", f"There is no file or folder {config.data}.")
-    import datasets
+    check_data(config.data)
+    from backend.hub import rows as hub_rows
 
     try:
-        found = datasets.load_dataset(config.data, config.dataset_config or None)
+        found = hub_rows.load(config.data, config.dataset_config or None)
+    except Mistake:
+        raise
     except Exception as error:
         raise Mistake("data", f"There is no file or folder {config.data}, and Hugging Face's dataset of that name "
                       f"cannot be loaded: {_first_line(error)}") from error  # fmt: skip
@@ -230,13 +231,15 @@ class Prepared:
 
 
 def prepare(rows: Sequence[Row], tokenizer: Any, config: Config, source: str) -> Prepared:
-    """Rows → Problems, rendered and tokenised. Raises Mistake naming the column or the row."""
+    """Rows → Problems, rendered and tokenised one after the other; a run, which waits for none that it does not draw,
+    has `backend.prompts` instead. Raises Mistake naming the column or the row."""
     if rows and (faults := check_columns(rows, config, source)):
         raise Mistake(faults)
     room = config.max_seq_length - config.max_completion_length
     prepared = Prepared([])
-    for index, row in enumerate(rows):
-        problem = _problem(index, row, tokenizer, config, source)
+    for index, (row, where) in enumerate(_placed(rows, source)):
+        messages = messages_of(row, config, where)
+        problem = problem_of(index, row, messages, rendered(messages, tokenizer, config, where), config)
         if len(problem.tokens) <= room:
             prepared.problems.append(problem)
         else:
@@ -248,9 +251,9 @@ def prepare(rows: Sequence[Row], tokenizer: Any, config: Config, source: str) ->
 def check_prompts(rows: Sequence[Row], tokenizer: Any, config: Config, source: str) -> None:
     """What `prepare` would refuse, without the work: every row's chat is looked at, and prompts are tokenised only until
     one fits. Raises Mistake naming the row, or `max_seq_length` when no prompt leaves room for the completion."""
-    chats = [(_messages(row, config, where), where) for row, where in _placed(rows, source)]
+    chats = [(messages_of(row, config, where), where) for row, where in _placed(rows, source)]
     room = config.max_seq_length - config.max_completion_length
-    if not any(len(_rendered(chat, tokenizer, config, where)) <= room for chat, where in chats):
+    if not any(len(rendered(chat, tokenizer, config, where)) <= room for chat, where in chats):
         raise Mistake("max_seq_length", "Every prompt is longer than what Max Seq leaves beside the completion.")
 
 
@@ -259,22 +262,21 @@ def _placed(rows: Sequence[Row], source: str) -> Iterator[tuple[Row, str]]:
     return ((row, f"row {index + 1} of {source}") for index, row in enumerate(rows))
 
 
-def _problem(index: int, row: Row, tokenizer: Any, config: Config, source: str) -> Problem:
-    where = f"row {index + 1} of {source}"
-    messages = _messages(row, config, where)
+def problem_of(index: int, row: Row, messages: list[dict[str, Any]], tokens: list[int], config: Config) -> Problem:
+    """A row as a problem, once its chat is built and tokenised."""
     said = [message["content"] for message in messages if message["role"] == "user"]
     return Problem(
         index=index,
         prompt=said[-1] if said else messages[-1]["content"],
         messages=messages,
-        tokens=_rendered(messages, tokenizer, config, where),
+        tokens=tokens,
         answer=_text(row.get(config.answer_feature)),
         type=_text(row[config.type_feature]) if row.get(config.type_feature) is not None else None,
         row=row,
     )
 
 
-def _messages(row: Row, config: Config, where: str) -> list[dict[str, Any]]:
+def messages_of(row: Row, config: Config, where: str) -> list[dict[str, Any]]:
     """The chat of one row: its prompt (text or messages), after its system message or the common one."""
     prompt = row.get(config.prompt_feature)
     if isinstance(prompt, str) and prompt.strip():
@@ -298,16 +300,22 @@ def _text(value: Any) -> str:
     return "" if value is None else value if isinstance(value, str) else str(value)
 
 
-def _rendered(messages: list[dict[str, Any]], tokenizer: Any, config: Config, where: str) -> list[int]:
+def rendered(messages: list[dict[str, Any]], tokenizer: Any, config: Config, where: str) -> list[int]:
     """Token ids of a row's chat. Raises Mistake for a chat that the template or the tokenizer refuses."""
+    whole_characters(messages, where)
     try:
-        for message in messages:
-            message["content"].encode()
         return render(messages, tokenizer, config.chat_template_kwargs)
-    except UnicodeEncodeError:
-        raise Mistake("prompt_feature", f"The text of {where} is broken: it holds half a character.") from None
     except TemplateError as error:  # some templates raise in words of their own: no system message, wrong turns
         raise Mistake("prompt_feature", f"The model's chat template refuses {where}: {_first_line(error)}") from None
+
+
+def whole_characters(messages: list[dict[str, Any]], where: str) -> None:
+    """Raises Mistake for a text that no tokenizer takes."""
+    try:
+        for message in messages:
+            (message["role"] + message["content"]).encode()
+    except UnicodeEncodeError:
+        raise Mistake("prompt_feature", f"The text of {where} is broken: it holds half a character.") from None
 
 
 def render(messages: list[dict[str, Any]], tokenizer: Any, template_kwargs: dict[str, Any]) -> list[int]:
@@ -321,9 +329,13 @@ def render(messages: list[dict[str, Any]], tokenizer: Any, template_kwargs: dict
 
 
 class Deck:
-    """Problems in a seeded order, reshuffled each epoch; `cursor` counts the ones taken and is all there is to save."""
+    """Rows in a seeded order, reshuffled each epoch; `cursor` counts the ones gone through and is all there is to save.
 
-    def __init__(self, problems: Sequence[Problem], seed: int, cursor: int = 0) -> None:
+    A row whose prompt leaves no room (None) is passed over, so the order does not depend on which rows those are, and
+    nothing needs to be known of a row before its turn. At least one row must be a problem.
+    """
+
+    def __init__(self, problems: Sequence[Problem | None], seed: int, cursor: int = 0) -> None:
         self.problems = problems
         self.seed = seed
         self.cursor = cursor
@@ -336,9 +348,13 @@ class Deck:
 
     def take(self, count: int) -> list[Problem]:
         """The next `count` problems; every problem comes once an epoch."""
-        return [self._next() for _ in range(count)]
+        taken: list[Problem] = []
+        while len(taken) < count:
+            if (problem := self._next()) is not None:
+                taken.append(problem)
+        return taken
 
-    def _next(self) -> Problem:
+    def _next(self) -> Problem | None:
         epoch, place = divmod(self.cursor, len(self.problems))
         if epoch != self._epoch:
             count = len(self.problems)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -30,20 +31,48 @@ def held_out_rewards(
     batch_size: int,
     count: int,
     poll: Callable[[float], None] = lambda done: None,
+    beside: bool = True,
 ) -> dict[str, float]:
     """Mean reward, per-function means and completion lengths over the first `count` batches (−1: all) of `problems`.
 
-    `score` fills the completions' scores; `poll` is called with the share done and may raise to stop.
+    `score` fills the completions' scores. `beside`: in a thread of its own, a batch while the next one is sampled. `poll` is
+    called with the share done and may raise to stop.
     """
     groups: list[Group] = []
     chosen = list(batches(problems, batch_size, count))
-    for i, batch in enumerate(chosen):
-        made = rollout.sample(
-            batch, group_size, sampling, EVAL_SEED, i * batch_size, lambda drawn, i=i: poll(i / len(chosen))
-        )
-        score(made)
-        groups += made
+    with _Scorer(score) as scorer:
+        for i, batch in enumerate(chosen):
+            made = rollout.sample(
+                batch, group_size, sampling, EVAL_SEED, i * batch_size, lambda drawn, i=i: poll(i / len(chosen))
+            )
+            scorer.begin(made) if beside else score(made)
+            groups += made
+        scorer.wait()
     return reward_metrics(groups, names, weights) | _lengths(groups)
+
+
+class _Scorer:
+    """Scores one batch after the other in a thread of its own. Leaving waits for the call that runs."""
+
+    def __init__(self, score: Score) -> None:
+        self._score = score
+        self._pool = ThreadPoolExecutor(1, "held-out rewards")
+        self._running: Future[object] | None = None
+
+    def __enter__(self) -> _Scorer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def begin(self, groups: list[Group]) -> None:
+        self.wait()
+        self._running = self._pool.submit(self._score, groups)
+
+    def wait(self) -> None:
+        """Raises what the reward functions raised."""
+        if self._running is not None:
+            self._running.result()
 
 
 def reward_metrics(groups: Sequence[Group], names: Sequence[str], weights: Sequence[float]) -> dict[str, float]:

@@ -5,6 +5,7 @@ Knows no model and no arrays but the advantages; `backend.rewards` does the scor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ from backend.rewards.weights import WeightSchedule
 from backend.spec.catalog import locate_reward_file
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
+
+MLX = re.compile(r"^\s*(?:import|from)\s+mlx(?!_lm_lora)", re.MULTILINE)
+"""A line that imports mlx or a library on it; mlx_lm_lora is the table of reward functions alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class Judge:
         self.config = config
         self.stages = stages(config, steps)
         self.steps = self.stages[-1].last
+        self.uses_mlx = imports_mlx(self.stages)
 
     def stage(self, step: int) -> Stage:
         """The stage of `step`, counted from 1; the last one goes on for ever."""
@@ -153,6 +158,13 @@ def _schedule(config: Config, weights: list[float], functions: list[RewardFuncti
         return WeightSchedule(kind, weights, config.reward_weights_final or None, steps, names=names)
     except ValueError as error:
         raise Mistake("reward_weight_schedule", f"{str(error)[0].upper()}{str(error)[1:]}.") from None
+
+
+def imports_mlx(stages: Sequence[Stage]) -> bool:
+    """Whether a file of reward functions imports mlx itself. Such functions are called while nothing else is computed:
+    they would share the device and its memory with sampling."""
+    files = {function.file for stage in stages for function in stage.functions if function.file}
+    return any(MLX.search(file.read_text(encoding="utf-8", errors="replace")) for file in files)
 
 
 def reward_file(config: Config) -> Path | None:

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from backend.checkpoint import Checkpoint
-from backend.data import Deck, Prepared, Splits, prepare, read_splits
+from backend.data import Deck, Splits, read_splits
 from backend.judge import Judge
 from backend.learner import Learner
 from backend.nouns import Problem
 from backend.policy import Policy, load_policy
+from backend.prompts import Prompts, Survey, first_look
 from backend.rollout import Rollout
+from backend.room import make_room, refuse_too_large
 from backend.sampler import Sampling
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
@@ -28,6 +30,7 @@ class Kit:
     rollout: Rollout
     judge: Judge
     deck: Deck
+    survey: Survey
     valid: list[Problem]
     test: list[Problem]
     sampling: Sampling
@@ -47,28 +50,26 @@ class Kit:
 def load_kit(config: Config, note: Note) -> Kit:
     """Build a run's parts; `note` is told what a person should know. Raises Mistake for what cannot be used."""
     splits = read_splits(config)
+    refuse_too_large(config)
     policy = load_policy(config, note)
-
-    def problems(split: str, wanted: bool) -> list[Problem]:
-        rows = getattr(splits, split)
-        return _problems(splits, split, policy, config, note) if rows and wanted else []
-
-    train, valid, test = (
-        problems("train", True),
-        problems("valid", config.steps_per_eval > 0),
-        problems("test", config.test),
-    )
-    if config.test and not test:
+    prompts = _prompts(splits, policy, config)
+    if config.test and "test" not in prompts:
         raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
     each = config.prompts_per_step
-    judge = Judge(config, -(-config.epochs * len(train) // each) if config.epochs else config.iters)
-    chunk = {"prefill_chunk": config.seq_step_size} if config.efficient_long_context else {}
+    held_out = {"valid": config.val_batches * each, "test": config.test_batches * each}
+    valid, test = (prompts[split].first(count) if split in prompts else [] for split, count in held_out.items())
+    judge = Judge(config, -(-config.epochs * prompts["train"].fitting // each) if config.epochs else config.iters)
+    survey = Survey(prompts)
+    for sentence in survey.said():
+        note(sentence)
+    room = make_room(config, policy, [one.longest for one in prompts.values()], note)
     return Kit(
         policy=policy,
-        learner=Learner(policy, config, judge.steps),
-        rollout=Rollout(policy, config.max_completion_length, stop=config.stop, **chunk),
+        learner=Learner(policy, config, judge.steps, **room.learner),
+        rollout=Rollout(policy, config.max_completion_length, stop=config.stop, **room.rollout),
         judge=judge,
-        deck=Deck(train, config.seed),
+        deck=Deck(prompts["train"], config.seed),
+        survey=survey,
         valid=valid,
         test=test,
         sampling=Sampling(config.temperature, config.top_p, config.top_k, config.min_p),
@@ -76,23 +77,12 @@ def load_kit(config: Config, note: Note) -> Kit:
     )
 
 
-def _problems(splits: Splits, split: str, policy: Policy, config: Config, note: Note) -> list[Problem]:
-    source = splits.source.get(split, config.data)
-    prepared = prepare(getattr(splits, split), policy.tokenizer, config, source)
-    _tell_left_out(prepared, split, config, note)
-    return prepared.problems
-
-
-def _tell_left_out(prepared: Prepared, split: str, config: Config, note: Note) -> None:
-    room, there = config.max_seq_length - config.max_completion_length, len(prepared.problems)
-    if not there:
-        raise Mistake(
-            "max_seq_length",
-            f"Every prompt of the {split} split is longer than the {room} tokens that Max Seq leaves beside the "
-            f"completion; raise Max Seq or lower Completion.",
-        )
-    if prepared.too_long:
-        note(
-            f"{prepared.too_long} of {prepared.too_long + there} rows of the {split} split are left out: their prompts "
-            f"(up to {prepared.longest} tokens) leave no room for a completion."
-        )
+def _prompts(splits: Splits, policy: Policy, config: Config) -> dict[str, Prompts]:
+    """The prompts of every split that the run uses. Epochs count the rows that fit, so these are all tokenised now."""
+    wanted = {"train": True, "valid": config.steps_per_eval > 0, "test": config.test}
+    found: dict[str, Prompts] = {}
+    for split, rows in (("train", splits.train), ("valid", splits.valid), ("test", splits.test)):
+        if rows and wanted[split]:
+            found[split] = Prompts(rows, policy.tokenizer, config, splits.source.get(split, config.data))
+            first_look(found[split], split, everything=split == "train" and config.epochs > 0)
+    return found

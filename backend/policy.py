@@ -25,6 +25,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 from backend.forward import split
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
+from backend.spec.sources import model_source
 
 QUANTIZATION = {
     "4": {"bits": 4, "group_size": 64, "mode": "affine"},
@@ -149,20 +150,6 @@ def _try(model: nn.Module, name: str, setting: str) -> None:
 
 def _first_line(text: str, error: BaseException) -> str:
     return (text.strip().splitlines() or [type(error).__name__])[0].strip().rstrip(".")
-
-
-def model_source(name: str, setting: str) -> str:
-    """`name` as mlx-lm wants it: an existing folder, or an id on Hugging Face. Raises Mistake for a missing folder."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise Mistake(setting, f"The folder {path} holds no model: config.json is missing.")
-        return str(path)
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise Mistake(
-            setting, f"There is no model {name}: it is neither a folder nor an owner/name id on Hugging Face."
-        )
-    return name
 
 
 def _quantised(model: nn.Module, model_config: dict[str, Any], kind: str) -> tuple[nn.Module, dict[str, Any]]:

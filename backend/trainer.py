@@ -6,6 +6,7 @@ they could not with a traceback, and either way the last finished step is saved 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from backend import checkpoint, ranks
 from backend.batch import completion_metrics, pack
@@ -24,9 +26,11 @@ from backend.control import Control, Stopped
 from backend.evaluate import held_out_rewards
 from backend.export import export, fuse_run
 from backend.kit import Kit, load_kit
+from backend.meter import Meter
 from backend.nouns import Group, Problem
-from backend.policy import save_adapters, save_model
+from backend.policy import save_model
 from backend.record import Health, Phases, group_line, versions
+from backend.saver import Saver, snapshot
 from backend.spec.checks import remarks
 from backend.spec.config import Config
 from backend.spec.events import Diary, JsonLines, cut_back, read_events
@@ -71,7 +75,10 @@ class Trainer:
         self.completions = JsonLines(run.completions)
         self.control = Control(run, diary)
         self.state = State()
+        self.saver = Saver(run, config.keep_checkpoints)
         self.saved_step: int | None = None
+        self._save_s = 0.0
+        self.meter = Meter(self.clock)
         self._logged: dict[str, float] = {}
         self.phases = Phases(diary)
         before = (event["metrics"] for event in read_events(run.events) if event.get("kind") == "step")
@@ -83,6 +90,7 @@ class Trainer:
     def run(self, saved: checkpoint.Checkpoint | None, command: str) -> Ending:
         self.control.listen_to_signals()
         self.diary.write("phase", phase="loading")
+        maybe_set_recommended_wired_limit()  # on a Mac, memory in use is not paged out; elsewhere this says nothing
         kit = load_kit(self.config, self.note)
         if saved is not None:
             kit.restore(saved)
@@ -94,63 +102,57 @@ class Trainer:
         for step in range(self.state.step + 1, self.kit.steps + 1):
             self.step(step)
             self.after_step(step)
+        self.settle()
         if self.saved_step != self.state.step:
             self.save()
+            self.settle()
         self.finish()
         return Ending("finished", self.state.step, f"Finished after {self.state.step} steps.", 0)
 
     def step(self, step: int) -> None:
         """One rollout and its updates. A stop before the updates leaves the last finished step standing."""
-        began = self.clock()
-        mx.reset_peak_memory()
+        self.meter = Meter(self.clock)
         groups, gathered = self.gather(step)
         reward_metrics = self.kit.judge.compare(groups, step)
-        learn_metrics, train_s = self._timed(lambda: self.learn(groups))
+        self.settle()  # what is being written may not change yet
+        with self.meter.phase("train"):
+            learn_metrics = self.learn(groups)
         self._rewards_since_save.append(reward_metrics["reward"])
-        made = completion_metrics(groups)
-        trained = made["num_tokens"] * self.config.num_iterations
-        self.state = replace(
-            self.state, step=step, updates=self.kit.learner.updates, cursor=self.kit.deck.cursor,
-            num_tokens=self.state.num_tokens + int(made["num_tokens"]),
-            elapsed_s=self.state.elapsed_s + self.clock() - began,
-        )  # fmt: skip
-        told = made | gathered | reward_metrics | learn_metrics | self._logged | self.kit.judge.observe(groups, step)
-        self.write(step, groups, told | {
-            "num_tokens": self.state.num_tokens, "epoch": self.kit.deck.epoch,
-            "train_tokens_per_second": trained / train_s, "time/train": train_s, "time/step": self.clock() - began,
-            "peak_memory_gb": mx.get_peak_memory() / 1e9,
-        })  # fmt: skip
+        told = gathered | reward_metrics | learn_metrics | self._logged | self.kit.judge.observe(groups, step)
+        self.write(step, groups, told)
 
     def gather(self, step: int) -> tuple[list[Group], dict[str, float]]:
-        """The step's scored groups, and what sampling and scoring took. With dynamic sampling, groups whose completions
-        do not differ are put aside and more prompts drawn, up to a limit (DAPO, arXiv:2503.14476)."""
+        """The step's scored groups, and how quickly they were sampled. With dynamic sampling, groups whose completions do
+        not differ are put aside and more prompts drawn, up to a limit (DAPO, arXiv:2503.14476)."""
         wanted, config = self.config.prompts_per_step, self.config
         kept: list[Group] = []
         spare: list[Group] = []
-        rollout_s = reward_s = 0.0
         for _ in range(config.dynamic_sampling_rounds if config.dynamic_sampling else 1):
             cursor = self.kit.deck.cursor
             problems = self.kit.deck.take(wanted - len(kept))
-            groups, sampling_s = self._timed(lambda problems=problems, cursor=cursor: self.sample(problems, cursor))
-            _, scoring_s = self._timed(lambda groups=groups: self.score(groups, step))
-            rollout_s, reward_s = rollout_s + sampling_s, reward_s + scoring_s
+            with self.meter.phase("rollout"):
+                groups = self.sample(problems, cursor)
+            with self.meter.phase("reward"):
+                self.score(groups, step)
             telling = [not config.dynamic_sampling or self.kit.judge.has_signal(group, step) for group in groups]
             kept += [group for group, tells in zip(groups, telling, strict=True) if tells]
             spare += [group for group, tells in zip(groups, telling, strict=True) if not tells]
             if len(kept) == wanted:
                 break
         tokens = sum(len(one.tokens) for group in kept + spare for one in group.completions)
-        took = {"time/rollout": rollout_s, "time/reward": reward_s, "rollout_tokens_per_second": tokens / rollout_s}
+        told = {"rollout_tokens_per_second": self.meter.speed(tokens, "rollout")}
         if config.dynamic_sampling:
-            took["dynamic_sampling/prompts"] = len(kept) + len(spare)
-        return kept + spare[: wanted - len(kept)], took
+            told["dynamic_sampling/prompts"] = len(kept) + len(spare)
+        return kept + spare[: wanted - len(kept)], told
 
     def sample(self, problems: list[Problem], place: int) -> list[Group]:
         room = len(problems) * self.config.group_size * self.config.max_completion_length
 
         def poll(drawn: int) -> None:
             self.phases.tell("sampling", drawn / room)
-            self.control.obey(resting=mx.clear_cache)
+            if self.saver.has_ended:
+                self.settle()
+            self.control.obey(resting=self.rest)
 
         return self.kit.rollout.sample(
             problems, self.config.group_size, self.kit.sampling, self.config.seed, place, poll
@@ -160,17 +162,20 @@ class Trainer:
         """Fill in scores and rewards."""
         self.phases.tell("scoring")
         self._logged = self.kit.judge.score(groups, step, self.kit.deck.epoch)
-        self.control.obey(resting=mx.clear_cache)
+        self.control.obey(resting=self.rest)
 
     def learn(self, groups: list[Group]) -> dict[str, float]:
         def poll() -> None:
             self.phases.tell("learning")
-            self.control.obey(may_stop=False, resting=mx.clear_cache)
+            self.control.obey(may_stop=False, resting=self.rest)
 
+        # Sampling and learning want buffers of other sizes: what one of them leaves behind is of no use to the other.
         mx.clear_cache()
         masked = self.config.mask_truncated_completions
         batch = pack(groups, pad_id=self.kit.policy.pad_id, mask_truncated_completions=masked)
-        return self.kit.learner.learn(batch, poll)
+        metrics = self.kit.learner.learn(batch, poll)
+        mx.clear_cache()
+        return metrics
 
     def after_step(self, step: int) -> None:
         """Evaluate and save when due; see to words that had to wait for the step's end."""
@@ -179,7 +184,9 @@ class Trainer:
         if step % self.config.save_every == 0 or self.control.save_wanted:
             self.control.save_wanted = False
             self.save()
-        self.control.obey(resting=mx.clear_cache)
+        for sentence in self.kit.survey.said():
+            self.note(sentence)
+        self.control.obey(resting=self.rest)
 
     def tell_start(self, saved: checkpoint.Checkpoint | None, command: str) -> None:
         self.diary.write(
@@ -188,7 +195,7 @@ class Trainer:
             resumed_from=saved.state.step if saved else None,
         )  # fmt: skip
         if saved:  # its own line came after the place to which the diary is cut back
-            self._tell_checkpoint(saved.path)
+            self._tell_checkpoint(saved.state.step, saved.path)
         for sentence in self.kit.judge.notes() + remarks(self.config.model_dump()):
             self.note(sentence)
 
@@ -199,19 +206,19 @@ class Trainer:
         return bool(self.kit.valid and every) and (step % every == 0 or step == self.kit.steps)
 
     def evaluate(self, step: int) -> None:
-        metrics = self._held_out(self.kit.valid, self.config.val_batches)
+        metrics = self._held_out("valid", self.kit.valid, self.config.val_batches)
         self.state.score, self.state.evaluated = _mean([metrics["reward"]]), step
-        self.diary.write("eval", step=step, split="valid", metrics=metrics)
 
-    def _held_out(self, problems: list[Problem], count: int) -> dict[str, float]:
-        config, step = self.config, self.state.step
+    def _held_out(self, split: str, problems: list[Problem], count: int) -> dict[str, float]:
+        """Held-out rewards of the last finished step, told to the diary."""
+        config, step, began = self.config, self.state.step, self.clock()
         stage = self.kit.judge.stage(step)
 
         def poll(done: float) -> None:
             self.phases.tell("evaluating", done)
-            self.control.obey(resting=mx.clear_cache)
+            self.control.obey(resting=self.rest)
 
-        return held_out_rewards(
+        metrics = held_out_rewards(
             self.kit.rollout,
             problems,
             lambda groups: self.kit.judge.score(groups, step, self.kit.deck.epoch),
@@ -222,45 +229,46 @@ class Trainer:
             batch_size=config.prompts_per_step,
             count=count,
             poll=poll,
+            beside=not self.kit.judge.uses_mlx,
         )
+        self.diary.write("eval", step=step, split=split, metrics=metrics | {"time/eval": self.clock() - began})
+        return metrics
 
     def save(self) -> None:
-        """A checkpoint of the last finished step, and the adapters beside it as mlx-lm loads them."""
+        """Begin a checkpoint of the last finished step; it stands once it is settled."""
         if ranks.rank() != 0:
             return
+        self.settle()
+        began = self.clock()
         self.diary.write("phase", phase="saving")
         if not (self.kit.valid and self.config.steps_per_eval):
             self.state.score = _mean(self._rewards_since_save)
         self._rewards_since_save = []
-        for lines in (self.diary, self.completions):
-            lines.sync()
         self.state.events_bytes, self.state.completions_bytes = self.diary.size, self.completions.size
         self.state.bonus, self.state.reward_weights = self.kit.learner.bonus.state(), self.kit.judge.state()
-        full = self.config.train_type == "full"
-        path = checkpoint.save(
-            self.folder, self.state, self.kit.policy.trainable(), self.kit.learner.state_arrays(),
-            self.kit.policy.reference_arrays() if self.config.sync_ref_model else None,
-            whole_model=full, keep=self.config.keep_checkpoints,
-        )  # fmt: skip
-        if not full:
-            self._save_adapters()
-        self.saved_step = self.state.step
-        self._tell_checkpoint(path)
+        self.saver.begin(
+            snapshot(self.state, self.kit.policy, self.kit.learner, self.config), (self.diary, self.completions)
+        )
+        self._save_s += self.clock() - began
 
-    def _save_adapters(self) -> None:
-        try:
-            save_adapters(self.kit.policy, self.config, self.folder.adapters)
-        except (OSError, RuntimeError) as error:
-            where = f"The adapters of step {self.state.step} cannot be written to {self.folder.adapters}"
-            raise Mistake("save_every", f"{where}: {error}.") from error
+    def settle(self) -> None:
+        """Wait for the checkpoint that is being written, and tell that it stands. Raises Mistake when the disk refused."""
+        began = self.clock()
+        if (saved := self.saver.wait()) is not None:
+            self.saved_step = saved.step
+            self._tell_checkpoint(saved.step, saved.path)
+            self._save_s += self.clock() - began
+
+    def rest(self) -> None:
+        """Before a pause: let what is being written stand, and give memory back."""
+        self.settle()
+        mx.clear_cache()
 
     def finish(self) -> None:
         """What comes after the last step: the test split, the complete model, LM Studio."""
         config = self.config
         if self.kit.test:
-            self.diary.write(
-                "eval", step=self.state.step, split="test", metrics=self._held_out(self.kit.test, config.test_batches)
-            )
+            self._held_out("test", self.kit.test, config.test_batches)
         if config.train_type == "full":
             save_model(self.kit.policy, config.model, self.folder.model)
         fuses = config.fuse and config.train_type != "full"
@@ -275,6 +283,7 @@ class Trainer:
 
     def _let_go(self) -> None:
         """Fusing loads the model again; two of them need not fit."""
+        self.kit.survey.end()
         del self.kit
         mx.clear_cache()
 
@@ -290,15 +299,27 @@ class Trainer:
 
     # ── the diary ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def write(self, step: int, groups: list[Group], metrics: dict[str, float]) -> None:
+    def write(self, step: int, groups: list[Group], told: dict[str, float]) -> None:
         """The step's completions and its line. After this the step is done."""
+        made = completion_metrics(groups)
         for group in groups:
             self.completions.append(group_line(step, group))
-        told = self.diary.write("step", step=step, metrics=metrics)
-        self.health.look(told["metrics"])
+        self.state = replace(
+            self.state, step=step, updates=self.kit.learner.updates, cursor=self.kit.deck.cursor,
+            num_tokens=self.state.num_tokens + int(made["num_tokens"]),
+            elapsed_s=self.state.elapsed_s + self.meter.elapsed(),
+        )  # fmt: skip
+        trained = made["num_tokens"] * self.config.num_iterations
+        saved = {"time/save": self._save_s} if self._save_s else {}
+        self._save_s = 0.0
+        line = self.diary.write("step", step=step, metrics=made | told | saved | {
+            "num_tokens": self.state.num_tokens, "epoch": self.kit.deck.epoch,
+            "train_tokens_per_second": self.meter.speed(trained, "train"),
+        } | self.meter.metrics())  # fmt: skip
+        self.health.look(line["metrics"])
 
-    def _tell_checkpoint(self, path: Path) -> None:
-        self.diary.write("checkpoint", step=self.state.step, path=str(path.relative_to(self.folder.path)))
+    def _tell_checkpoint(self, step: int, path: Path) -> None:
+        self.diary.write("checkpoint", step=step, path=str(path.relative_to(self.folder.path)))
 
     def note(self, sentence: str) -> None:
         self.diary.write("note", level="info", sentence=sentence)
@@ -325,6 +346,9 @@ class Trainer:
         if ending.traceback:
             carries["traceback"] = ending.traceback
         self.diary.write(ending.kind, **carries)
+        self.saver.close()
+        if "kit" in vars(self):
+            self.kit.survey.end()
         for lines in (self.diary, self.completions):
             lines.close()
         return ending
@@ -333,8 +357,11 @@ class Trainer:
         """`ending`, once the last finished step is saved; where that fails too, a failure that says both."""
 
         def leave() -> Ending:
+            with contextlib.suppress(Mistake):  # what could not be written is tried once more
+                self.settle()
             if self.saved_step != self.state.step and self.between_steps:
                 self.save()
+                self.settle()
             if ending.kind == "stopped" and self.config.train_type == "full":
                 save_model(self.kit.policy, self.config.model, self.folder.model)
             return ending
@@ -352,10 +379,6 @@ class Trainer:
     def clock(self) -> float:
         """Seconds, on a clock that stands still in a pause."""
         return time.monotonic() - self.control.paused_s
-
-    def _timed(self, work: Callable[[], Any]) -> tuple[Any, float]:
-        began = self.clock()
-        return work(), max(self.clock() - began, 1e-9)
 
 
 def _mean(rewards: list[float]) -> float | None:

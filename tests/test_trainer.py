@@ -23,7 +23,7 @@ from mlx_lm import load
 
 from backend import checkpoint
 from backend import record as record_module
-from backend import trainer as trainer_module
+from backend import saver as saver_module
 from backend.learner import Learner
 from backend.rollout import Rollout
 from backend.spec.command import backend_command, backend_environment
@@ -143,16 +143,23 @@ def unbroken(parts: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder
     return run
 
 
+def untimed(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Those that a second run of the same repeats."""
+    machine = ("time/", "tokens_per_second", "memory")
+    return {name: value for name, value in metrics.items() if not any(word in name for word in machine)}
+
+
 def assert_like_the_unbroken(run: RunFolder, unbroken: RunFolder) -> None:
     """The same weights to the last bit, and every step once, with the same numbers and the same completions."""
     assert same(weights(run), weights(unbroken))
     assert small.steps(run) == small.steps(unbroken) == list(range(1, WHOLE["iters"] + 1))
     assert run.completions.read_text() == unbroken.completions.read_text()
-    timed = ("time/", "tokens_per_second", "memory")
     for one, other in zip(events(run, "step"), events(unbroken, "step"), strict=True):
-        for name, value in one["metrics"].items():
-            assert any(word in name for word in timed) or value == other["metrics"][name], name
-    evaluated = [[(event["step"], event["metrics"]) for event in events(one, "eval")] for one in (run, unbroken)]
+        mine, theirs = untimed(one["metrics"]), untimed(other["metrics"])
+        assert mine == theirs, [name for name in mine | theirs if mine.get(name) != theirs.get(name)]
+    evaluated = [
+        [(event["step"], untimed(event["metrics"])) for event in events(one, "eval")] for one in (run, unbroken)
+    ]
     assert evaluated[0] == evaluated[1]
     numbers = [event["seq"] for event in read_events(run.events)]
     assert numbers == list(range(len(numbers)))
@@ -169,7 +176,6 @@ def test_every_step_carries_every_metric(unbroken: RunFolder) -> None:
         assert all(math.isfinite(event["metrics"][name]) for name in names)
     last = events(unbroken, "step")[-1]["metrics"]
     assert last["kl"] > 0 and last["entropy"] > 0 and last["clip_ratio_total"] > 0 and last["grad_norm"] > 0
-    assert last["time/step"] >= last["time/rollout"] + last["time/reward"] + last["time/train"]
     tokens = [event["metrics"]["num_tokens"] for event in events(unbroken, "step")]
     assert tokens == sorted(tokens) and tokens[0] < tokens[-1]
 
@@ -456,14 +462,14 @@ def test_a_full_disk_is_a_sentence_and_the_older_checkpoint_stays(
     assert_like_the_unbroken(run, unbroken)
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("Unable to open the file")])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), PermissionError(13, "Permission denied")])
 def test_adapters_that_cannot_be_written_are_a_sentence_too(
     parts: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def refuse(*args: Any) -> None:
         raise error
 
-    monkeypatch.setattr(trainer_module, "save_adapters", refuse)
+    monkeypatch.setattr(saver_module.shutil, "copyfile", refuse)
     ending = small.train_here(settings(parts, save_every=2), run)
     assert (ending.kind, ending.step, ending.exit_code) == ("failed", 2, 2)
     assert ending.sentence.startswith("save_every: The adapters of step 2 cannot be written to ")

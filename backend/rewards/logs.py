@@ -17,7 +17,7 @@ OURS = (
     *("rollout_tokens_per_second", "train_tokens_per_second"),
 )
 """Metrics of the trainer, which no reward function may take for its own."""
-_OUR_FAMILIES = ("rewards/", "completions/", "time/", "sampling/", "eval_")
+_OUR_FAMILIES = ("rewards/", "completions/", "time/", "sampling/", "peak_memory_gb/", "eval_")
 
 
 class Logs:

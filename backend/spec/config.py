@@ -148,6 +148,8 @@ class Config(BaseModel):
                                 unit="batches", when=("test", (True,)))
     grad_checkpoint: bool = setting(False, "training", "Gradient checkpointing", "Recomputes each layer in the backward "
                                     "pass: less memory, about a third slower.")
+    memory_limit: float = setting(0.0, "training", "Memory limit", "What a run may use. Sampling and learning are cut up so that "
+                                  "they stay within it. 0 takes a safe share of this machine.", ge=0, unit="GB", advanced=True)
     efficient_long_context: bool = setting(False, "training", "Efficient long context", "Reads long prompts and works out "
                                            "log-probabilities piece by piece, in steps of the sequence step size.", advanced=True)
     seq_step_size: int = setting(512, "training", "Sequence step size", "Tokens per piece.", ge=16, unit="tokens",

@@ -163,7 +163,7 @@ METRICS = {
     "completions/mean_length": "tokens", "completions/min_length": "tokens", "completions/max_length": "tokens",
     "hit_max_tokens_ratio": "share", "learning_rate": "", "grad_norm": "",
     "rollout_tokens_per_second": "tokens/s", "train_tokens_per_second": "tokens/s",
-    "time/rollout": "s", "time/reward": "s", "time/train": "s", "time/step": "s",
-    "peak_memory_gb": "GB", "num_tokens": "tokens",
+    "time/rollout": "s", "time/reward": "s", "time/train": "s", "time/other": "s", "time/step": "s",
+    "peak_memory_gb": "GB", "peak_memory_gb/rollout": "GB", "peak_memory_gb/train": "GB", "num_tokens": "tokens",
 }  # fmt: skip
 """Metrics that every step carries → their unit. Per reward function come `rewards/<function>/mean` and `/std`."""

@@ -233,3 +233,38 @@ def lm_studio_models() -> Path:
         settings = {}
     told = cast("dict[str, Any]", settings).get("downloadsFolder") if isinstance(settings, dict) else None
     return Path(told).expanduser() if isinstance(told, str) and told else home / "models"
+
+
+# Models
+
+
+def model_folder(name: str) -> Path | None:
+    """Where the files of a model are: its own folder, or the snapshot that an id means in Hugging Face's cache; None where it
+    is not on this machine."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    return snapshot_of(hub_cache() / f"models--{name.replace('/', '--')}") if name.count("/") == 1 else None
+
+
+def hub_cache() -> Path:
+    """Hugging Face's cache, by the variables that its own library reads."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if os.environ.get(variable):
+            return Path(os.path.expandvars(os.environ[variable])).expanduser()
+    home = os.environ.get("HF_HOME")
+    if not home:
+        home = str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
+    return Path(os.path.expandvars(home)).expanduser() / "hub"
+
+
+def snapshot_of(repo: Path) -> Path | None:
+    """The folder of the revision that an id means: what refs/main names, else the newest there is."""
+    try:
+        named = repo / "snapshots" / (repo / "refs" / "main").read_text(encoding="utf-8").strip()
+    except OSError:
+        named = None
+    if named is not None and named.is_dir():
+        return named
+    snapshots = (repo / "snapshots").glob("*") if (repo / "snapshots").is_dir() else ()
+    return max((one for one in snapshots if one.is_dir()), key=lambda one: one.stat().st_mtime, default=None)

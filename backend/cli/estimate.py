@@ -1,0 +1,101 @@
+"""The verb that says what memory a run needs, before it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from backend.cli.outcome import verb
+from backend.spec.config import Config
+from backend.spec.faults import Mistake
+from backend.spec.memory import Estimate
+
+ROWS = 20_000
+"""Rows that are looked at for the longest prompt."""
+
+LONGEST = 8
+"""Of their texts, as many are tokenised as this: the longest text need not have most tokens."""
+
+TEMPLATE = 32
+"""Tokens that a chat template may add."""
+
+MEANINGS = {
+    "weights": "the model", "adapters": "what LoRA or DoRA adds", "optimizer": "what it remembers of each weight",
+    "reference": "its own weights", "decoding weights": "adapters inside the weights",
+    "KV cache": "keys and values of the completions", "activations": "what the backward pass needs",
+    "logits": "a number for each word there is", "gradients": "one number for each that learns",
+    "in flight": "what MLX has prepared ahead of the device",
+}  # fmt: skip
+
+
+@verb
+def estimate(
+    config: Annotated[Path, typer.Argument(help="The settings, a YAML file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on stdout, in bytes.")] = False,
+    prompt: Annotated[int | None, typer.Option("--prompt", help="Tokens of the longest prompt.", min=1)] = None,
+) -> None:
+    """Say what memory a run needs, phase by phase; loads no weights."""
+    from backend.local import folder_of
+    from backend.spec.config import load
+    from backend.spec.memory import estimate as work_out
+    from backend.spec.memory import machine_bytes
+    from backend.spec.shape import shape_of
+    from backend.spec.sources import model_source
+
+    settings = load(config)
+    model_source(settings.model, "model")
+    folder = folder_of(settings.model)
+    shape = shape_of(folder) if folder is not None else None
+    if folder is None or shape is None:
+        why = "is not on this machine" if folder is None else "has no config.json that tells its sizes"
+        raise Mistake("model", f"The model {settings.model} {why}, so its memory cannot be told.")
+    found = work_out(settings, shape, machine_bytes(), prompt or longest_prompt(settings, folder))
+    if as_json:
+        print(json.dumps(found.to_dict(), ensure_ascii=False))
+    else:
+        _show(found)
+
+
+def longest_prompt(config: Config, folder: Path) -> int | None:
+    """About how many tokens the longest prompt has, where data and tokenizer are files on this machine."""
+    vocabulary = folder / "tokenizer.json"
+    if not (Path(config.data).expanduser().exists() and vocabulary.is_file()):
+        return None
+    from tokenizers import Tokenizer
+
+    texts = sorted(_texts(config), key=len)[-LONGEST:]
+    if not texts:
+        return None
+    encoded = Tokenizer.from_file(str(vocabulary)).encode_batch(texts)
+    return TEMPLATE + max(len(one.ids) for one in encoded)
+
+
+def _texts(config: Config) -> Iterator[str]:
+    from backend.data import messages_of, read_splits
+
+    for row in islice(read_splits(config).train, ROWS):
+        yield "\n".join(str(message["content"]) for message in messages_of(row, config, "a row"))
+
+
+def _show(found: Estimate) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from backend.spec.memory import amount
+
+    phases: dict[str, dict[str, Any]] = {"sampling": found.rollout.to_dict(), "learning": found.training.to_dict()}
+    table = Table("", *phases, "", box=None)
+    for column in table.columns[1:3]:
+        column.justify = "right"
+    names = dict.fromkeys(name for phase in phases.values() for name in phase if name != "total")
+    for name in [*names, "total"]:
+        sizes = [amount(phase[name]) if name in phase else "–" for phase in phases.values()]
+        table.add_row(name, *sizes, MEANINGS.get(name, ""), style="bold" if name == "total" else None)
+    console = Console()
+    console.print(table)
+    console.print(" ".join([found.sentence, found.advice]).strip(), highlight=False)

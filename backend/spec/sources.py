@@ -1,0 +1,80 @@
+"""What a model or a dataset may be named by – a folder, a file, an id on Hugging Face – and the sentence where a name can be
+none of them. One source of these sentences for the form, `check` and the trainer.
+
+Nothing is loaded and nobody is asked over the network: an id that could be one is left to whoever fetches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from backend.spec.faults import Fault, Mistake
+
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+"""The endings of a dataset's files, in the order in which a folder is searched for them."""
+
+
+def model_source(name: str, setting: str) -> str:
+    """`name` as mlx-lm wants it: an existing folder, or an id on Hugging Face. Raises Mistake for a missing folder."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise Mistake(setting, f"The folder {path} holds no model: config.json is missing.")
+        return str(path)
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise Mistake(
+            setting, f"There is no model {name}: it is neither a folder nor an owner/name id on Hugging Face."
+        )
+    return name
+
+
+def check_weights(source: str, setting: str) -> None:
+    """Raises Mistake where a folder that is a model's has no weights in it."""
+    folder = Path(source)
+    if folder.is_dir() and not any(folder.glob("model*.safetensors")):
+        raise Mistake(setting, f"The folder {folder} holds no weights: model*.safetensors is missing.")
+
+
+def check_reference(name: str, setting: str = "reference_model_path") -> None:
+    """Another model, or a folder with an adapter of the base. Raises Mistake."""
+    folder = Path(name).expanduser()
+    if not (folder / "adapter_config.json").is_file():
+        check_weights(model_source(name, setting), setting)
+    elif not (folder / "adapters.safetensors").is_file():
+        raise Mistake(setting, f"The adapter {folder} has no adapters.safetensors.")
+
+
+def check_data(name: str) -> None:
+    """Raises Mistake where a dataset is neither a file of ours, nor a folder, nor what could be an id."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return
+    if path.is_file():
+        if path.suffix.lower() not in DATA_SUFFIXES:
+            raise Mistake("data", f"{path} must end in {', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]}.")
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(DATA_SUFFIXES):
+        raise Mistake("data", f"There is no file or folder {name}.")
+
+
+def _check_model(name: str) -> None:
+    check_weights(model_source(name, "model"), "model")
+
+
+def source_faults(values: Mapping[str, Any]) -> list[Fault]:
+    """What is wrong with the model, the reference and the dataset that sound settings name; empty names are not judged
+    here, nor is a reference that no setting asks for."""
+    needs_reference = values["beta"] > 0 or values["log_kl"] or values["ratio_against"] == "reference"
+    looks: dict[str, Callable[[str], None]] = {"model": _check_model, "data": check_data}
+    if needs_reference:
+        looks["reference_model_path"] = check_reference
+    faults: list[Fault] = []
+    for key, look in looks.items():
+        name = str(values[key] or "").strip()
+        try:
+            if name:
+                look(name)
+        except Mistake as mistake:
+            faults += mistake.faults
+    return faults
