@@ -5,11 +5,11 @@ PY     := $(VENV)/bin/python
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
             $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v $$p; break; }; done)
 
-.PHONY: run test proofs demo lint format bench help system clean
+.PHONY: run test proofs demo lint format bench bench-against help system clean
 .DEFAULT_GOAL := help
 
 help: ## say what there is to make
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/.run-ready ## start the app on the bundled demo (in the terminal where there is no display)
 	$(PY) -m app
@@ -29,8 +29,11 @@ lint: $(VENV)/.test-ready ## check style and types
 format: $(VENV)/.test-ready ## put the code in order
 	$(PY) -m ruff check --fix . && $(PY) -m ruff format .
 
-bench: $(VENV)/.run-ready ## measure speed and memory of the demo's step
-	$(PY) -m backend.bench
+bench: $(VENV)/.run-ready ## measure speed and memory of our own steps
+	$(PY) -m backend.bench ours
+
+bench-against: $(VENV)/.run-ready ## install the peers and measure ours beside them
+	$(PY) -m backend.bench peers --install && $(PY) -m backend.bench against
 
 clean: ## remove .venv and caches (runs are kept)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

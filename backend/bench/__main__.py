@@ -1,11 +1,8 @@
-"""`python -m backend.bench [CONFIG.yaml] [--steps N]`: medians over N steps of a run, after two to warm up."""
+"""`python -m backend.bench WORD`: speed and memory, ours alone, beside the peers, and with techniques switched off."""
 
 from __future__ import annotations
 
 import json
-import statistics
-import tempfile
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,64 +10,123 @@ import typer
 
 from backend import blas
 
-WARM_UP = 2
-SHOWN = {
-    "rollout_tokens_per_second": "tokens/s, sampling",
-    "train_tokens_per_second": "tokens/s, learning",
-    "time/rollout": "s, sampling",
-    "time/reward": "s, scoring",
-    "time/train": "s, learning",
-    "time/step": "s, whole step",
-    "cpu_s": "CPU s, whole step",
-    "peak_memory_gb": "GB, peak",
-}
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+Rounds = Annotated[int, typer.Option(min=1, help="Steps to take the median of.")]
+WarmUp = Annotated[int, typer.Option(min=0, help="Steps before them, which do not count.")]
+Out = Annotated[Path | None, typer.Option("--json", help="Also write every measured step to this file.")]
+Only = Annotated[str, typer.Option(help="Only the cases with this in their name.")]
 
 
-def measure(config_file: Path, steps: int) -> dict[str, float]:
-    """Medians by metric over `steps` steps of the config, in a folder that is thrown away."""
-    from backend.spec.config import parse, read
-    from backend.spec.places import make_run_folder
-    from backend.trainer import train
-
-    raw = read(config_file) | {
-        "iters": WARM_UP + steps,
-        "epochs": 0,
-        "steps_per_eval": 0,
-        "save_every": 10**6,
-        "fuse": False,
-    }
-    rows: list[dict[str, Any]] = []
-    cpu = [time.process_time()]
-
-    def collect(event: dict[str, Any]) -> None:
-        if event["kind"] == "step":
-            cpu.append(time.process_time())
-            rows.append(event["metrics"] | {"cpu_s": cpu[-1] - cpu[-2]})
-
-    with tempfile.TemporaryDirectory() as folder:
-        ending = train(parse(raw), make_run_folder("bench", Path(folder)), command="bench", echo=collect)
-    if ending.kind != "finished":
-        raise SystemExit(ending.sentence)
-    return {key: statistics.median(row[key] for row in rows[WARM_UP:]) for key in SHOWN}
+@app.command()
+def ours(rounds: Rounds = 3, warm_up: WarmUp = 2, json_file: Out = None, only: Only = "") -> None:
+    """Ours alone: a few whole steps. What `make bench` runs."""
+    _section("ours", rounds, warm_up, json_file, only)
 
 
-def main(
+@app.command()
+def demo(
     config: Annotated[Path | None, typer.Argument(help="The settings, a YAML file; the demo's if left out.")] = None,
-    steps: Annotated[int, typer.Option(help="Steps to take the median of.")] = 7,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    rounds: Rounds = 7,
+    warm_up: WarmUp = 2,
+    json_file: Out = None,
 ) -> None:
-    """Measure the steps of one config."""
+    """The trainer's own account of a step of the demo, or of any config."""
     said = blas.prepare()
+    from backend.bench import demo_step
     from backend.spec.places import demo_config
 
-    medians = measure(config or demo_config(), steps)
-    if as_json:
-        print(json.dumps({"blas": said, "steps": steps, "medians": medians}))
-        return
+    medians = demo_step.measure(config or demo_config(), rounds, warm_up)
+    demo_step.table(config.name if config else "the demo", medians).show()
     print(said)
-    for key, label in SHOWN.items():
-        print(f"{medians[key]:12.4g} {label}")
+    if json_file:
+        json_file.write_text(json.dumps({"blas": said, "rounds": rounds, "medians": medians}, indent=1) + "\n")
+
+
+@app.command()
+def against(rounds: Rounds = 7, warm_up: WarmUp = 2, json_file: Out = None, only: Only = "") -> None:
+    """Ours beside the peers and the plain ways, and the bars."""
+    _section("against", rounds, warm_up, json_file, only)
+
+
+@app.command()
+def ablate(rounds: Rounds = 7, warm_up: WarmUp = 2, json_file: Out = None, only: Only = "") -> None:
+    """Ours with each technique switched off in turn."""
+    _section("ablation", rounds, warm_up, json_file, only)
+
+
+@app.command()
+def sweep(rounds: Rounds = 3, warm_up: WarmUp = 2, json_file: Out = None, only: Only = "") -> None:
+    """Ours over group size, completion length, prompts a step, vocabulary, depth and prompt length."""
+    _section("sweep", rounds, warm_up, json_file, only)
+
+
+@app.command()
+def samples(rounds: Rounds = 3, warm_up: WarmUp = 2, json_file: Out = None, only: Only = "") -> None:
+    """The cost of a sample, by how many rows are decoded together."""
+    _section("samples", rounds, warm_up, json_file, only)
+
+
+@app.command()
+def start(rounds: Rounds = 3, warm_up: WarmUp = 1, json_file: Out = None) -> None:
+    """From nothing to the first token and the first step, in fresh processes."""
+    _section("start", rounds, warm_up, json_file, "")
+
+
+@app.command()
+def record(
+    sections: Annotated[list[str] | None, typer.Argument(help="Which of them; all if left out.")] = None,
+    rounds: Rounds = 7,
+    warm_up: WarmUp = 2,
+) -> None:
+    """Measure everything and write docs/performance.json and the tables of docs/performance.md from it."""
+    from backend.bench import record, report
+
+    unknown = [name for name in sections or () if name not in report.DOCUMENTED]
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(report.DOCUMENTED)}.")
+    for name in sections or report.DOCUMENTED:
+        record.keep(name, _measured(name, rounds, warm_up, ""), record.about(rounds, warm_up))
+
+
+@app.command()
+def render() -> None:
+    """Write the tables of docs/performance.md from docs/performance.json once more."""
+    from backend.bench import record
+
+    record.document().write_text(record.rendered(record.document().read_text("utf-8"), record.read()), encoding="utf-8")
+
+
+@app.command()
+def peers(install: Annotated[bool, typer.Option("--install", help="Make their environment.")] = False) -> None:
+    """The peers' environment: what is in it, or its making."""
+    from backend.bench import peers
+
+    if install:
+        peers.install()
+    found = peers.versions()
+    print(f"{peers.folder()}: " + (", ".join(f"{name} {number}" for name, number in found.items()) or "nothing yet"))
+
+
+def _section(name: str, rounds: int, warm_up: int, json_file: Path | None, only: str) -> None:
+    from backend.bench import record, report
+
+    results = _measured(name, rounds, warm_up, only)
+    for table in report.SECTIONS[name](results):
+        table.show()
+    if json_file:
+        told = {"about": record.about(rounds, warm_up), "results": results}
+        json_file.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _measured(name: str, rounds: int, warm_up: int, only: str) -> list[dict[str, Any]]:
+    from backend.bench import sections
+
+    try:
+        return sections.measure(name, rounds, warm_up, only)
+    except LookupError as missing:
+        raise typer.BadParameter(str(missing)) from missing
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

@@ -1,0 +1,136 @@
+"""Each technique of the engine switched off by itself, to see its share: the plain way to do the same, put in its place.
+
+A switch is a context manager; what is made and run inside it goes the plain way. Results are the same but for rounding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+Off = contextlib.AbstractContextManager[Any]
+
+
+def prompts_apart() -> Off:
+    """Learning reads a prompt for each of its completions."""
+    from backend import forward
+
+    return mock.patch.object(forward, "_shared_layers", lambda model, halves: 0)
+
+
+def plain_head() -> Off:
+    """Log-probabilities as the formula has them: a log-softmax of all tokens over the whole vocabulary, differentiated."""
+    import mlx.core as mx
+    import mlx.nn as nn
+
+    from backend import forward
+    from backend.head import Scored
+
+    def token_logps(
+        project: Any,
+        head: Any,
+        hidden: Any,
+        target: Any,
+        *,
+        temperature: float,
+        entropy_gradient: bool = False,
+        **_: Any,
+    ) -> Scored:
+        logp_NV = nn.log_softmax(project(hidden).astype(mx.float32) / temperature, axis=-1)
+        logp_N = mx.take_along_axis(logp_NV, target[:, None], axis=-1)[:, 0]
+        entropy_N = -(mx.exp(logp_NV) * logp_NV).sum(axis=-1)
+        return Scored(logp_N, entropy_N if entropy_gradient else mx.stop_gradient(entropy_N))
+
+    return mock.patch.object(forward, "token_logps", token_logps)
+
+
+def old_pass() -> Off:
+    """The old log-probabilities come from a forward pass of their own, though one update follows a rollout."""
+    from backend.learner import Learner
+
+    return mock.patch.object(Learner, "_needs_old_pass", lambda learner: True)
+
+
+def prefill_apart() -> Off:
+    """Sampling reads a prompt for each of its completions."""
+    from backend.nouns import Group
+    from backend.rollout import Rollout
+
+    sample = Rollout.sample
+
+    def apart(self: Rollout, problems: Sequence[Any], group_size: int, *how: Any, **more: Any) -> list[Group]:
+        everyone = [replace(problem) for problem in problems for _ in range(group_size)]
+        alone = sample(self, everyone, 1, *how, **more)
+        ones = [group.completions[0] for group in alone]
+        return [Group(problem, ones[i * group_size : (i + 1) * group_size]) for i, problem in enumerate(problems)]
+
+    return mock.patch.object(Rollout, "sample", apart)
+
+
+def group_by_group() -> Off:
+    """Sampling decodes one group after the other, as for models whose rows cannot be of unequal length."""
+    from backend.rollout import Rollout
+
+    return mock.patch.object(Rollout, "_decodes_together", lambda rollout: False)
+
+
+def together_to_the_end() -> Off:
+    """Rows that have ended are decoded on until the last row ends."""
+    from backend.rollout import Crowd
+
+    return mock.patch.object(Crowd, "_size", lambda crowd, wanted: max(wanted, len(crowd.rows)))
+
+
+def layer_by_layer() -> Off:
+    """Decoding runs the policy's own layers, each projection and each adapter by itself."""
+    from backend import decoder
+
+    return mock.patch.object(decoder, "_bundles", lambda model, merge: [])
+
+
+def adapters_beside() -> Off:
+    """Layers with one input are packed, and their adapters ride along as products of their own."""
+    from backend import rollout
+
+    face = rollout.Face
+    return mock.patch.object(rollout, "Face", lambda *parts, **how: face(*parts, **(how | {"merge": False})))
+
+
+def uncompiled() -> Off:
+    """Every operation of a decoding step is launched by itself."""
+    import mlx.core as mx
+
+    return mock.patch.object(mx, "compile", lambda function, *_, **__: function)
+
+
+def read_at_once() -> Off:
+    """What was drawn is looked at after every step."""
+    from backend import rollout
+
+    return mock.patch.object(rollout, "BURST", 1)
+
+
+def library_exp() -> Off:
+    """exp as mlx works it out, one number at a time on this processor."""
+    from backend import exponential
+
+    return mock.patch.object(exponential, "spelled_out", lambda: False)
+
+
+SWITCHES: dict[str, Callable[[], Off]] = {
+    "groups decoded together": group_by_group,
+    "one prefill a prompt": prefill_apart,
+    "packed and merged layers": layer_by_layer,
+    "merged adapters": adapters_beside,
+    "compaction": together_to_the_end,
+    "compiled decoding": uncompiled,
+    "late reading": read_at_once,
+    "exp in vectors": library_exp,
+    "prompt sharing": prompts_apart,
+    "fused head": plain_head,
+    "no old-policy pass": old_pass,
+}
+"""Technique → how it is switched off."""

@@ -1,0 +1,148 @@
+"""What is measured: cases, and the bars they are held to. Data only; nothing here runs anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+PEERS = ("mlxrl", "mlx-lm-lora", "mlx-tune")
+
+Work = Literal["step", "rollout", "train", "decode"]
+"""A whole step; its sampling alone; its learning alone, on made-up completions; or single decoding steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One workload, the same for every contender: model sizes, prompts, completions, sampler. Lengths are in tokens.
+
+    With `natural` a completion may end before `completion` tokens, with `end_chance` at every token; without it the
+    model never draws the end. Both are in the model's weights, so no contender has to be told.
+    """
+
+    name: str
+    work: Work = "step"
+    prompts: int = 1
+    group_size: int = 8
+    prompt: int = 64
+    completion: int = 128
+    natural: bool = False
+    end_chance: float = 1 / 64
+    temperature: float = 1.0
+    top_p: float = 1.0
+    beta: float = 0.04
+    vocab: int = 4096
+    hidden: int = 256
+    layers: int = 4
+
+    @property
+    def rows(self) -> int:
+        return self.prompts * self.group_size
+
+    def changed(self, **what: Any) -> Case:
+        return replace(self, **what)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """`ours` may take at most `at_most` of `against`'s `measure`; a stretch was not reached by the prototypes."""
+
+    against: str
+    measure: str
+    at_most: float
+    stretch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A case, who runs it side by side, and what ours is held to."""
+
+    case: Case
+    contenders: Sequence[str]
+    bars: Sequence[Bar] = field(default_factory=tuple)
+
+
+STEP, PEAK = "step_s", "peak"
+UNSHARED = "ours, without prompt sharing"
+
+MATCHES = (
+    Match(
+        Case("1 × G8 × 128"),
+        ("ours", *PEERS),
+        (Bar("mlxrl", STEP, 0.55, stretch=True), Bar("mlxrl", PEAK, 0.85)),
+    ),
+    Match(
+        Case("1 × G8 × 256", completion=256),
+        ("ours", *PEERS),
+        (
+            Bar("mlxrl", STEP, 0.55, stretch=True),
+            Bar("mlxrl", PEAK, 0.85),
+            Bar("mlx-lm-lora", STEP, 0.25),
+            Bar("mlx-lm-lora", PEAK, 1.25),
+        ),
+    ),
+    Match(Case("4 × G8 × 128", prompts=4), ("ours", *PEERS), (Bar("mlxrl", STEP, 0.4, stretch=True),)),
+    Match(
+        Case("4 × G8 × ≤128, natural ends, top-p 0.95", prompts=4, natural=True, top_p=0.95),
+        ("ours", *PEERS),
+        (Bar("mlxrl", STEP, 0.4, stretch=True),),
+    ),
+    Match(
+        Case("16 × G8 × ≤128, natural ends, sampling", "rollout", prompts=16, natural=True),
+        ("ours", "mlx-lm batch_generate"),
+        (Bar("mlx-lm batch_generate", "rollout_s", 0.6),),
+    ),
+    Match(
+        Case("V 150k, 8 × 512, learning", "train", prompt=256, completion=256, vocab=150_000, beta=0.0),
+        ("ours", "plain log-softmax"),
+        (Bar("plain log-softmax", "train_s", 0.6), Bar("plain log-softmax", "peak_train", 0.12)),
+    ),
+    Match(
+        Case("prompt 256, 1 × G8 × 128, learning", "train", prompt=256),
+        ("ours", UNSHARED),
+        (Bar(UNSHARED, "train_s", 0.55), Bar(UNSHARED, "peak_train", 0.55)),
+    ),
+    Match(
+        Case("64 rows, V 8k, one decoding step", "decode", prompts=8, completion=65, vocab=8192, layers=6),
+        ("ours", "matrix products alone"),
+        (Bar("matrix products alone", "decode_s", 3.5, stretch=True),),
+    ),
+)
+"""The bars that the engine is built to; `against` runs them."""
+
+SMALL = (
+    Case("1 × G8 × 128"),
+    Case("4 × G8 × 128", prompts=4),
+    Case("4 × G8 × ≤128, natural ends, top-p 0.95", prompts=4, natural=True, top_p=0.95),
+    Case("1 × G8 × 128, V 32k", vocab=32_768),
+)
+"""What `make bench` measures of ours alone."""
+
+ROWS = tuple(
+    Case(f"{rows} rows", "rollout", prompts=rows // 8, completion=64) for rows in (8, 16, 32, 64, 128, 256, 512)
+)
+"""The cost of a sample, by how many are decoded together."""
+
+MIDDLE = Case("middle", prompts=2, completion=64)
+AXES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "group size": ("group_size", (4, 8, 16, 32)),
+    "completion length": ("completion", (32, 64, 128, 256)),
+    "prompts a step": ("prompts", (1, 2, 4, 8)),
+    "vocabulary": ("vocab", (4096, 32_768, 150_000)),
+    "depth": ("layers", (2, 4, 8)),
+    "prompt length": ("prompt", (16, 64, 256, 512)),
+}
+SWEEPS = {
+    axis: tuple(MIDDLE.changed(name=f"{axis} {size}", **{field: size}) for size in sizes)
+    for axis, (field, sizes) in AXES.items()
+}
+"""One size varied at a time around a middling step."""
+
+ABLATED = (
+    Case("4 × G8 × ≤128, natural ends", prompts=4, natural=True),
+    Case("1 × G8 × 128, prompt 256, V 32k", prompt=256, vocab=32_768),
+)
+"""Steps on which techniques are switched off."""

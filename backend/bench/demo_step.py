@@ -1,0 +1,54 @@
+"""The demo's own step, or that of any config, as the trainer itself tells of it: medians over a real run."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from backend.bench.tables import Table, number
+
+SHOWN = {
+    "rollout_tokens_per_second": "tokens/s, sampling",
+    "train_tokens_per_second": "tokens/s, learning",
+    "time/rollout": "s, sampling",
+    "time/reward": "s, scoring",
+    "time/train": "s, learning",
+    "time/step": "s, whole step",
+    "cpu_s": "CPU s, whole step",
+    "peak_memory_gb": "GB, peak",
+}
+
+
+def measure(config_file: Path, steps: int, warm_up: int) -> dict[str, float]:
+    """Medians by metric over `steps` steps of the config, after `warm_up` that do not count, in a folder that is thrown away."""
+    from backend.spec.config import parse, read
+    from backend.spec.places import make_run_folder
+    from backend.trainer import train
+
+    raw = read(config_file) | {
+        "iters": warm_up + steps,
+        "epochs": 0,
+        "steps_per_eval": 0,
+        "save_every": 10**6,
+        "fuse": False,
+    }
+    rows: list[dict[str, Any]] = []
+    cpu = [time.process_time()]
+
+    def collect(event: dict[str, Any]) -> None:
+        if event["kind"] == "step":
+            cpu.append(time.process_time())
+            rows.append(event["metrics"] | {"cpu_s": cpu[-1] - cpu[-2]})
+
+    with tempfile.TemporaryDirectory() as folder:
+        ending = train(parse(raw), make_run_folder("bench", Path(folder)), command="bench", echo=collect)
+    if ending.kind != "finished":
+        raise SystemExit(ending.sentence)
+    return {key: statistics.median(row[key] for row in rows[warm_up:]) for key in SHOWN}
+
+
+def table(name: str, medians: dict[str, float]) -> Table:
+    return Table(f"A step of {name}", ("what", "median"), [[SHOWN[key], number(x)] for key, x in medians.items()])

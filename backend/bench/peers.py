@@ -1,0 +1,67 @@
+"""The environment of the peers: the other trainers, at the versions we compare with, beside exactly our own mlx and mlx-lm.
+
+It lies in the platform's cache folder, never in ours. The peers come without their dependencies, and with only those
+that a GRPO step of theirs imports; those have our versions where we have them, so that all run the same arithmetic.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PEERS = {"inductive-mlxrl": "0.2.4", "mlx-lm-lora": "5.10.2", "mlx-tune": "0.6.0"}
+
+NEEDED = ("mlx", "mlx-lm", "transformers", "tokenizers", "numpy", "datasets", "tqdm", "protobuf", "pyyaml", "jinja2")
+"""What mlx-lm and the peers' GRPO import; mlx-tune's speech and vision packages are not among it."""
+
+
+def folder() -> Path:
+    """Where the environment lies."""
+    if sys.platform == "darwin":
+        cache = Path.home() / "Library" / "Caches"
+    else:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache / "grpo-studio" / "bench-peers"
+
+
+def python() -> Path:
+    """Its interpreter, which is there once `install` has run."""
+    return folder() / "bin" / "python"
+
+
+def requirements() -> list[str]:
+    """NEEDED at the versions that run here; what is not installed here comes in any version."""
+    extra = "[cpu]" if sys.platform == "linux" else ""
+    return [_pinned(name + extra if name == "mlx" else name, name) for name in NEEDED]
+
+
+def _pinned(wanted: str, name: str) -> str:
+    try:
+        return f"{wanted}=={version(name)}"
+    except PackageNotFoundError:
+        return wanted
+
+
+def install() -> None:
+    """Make the environment, where it is not there yet with what is wanted. Raises CalledProcessError where pip cannot."""
+    wanted = PEERS | {name: version(name) for name in ("mlx", "mlx-lm")}
+    if versions() == wanted:
+        return
+    venv.EnvBuilder(with_pip=True, clear=True).create(folder())
+    pip = [str(python()), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *requirements()], check=True)
+    subprocess.run([*pip, "--no-deps", *(f"{name}=={number}" for name, number in PEERS.items())], check=True)
+
+
+def versions() -> dict[str, str]:
+    """What is installed in it, by name; empty where there is no environment."""
+    if not python().exists():
+        return {}
+    names = [*PEERS, "mlx", "mlx-lm"]
+    script = f"from importlib.metadata import version\nfor name in {names!r}:\n    print(name, version(name))"
+    done = subprocess.run([str(python()), "-c", script], capture_output=True, text=True)
+    return dict(line.split() for line in done.stdout.splitlines())

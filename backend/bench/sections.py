@@ -1,0 +1,63 @@
+"""What each section of the document measures, and its measuring: models in a folder that is thrown away, progress on stderr."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from backend import blas
+from backend.bench import ablation, cases, peers, side_by_side
+from backend.bench.cases import Case
+
+Results = list[dict[str, Any]]
+Note = Callable[[str], None]
+Planned = list[tuple[Case, Sequence[str]]]
+"""(case, who runs it side by side)."""
+
+
+def measure(section: str, rounds: int, warm_up: int, only: str = "") -> Results:
+    """Measure a section; `only` keeps the cases with these words in their name. Raises LookupError without the peers."""
+    if section == "start":
+        return _with_models(lambda models, note: _starts(rounds, warm_up, models, note))
+    return compare([(case, who) for case, who in planned(section) if only in case.name], rounds, warm_up)
+
+
+def planned(section: str) -> Planned:
+    """Everything that a section runs side by side."""
+    if section == "against":
+        if not peers.versions():
+            raise LookupError("The peers are not installed; run python -m backend.bench peers --install first.")
+        return [(match.case, match.contenders) for match in cases.MATCHES]
+    if section == "ablation":
+        everyone = ("ours", *(f"ours, without {technique}" for technique in ablation.SWITCHES))
+        return [(case, everyone) for case in cases.ABLATED]
+    chosen = {
+        "ours": cases.SMALL,
+        "samples": cases.ROWS,
+        "sweep": [case for axis in cases.SWEEPS.values() for case in axis],
+    }
+    return [(case, ("ours",)) for case in chosen[section]]
+
+
+def compare(plan: Planned, rounds: int, warm_up: int) -> Results:
+    def work(models: Path, note: Note) -> Results:
+        found = [side_by_side.measure(case, who, rounds, warm_up, models, note) for case, who in plan]
+        return [result.as_dict() for results in found for result in results]
+
+    return _with_models(work)
+
+
+def _starts(rounds: int, warm_up: int, models: Path, note: Note) -> Results:
+    from backend.bench import start
+
+    return start.measure(rounds, warm_up, models, note)
+
+
+def _with_models(work: Callable[[Path, Note], Results]) -> Results:
+    from rich.console import Console
+
+    blas.prepare()  # models are made in this process
+    with tempfile.TemporaryDirectory() as models, Console(stderr=True).status("") as status:
+        return work(Path(models), lambda sentence: status.update(sentence))

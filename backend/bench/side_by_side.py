@@ -1,0 +1,105 @@
+"""Contenders measured side by side: a process for each, one step of each in turn, medians over the rounds.
+
+Taking turns lets whatever else the machine does fall on all of them alike; a process of its own gives each its own
+environment, peak memory and compiled functions. The first rounds only warm up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from backend.bench import peers
+from backend.bench.cases import PEERS, Case
+from backend.bench.model import folder_of
+from backend.spec.places import project_root
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one contender took for one case: every measured step, and the medians over them."""
+
+    case: Case
+    contender: str
+    runs: list[dict[str, float]]
+
+    @property
+    def medians(self) -> dict[str, float]:
+        return {name: statistics.median(run[name] for run in self.runs) for name in self.runs[0]}
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"case": self.case.as_dict(), "contender": self.contender, "medians": self.medians, "runs": self.runs}
+
+    @classmethod
+    def of(cls, raw: dict[str, Any]) -> Result:
+        return cls(Case(**raw["case"]), raw["contender"], raw["runs"])
+
+
+class Worker:
+    """A contender in its process. Raises RuntimeError, with what it last said, when it breaks."""
+
+    def __init__(self, contender: str, case: Case, model: Path) -> None:
+        self.contender = contender
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        python = peers.python() if contender in PEERS else Path(sys.executable)
+        self._process = subprocess.Popen(
+            [str(python), "-m", "backend.bench.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+            text=True, cwd=project_root(), env=os.environ | {"PYTHONPATH": str(project_root()), "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+        self.ready = self._answer({"contender": contender, "case": case.as_dict(), "model": str(model)})["ready"]
+
+    def step(self) -> dict[str, float]:
+        return self._answer({"do": "step"})
+
+    def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            self._log.seek(0)
+            raise RuntimeError(f"{self.contender} broke off:\n{self._log.read()[-2000:]}")
+        return json.loads(line)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+
+def measure(case: Case, contenders: Sequence[str], rounds: int, warm_up: int, models: Path, note: Note) -> list[Result]:
+    """`rounds` steps of each contender, in turns, after `warm_up` steps that do not count. Models are made in `models`."""
+    folder = folder_of(case, models)
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
+    with ExitStack() as stack:
+        workers = [stack.enter_context(Worker(name, case, folder)) for name in contenders]
+        for number in range(warm_up + rounds):
+            for worker in workers:
+                took = worker.step()
+                if number >= warm_up:
+                    runs[worker.contender].append(took)
+            note(f"{case.name}: round {number + 1} of {warm_up + rounds}")
+    return [Result(case, name, runs[name]) for name in contenders]
