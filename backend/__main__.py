@@ -8,6 +8,7 @@ import typer
 
 from backend import blas
 from backend.rewards.mathematics import VERB as EQUALITY_VERB
+from backend.rewards.scorer import VERB as SCORER_VERB
 
 
 def version(asked: bool) -> None:
@@ -28,13 +29,13 @@ def version(asked: bool) -> None:
 
 def app() -> typer.Typer:
     """The command line as typer knows it."""
-    from backend.cli import look, run
+    from backend.cli import estimate, look, run, serve
 
     verbs = typer.Typer(
         name="grpo-studio-backend", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
         help="GRPO Studio's trainer, without the window.",
     )  # fmt: skip
-    for function in (run.train, run.resume, run.demo, look.check, look.runs, look.export):
+    for function in (run.train, run.resume, run.demo, look.check, estimate.estimate, look.runs, look.export, serve.serve):
         verbs.command()(function)
     verbs.add_typer(look.rewards, name="rewards")
 
@@ -54,6 +55,10 @@ def main() -> None:
         from backend.rewards import equality
 
         return equality.main()
+    if sys.argv[1:] == [SCORER_VERB]:  # likewise
+        from backend.rewards import scorer
+
+        return scorer.main()
     # mlx binds to the BLAS that is loaded first, so this comes before anything that may import it.
     blas.prepare()
     app()()

@@ -53,7 +53,7 @@ def test_a_setting_has_words_for_people(about: Setting) -> None:
     texts = [about.help, *(choice.sentence for choice in about.choices if choice.sentence)]
     for text in texts:
         assert text.endswith(".") and not text[0].islower() and "!" not in text and "  " not in text, text
-    assert about.unit == about.unit.strip().lower() and not about.unit.endswith(".") and len(about.unit.split()) < 4
+    assert about.unit in (about.unit.strip().lower(), "GB") and not about.unit.endswith(".") and len(about.unit.split()) < 4
     assert about.section in SECTIONS
 
 
@@ -457,7 +457,7 @@ def test_the_example_of_mlx_lora_studio_is_understood(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((resources() / "presets").glob("*.yaml")), ids=lambda path: path.name)
 def test_a_preset_loads_and_its_paths_lie_beside_it(path: Path) -> None:
-    config = load(path)
+    config = parse({"model": "a/b", "data": "a/b"} | read(path))  # most presets leave both to whoever takes them
     for place in (config.model, config.data):
         assert not place.startswith(".") and (not Path(place).is_absolute() or project_root() in Path(place).parents)
 

@@ -10,9 +10,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from backend.cli.outcome import MISTAKE, tell, verb
-from backend.spec.faults import Mistake
+from backend.spec.faults import Fault, Mistake
 
 AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")]
+ADVANTAGES = ("max_completion_length", "scale_rewards", "multi_objective_aggregation", "advantage_baseline")
+"""Settings that scoring needs beside those of the rewards."""
 RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Where run folders are.")]
 
 
@@ -88,37 +90,125 @@ def score_rewards(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Score completions that are given, with the config's functions and weights."""
-    from backend.cli.progress import figure
-    from backend.rewards.resolve import resolve
-    from backend.rewards.score import score
-    from backend.rewards.table import read_groups
-    from backend.spec.catalog import locate_reward_file
+    """Score completions that are given, with the config's functions and weights; the verdict goes to stderr."""
+    from backend.rewards.table import line_of, read_groups, together
     from backend.spec.config import problems, read
 
     raw = read(config)
-    settings = _reward_settings(raw, problems(raw))
-    file = settings["reward_functions_file"]
-    functions = resolve(settings["reward_functions"], locate_reward_file(file) if file else None)
-    weights = settings["reward_weights"] or [1.0] * len(functions)
-    groups = read_groups(completions)
-    score(groups, functions, weights, settings["reward_timeout"])
-    rows: list[dict[str, Any]] = [
-        {"scores": one.scores, "reward": one.reward} for group in groups for one in group.completions
-    ]
+    lines = [line_of(group) for group in together(read_groups(completions))]
+    _tell_scored(_scored(_reward_settings(raw, problems(raw)), lines), as_json)
+
+
+@rewards.command("sample")
+@verb
+def sample_rewards(
+    config: Annotated[Path, typer.Argument(help="The settings, a YAML file.")],
+    count: Annotated[int, typer.Option("-n", help="Prompts, taken at random by the seed.", min=1)] = 8,
+    out: Annotated[Path | None, typer.Option("--out", help="Keep the completions here, for rewards score.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sample completions from the model as a run begins with it, and score them; the verdict goes to stderr."""
+    from backend.rewards.table import line_of
+    from backend.spec.config import load
+    from backend.tryout import Pick, Tryout
+
+    settings = load(config)
+    groups = Tryout().sample(settings, Pick("random", count), settings.group_size, settings.seed, _tell_phase())
+    lines = [line_of(group) for group in groups]
+    if out is not None:
+        out.write_text("".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines), "utf-8")
+    _tell_scored(_scored(settings.model_dump(), lines), as_json, lines)
+
+
+@rewards.command("cases")
+@verb
+def rerun_cases(
+    file: Annotated[Path, typer.Argument(help="A reward file; its cases are kept beside it in NAME.cases.jsonl.")],
+    as_json: AsJson = False,
+) -> None:
+    """Score the cases kept with a reward file again; exit code 2 where one does not get what it should."""
+    from backend.rewards.apart import Scorer
+    from backend.rewards.cases import cases_file, read_cases, rerun
+    from backend.spec.catalog import locate_reward_file
+    from backend.spec.config import SETTINGS
+
+    path = locate_reward_file(file).resolve()
+    cases = read_cases(path)
+    if not cases:
+        raise Mistake("cases", f"No cases are kept in {cases_file(path)}.")
+    scorer = Scorer()
+    try:
+        found = rerun(scorer, path, cases, float(SETTINGS["reward_timeout"].default))
+    finally:
+        scorer.close()
+    if as_json:
+        rows = [{"passed": one.passed, "expected": one.case["expected"], "scores": one.given} for one in found]
+        print(json.dumps({"rows": rows}, ensure_ascii=False))
+    failed = [(number, sentence) for number, one in enumerate(found, 1) for sentence in one.failures]
+    for number, sentence in failed:
+        print(f"case {number}: {sentence}", file=sys.stderr)
+    if not as_json:
+        print(f"{sum(one.passed for one in found)} of {len(found)} cases pass.")
+    if failed:
+        raise typer.Exit(MISTAKE)
+
+
+def _scored(settings: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the functions gave, with its verdict. Raises Mistake where one of them fails: a run would stop there."""
+    from backend.rewards.apart import Scorer
+    from backend.scoring import Rules, score_lines
+
+    scorer = Scorer()
+    try:
+        found = score_lines(scorer, lines, Rules.of(settings))
+    finally:
+        scorer.close()
+    broken = [one["error"]["sentence"] for one in found["functions"] if one["error"]]
+    if broken:
+        raise Mistake([Fault("reward_functions", sentence) for sentence in broken])
+    return found
+
+
+def _tell_scored(found: dict[str, Any], as_json: bool, lines: list[dict[str, Any]] | None = None) -> None:
+    """A line a completion on stdout, the verdict on stderr. `lines` tells the texts as well, for what was sampled."""
+    from backend.cli.progress import figure
+
+    texts = [one["text"] for line in lines or () for one in line["completions"]]
+    scored = [one for group in found["scored"] for one in group]
+    rows: list[dict[str, Any]] = [{"scores": one["rewards"], "reward": one["reward"]} for one in scored]
+    for row, one, text in zip(rows, scored, texts, strict=False):
+        row |= {"advantage": one["advantage"], "completion": text}
+    for finding in found["findings"]:
+        print(f"{finding['sentence']} {finding['advice']}".rstrip(), file=sys.stderr)
     if as_json:
         print(json.dumps({"rows": rows}, ensure_ascii=False))
         return
     for row in rows:
-        print(f"{figure(row['reward'])}  " + "  ".join(f"{name} {figure(x)}" for name, x in row["scores"].items()))
+        shown = "  ".join(f"{name} {figure(x)}" for name, x in row["scores"].items())
+        text = " ".join(row.get("completion", "").split())
+        print(f"{figure(row['reward'])}  {shown}{f'  {text[:60]}' if text else ''}")
+
+
+def _tell_phase() -> Any:
+    """Says each phase of sampling once, on stderr."""
+    said: set[str] = set()
+
+    def tell(told: dict[str, Any]) -> None:
+        if told["phase"] not in said:
+            said.add(told["phase"])
+            print(f"{told['phase'][0].upper()}{told['phase'][1:]}…", file=sys.stderr, flush=True)
+
+    return tell
 
 
 def _reward_settings(raw: dict[str, Any], faults: list[Any]) -> dict[str, Any]:
     """The settings that scoring needs; what is wrong elsewhere in the file does not matter here."""
     from backend.spec.config import SETTINGS, parse
 
-    wanted = [key for key in SETTINGS if key.startswith("reward_")]
-    mine = [fault for fault in faults if fault.setting.startswith("reward")]  # a mistyped key among them
+    wanted = [*(key for key in SETTINGS if key.startswith("reward_")), *ADVANTAGES]
+    mine = [
+        fault for fault in faults if fault.setting.startswith("reward") or fault.setting in ADVANTAGES
+    ]  # a mistyped key among them
     if mine:
         raise Mistake(mine)
     from backend.spec.spelling import translate

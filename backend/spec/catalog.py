@@ -43,6 +43,7 @@ __all__ = [
     "builtin_rewards",
     "canonical",
     "computes_names",
+    "entry_of",
     "locate_reward_file",
     "metric_name",
     "nearest",
@@ -113,6 +114,19 @@ def computes_names(path: Path) -> bool:
     """
     tree = parse_reward_file(path)
     return decorations(tree) > len(registered(tree, ""))
+
+
+def entry_of(text: str, known: Iterable[RewardEntry], base: Path | None = None) -> RewardEntry | None:
+    """The function behind an entry of `reward_functions`, called by the whole entry, for a table to show; None where
+    there is none, or the text cannot be read."""
+    by_name = {entry.name: entry for entry in known}
+    try:
+        call = reward_call(text, by_name)
+        found = plain_reward(call, base) if call.file else by_name.get(call.function)
+    except Mistake:
+        return None
+    label = call.alias or (found.label if found else "")
+    return replace(found, name=text, label=label) if found else None
 
 
 def canonical(text: str) -> str:

@@ -40,12 +40,27 @@ CHOICES = {
 }
 """Other spellings of a menu's values, lower case."""
 
+_QAT = "quantisation-aware training does not apply to GRPO"
+_JUDGE = "GRPO asks reward functions, and no judge"
+_OTHER_LOSS = "it belongs to another way of training"
+_OTHER_COLUMN = "GRPO reads prompt, answer, type and system"
 WITHOUT_EFFECT = {
     "train": "every run here trains",
+    "config": "the file is read already",
+    "model_family": "text models are what is trained here",
     "adapter_path": "adapters are written into the run folder",
-    "qat_enable": "quantisation-aware training does not apply to GRPO",
+    "wandb": "every run is recorded in its own folder",
+    "recurrence_chunk_size": "long texts are read in pieces of the sequence step size",
+    "fuse_dequantize": "what is fused keeps the model's own precision",
+    "fuse_remove_adapters": "adapters are kept beside the fused model",
+    **dict.fromkeys(("qat_enable", "qat_bits", "qat_group_size", "qat_mode", "qat_start_step", "qat_interval"), _QAT),
+    **dict.fromkeys(("judge", "judge_config", "judge_system", "alpha"), _JUDGE),
+    **dict.fromkeys(("sft_loss_type", "dpo_cpo_loss_type", "reward_scaling"), _OTHER_LOSS),
+    **dict.fromkeys(("lambda_mse_target", "tau_mse_target", "lambda_mse", "clip_epsilon_logits"), _OTHER_LOSS),
+    **dict.fromkeys(("completion_feature", "chosen_feature", "rejected_feature"), _OTHER_COLUMN),
+    **dict.fromkeys(("chat_feature", "text_feature", "preference_score_feature"), _OTHER_COLUMN),
 }
-"""Keys of mlx-lm-lora that are accepted and change nothing → why."""
+"""Keys of mlx-lm-lora and its studio that are accepted and change nothing → why."""
 
 LOAD_IN = {"load_in_4bits": "4", "load_in_6bits": "6", "load_in_8bits": "8", "load_in_mxfp4": "mxfp4"}
 
@@ -55,8 +70,26 @@ EMPTY_MEANS_DEFAULT = (
 )
 """Names that may be left empty, as the form's fields may be."""
 
-UNDERSTOOD = (*RENAMED, *LOAD_IN, "dataset", "lora_parameters")
+UNDERSTOOD = (*RENAMED, *LOAD_IN, "dataset", "lora_parameters", "optimizer_config")
 """Keys that are read here and are none of ours: for naming the one that a wrong key was meant to be."""
+
+
+def left_out(raw: Mapping[str, Any]) -> dict[str, str]:
+    """Keys of `raw` that are accepted and change nothing → why. Those that say nothing either (null, "") are not told."""
+    told = {key: WITHOUT_EFFECT[key] for key, value in raw.items() if key in WITHOUT_EFFECT and value not in (None, "")}
+    return told | ({"delta": _OTHER_LOSS} if _is_their_delta(raw) else {})
+
+
+def also_called(key: str) -> list[str]:
+    """What other programs call one of our settings."""
+    grouped = {"data": ["dataset"], "quantization": list(LOAD_IN), "lora_keys": ["keys"]}
+    grouped |= {name: [f"lora_parameters {name}"] for name in ("rank", "scale", "dropout")}
+    return [theirs for theirs, ours in RENAMED.items() if ours == key] + grouped.get(key, [])
+
+
+def _is_their_delta(raw: Mapping[str, Any]) -> bool:
+    """mlx-lm-lora's `delta` is DPO's; ours bounds the ratio. Its files can be told by the loss that it belongs to."""
+    return raw.get("delta") is not None and "dpo_cpo_loss_type" in raw
 
 
 def translate(raw: Mapping[str, Any]) -> tuple[Raw, list[Fault]]:
@@ -66,7 +99,9 @@ def translate(raw: Mapping[str, Any]) -> tuple[Raw, list[Fault]]:
     values that a fault is about: a fault's setting is not in what is returned.
     """
     values, faults = _renamed(raw)
-    for regroup in (_dataset, _lora_parameters, _load_in, _lr_schedule, _reward_lists, _stop, _empty_names):
+    if _is_their_delta(raw):
+        del values["delta"]
+    for regroup in (*_GROUPS, _lr_schedule, _reward_lists, _stop, _empty_names):
         faults += regroup(values)
     for key, words in CHOICES.items():
         if key in values:
@@ -144,6 +179,33 @@ def _load_in(values: Raw) -> list[Fault]:
         values["quantization"] = wanted
     return []
 
+
+_OPTIMIZER_WORDS = {"weight_decay": ("weight_decay",), "betas": ("adam_beta1", "adam_beta2")}
+
+
+def _optimizer_config(values: Raw) -> list[Fault]:
+    """mlx-lm keeps each optimizer's own settings in a mapping by its name; those of the optimizer that is used count."""
+    every: Any = values.pop("optimizer_config", None)
+    optimizer = str(values.get("optimizer", "adamw"))
+    own: Any = cast("Mapping[str, Any]", every).get(optimizer) if isinstance(every, Mapping) else every
+    if not isinstance(own or {}, Mapping):
+        return [Fault("optimizer", "optimizer_config must be a mapping of optimizers to their settings.")]
+    faults: list[Fault] = []
+    for name, value in cast("Mapping[str, Any]", own or {}).items():
+        ours = _OPTIMIZER_WORDS.get(name)
+        given: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
+        if ours is None or len(given) != len(ours):
+            faults.append(
+                Fault("optimizer", f"optimizer_config has {name}: {value}, which has no place here; take it out.")
+            )
+            continue
+        for key, one in zip(ours, given, strict=True):
+            _fill(values, key, one)
+    return faults
+
+
+_GROUPS = (_dataset, _lora_parameters, _load_in, _optimizer_config)
+"""Keys that gather several settings, or one setting over several keys."""
 
 _SCHEDULES = {"cosine": ("peak", "steps", "end"), "linear": ("peak", "end", "steps")}
 """The arguments of mlx's `cosine_decay` and `linear_schedule`, in their order."""

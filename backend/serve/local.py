@@ -1,0 +1,29 @@
+"""Questions about what is on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from backend import local
+from backend.serve.call import Call
+
+
+def models(asked: dict[str, Any], call: Call) -> dict[str, Any]:
+    """{folders: [path, …]} → {found: [Found, …]}."""
+    return {"found": [one.to_dict() for one in local.models(asked.get("paths", ()))]}
+
+
+def datasets(asked: dict[str, Any], call: Call) -> dict[str, Any]:
+    """{paths: [path, …]} → {found: [Found, …]}."""
+    return {"found": [one.to_dict() for one in local.datasets(asked.get("paths", ()))]}
+
+
+def model_facts(asked: dict[str, Any], call: Call) -> dict[str, Any] | None:
+    """{name: id or path} → its Found, or None where it is not on this machine."""
+    folder = local.folder_of(asked["name"])
+    if folder is None:
+        return None
+    name = asked["name"]
+    is_path = Path(name).expanduser().is_dir()
+    return local.model_at(folder, "" if is_path else name, "folder" if is_path else "cache", name).to_dict()

@@ -1,0 +1,61 @@
+"""Which columns a file of rows has, from its first line, and which of them are meant as prompt, answer, type and system.
+
+Only what can be read in a moment is looked at: parquet files and datasets on Hugging Face are left to who loads them.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+HEAD_BYTES = 1 << 16
+NAMES: dict[str, tuple[str, ...]] = {
+    "prompt_feature": ("prompt", "question", "problem", "query", "instruction", "input", "messages", "conversation", "text"),
+    "answer_feature": ("answer", "solution", "final_answer", "expected_answer", "ground_truth", "gold", "target", "label",
+                       "expected", "reference", "output", "response", "result"),
+    "type_feature": ("type", "category", "kind"),
+    "system_feature": ("system", "system_prompt"),
+}  # fmt: skip
+"""Setting → what people call that column, the likeliest first."""
+
+
+def columns_of(path: Path) -> list[str]:
+    """Names of the columns of a csv, jsonl or json file, in their order; empty where the first lines do not tell."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            head = file.read(HEAD_BYTES)
+    except (OSError, UnicodeDecodeError):
+        return []
+    if path.suffix.lower() == ".csv":
+        rows: list[list[str]] = [row for row in csv.reader(head.splitlines()[:2]) if row]
+        return rows[0] if rows else []
+    return _keys_of_first_object(head.lstrip().removeprefix("[").lstrip())
+
+
+def guessed(columns: Iterable[str]) -> dict[str, str]:
+    """Setting of a column → the column that is meant: one of the usual names, else one that holds such a name as a word."""
+    free, found = list(columns), dict[str, str]()
+    for key, names in NAMES.items():
+        column = _best(names, free)
+        if column is not None:
+            found[key] = column
+            free.remove(column)
+    return found
+
+
+def _best(names: Sequence[str], free: Sequence[str]) -> str | None:
+    plain = {column: column.strip().lower().replace("-", "_").replace(" ", "_") for column in free}
+    exact = (column for name in names for column in free if plain[column] == name)
+    within = (column for name in names for column in free if name in plain[column].split("_"))
+    return next(exact, None) or next(within, None)
+
+
+def _keys_of_first_object(text: str) -> list[str]:
+    try:
+        value, _ = json.JSONDecoder().raw_decode(text)
+    except ValueError:
+        return []
+    return [str(key) for key in cast("dict[str, Any]", value)] if isinstance(value, dict) else []

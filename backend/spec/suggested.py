@@ -1,0 +1,54 @@
+"""What the app offers to somebody who has chosen nothing yet: a model, a dataset, and words for the model."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+MODEL = "mlx-community/Qwen3-0.6B-4bit"
+"""Small enough for every Mac, and good enough to learn something."""
+DATASET = "mlx-community/Dolci-Think-RL-7B-2k"
+SYSTEM_PROMPT = (
+    "Think the question through before you answer. Write your thoughts between <think> and </think>, and after them only "
+    "the final answer between <answer> and </answer>."
+)
+"""Asks for what the five default rewards look for; without it a model never writes their tags, and every reward is 0."""
+
+
+def model_to_begin_with() -> str:
+    """An id: ours where it was fetched already, else the smallest chat model of the Hugging Face cache, else ours."""
+    here = dict(_cached_models())
+    return MODEL if MODEL in here or not here else min(here, key=lambda name: here[name])
+
+
+def is_cached(name: str) -> bool:
+    """Whether a model's weights are on this machine already."""
+    return name in dict(_cached_models())
+
+
+def hub_cache() -> Path:
+    """Where huggingface_hub keeps what it fetched."""
+    told = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    return Path(told).expanduser() if told else Path(home).expanduser() / "hub"
+
+
+def _cached_models() -> Iterator[tuple[str, int]]:
+    """(id, bytes of its weights) of every model that generates text and is there with weights."""
+    for folder in hub_cache().glob("models--*--*"):
+        for snapshot in (folder / "snapshots").glob("*"):
+            weights = [file.stat().st_size for file in snapshot.glob("*.safetensors") if file.exists()]
+            if weights and _generates_text(snapshot / "config.json"):
+                yield folder.name.removeprefix("models--").replace("--", "/", 1), sum(weights)
+                break
+
+
+def _generates_text(config: Path) -> bool:
+    try:
+        kinds: Any = json.loads(config.read_text(encoding="utf-8")).get("architectures")
+    except (OSError, ValueError, AttributeError):
+        return False
+    return isinstance(kinds, list) and any(str(kind).endswith("ForCausalLM") for kind in cast("list[Any]", kinds))

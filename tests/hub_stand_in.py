@@ -1,0 +1,221 @@
+"""A small Hugging Face on 127.0.0.1: search, repository info, tree, and files with ETag, ranges and redirects.
+
+It counts the bytes of every file that it sends, and can be told to misbehave: to break off after some bytes, to be down,
+to want a token, to keep a gate, to send damage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+TOKEN = "hf_right"
+LARGE = 4096
+"""From this size on a file is one of LFS: named by its SHA-256, and served from another path, as from a CDN."""
+
+
+@dataclass
+class Repo:
+    """One repository: its files, and what a search says of it."""
+
+    files: dict[str, bytes]
+    about: dict[str, Any] = field(default_factory=dict)
+    gated: bool = False
+    private: bool = False
+
+    def etag(self, name: str) -> str:
+        data = self.files[name]
+        if len(data) >= LARGE:
+            return hashlib.sha256(data).hexdigest()
+        return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+class HubStandIn:
+    """Serve with `with HubStandIn({...}) as hub:`; `hub.url` is what HF_ENDPOINT should be.
+
+    `break_after` breaks the connection once after so many bytes of a large file, `down_after` from then on for good;
+    `damage` flips a byte of what is sent; `sent` counts bytes by file, `asked` requests by path.
+    """
+
+    def __init__(self, models: dict[str, Repo] | None = None, datasets: dict[str, Repo] | None = None) -> None:
+        self.repos = {"models": models or {}, "datasets": datasets or {}}
+        self.break_after = self.down_after = 0
+        self.damage = self.knows_ranges = False
+        self.knows_ranges = True
+        self.chunk, self.pace = 1 << 14, threading.Event()
+        self.pace.set()
+        self.sent, self.asked, self.down = Counter[str](), list[str](), False
+        hub = self
+
+        class Handler(_Handler):
+            stand_in = hub
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> HubStandIn:
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pace.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    stand_in: HubStandIn
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        split = urlsplit(self.path)
+        path = unquote(split.path)
+        self.stand_in.asked.append(f"{self.command} {path}")
+        if self.stand_in.down:
+            self.close_connection = True
+            self.connection.close()
+            return
+        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        if token not in ("", TOKEN):
+            self._error(401, message="Invalid credentials in Authorization header")
+        elif found := re.fullmatch(r"/api/(models|datasets)", path):
+            self._search(found[1], parse_qs(split.query))
+        elif found := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(/tree/[^/]+)?(?:/revision/[^/]+)?", path):
+            self._about(found[1], found[2], token, tree=bool(found[3]))
+        elif found := re.fullmatch(r"(/cdn)?/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            self._file(found[2] or "models", found[3], found[5], token, from_cdn=bool(found[1]))
+        else:
+            self._error(404, "EntryNotFound")
+
+    def _search(self, kind: str, asked: dict[str, list[str]]) -> None:
+        words = asked.get("search", [""])[0].lower()
+        wanted = set(asked.get("filter", []))
+        found = [
+            {"id": id_, "modelId": id_, "gated": repo.gated, **repo.about}
+            for id_, repo in self.stand_in.repos[kind].items()
+            if words in id_.lower() and not repo.private and wanted <= set(repo.about.get("tags", []))
+        ]
+        self._json(found[: int(asked.get("limit", ["1000"])[0])])
+
+    def _repo(self, kind: str, id_: str, token: str) -> Repo | None:
+        repo = self.stand_in.repos[kind].get(id_)
+        if repo is None or (repo.private and token != TOKEN):
+            self._error(404 if token else 401, "RepoNotFound", "Repository not found")
+            return None
+        return repo
+
+    def _about(self, kind: str, id_: str, token: str, *, tree: bool) -> None:
+        repo = self._repo(kind, id_, token)
+        if repo is None:
+            return
+        if tree:
+            self._json([self._entry(repo, name) for name in repo.files])
+        else:
+            files = [{"rfilename": name, "size": len(data)} for name, data in repo.files.items()]
+            self._json({"id": id_, "sha": COMMIT, "siblings": files, "gated": repo.gated, "tags": [], **repo.about})
+
+    @staticmethod
+    def _entry(repo: Repo, name: str) -> dict[str, Any]:
+        size = len(repo.files[name])
+        lfs = {"lfs": {"oid": repo.etag(name), "size": size, "pointerSize": 130}} if size >= LARGE else {}
+        return {"type": "file", "path": name, "size": size, "oid": repo.etag(name)[:40], **lfs}
+
+    def _file(self, kind: str, id_: str, name: str, token: str, *, from_cdn: bool) -> None:
+        repo = self._repo(kind, id_, token) if not from_cdn else self.stand_in.repos[kind][id_]
+        if repo is None:
+            return
+        if repo.gated and not token and not from_cdn:
+            self._error(403, "GatedRepo", "Access to this repository is restricted")
+        elif name not in repo.files:
+            self._error(404, "EntryNotFound", "Entry not found")
+        elif len(repo.files[name]) >= LARGE and not from_cdn:
+            self._redirect(repo, name)
+        else:
+            self._send(repo, name)
+
+    def _redirect(self, repo: Repo, name: str) -> None:
+        self.send_response(302)
+        # Another host name makes it another origin, as a CDN is: a token must not travel there.
+        self.send_header("Location", f"http://localhost:{self.server.server_port}/cdn{self.path}")  # type: ignore[attr-defined]
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Linked-Etag", f'"{repo.etag(name)}"')
+        self.send_header("X-Linked-Size", str(len(repo.files[name])))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _send(self, repo: Repo, name: str) -> None:
+        data, begin = repo.files[name], 0
+        if self.stand_in.damage and len(data) >= LARGE:
+            data = bytes([data[0] ^ 1]) + data[1:]
+        ranged = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
+        if ranged and self.stand_in.knows_ranges:
+            begin = int(ranged[1])
+        self.send_response(206 if ranged and self.stand_in.knows_ranges else 200)
+        if ranged and self.stand_in.knows_ranges:
+            self.send_header("Content-Range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
+        self.send_header("Content-Length", str(len(data) - begin))
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{repo.etag(name)}"')
+        self.end_headers()
+        if self.command == "GET":
+            self._pour(name, data, begin)
+
+    def _pour(self, name: str, data: bytes, begin: int) -> None:
+        hub = self.stand_in
+        for at in range(begin, len(data), hub.chunk):
+            if len(data) >= LARGE and self._breaks(at):
+                self.close_connection = True
+                self.connection.close()
+                return
+            hub.pace.wait()
+            piece = data[at : at + hub.chunk]
+            try:
+                self.wfile.write(piece)
+            except OSError:
+                return
+            hub.sent[name] += len(piece)
+
+    def _breaks(self, at: int) -> bool:
+        hub = self.stand_in
+        if hub.down_after and at >= hub.down_after:
+            hub.down = True
+            return True
+        if hub.break_after and at >= hub.break_after:
+            hub.break_after = 0
+            return True
+        return False
+
+    def _json(self, value: Any) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def _error(self, status: int, code: str = "", message: str = "") -> None:
+        self.send_response(status)
+        if code:
+            self.send_header("X-Error-Code", code)
+        if message:
+            self.send_header("X-Error-Message", message)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
