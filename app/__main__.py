@@ -78,7 +78,9 @@ def show_window(options: argparse.Namespace) -> int:
     from PySide6.QtWidgets import QApplication
 
     from app import theme
+    from app.opened import FileOpener
     from app.pages import read_ahead
+    from app.prefs import Prefs
     from app.studio import Studio
     from app.window import NAME, Window
 
@@ -86,12 +88,15 @@ def show_window(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     app = QApplication(sys.argv[:1])
     app.setApplicationName(NAME)
-    studio = Studio()
+    prefs = Prefs()
+    prefs.claim()
+    studio = Studio(prefs)
     theme.apply(app, options.theme or studio.prefs.theme)
     window = Window(studio)
     if options.size:
         window.resize(*(int(side) for side in options.size.lower().split("x")))
     open_session(window, options)
+    app.installEventFilter(FileOpener(window.open_path, app))
     window.show()
     QTimer.singleShot(READ_AHEAD_MS, read_ahead)
     if options.screenshot:
@@ -106,6 +111,7 @@ def open_session(window: Window, options: argparse.Namespace) -> None:
     if options.config:
         studio.load_config(options.config)
     live = studio.reattach()
+    window.show_page("train")  # the largest page, in any case: made before the first paint, it holds nobody up later
     window.show_page(options.page or ("monitor" if live and not options.config else "train"))
 
 

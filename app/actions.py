@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject
-from PySide6.QtGui import QAction, QActionGroup, QKeySequence
+from PySide6.QtGui import QAction, QActionGroup, QKeySequence, QUndoStack
+from PySide6.QtWidgets import QMenu
 
 from app import theme
 from app.pages import PAGES
@@ -37,14 +38,20 @@ MENUS: dict[str, tuple[Entry | None, ...]] = {
     "File": (
         Entry("new", "New", _STANDARD.New, "new_config"),
         Entry("open", "Open config…", _STANDARD.Open, "open_config"),
+        Entry("presets", "Presets…", "Ctrl+Shift+T", "show_presets"),
         None,
         Entry("save", "Save", _STANDARD.Save, "save_config"),
         Entry("save_as", "Save as…", "Ctrl+Shift+S", "save_config_as"),
+        Entry("export_config", "Export for mlx-lm-lora…", "Ctrl+Shift+E", "export_config"),
         None,
         Entry("quit", "Quit", _STANDARD.Quit, "close"),
     ),
     "Edit": (
+        Entry("undo", "Undo", _STANDARD.Undo, "undo"),
+        Entry("redo", "Redo", "Ctrl+Shift+Z", "redo"),
+        None,
         Entry("copy", "Copy", _STANDARD.Copy, "copy"),
+        Entry("copy_command", "Copy the command", "Ctrl+Shift+C", "copy_command"),
         None,
         Entry("find", "Find a setting", _STANDARD.Find, "find_setting"),
     ),
@@ -77,6 +84,7 @@ class Actions(QObject):
             menu = window.menuBar().addMenu(title)
             for entry in entries:
                 menu.addAction(self._action(entry)) if entry else menu.addSeparator()
+        self.recent = self._recent_menu()
         self._view_menu()
         self.dress()
 
@@ -99,6 +107,42 @@ class Actions(QObject):
         self["export"].setEnabled(state in ("finished", "stopped", "failed", "crashed"))
         for name in ("open_folder", "open_log"):
             self[name].setEnabled(bool(state))
+
+    def follow_history(self, history: QUndoStack) -> None:
+        """“Undo Temperature”: enabled and named by what would be undone."""
+        for name in ("undo", "redo"):
+            self[name].setEnabled(False)
+        history.canUndoChanged.connect(self["undo"].setEnabled)
+        history.canRedoChanged.connect(self["redo"].setEnabled)
+        # Methods and no lambdas: they are cut when the window goes, and the history says its last word after that.
+        history.undoTextChanged.connect(self._name_undo)
+        history.redoTextChanged.connect(self._name_redo)
+
+    def _name_undo(self, what: str) -> None:
+        self["undo"].setText(f"Undo {what}".strip())
+
+    def _name_redo(self, what: str) -> None:
+        self["redo"].setText(f"Redo {what}".strip())
+
+    def _recent_menu(self) -> QMenu:
+        """Filled whenever it is about to be seen, as another window may have opened a file meanwhile."""
+        menu = QMenu("Open recent", self._window)
+        menu.aboutToShow.connect(lambda: self._fill_recent(menu))
+        files = self["presets"].associatedObjects()
+        file_menu = next(one for one in files if isinstance(one, QMenu))
+        file_menu.insertMenu(self["presets"], menu)
+        return menu
+
+    def _fill_recent(self, menu: QMenu) -> None:
+        menu.clear()
+        prefs = self._window.studio.prefs
+        there = [path for path in prefs.recent_files if path.exists()]
+        for path in there:
+            action = menu.addAction(f"{path.name}  –  {path.parent}")
+            action.triggered.connect(lambda _checked, path=path: self._window.open_path(path))
+        if there:
+            menu.addSeparator()
+        menu.addAction("Clear the list", prefs.forget_recent).setEnabled(bool(there))
 
     def _action(self, entry: Entry, call: Callable[[], object] | None = None) -> QAction:
         action = QAction(entry.text, self._window)

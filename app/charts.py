@@ -88,7 +88,8 @@ CHARTS: tuple[Chart, ...] = (
     Chart("Step time", "seconds", "s", "Where the seconds of a step go.",
           (Curve("time/step", "Step", "text"), Curve("time/rollout", "Sampling", "accent"), Curve("time/reward", "Rewards", "clip"),
            Curve("time/train", "Learning", "length")), pattern="time/*"),
-    Chart("Memory", "GB", "GB", "The most memory that was in use at once.", (Curve("peak_memory_gb", "Peak", "muted"),)),
+    Chart("Memory", "GB", "GB", "The most memory that was in use at once.", (Curve("peak_memory_gb", "Peak", "muted"),),
+          pattern="peak_memory_gb/*"),
     Chart("Tokens", "tokens", "", "Tokens seen since the run began.", (Curve("num_tokens", "Seen", "muted"),)),
     Chart("Other", "value", "", "Every other metric in the diary.", pattern="*"),
 )

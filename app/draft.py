@@ -16,37 +16,45 @@ from typing import Any
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app import wording
+from app.edit import Edit, State
+from app.presets import Preset
+from app.values import Values, alike, defaults, reading, same, values_from
 from backend.spec import catalog, config, places
 from backend.spec.catalog import RewardEntry
 from backend.spec.command import backend_command, shown
 from backend.spec.config import SETTINGS, Config
 from backend.spec.faults import Fault, Mistake
-from backend.spec.setting import Setting
-from backend.spec.spelling import translate
-
-Values = dict[str, Any]
+from backend.spec.sources import source_faults
+from backend.spec.spelling import left_out
 
 AUTOSAVE_MS = 400
 """How long typing must rest before the form is written to disk."""
+TYPED = ("int", "float", "text", "prose", "file", "model", "dataset", "list", "numbers", "mapping", "stages")
+"""Kinds of settings that are typed key by key: what is typed in one go is undone in one."""
 
 
 class Draft(QObject):
     """Raw settings by key; every key of SETTINGS is always there.
 
-    Attributes: path – the YAML file it was opened from or saved to, or None.
-    Signals: changed(key, or "" when all may have changed); saved; trouble(a sentence, when autosaving fails).
+    Attributes: path – the YAML file it was opened from or saved to, or None; left_out – what that file says and no setting
+    of ours is, key → why.
+    Signals: changed(key, or "" when all may have changed); edited(Edit) – by a person, and it can be undone; begun –
+    nothing before this can be undone; saved; trouble(a sentence, when autosaving fails).
     """
 
     changed = Signal(str)
+    edited = Signal(object)
+    begun = Signal()
     saved = Signal()
     trouble = Signal(str)
 
     def __init__(self, autosave: Path | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.path: Path | None = None
+        self.left_out: dict[str, str] = {}
         self.autosave = autosave
         self._values = defaults()
-        self._on_disk = defaults()
+        self._on_disk: Mapping[str, Any] = defaults()
         self._timer = QTimer(self, singleShot=True, interval=AUTOSAVE_MS)
         self._timer.timeout.connect(self.flush)
 
@@ -62,32 +70,67 @@ class Draft(QObject):
         """Take a value as it stands in the form. Raises KeyError for what is no setting."""
         self.update({key: value})
 
-    def update(self, values: Mapping[str, Any]) -> None:
-        """Take several at once: whoever hears of the first change sees all of them."""
-        fresh = {key: value for key, value in values.items() if not _same(self._values[key], value)}
-        self._values |= fresh
-        for key in fresh:
-            self._timer.start()
+    def update(self, values: Mapping[str, Any], what: str = "") -> None:
+        """Take several at once: whoever hears of the first change sees all of them. `what` names the act for undoing it,
+        else the settings do."""
+        fresh = {key: value for key, value in values.items() if not same(self._values[key], value)}
+        if not fresh:
+            return
+        before, one = self.state, next(iter(fresh))
+        self._values = self._values | fresh
+        typed = one if len(fresh) == 1 and not what and SETTINGS[one].kind in TYPED else ""
+        self.edited.emit(Edit(what or wording.act(list(fresh)), before, self.state, typed))
+        self._tell(list(fresh))
+
+    def _tell(self, keys: list[str]) -> None:
+        self._timer.start()
+        for key in keys:
             self.changed.emit(key)
 
     def reset(self) -> None:
         """Every setting back to its default, with no file behind it."""
-        self._replace(defaults(), None)
+        self._replace(defaults(), None, "New config")
+
+    def apply(self, preset: Preset) -> None:
+        """Take a preset's settings over; one that replaces everything leaves no file behind the form."""
+        if preset.replaces:
+            self._replace(preset.applied(self._values), None, preset.title)
+        else:
+            self.update(preset.applied(self._values), preset.title)
+
+    def start(self, values: Mapping[str, Any], what: str) -> None:
+        """Another form: these values, the defaults for the others, and no file behind it."""
+        self._replace(defaults() | dict(values), None, what)
+
+    @property
+    def state(self) -> State:
+        """All that it is now; values are replaced and never changed in place, so it stays as it is."""
+        return State(dict(self._values), self._on_disk, self.path)
+
+    def go_to(self, state: State, *, file_too: bool = False) -> None:
+        """Be as it was, or as it was to become: the one way back and forth. The file behind the form stays, since it may
+        have been saved meanwhile, unless it was the file that was changed."""
+        keys = [key for key in SETTINGS if not same(self._values[key], state.values[key])]
+        self._values = dict(state.values)
+        if file_too:
+            self._on_disk, self.path, self.left_out = state.on_disk, state.path, {}
+        self._tell([""] if file_too else keys)
 
     @property
     def dirty(self) -> bool:
         """Whether it differs from the file it came from (or, without one, from what it began with)."""
-        return not all(_alike(self._values[key], self._on_disk[key]) for key in SETTINGS)
+        return not all(alike(self._values[key], self._on_disk[key]) for key in SETTINGS)
 
     # Files
 
     def load(self, path: Path, *, as_preset: bool = False) -> None:
         """Take over a YAML file. Raises Mistake, and stays as it is, where the file has what the form has no place for;
         a value that is merely wrong is taken over and shown with its problem. A preset is not saved over."""
-        values, faults = values_from(config.read(path))
+        raw = config.read(path)
+        values, faults = values_from(raw)
         if faults:
             raise Mistake(faults)
-        self._replace(values, None if as_preset else Path(path))
+        self._replace(values, None if as_preset else Path(path), f"Open {Path(path).name}", left_out(raw))
 
     def save(self, path: Path) -> None:
         """Write the YAML file, whole or not at all. Raises Mistake when it cannot be written."""
@@ -103,13 +146,15 @@ class Draft(QObject):
         """
         assert self.autosave is not None
         values, faults = values_from(config.read(self.autosave))
-        self._replace(values, None)
+        self._values, self._on_disk, self.path = values, copy.deepcopy(values), None
         if path is not None and path.exists():
             try:
                 self._on_disk, _ = values_from(config.read(path))
                 self.path = path
             except Mistake:  # the file was spoilt meanwhile: the form stands without it, as unsaved
                 self._on_disk = defaults()
+        self._tell([""])
+        self.begun.emit()
         return faults
 
     def flush(self) -> None:
@@ -125,16 +170,18 @@ class Draft(QObject):
         except Mistake as mistake:
             self.trouble.emit(mistake.faults[0].sentence)
 
-    def _replace(self, values: Values, path: Path | None) -> None:
+    def _replace(self, values: Values, path: Path | None, what: str, left: dict[str, str] | None = None) -> None:
+        before = self.state
         self._values, self._on_disk, self.path = values, copy.deepcopy(values), path
-        self._timer.start()
-        self.changed.emit("")
+        self.left_out = left or {}
+        self.edited.emit(Edit(what, before, self.state))
+        self._tell([""])
 
     # What it amounts to
 
     def problems(self) -> list[Fault]:
         """Everything wrong with it that can be known without the trainer, in the form's order."""
-        found = [*config.problems(self._values), *self._reward_faults(), *self._path_faults()]
+        found = [*config.problems(self._values), *self._reward_faults(), *source_faults(self.sound())]
         order = list(SETTINGS)
         return sorted(found, key=lambda fault: order.index(fault.setting) if fault.setting in order else -1)
 
@@ -159,9 +206,9 @@ class Draft(QObject):
         """A value of the right type for every setting: the default stands in where the form's cannot be read."""
         return {key: reading(about, self._values[key]) for key, about in SETTINGS.items()}
 
-    def summary(self) -> str:
-        """What the run will do, in a sentence."""
-        return wording.summary(self.sound())
+    def summary(self, seconds: float | None = None, memory: str = "") -> str:
+        """What the run will do, in a sentence; with the time for one completion and the memory where they are known."""
+        return wording.summary(self.sound(), seconds, memory)
 
     def details(self) -> list[str]:
         """What else is worth knowing before pressing Run, a short phrase each."""
@@ -184,7 +231,7 @@ class Draft(QObject):
     def is_demo(self) -> bool:
         """Whether it is the bundled demo, untouched."""
         demo = self._demo
-        return demo is not None and all(_alike(self._values[key], demo[key]) for key in SETTINGS)
+        return demo is not None and all(alike(self._values[key], demo[key]) for key in SETTINGS)
 
     @cached_property
     def _demo(self) -> Values | None:
@@ -196,91 +243,55 @@ class Draft(QObject):
     # Rewards
 
     def rewards(self) -> list[RewardEntry]:
-        """Every reward function that can be ticked: the built-in ones, then those of the person's file."""
+        """Every reward function that can be ticked: the built-in ones, those of the person's file, then each entry that is
+        more than a name (arguments, `file.py::function`), under the entry itself."""
+        known, names = self._known_rewards(), self._values["reward_functions"]
+        plain = {entry.name for entry in known}
+        called = [text for text in map(str, names if isinstance(names, list) else ()) if text not in plain]
+        entries = (catalog.entry_of(text, known) for text in dict.fromkeys(called))
+        return known + [entry for entry in entries if entry is not None]
+
+    def _known_rewards(self) -> list[RewardEntry]:
         own = self._own_rewards()[0]
         replaced = {entry.name for entry in own}
         return [entry for entry in catalog.builtin_rewards() if entry.name not in replaced] + own
 
     def _own_rewards(self) -> tuple[list[RewardEntry], list[Fault]]:
-        text = str(self._values["reward_functions_file"] or "").strip()
-        if not text:
+        path = self._reward_file()
+        if path is None:
             return [], []
         try:
-            return catalog.rewards_in_file(catalog.locate_reward_file(text)), []
+            return catalog.rewards_in_file(path), []
         except Mistake as mistake:
             return [], mistake.faults
 
     def _reward_faults(self) -> list[Fault]:
-        faults = self._own_rewards()[1]
+        own, faults = self._own_rewards()
+        path = self._reward_file()
+        if path is not None and not own and not faults and not self._file_computes_names():
+            return [Fault("reward_functions_file", _registers_nothing(path))]
         names = self._values["reward_functions"]
         if faults or not isinstance(names, list) or self._file_computes_names():
             return faults  # what a broken file would have registered cannot be known
-        return catalog.reward_faults([str(name) for name in names], self.rewards())
+        return catalog.reward_faults([str(name) for name in names], self._known_rewards())
+
+    def _reward_file(self) -> Path | None:
+        text = str(self._values["reward_functions_file"] or "").strip()
+        return catalog.locate_reward_file(text) if text else None
 
     def _file_computes_names(self) -> bool:
-        text = str(self._values["reward_functions_file"] or "").strip()
-        return bool(text) and catalog.computes_names(catalog.locate_reward_file(text))
-
-    def _path_faults(self) -> list[Fault]:
-        found = [(key, _path_sentence(about, self._values[key])) for key, about in SETTINGS.items()]
-        return [Fault(key, sentence) for key, sentence in found if sentence]
+        path = self._reward_file()
+        return path is not None and catalog.computes_names(path)
 
 
-def defaults() -> Values:
-    return {key: copy.deepcopy(about.default) for key, about in SETTINGS.items()}
-
-
-def values_from(raw: Mapping[str, Any]) -> tuple[Values, list[Fault]]:
-    """(a value for every setting, what of `raw` has no place in the form). Other programs' spellings are understood."""
-    given, misread = translate(raw)
-    homeless = [fault for fault in config.problems(raw) if fault.setting not in SETTINGS and fault not in misread]
-    values = defaults() | {key: value for key, value in given.items() if key in SETTINGS}
-    if isinstance(values["reward_functions"], list):
-        values["reward_functions"] = [catalog.canonical(str(name)) for name in values["reward_functions"]]
-    return values, [*misread, *homeless]
-
-
-def reading(about: Setting, raw: Any) -> Any:
-    """`raw` as the type of its setting; the default where it cannot be read so."""
-    if about.optional and raw in ("", None):
-        return None
-    try:
-        if about.kind == "int":
-            return int(str(raw))
-        if about.kind == "float":
-            return float(str(raw))
-    except ValueError:
-        return about.default
-    fits = isinstance(raw, type(about.default)) or about.default is None
-    return raw if fits else about.default
-
-
-def _path_sentence(about: Setting, raw: Any) -> str:
-    """Why a model or dataset that is plainly meant as a path cannot be one; ids on Hugging Face are not looked up."""
-    text = str(raw or "").strip()
-    if about.kind not in ("model", "dataset") or not text.startswith(("/", "~", "./", "../")):
-        return ""
-    path = Path(text).expanduser()
-    if not path.exists():
-        return f"There is no file or folder {text}."
-    if about.kind == "model" and not (path / "config.json").is_file():
-        return f"{text} holds no config.json, so it is not a model."
-    return ""
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Equal and of one type: 1, 1.0 and True are three values in a form."""
-    return type(one) is type(other) and one == other
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Equal to a reader: 1e-5 typed and 1e-05 read are one number, None and "" are both empty."""
-    if one == other or (one in (None, "") and other in (None, "")):
-        return True
-    try:
-        return not isinstance(one, bool) and float(str(one)) == float(str(other))
-    except ValueError:
-        return False
+def _registers_nothing(path: Path) -> str:
+    """What to do about a reward file in which no function is registered: TRL's are named one by one."""
+    plain = catalog.plain_rewards_in_file(path)
+    if plain:
+        how = f"name its functions among the reward functions instead, as {path}::{plain[0].name}"
+    else:
+        how = 'put @register_reward_function("name") above each'
+    return f"{path.name} registers no reward function; {how}."
 
 
 def _write(path: Path, text: str) -> None:

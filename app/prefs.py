@@ -5,6 +5,7 @@ One folder holds them (`prefs.ini`) and the autosaved form (`draft.yaml`); GRPO_
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 from pathlib import Path
@@ -12,6 +13,10 @@ from pathlib import Path
 from PySide6.QtCore import QByteArray, QObject, QSettings, QStandardPaths
 
 FOLDER_VARIABLE = "GRPO_STUDIO_PREFS"
+RECENT = 10
+"""Recent files that are kept."""
+SLOTS = 100
+"""Windows at a time that each keep a form of their own."""
 
 
 def default_folder() -> Path:
@@ -30,21 +35,48 @@ class Prefs(QObject):
         super().__init__(parent)
         self.folder = folder or default_folder()
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.slot = 1
+        self._claimed: int | None = None
         self._settings = QSettings(str(self.folder / "prefs.ini"), QSettings.Format.IniFormat)
+
+    def claim(self) -> int:
+        """Take the first form that no other window has, for as long as this process lives; returns its number, from 1.
+
+        Two windows that wrote one file would undo each other's edits without a word.
+        """
+        for number in range(1, SLOTS + 1):
+            handle = os.open(self.folder / f"draft-{number}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(handle)
+                continue
+            self._claimed, self.slot = handle, number
+            return number
+        return self.slot
+
+    def release(self) -> None:
+        """Let another window have the form."""
+        if self._claimed is not None:
+            os.close(self._claimed)
+            self._claimed = None
 
     @property
     def draft_file(self) -> Path:
-        """Where the form is kept between two launches."""
-        return self.folder / "draft.yaml"
+        """Where the form is kept between two launches; a second window has a file of its own."""
+        return self.folder / ("draft.yaml" if self.slot == 1 else f"draft-{self.slot}.yaml")
 
     @property
     def config_file(self) -> Path | None:
         """The YAML file that the form was opened from or saved to."""
-        return self._path("config_file")
+        return self._path(self._of_slot("config_file"))
 
     @config_file.setter
     def config_file(self, path: Path | None) -> None:
-        self._settings.setValue("config_file", str(path or ""))
+        self._settings.setValue(self._of_slot("config_file"), str(path or ""))
+
+    def _of_slot(self, key: str) -> str:
+        return key if self.slot == 1 else f"{key}_{self.slot}"
 
     @property
     def last_folder(self) -> Path:
@@ -54,6 +86,45 @@ class Prefs(QObject):
     @last_folder.setter
     def last_folder(self, path: Path) -> None:
         self._settings.setValue("last_folder", str(path))
+
+    @property
+    def recent_files(self) -> list[Path]:
+        """Configs that were opened or saved, the latest first."""
+        return [Path(text) for text in self._text("recent_files").split("\n") if text]
+
+    def remember(self, path: Path) -> None:
+        """Put a config at the head of the recent ones."""
+        others = [one for one in self.recent_files if one != path]
+        self._settings.setValue("recent_files", "\n".join(map(str, [path, *others][:RECENT])))
+        self.last_folder = path.parent
+
+    def forget_recent(self) -> None:
+        self._settings.remove("recent_files")
+
+    @property
+    def open_cards(self) -> set[str]:
+        """Blocks of the form whose Advanced was left open."""
+        return set(self._text("open_cards").split())
+
+    def set_card_open(self, key: str, opened: bool) -> None:
+        now = self.open_cards | {key} if opened else self.open_cards - {key}
+        self._settings.setValue("open_cards", " ".join(sorted(now)))
+
+    def used(self, kind: str) -> list[str]:
+        """Models or datasets that were lately chosen, the latest first."""
+        return [text for text in self._text(f"used_{kind}").split("\n") if text]
+
+    def remember_used(self, kind: str, name: str) -> None:
+        others = [one for one in self.used(kind) if one != name]
+        self._settings.setValue(f"used_{kind}", "\n".join([name, *others][:RECENT]))
+
+    def favourites(self, kind: str) -> set[str]:
+        """Models or datasets with a star."""
+        return {text for text in self._text(f"favourite_{kind}").split("\n") if text}
+
+    def set_favourite(self, kind: str, name: str, starred: bool) -> None:
+        now = self.favourites(kind) | {name} if starred else self.favourites(kind) - {name}
+        self._settings.setValue(f"favourite_{kind}", "\n".join(sorted(now)))
 
     @property
     def theme(self) -> str:

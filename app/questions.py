@@ -1,11 +1,9 @@
-"""What the window asks people, and what they drop on it."""
+"""What the window asks people."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
-from PySide6.QtGui import QDropEvent
 from PySide6.QtWidgets import QMessageBox, QWidget
 
 
@@ -21,10 +19,3 @@ def ask(parent: QWidget, question: str, detail: str, answers: Mapping[str, str])
     box.setEscapeButton(last)
     box.exec()
     return buttons.get(box.clickedButton(), buttons[last])  # type: ignore[arg-type]
-
-
-def dropped_config(event: QDropEvent) -> Path | None:
-    """The one YAML file that is being dropped, if that is what it is."""
-    urls = event.mimeData().urls()
-    path = Path(urls[0].toLocalFile()) if len(urls) == 1 and urls[0].isLocalFile() else None
-    return path if path is not None and path.suffix in (".yaml", ".yml") else None

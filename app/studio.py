@@ -5,28 +5,42 @@ Pages talk to one another only through this object's signals; none of them impor
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, Signal
 
+from app.consent import Consent
 from app.draft import Draft
+from app.footprint import GB, Estimate, Footprint
+from app.pace import Paces
 from app.prefs import Prefs
-from backend.spec import places
+from app.presets import Preset, preset
+from app.wording import told_of
+from backend.spec import config, places
+from backend.spec.columns import columns_of, guessed
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.suggested import SYSTEM_PROMPT, model_to_begin_with
 
 if TYPE_CHECKING:
+    from app.bench import Bench
+    from app.desk import Desk
+    from app.downloads import Downloads
     from app.run import Run
 
 
 class Studio(QObject):
     """The session.
 
-    Attributes: draft, prefs; run – the run that Monitor and Completions show, or None.
+    Attributes: draft, prefs, desk, downloads, consent, bench; run – the run that Monitor and Completions show, or None.
     Signals: page_wanted(key of a page); field_wanted(key of a setting, to be shown and focused on the Train page);
     run_changed – `run` is another one now; run_state_changed(its state); export_wanted(RunFolder) – its model;
-    settings_wanted(RunFolder) – into the form; message(one sentence for the status strip).
+    settings_wanted(RunFolder) – into the form; presets_wanted; message(one sentence for the status strip).
+    Hooks: estimate(Config) – the memory of a run, as a Footprint or None; go_on_without_memory(Footprint) – whether to
+    train all the same where it surely does not suffice.
     """
 
     page_wanted = Signal(str)
@@ -35,6 +49,7 @@ class Studio(QObject):
     run_state_changed = Signal(str)
     export_wanted = Signal(object)
     settings_wanted = Signal(object)
+    presets_wanted = Signal()
     message = Signal(str)
 
     def __init__(self, prefs: Prefs | None = None, parent: QObject | None = None) -> None:
@@ -43,6 +58,43 @@ class Studio(QObject):
         self.draft = Draft(self.prefs.draft_file, self)
         self.run: Run | None = None
         self._training: RunFolder | None = None
+        self._desk: Desk | None = None
+        self._downloads: Downloads | None = None
+        self._bench: Bench | None = None
+        self.consent = Consent(self.prefs.folder / "trusted.json")
+        self.paces = Paces(self)
+        self.estimate: Estimate = self._estimate
+        self.go_on_without_memory: Callable[[Footprint], bool] = lambda _footprint: False
+        self.draft.changed.connect(self._remember_file)
+        self.draft.saved.connect(self._remember_file)
+
+    @property
+    def desk(self) -> Desk:
+        """Where pages ask what takes time; one for the session, made when it is first needed."""
+        if self._desk is None:
+            from app.desk import Desk
+
+            self._desk = Desk(self)
+        return self._desk
+
+    @property
+    def downloads(self) -> Downloads:
+        """What is on its way from the Hub; made when it is first needed."""
+        if self._downloads is None:
+            from app.downloads import Downloads
+
+            self._downloads = Downloads(self.desk, self)
+        return self._downloads
+
+    @property
+    def bench(self) -> Bench:
+        """What lies on the reward bench; made when it is first looked at."""
+        if self._bench is None:
+            from app.bench import Bench
+
+            self._bench = Bench(self.draft, self.desk, self.consent, self)
+            self._bench.refused.connect(self.message)
+        return self._bench
 
     @property
     def is_training(self) -> bool:
@@ -62,7 +114,9 @@ class Studio(QObject):
 
     def start_run(self) -> None:
         """Train what the form says in a process of its own; with problems, go to the first one instead."""
-        if self._is_busy() or self._shows_a_problem():
+        if self._is_busy() or self._shows_a_problem() or not self._has_memory():
+            return
+        if not self._may_run_code(self.draft.values()):
             return
         try:
             folder = self._launch()
@@ -80,6 +134,8 @@ class Studio(QObject):
         if self._is_busy():
             return
         try:
+            if not self._may_run_code(config.read(folder.config)):
+                return
             resume_training(folder)
         except Mistake as mistake:
             self.message.emit(mistake.faults[0].sentence)
@@ -90,6 +146,13 @@ class Studio(QObject):
         assert self.run is not None
         self.run.relaunched()
         self.page_wanted.emit("monitor")
+
+    def _may_run_code(self, settings: Mapping[str, Any]) -> bool:
+        """Whether a person's own reward code may run; where it may not, that is said."""
+        may = self.consent.given(settings)
+        if not may:
+            self.message.emit("The reward file was not allowed to run, so nothing was started.")
+        return may
 
     def _is_busy(self) -> bool:
         """Whether a run is alive already, which is then said."""
@@ -105,6 +168,31 @@ class Studio(QObject):
             self.field_wanted.emit(faults[0].setting)
             self.message.emit(faults[0].sentence + (rest if len(faults) > 1 else ""))
         return bool(faults)
+
+    def _estimate(self, settings: config.Config) -> Footprint | None:
+        from app.dataset import dataset_of
+        from app.memory import footprint_of
+
+        counts = dataset_of(self).counts
+        return footprint_of(settings, counts.longest if counts is not None and counts.has_tokens else None)
+
+    def footprint(self) -> Footprint | None:
+        """The memory that the form's run would need; None while that cannot be known."""
+        try:
+            return self.estimate(self.draft.config())
+        except Mistake:
+            return None
+
+    def _has_memory(self) -> bool:
+        """Whether the run fits, may fit, or is wanted all the same."""
+        footprint = self.footprint()
+        if footprint is None or footprint.verdict != "over":
+            return True
+        if self.go_on_without_memory(footprint):
+            self.draft.set("memory_limit", math.ceil(footprint.total / GB))  # or the trainer would refuse in its turn
+            return True
+        self.message.emit(f"Not started. {footprint.sentence}")
+        return False
 
     def _launch(self) -> RunFolder:
         """Make the run's folder and start its trainer. Raises Mistake."""
@@ -156,14 +244,55 @@ class Studio(QObject):
                 self.draft.restore(self.prefs.config_file)
             else:
                 self.draft.load(places.demo_config(), as_preset=True)
+                self.draft.begun.emit()
         except Mistake as mistake:
             self.message.emit(f"{mistake.faults[0].sentence} The form shows the defaults.")
 
     def load_config(self, path: Path) -> None:
         """Open a YAML file in the form; one that cannot be taken over leaves the form as it was and says why."""
-        if self._take_over(Path(path)):
+        path = Path(path).resolve()
+        if self._take_over(path):
+            self.prefs.remember(path)
+            left = len(self.draft.left_out)
+            note = f" {left} of its keys {'was' if left == 1 else 'were'} left out." if left else ""
+            self.message.emit(f"Opened {path.name}.{note}")
+
+    def apply_preset(self, preset: Preset) -> None:
+        """Take a preset's settings over, and show them."""
+        self.draft.apply(preset)
+        self.page_wanted.emit("train")
+        self.message.emit(f"{preset.title} is set. Undo brings back what was there.")
+
+    def take_data(self, name: str) -> None:
+        """Train on this file, folder or id: with the columns that can be seen at once, and, where the form still holds the
+        demo or no model, with a model and settings to begin with."""
+        path = Path(name).expanduser()
+        columns, called = guessed(columns_of(path)), path.name or name
+        values = {"data": name, **columns}
+        if self.draft.is_demo or not str(self.draft.value("model")).strip():
+            self.draft.start(self._beginning() | values, f"Data {called}")
+        else:
+            self.draft.update(values, f"Data {called}")
+        self.page_wanted.emit("train")
+        self.field_wanted.emit("data")
+        if columns:
+            self.message.emit(told_of(called, columns))
+
+    def _beginning(self) -> dict[str, Any]:
+        """What somebody begins with who has nothing but data."""
+        quick = preset(places.resources() / "presets" / "fast_try.yaml")
+        return {**quick.values, "model": model_to_begin_with(), "system_prompt": SYSTEM_PROMPT}
+
+    def take_path(self, key: str, path: Path) -> None:
+        """Put a file or folder into a setting, and show it there."""
+        self.draft.set(key, str(path))
+        self.page_wanted.emit("train")
+        self.field_wanted.emit(key)
+
+    def _remember_file(self, key: str = "") -> None:
+        """The file behind the form may be another one."""
+        if not key and self.prefs.config_file != self.draft.path:
             self.prefs.config_file = self.draft.path
-            self.message.emit(f"Opened {Path(path).name}.")
 
     def load_settings(self, folder: RunFolder) -> None:
         """Bring a run's settings into the form. Saving asks for a place of its own: the run's file is a record."""

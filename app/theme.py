@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, fields
 
-from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtCore import QObject, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QGuiApplication, QPalette, QPen
 from PySide6.QtWidgets import QApplication
 
@@ -22,7 +22,9 @@ GUTTER = 2 * SPACE
 """Between the content of a page and its edge."""
 RADIUS = 8
 BODY, CAPTION, TITLE = 13, 11, 20
-"""Type sizes in pixels."""
+"""Type sizes in pixels, before the desktop's text scaling."""
+LARGEST_SCALE = 2.0
+USUAL_DPI = 72 if sys.platform == "darwin" else 96
 MODES = ("system", "light", "dark")
 
 
@@ -133,6 +135,8 @@ class _Signals(QObject):
 
 
 signals = _Signals()
+_scale: list[float] = []
+"""The text scale once it was asked for: widgets ask hundreds of times, and it holds as long as the application."""
 _now = {"dark": False, "mode": "system", "following": False, "asking": False}
 
 
@@ -185,13 +189,31 @@ def figures_font(size: int = BODY, weight: QFont.Weight = QFont.Weight.Normal) -
 def mono_font(size: int = 12) -> QFont:
     """For prompts, completions, code and logs only."""
     font = QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont)
-    font.setPixelSize(size)
+    font.setPixelSize(scaled(size))
     return font
+
+
+def text_scale() -> float:
+    """How much larger than usual the desktop (or QT_FONT_DPI) wants text: 1 to 2."""
+    if not _scale:
+        screen = QGuiApplication.primaryScreen()
+        wanted = screen.logicalDotsPerInch() / USUAL_DPI if screen is not None else 1.0
+        _scale.append(min(LARGEST_SCALE, max(1.0, wanted)))
+    return _scale[0]
+
+
+def scaled(size: int) -> int:
+    """A length that text must fit into, in pixels, as large as the desktop wants text to be."""
+    return round(size * text_scale())
+
+
+def scaled_size(size: QSize) -> QSize:
+    return QSize(scaled(size.width()), scaled(size.height()))
 
 
 def _font(size: int, weight: QFont.Weight = QFont.Weight.Normal) -> QFont:
     font = QFontDatabase.systemFont(QFontDatabase.SystemFont.GeneralFont)
-    font.setPixelSize(size)
+    font.setPixelSize(scaled(size))
     font.setWeight(weight)
     return font
 

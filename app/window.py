@@ -6,17 +6,15 @@ engine, and it never shows an error in a box of its own: errors are sentences in
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QResizeEvent
 from PySide6.QtWidgets import (
     QApplication,
-    QFileDialog,
     QHBoxLayout,
     QLabel,
-    QMainWindow,
     QSizePolicy,
     QStackedWidget,
     QToolBar,
@@ -26,11 +24,18 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.actions import RUN_ACTIONS, Actions
+from app.consent import Request
+from app.dropped import Dropped, dropped
+from app.files import FileWindow
+from app.footprint import Footprint
 from app.pages import PAGES
-from app.questions import ask, dropped_config
+from app.questions import ask
 from app.studio import Studio
 from app.task import Task
+from app.undo import History
+from app.widgets.consent_dialog import Shown, allowed
 from app.widgets.export_panel import ExportPanel
+from app.widgets.field import UndoKeys
 from app.widgets.icons import IconButton
 from app.widgets.parts import show_file
 from app.widgets.sidebar import Sidebar
@@ -41,11 +46,13 @@ from backend.spec.places import RunFolder
 NAME = "GRPO Studio"
 MINIMUM = (880, 600)
 FIRST_SIZE = (1280, 800)
+FORM_PAGES = ("train", "dataset", "rewards")
+"""Pages that show the form, or a part of it."""
 NARROW = 1000
 """Below this width the sidebar shows icons alone, whatever was chosen."""
 
 
-class Window(QMainWindow):
+class Window(FileWindow):
     """The main window.
 
     Attributes: studio; commands; pages – the pages built so far, by key.
@@ -56,10 +63,13 @@ class Window(QMainWindow):
         self.studio = studio
         self.pages: dict[str, QWidget] = {}
         self._was_live: bool | None = None
-        self.setMinimumSize(*MINIMUM)
+        self.setMinimumSize(*map(theme.scaled, MINIMUM))
         self.setAcceptDrops(True)
         self.setUnifiedTitleAndToolBarOnMac(True)
         self._build()
+        self.history = History(studio.draft, self)
+        self.commands.follow_history(self.history)
+        self._undo_keys = UndoKeys(self)
         self._connect()
         self._show_title()
         self._follow_run()
@@ -110,6 +120,7 @@ class Window(QMainWindow):
         self.sidebar.chosen.connect(self.show_page)
         studio.page_wanted.connect(self.show_page)
         studio.message.connect(self.strip.show_sentence)
+        studio.consent.ask = self.ask_about_code
         studio.export_wanted.connect(self.show_export)
         studio.settings_wanted.connect(self.open_settings)
         studio.run_changed.connect(self._follow_run)
@@ -117,11 +128,13 @@ class Window(QMainWindow):
         studio.draft.changed.connect(self._show_title)
         studio.draft.saved.connect(self._show_title)
         studio.draft.trouble.connect(self.strip.show_sentence)
+        studio.presets_wanted.connect(self.show_presets)
+        studio.go_on_without_memory = self.ask_about_memory
         theme.signals.changed.connect(self.commands.dress)
 
     def _restore_geometry(self) -> None:
         if not self.restoreGeometry(self.studio.prefs.geometry):
-            self.resize(*FIRST_SIZE)
+            self.resize(*map(theme.scaled, FIRST_SIZE))
 
     # Pages
 
@@ -131,11 +144,16 @@ class Window(QMainWindow):
             entry = next((page for page in PAGES if page.key == key), None)
             if entry is None:
                 raise KeyError(f"There is no page {key}.")
-            self.pages[key] = entry.build(self.studio, self)
+            self.pages[key] = entry.build(self.studio, self.stack)
             self.stack.addWidget(self.pages[key])
         self.stack.setCurrentWidget(self.pages[key])
         self.sidebar.show_page(key)
         self.sidebar.buttons[key].setFocus()
+
+    @property
+    def shown_page(self) -> str:
+        """The key of the page that is looked at; "" before the first."""
+        return next((key for key, page in self.pages.items() if page is self.stack.currentWidget()), "")
 
     def find_setting(self) -> None:
         self.show_page("train")
@@ -164,7 +182,7 @@ class Window(QMainWindow):
 
     def _fit_sidebar(self) -> None:
         collapsed = self.studio.prefs.sidebar_collapsed
-        self.sidebar.set_collapsed(collapsed or self.width() < NARROW)
+        self.sidebar.set_collapsed(collapsed or self.width() < theme.scaled(NARROW))
         self.commands["sidebar"].setText("Widen sidebar" if collapsed else "Collapse sidebar")
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -247,61 +265,19 @@ class Window(QMainWindow):
         left = run.eta_s if run.is_live else None
         self.strip.show_progress(run.step or 0, run.iterations or 0, left, run.latest("peak_memory_gb"))
 
-    # Files
+    # The form
 
-    def new_config(self) -> None:
-        if self._may_replace_form():
-            self.studio.draft.reset()
+    def undo(self) -> None:
+        self._move_in_time(self.history.undo)
+
+    def redo(self) -> None:
+        self._move_in_time(self.history.redo)
+
+    def _move_in_time(self, step: Callable[[], None]) -> None:
+        """Undo acts upon the form, so a page that shows it is looked at then."""
+        if self.shown_page not in FORM_PAGES:
             self.show_page("train")
-
-    def open_config(self) -> None:
-        start = str(self.studio.prefs.last_folder)
-        chosen, _ = QFileDialog.getOpenFileName(self, "Open config", start, "Config (*.yaml *.yml)")
-        if chosen:
-            self.open_path(Path(chosen))
-
-    def open_path(self, path: Path) -> None:
-        """Open a YAML file in the form, after asking about edits that would be lost."""
-        if self._may_replace_form():
-            self.studio.prefs.last_folder = path.parent
-            self.studio.load_config(path)
-
-    def open_settings(self, run: RunFolder) -> None:
-        """Bring a run's settings into the form, after asking about edits that would be lost."""
-        if self._may_replace_form():
-            self.studio.load_settings(run)
-
-    def save_config(self) -> bool:
-        """Save where the form came from; False when that was called off or failed."""
-        path = self.studio.draft.path
-        return self._save_to(path) if path is not None else self.save_config_as()
-
-    def save_config_as(self) -> bool:
-        path = self.choose_save_path()
-        return self._save_to(path) if path is not None else False
-
-    def choose_save_path(self) -> Path | None:
-        start = self.studio.draft.path or self.studio.prefs.last_folder / "config.yaml"
-        chosen, _ = QFileDialog.getSaveFileName(self, "Save config", str(start), "Config (*.yaml)")
-        return Path(chosen) if chosen else None
-
-    def _save_to(self, path: Path) -> bool:
-        try:
-            self.studio.draft.save(path)
-        except Mistake as mistake:
-            self.strip.show_sentence(mistake.faults[0].sentence)
-            return False
-        self.studio.prefs.config_file = path
-        self.studio.prefs.last_folder = path.parent
-        self.strip.show_sentence(f"Saved {path.name}.")
-        return True
-
-    def _may_replace_form(self) -> bool:
-        """Whether the form may be replaced: it is saved, or the person lets it go."""
-        if not self.studio.draft.dirty:
-            return True
-        answer = self.ask_about_edits()
-        return self.save_config() if answer == "save" else answer == "discard"
+        step()
 
     def _show_title(self, _key: str = "") -> None:
         draft = self.studio.draft
@@ -310,27 +286,29 @@ class Window(QMainWindow):
         self.setWindowTitle(f"{name}[*] – {NAME}")
         self.setWindowModified(draft.dirty)
 
+    # Drops
+
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        if dropped_config(event) is not None:
+        if dropped(event.mimeData()) is not None:
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        path = dropped_config(event)
-        if path is not None:
+        what = dropped(event.mimeData())
+        if what is not None:
             event.acceptProposedAction()
             # Answered after the drop is over: a question would hold up the program that the file came from.
-            QTimer.singleShot(0, self, lambda: self.open_path(path))
+            QTimer.singleShot(0, self, lambda: self.take_dropped(what))
+
+    def take_dropped(self, what: Dropped) -> None:
+        """Do with a file what it is for, wherever on the window it was dropped."""
+        if what.kind == "config":
+            self.open_path(what.path)
+        elif what.kind == "data":
+            self.studio.take_data(str(what.path))
+        else:
+            self.studio.take_path(what.kind, what.path)
 
     # Questions, each in a method of its own so that tests can answer them
-
-    def ask_about_edits(self) -> str:
-        """save, discard or cancel."""
-        return ask(
-            self,
-            "Save the changes to this config?",
-            "They are lost otherwise.",
-            {"save": "Save", "discard": "Do not save", "cancel": "Cancel"},
-        )
 
     def ask_about_training(self) -> str:
         """keep, stop or cancel."""
@@ -340,6 +318,20 @@ class Window(QMainWindow):
             "It can go on without the window, which finds it again when it is next opened.",
             {"keep": "Keep training", "stop": "Stop and save", "cancel": "Cancel"},
         )
+
+    def ask_about_memory(self, footprint: Footprint) -> bool:
+        """Whether to train all the same where the memory surely does not suffice."""
+        answer = ask(
+            self,
+            footprint.sentence,
+            footprint.advice or "The run would end as soon as memory runs out.",
+            {"no": "Change the settings", "yes": "Run all the same", "cancel": "Cancel"},
+        )
+        return answer == "yes"
+
+    def ask_about_code(self, requests: Sequence[Request]) -> bool:
+        """Whether a person's own reward code may run."""
+        return allowed([Shown(one.code, one.changed) for one in requests], self)
 
     def closeEvent(self, event: QCloseEvent) -> None:
         if self.studio.is_training:

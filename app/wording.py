@@ -11,23 +11,76 @@ from backend.spec.config import SETTINGS
 Values = Mapping[str, Any]
 
 
-def summary(values: Values) -> str:
-    """“8 completions for each of 16 prompts a step, 60 steps: 7,680 completions.”"""
-    prompts = values["batch_size"] * values["gradient_accumulation_steps"] * values["steps_per_generation"]
-    group = counted(values["group_size"], "completion")
-    each = f"{group} for each of {prompts:,} prompts a step" if prompts != 1 else f"{group} for one prompt a step"
+def summary(values: Values, seconds: float | None = None, memory: str = "") -> str:
+    """“4 completions for each of 2 prompts a step, 600 steps, about 1 h 20 min, 9.8 GB.”
+
+    `seconds` is the time that one completion costs, None where it is not known; `memory` a figure with its unit, or "".
+    """
+    group, prompts, steps = values["group_size"], _prompts(values), _steps(values)
+    each = f"{prompts:,} prompts a step" if prompts != 1 else "one prompt a step"
+    parts = [f"{counted(group, 'completion')} for {'each of ' if prompts != 1 else ''}{each}"]
+    parts.append(counted(steps, "step") if steps else f"{counted(values['epochs'], 'pass', 'passes')} over the dataset")
+    if seconds is not None:
+        one_step = seconds * group * prompts
+        parts.append(about(one_step * steps) if steps else f"{about(one_step)} a step")
+    return ", ".join([*parts, memory] if memory else parts) + "."
+
+
+def about(seconds: float) -> str:
+    """“about 40 s”, “about 12 min”, “about 1 h 20 min”, “about 2 d 3 h”: no finer than a forecast can be, and never broken
+    between a figure and its unit."""
+    return f"about {_span(seconds)}".replace(" ", "\u00a0")
+
+
+def _span(seconds: float) -> str:
+    if seconds < 55:
+        return f"{max(1, round(seconds, -1) if seconds >= 20 else round(seconds)):.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, rest = divmod(round(minutes / 10), 6)
+    if hours < 24:
+        return f"{hours} h {rest * 10} min" if rest else f"{hours} h"
+    return f"{hours // 24} d {hours % 24} h" if hours % 24 else f"{hours // 24} d"
+
+
+def told_of(file: str, columns: Mapping[str, str]) -> str:
+    """“questions.csv: prompts from question, answers from answer.”"""
+    names = {
+        "prompt_feature": "prompts",
+        "answer_feature": "answers",
+        "type_feature": "types",
+        "system_feature": "systems",
+    }
+    found = [f"{names[key]} from {column}" for key, column in columns.items()]
+    return f"{file}: {', '.join(found)}."
+
+
+def act(keys: list[str]) -> str:
+    """What was changed, in the words of the form: what stands behind Undo in the menu."""
+    if set(keys) <= {"reward_functions", "reward_weights"}:
+        return SETTINGS[keys[0]].label
+    first = SETTINGS[keys[0]].label
+    return first if len(keys) == 1 else f"{first} and {len(keys) - 1} more"
+
+
+def _prompts(values: Values) -> int:
+    """How many prompts a step samples for."""
+    return values["batch_size"] * values["gradient_accumulation_steps"] * values["steps_per_generation"]
+
+
+def _steps(values: Values) -> int:
+    """How many steps the run has; 0 where the length of the dataset decides."""
     staged = _staged(values["stages"])
-    steps = staged or values["iters"]
-    if values["epochs"] > 0 and not staged:
-        return f"{each}, {counted(values['epochs'], 'pass', 'passes')} over the dataset."
-    total = values["group_size"] * prompts * steps
-    return f"{each}, {counted(steps, 'step')}: {total:,} completions."
+    return staged or (0 if values["epochs"] > 0 else values["iters"])
 
 
 def details(values: Values) -> list[str]:
     """Short phrases without a full stop, the weightiest first."""
     found = [_learner(values), _rewards(values), _reference(values)]
     found += _updates(values)
+    if steps := _steps(values):
+        found.append(f"{values['group_size'] * _prompts(values) * steps:,} completions in all")
     found.append(_pauses(values))
     if values["lm_studio_name"].strip():
         found.append(f"Goes to LM Studio as {values['lm_studio_name'].strip()}")

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Pictures of every page for the README, light and dark, drawn without a display.
+"""Pictures of every page, light and dark, drawn without a display.
 
     python packaging/screenshots.py RUN [RUN …]     the first run is looked at; the others stand in the archive beside it
     python packaging/screenshots.py --iters 32      trains the bundled demo first: about a minute
     … --out FOLDER                                  in place of docs/screenshots
+    … --all                                         every page in every size, to be looked at: give a folder of your own
+    … --text 1.5                                    with text that much larger, as a desktop may want it
 
-It writes {train,monitor,completions,runs}-{light,dark}.png at 1280×800, and train-narrow-{light,dark}.png at 880×600.
-Runs are copied into a folder of their own before they are looked at, and preferences start empty: nothing of the
-machine, and nothing of whoever draws, is in the pictures.
+It writes PAGE-{light,dark}.png at 1280×800 for every page of the sidebar, and Train at 880×600 and at 2560×1440. Pictures
+have 256 colours: that is all there are, and a third of the bytes. Runs are copied into a folder of their own before they
+are looked at, and preferences start empty: nothing of the machine, and nothing of whoever draws, is in the pictures.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-PAGES = ("train", "monitor", "completions", "runs")
-SIZE, NARROW = (1280, 800), (880, 600)
-PATIENCE_S = 20.0
+SIZES = {"": (1280, 800), "-narrow": (880, 600), "-wide": (2560, 1440)}
+"""What a picture's name ends in → size of the window."""
+COMMON, UNLIKE = 160, 24
+"""How many of a picture's 256 colours are its commonest; how far (in all three channels together) the others must be."""
+PATIENCE_S = 60.0
 """How long a page may take to settle."""
 CALM_S = 0.6
 """How long a page must stay as it is to count as settled."""
@@ -36,11 +40,11 @@ def main() -> None:
     options = parse()
     apart = Path(tempfile.mkdtemp(prefix="screenshots-"))
     try:
-        prepare(apart)
+        prepare(apart, options.text)
         runs = [Path(run) for run in options.runs] or [trained(apart / "trained", options.iters)]
         shown = [shutil.copytree(run, apart / "runs" / run.name) for run in runs]
         options.out.mkdir(parents=True, exist_ok=True)
-        draw(shown[0], options.out)
+        draw(shown[0], options.out, every=options.all)
     finally:
         shutil.rmtree(apart)
 
@@ -50,15 +54,20 @@ def parse() -> argparse.Namespace:
     parser.add_argument("runs", nargs="*", type=Path, help="run folders; the first is looked at")
     parser.add_argument("--iters", type=int, default=32, help="steps of the demo that is trained where no run is given")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "screenshots")
+    parser.add_argument("--all", action="store_true", help="every page in every size")
+    parser.add_argument("--text", type=float, default=1.0, help="how much larger than usual text is, 1 to 2")
     return parser.parse_args()
 
 
-def prepare(apart: Path) -> None:
+def prepare(apart: Path, text: float) -> None:
     """Before anything of the window is imported: no display, runs and preferences that nobody else has."""
     os.environ |= {
         "QT_QPA_PLATFORM": "offscreen",
         "GRPO_STUDIO_RUNS": str(apart / "runs"),
         "GRPO_STUDIO_PREFS": str(apart / "prefs"),
+        "HF_HOME": str(apart / "huggingface"),
+        "HF_HUB_OFFLINE": "1",
+        "QT_FONT_DPI": str(round(96 * text)),
     }
 
 
@@ -74,10 +83,11 @@ def trained(folder: Path, iters: int) -> Path:
     return next(folder.iterdir())
 
 
-def draw(run: Path, out: Path) -> None:
+def draw(run: Path, out: Path, *, every: bool) -> None:
     from PySide6.QtWidgets import QApplication
 
     from app import theme
+    from app.pages import PAGES
     from app.studio import Studio
     from app.window import Window
 
@@ -91,11 +101,24 @@ def draw(run: Path, out: Path) -> None:
     settled(window)
     window.show_page("completions")
     window.pages["completions"].pick(telling_step(studio.run))
+    try_rewards(window)
     for mode in ("light", "dark"):
         window.set_theme(mode)
         for page in PAGES:
-            take(window, page, SIZE, out / f"{page}-{mode}.png")
-        take(window, "train", NARROW, out / f"train-narrow-{mode}.png")
+            for suffix, size in SIZES.items():
+                if every or not suffix or page.key == "train":
+                    take(window, page.key, size, out / f"{page.key}{suffix}-{mode}.png")
+    studio.desk.close()
+
+
+def try_rewards(window) -> None:
+    """Have the bench sample and score some completions. Raises TimeoutError."""
+    window.show_page("rewards")
+    page = window.pages["rewards"]
+    page.source.sample.click()
+    settled(window)
+    if page.bench.busy:
+        raise TimeoutError("The bench never came to rest.")
 
 
 def telling_step(run) -> int:
@@ -114,8 +137,26 @@ def take(window, page: str, size: tuple[int, int], file: Path) -> None:
     window.resize(*size)
     window.show_page(page)
     image = settled(window)
-    image.save(str(file), "PNG", 0)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    in_few_colours(image).save(str(file), "PNG", 0)
     sys.stderr.write(f"{file.name}  {file.stat().st_size / 1000:.0f} kB\n")
+
+
+def in_few_colours(image):
+    """The picture with 256 colours: those it has most of, and those that are like none of them, such as a small dot's."""
+    import numpy as np
+    from PySide6.QtCore import Qt
+    from PySide6.QtGui import QImage
+
+    image = image.convertToFormat(QImage.Format.Format_RGB32)
+    colours, counts = np.unique(np.frombuffer(image.constBits(), np.uint32), return_counts=True)
+    colours = colours[np.argsort(counts)[::-1]]
+    parts = np.stack([colours >> shift & 255 for shift in (16, 8, 0)], axis=1).astype(int)
+    chosen = list(range(min(COMMON, len(colours))))
+    for place in range(len(chosen), len(colours)):
+        if len(chosen) < 256 and np.abs(parts[chosen] - parts[place]).sum(axis=1).min() > UNLIKE:
+            chosen.append(place)
+    table = [int(colours[place]) for place in chosen]
+    return image.convertToFormat(QImage.Format.Format_Indexed8, table, Qt.ImageConversionFlag.ThresholdDither)
 
 
 def settled(window):
@@ -124,9 +165,15 @@ def settled(window):
     image = look(window)
     while time.monotonic() < until:
         before, image = image, look(window)
-        if image == before:
+        if image == before and not waits_for_an_answer(window):
             return image
     raise TimeoutError("The page never came to rest.")
+
+
+def waits_for_an_answer(window) -> bool:
+    """Whether the page has asked the helper process something that it will show."""
+    desk = window.studio._desk
+    return desk is not None and bool(desk._asked)
 
 
 def look(window):

@@ -9,6 +9,7 @@ import pytest
 from app.draft import Draft, values_from
 from app.widgets import texts
 from backend.spec import config, places
+from backend.spec.abroad import for_mlx_lm_lora
 from backend.spec.config import DEFAULT_REWARDS, SETTINGS
 from backend.spec.faults import Mistake
 
@@ -124,6 +125,72 @@ def test_a_path_that_is_not_there_is_a_problem_and_an_id_is_not(draft: Draft, tm
     assert "config.json" in told(draft, "model")[0]
 
 
+@pytest.mark.parametrize("name", ["/nowhere/at/all", "just-a-word", "a/b/c", "{folder}", "{file}"])
+@pytest.mark.parametrize("key", ["model", "data", "reference_model_path"])
+def test_a_name_that_cannot_be_one_has_the_sentence_that_check_prints(
+    draft: Draft, tmp_path: Path, key: str, name: str
+):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "rows.txt").write_text("")
+    name = name.format(folder=tmp_path / "empty", file=tmp_path / "rows.txt")
+    values = {"model": "someone/model", "data": "someone/data", key: name}
+    draft.update(values)
+    ours = told(draft, key)
+    try:
+        checked = check_of(key, name)
+    except Mistake as mistake:
+        checked = [fault.sentence for fault in mistake.faults]
+    assert ours == checked
+
+
+def check_of(key: str, name: str) -> list[str]:
+    """What `check` finds wrong before it would ask the Hub or read rows; it raises what it finds."""
+    from backend.check import check_model
+    from backend.data import read_splits
+
+    if key == "data":
+        if name == "just-a-word" or name.endswith(
+            "empty"
+        ):  # an id by its looks; a folder is looked into by `check` alone
+            return []
+        read_splits(config.parse({"model": "a/b", "data": name}))
+    else:
+        check_model(name, key)
+    return []
+
+
+def test_a_reference_that_nothing_asks_for_is_not_judged(draft: Draft):
+    sound(draft).update({"reference_model_path": "/nowhere", "beta": 0})
+    assert not draft.problems()
+    draft.set("beta", 0.1)
+    assert told(draft, "reference_model_path")
+
+
+def test_keys_of_other_trainings_are_left_out_and_told(draft: Draft, tmp_path: Path):
+    text = "model: a/b\ndata: a/b\ntrain: true\nqat_bits: 8\njudge: null\ndpo_cpo_loss_type: sigmoid\ndelta: 50.0\n"
+    (tmp_path / "theirs.yaml").write_text(
+        text + "optimizer: adamw\noptimizer_config: {adamw: {betas: [0.8, 0.9]}, muon: {}}\n"
+    )
+    draft.load(tmp_path / "theirs.yaml")
+    assert list(draft.left_out) == ["train", "qat_bits", "dpo_cpo_loss_type", "delta"]
+    assert draft.config().delta is None, "their delta is DPO's, and would have clipped our ratio"
+    assert (draft.config().adam_beta1, draft.config().adam_beta2) == (0.8, 0.9)
+
+
+def test_a_file_for_mlx_lm_lora_means_the_same_when_it_comes_back(tmp_path: Path):
+    given = {
+        "model": "a/b", "data": "c/d", "train_type": "dora", "rank": 4, "quantization": "8", "lr_schedule": "linear",
+        "lr_final": 1e-6, "lr_decay_fraction": 0.5, "adam_beta2": 0.95, "lora_keys": ["self_attn.q_proj"], "epsilon_high": 0.3,
+        "reward_functions": ["r1_count_xml", "r1_int_reward_func"], "reward_weights": [2.0, 0.5], "scale_rewards": "none",
+    }  # fmt: skip
+    text, missing = for_mlx_lm_lora(config.parse(given))
+    assert missing == {"scale_rewards": "none"}
+    assert "#   scale_rewards: none" in text
+    (tmp_path / "theirs.yaml").write_text(text)
+    back = config.load(tmp_path / "theirs.yaml")
+    assert back == config.parse({key: value for key, value in given.items() if key != "scale_rewards"})
+
+
 def test_a_file_in_the_seed_s_words_opens(draft: Draft, tmp_path: Path):
     (tmp_path / "grpo.yaml").write_text(SEED_STYLE)
     draft.load(tmp_path / "grpo.yaml")
@@ -227,7 +294,11 @@ def test_an_unwritable_place_is_said_once_and_loses_nothing(tmp_path: Path, qtbo
 
 def test_words_for_the_run(draft: Draft):
     sound(draft).update({"group_size": 8, "batch_size": "4", "gradient_accumulation_steps": 4, "iters": 60})
-    assert draft.summary() == "8 completions for each of 16 prompts a step, 60 steps: 7,680 completions."
+    assert draft.summary() == "8 completions for each of 16 prompts a step, 60 steps."
+    assert "7,680 completions in all" in draft.details()
+    assert draft.summary(0.625, "9.8 GB").replace("\u00a0", " ") == (
+        "8 completions for each of 16 prompts a step, 60 steps, about 1 h 20 min, 9.8 GB."
+    )
     draft.update({"batch_size": 1, "gradient_accumulation_steps": 1, "epochs": 1})
     assert draft.summary() == "8 completions for one prompt a step, 1 pass over the dataset."
     draft.update({"num_layers": -1, "beta": "0", "reward_functions": []})
@@ -317,4 +388,5 @@ def test_half_written_stages_are_a_problem_and_the_summary_still_stands(draft: D
 def test_the_summary_counts_what_a_step_samples_and_how_long_stages_are(draft: Draft):
     draft.update({"batch_size": 2, "gradient_accumulation_steps": 3, "steps_per_generation": 2, "group_size": 4})
     draft.set("stages", [{"iters": 5}, {"iters": 7}])
-    assert draft.summary() == "4 completions for each of 12 prompts a step, 12 steps: 576 completions."
+    assert draft.summary() == "4 completions for each of 12 prompts a step, 12 steps."
+    assert "576 completions in all" in draft.details()

@@ -4,6 +4,7 @@ of the same values; problems stand where they are mended.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,13 +15,16 @@ from PySide6.QtTest import QTest
 
 from app import theme
 from app.draft import Draft
+from app.footprint import Footprint, Part
 from app.pages.train import TrainPage
 from app.prefs import Prefs
 from app.studio import Studio
 from app.widgets import controls, fields, reward_table
 from app.widgets.reward_cells import LABEL, USE, WEIGHT, WeightEdit
+from app.window import Window
 from backend.spec import places
 from backend.spec.config import DEFAULT_REWARDS, SETTINGS, parse
+from backend.spec.pace import Pace
 
 FILLED = {
     "train_mode": "grpo",
@@ -59,6 +63,7 @@ FILLED = {
     "test": True,
     "test_batches": 10,
     "grad_checkpoint": True,
+    "memory_limit": 12.0,
     "efficient_long_context": True,
     "seq_step_size": 256,
     "fuse": True,
@@ -126,11 +131,12 @@ FILLED = {
     "stages": [{"iters": 5, "reward_weights": [1.0, 0.5]}],
 }
 """A value other than the default for (nearly) every setting that can be typed."""
+GOLDEN = Path(__file__).parent / "golden"
 NOT_TYPED = {"mask_prompt", "reward_functions_file"}
 
 
 @pytest.fixture
-def page(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainPage:
+def page(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainPage]:
     (tmp_path / "demo.yaml").write_text("model: demo/model\ndata: demo/data\niters: 60\n")
     monkeypatch.setattr(places, "demo_config", lambda: tmp_path / "demo.yaml")
     studio = Studio(Prefs(tmp_path / "prefs"))
@@ -139,7 +145,9 @@ def page(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainPage:
     qtbot.addWidget(page)
     page.resize(1100, 760)
     page.show()
-    return page
+    yield page
+    if studio._desk is not None:  # a model that was typed is looked up; nobody waits for the answer any more
+        studio._desk.close()
 
 
 def fill(field: fields.Field, value: object) -> None:
@@ -164,6 +172,11 @@ def mend(draft: Draft) -> None:
     draft.update({"model": "someone/model", "data": "someone/data"})
 
 
+def plain(text: str) -> str:
+    """With ordinary spaces for those that do not break."""
+    return text.replace("\u00a0", " ")
+
+
 def rows(page: TrainPage) -> list[tuple[str, bool, float | None]]:
     return [(row.entry.name, row.ticked, row.weight) for row in page.rewards.model.rows]
 
@@ -177,7 +190,7 @@ def click_cell(page: TrainPage, row: int, column: int) -> None:
     )
 
 
-def test_every_setting_filled_in_by_hand_comes_back_from_the_file(page: TrainPage, tmp_path: Path):
+def test_every_setting_filled_in_by_hand_comes_back_from_the_file(page: TrainPage, tmp_path: Path, qtbot):
     assert set(FILLED) | NOT_TYPED == set(SETTINGS), "a new setting wants a value here"
     assert set(page.form.fields) == set(SETTINGS), "every setting has its field"
     for key, value in FILLED.items():
@@ -185,11 +198,47 @@ def test_every_setting_filled_in_by_hand_comes_back_from_the_file(page: TrainPag
     assert page.draft.problems() == []
     assert page.draft.config() == parse(FILLED)
     page.draft.save(tmp_path / "typed.yaml")
-    fresh = TrainPage(Studio(Prefs(tmp_path / "other")))
-    fresh.draft.load(tmp_path / "typed.yaml")
-    assert fresh.draft.config() == parse(FILLED)
-    shown = {key: field.value() for key, field in fresh.form.fields.items()}
+    fresh = Window(Studio(Prefs(tmp_path / "other")))
+    qtbot.addWidget(fresh)
+    fresh.open_path(tmp_path / "typed.yaml")
+    assert fresh.studio.draft.config() == parse(FILLED)
+    shown = {key: field.value() for key, field in fresh.pages["train"].form.fields.items()}
     assert parse(shown) == parse(FILLED), "the widgets show what was loaded"
+    assert not fresh.isWindowModified()
+
+
+REWARD_FILE = """
+from mlx_lm_lora.trainer.grpo_reward_functions import register_reward_function
+
+@register_reward_function("exact_match")
+def exact_match(prompts, completions, answer, types=None):
+    return [float(one == other) for one, other in zip(completions, answer)]
+
+@register_reward_function("by_type")
+def by_type(prompts, completions, answer, types=None):
+    return [0.0] * len(completions)
+
+@register_reward_function("concise")
+def concise(prompts, completions, answer, types=None):
+    return [1.0] * len(completions)
+"""
+
+
+def test_a_config_and_a_reward_file_for_mlx_lm_lora_open_as_they_are(page: TrainPage, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "my_rewards.py").write_text(REWARD_FILE)
+    page.studio.load_config(GOLDEN / "mlx_lm_lora_grpo.yaml")
+    page._show_problems()
+    assert page.draft.problems() == []
+    ticked = [(row.entry.name, row.weight) for row in page.rewards.model.ticked]
+    assert ticked == [("exact_match", 2.0), ("by_type", 1.5), ("concise", 0.5)]
+    fields = page.form.fields
+    assert fields["data"].control.text() == "mlx-community/Dolci-Think-RL-7B-2k"
+    assert fields["importance_sampling_level"].value() == "sequence"
+    assert page.left_out.sentence.text() == "Left out of mlx_lm_lora_grpo.yaml: train (every run here trains)."
+    assert page.left_out.isVisible()
+    page.left_out.close_button.click()
+    assert not page.left_out.isVisible()
 
 
 def test_each_control_explains_itself(page: TrainPage):
@@ -254,6 +303,23 @@ def test_a_field_that_depends_on_a_number_typed_as_text(page: TrainPage):
     assert not page.form.fields["log_kl"].isHidden()
 
 
+def test_advanced_opens_for_a_problem_inside(page: TrainPage, qtbot):
+    timeout = page.form.fields["reward_timeout"]
+    page.draft.set("reward_timeout", "soon")
+    qtbot.waitUntil(timeout.isVisible)
+    assert timeout._problem.text() == "Reward timeout must be a number, not 'soon'."
+
+
+def test_advanced_stays_as_a_person_left_it(page: TrainPage, tmp_path: Path, qtbot):
+    page.form.fields["keep_checkpoints"].parentWidget().parentWidget().button.click()
+    page.reveal("reward_timeout")
+    again = TrainPage(Studio(Prefs(tmp_path / "prefs")))
+    qtbot.addWidget(again)
+    again.show()
+    assert again.form.fields["keep_checkpoints"].isVisible()
+    assert not again.form.fields["reward_timeout"].isVisible(), "what a search opened is not what a person opened"
+
+
 def test_advanced_opens_when_its_field_is_wanted(page: TrainPage):
     timeout = page.form.fields["reward_timeout"]
     assert not timeout.isVisible()
@@ -268,8 +334,21 @@ def test_a_wanted_field_that_does_not_apply_leads_to_the_one_that_decides(page: 
     assert heard.args == ["Rank applies only with another choice of Fine-tune."]
 
 
-@pytest.mark.parametrize(("words", "key"), [("warm-up st", "lr_warmup_init"), ("TOP_K", "top_k"), ("GSPO", None)])
-def test_settings_are_found_by_label_and_key(page: TrainPage, words: str, key: str | None):
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("warm-up st", "lr_warmup_init"),
+        ("TOP_K", "top_k"),
+        ("num_generations", "group_size"),
+        ("load_in_4bits", "quantization"),
+        ("GSPO", "importance_sampling_level"),
+        ("rate final", "lr_final"),
+        ("how freely tokens", "temperature"),
+        ("nothing of the kind", None),
+        ("", None),
+    ],
+)
+def test_settings_are_found_by_label_key_old_name_menu_and_help(page: TrainPage, words: str, key: str | None):
     page.search.setText(words)
     assert page.search.found()[:1] == ([key] if key else [])
 
@@ -485,6 +564,64 @@ def test_a_ticked_reward_has_the_colour_of_its_place(page: TrainPage):
 
 
 # The column that stays
+
+
+def test_the_sentence_says_how_long_runs_of_this_model_have_taken(page: TrainPage, monkeypatch: pytest.MonkeyPatch):
+    mend(page.draft)
+    fill(page.form.fields["iters"], 600)
+    assert page.launch.summary.text() == "4 completions for one prompt a step, 600 steps."
+    page.studio.paces._known = [Pace({"model": "someone/model", "train_type": "lora"}, 2.0)]
+    page.studio.paces.changed.emit()
+    text = plain(page.launch.summary.text())
+    assert text == "4 completions for one prompt a step, 600 steps, about 1 h 20 min."
+
+
+def test_the_memory_stands_in_the_sentence_and_as_a_bar(page: TrainPage, qtbot):
+    mend(page.draft)
+    parts = (
+        Part("Weights", 4e9),
+        Part("KV cache", 2.8e9, "Keys and values."),
+        Part("Logits", 3e9),
+        Part("Adapters", 1e6),
+    )
+    page.studio.estimate = lambda config: Footprint(parts, 16e9, "Shorter completions need less.")
+    page._show_problems()
+    assert plain(page.launch.summary.text()).endswith("1,000 steps, 9.8 GB.")
+    bar = page.launch.memory
+    assert bar.isVisible()
+    assert plain(bar.sentence.text()) == "Needs about 9.8 GB of 16.0 GB."
+    assert "Weights 4.0 GB" in plain(bar.accessibleDescription()) and "Other 1 MB" in plain(bar.accessibleDescription())
+    assert not bar.advice.isVisible()
+    page.studio.estimate = lambda config: Footprint(parts, 8e9, "Shorter completions need less.")
+    page._show_problems()
+    assert plain(bar.sentence.text()) == "Needs about 9.8 GB, and this machine has only 8.0 GB to give."
+    assert bar.advice.isVisible()
+    bar.grab()
+
+
+@pytest.mark.parametrize(("room", "verdict"), [(20e9, "fits"), (11e9, "tight"), (9e9, "tight"), (8e9, "over")])
+def test_only_what_surely_does_not_fit_is_over(room: float, verdict: str):
+    assert Footprint((Part("Weights", 10e9),), room).verdict == verdict
+
+
+def test_a_run_that_surely_does_not_fit_starts_only_when_a_person_insists(
+    page: TrainPage, monkeypatch: pytest.MonkeyPatch
+):
+    started: list[str] = []
+    monkeypatch.setattr("app.task.start_training", lambda text, run: started.append(run.name))
+    mend(page.draft)
+    page.studio.estimate = lambda config: Footprint((Part("Weights", 10e9),), 4e9)
+    said: list[str] = []
+    page.studio.message.connect(said.append)
+    page.studio.start_run()
+    assert not started
+    assert [plain(sentence) for sentence in said] == [
+        "Not started. Needs about 10.0 GB, and this machine has only 4.0 GB to give."
+    ]
+    page.studio.go_on_without_memory = lambda footprint: True
+    page.studio.start_run()
+    assert len(started) == 1
+    page.studio.close_run()
 
 
 def test_the_plan_follows_the_form(page: TrainPage):

@@ -5,23 +5,26 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from PySide6.QtCore import QMimeData, QObject, QPointF, Qt, QUrl, Signal
-from PySide6.QtGui import QAction, QColor, QDropEvent, QImage
+from PySide6.QtGui import QAction, QColor, QDropEvent, QFileOpenEvent, QImage
 from PySide6.QtWidgets import QApplication
 
 import app.__main__ as start
 from app import theme
 from app.actions import MENUS, RUN_ACTIONS
+from app.opened import FileOpener
 from app.pages import PAGES
 from app.prefs import Prefs
 from app.studio import Studio
+from app.widgets.preset_panel import PresetPanel
 from app.widgets.state_chip import WORDS
 from app.window import NARROW, Window
-from backend.spec import places
+from backend.spec import places, suggested
 from backend.spec.places import RunFolder, hold_lock, make_run_folder
 
 
@@ -68,12 +71,14 @@ def studio(tmp_path: Path, demo: Path, qapp) -> Studio:
 
 
 @pytest.fixture
-def window(studio: Studio, qtbot) -> Window:
+def window(studio: Studio, qtbot) -> Iterator[Window]:
     window = Window(studio)
     qtbot.addWidget(window, before_close_func=lambda window: setattr(window.studio, "run", None))
     window.resize(1280, 800)
     window.show()
-    return window
+    yield window
+    if studio._desk is not None:
+        studio._desk.close()
 
 
 def look_at(studio: Studio, run: FakeRun) -> FakeRun:
@@ -134,7 +139,8 @@ def test_every_action_has_a_shortcut_of_its_own(window: Window):
 
 def test_every_entry_of_every_menu_shows_a_shortcut(window: Window):
     entries = [action for menu in window.menuBar().actions() for action in menu.menu().actions()]
-    bare = [action.text() for action in entries if not action.isSeparator() and action.shortcut().isEmpty()]
+    own = [action for action in entries if not action.isSeparator() and not action.menu()]
+    bare = [action.text() for action in own if action.shortcut().isEmpty()]
     assert set(bare) <= {"Quit"}
 
 
@@ -326,6 +332,137 @@ def test_a_config_dropped_on_the_window_opens(window: Window, tmp_path: Path, qt
     qtbot.waitUntil(lambda: window.studio.draft.value("seed") == 3)
     assert window.document.text() == "mine.yaml"
     assert "mine.yaml" in window.windowTitle()
+
+
+def drop(window: Window, path: Path) -> None:
+    mime = QMimeData()
+    mime.setUrls([QUrl.fromLocalFile(str(path))])
+    buttons, keys = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
+    window.dropEvent(QDropEvent(QPointF(3, 3), Qt.DropAction.CopyAction, mime, buttons, keys))
+
+
+def test_rows_dropped_anywhere_become_the_dataset_with_its_columns(window: Window, tmp_path: Path, qtbot):
+    """Beside a model of one's own nothing else changes."""
+    draft = window.studio.draft
+    draft.update({"model": "me/mine", "iters": 7})
+    (tmp_path / "rows.csv").write_text("Question,Final Answer\n1+1,2\n")
+    window.show_page("runs")
+    drop(window, tmp_path / "rows.csv")
+    qtbot.waitUntil(lambda: draft.value("data") == str(tmp_path / "rows.csv"))
+    assert (draft.value("prompt_feature"), draft.value("answer_feature")) == ("Question", "Final Answer")
+    assert (draft.value("model"), draft.value("iters")) == ("me/mine", 7)
+    assert window.shown_page == "train"
+    assert window.strip.sentence.text() == "rows.csv: prompts from Question, answers from Final Answer."
+    assert window.history.undoText() == "Data rows.csv"
+
+
+def test_rows_dropped_on_the_demo_begin_a_form_for_them(window: Window, tmp_path: Path, qtbot, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "nothing"))
+    draft = window.studio.draft
+    window.studio.restore()
+    assert draft.is_demo
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "1+1", "output": "2"}\n')
+    drop(window, tmp_path / "rows.jsonl")
+    qtbot.waitUntil(lambda: draft.value("data") == str(tmp_path / "rows.jsonl"))
+    assert (draft.value("model"), draft.value("train_type")) == (suggested.MODEL, "lora")
+    assert (draft.value("prompt_feature"), draft.value("answer_feature")) == ("instruction", "output")
+    assert "<answer>" in draft.value("system_prompt")
+    assert not draft.problems()
+    window.commands["undo"].trigger()
+    assert draft.is_demo
+
+
+def test_a_model_and_a_reward_file_find_their_fields(window: Window, tmp_path: Path, qtbot):
+    draft = window.studio.draft
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "mine.py").write_text("")
+    drop(window, tmp_path / "model")
+    drop(window, tmp_path / "mine.py")
+    qtbot.waitUntil(lambda: draft.value("reward_functions_file") == str(tmp_path / "mine.py"))
+    assert draft.value("model") == str(tmp_path / "model")
+    before = draft.values()
+    drop(window, tmp_path / "picture.png")
+    qtbot.wait(20)
+    assert draft.values() == before
+
+
+def test_the_desktop_can_open_a_config(window: Window, tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
+    opener = FileOpener(window.open_path)
+    assert opener.eventFilter(window, QFileOpenEvent(str(tmp_path / "mine.yaml")))
+    assert window.studio.draft.value("seed") == 3
+
+
+def test_recent_files_are_offered_newest_first_and_only_those_that_are_there(
+    window: Window, tmp_path: Path, monkeypatch
+):
+    for name in ("a", "b", "gone"):
+        (tmp_path / f"{name}.yaml").write_text("model: a/b\ndata: a/b\n")
+        window.open_path(tmp_path / f"{name}.yaml")
+    (tmp_path / "gone.yaml").unlink()
+    monkeypatch.setattr(window, "choose_save_path", lambda: tmp_path / "saved.yaml")
+    window.commands["save_as"].trigger()
+    menu = window.commands.recent
+    menu.aboutToShow.emit()
+    entries = [action for action in menu.actions() if not action.isSeparator()]
+    assert [action.text().split()[0] for action in entries[:-1]] == ["saved.yaml", "b.yaml", "a.yaml"]
+    entries[2].trigger()
+    assert window.document.text() == "a.yaml"
+    entries[-1].trigger()
+    assert window.studio.prefs.recent_files == []
+
+
+def test_a_config_is_written_for_mlx_lm_lora_and_says_what_was_left_out(window: Window, tmp_path: Path, monkeypatch):
+    window.studio.draft.update({"model": "a/b", "data": "a/b", "scale_rewards": "none"})
+    monkeypatch.setattr(window, "choose_export_path", lambda: tmp_path / "theirs.yaml")
+    window.commands["export_config"].trigger()
+    assert (
+        window.strip.sentence.text()
+        == "Wrote theirs.yaml. Left out, as mlx-lm-lora has no such setting: scale_rewards."
+    )
+    assert "lora_parameters:" in (tmp_path / "theirs.yaml").read_text()
+
+
+def test_presets_are_shown_and_taken(window: Window):
+    window.studio.draft.update({"model": "a/b", "data": "a/b"})
+    window.show_page("train")
+    window.pages["train"].presets.click()
+    (panel,) = window.findChildren(PresetPanel)
+    panel.list.setCurrentRow(4)
+    panel.apply.click()
+    assert window.studio.draft.value("importance_sampling_level") == "sequence"
+    assert window.history.undoText() == "GSPO"
+    assert window.strip.sentence.text() == "GSPO is set. Undo brings back what was there."
+
+
+def test_the_command_is_copied_from_the_menu(window: Window):
+    window.commands["copy_command"].trigger()
+    assert QApplication.clipboard().text() == window.studio.draft.shown_command()
+
+
+def test_the_copied_command_runs_in_a_terminal_anywhere(studio: Studio, tmp_path: Path):
+    """Run does the same with a run folder of its own; here the form is one that `check` and `train` refuse alike."""
+    studio.draft.update({"model": str(tmp_path), "data": "/nowhere.jsonl"})
+    studio.draft.flush()
+    done = subprocess.run(studio.draft.shown_command(), shell=True, capture_output=True, text=True, cwd=tmp_path, timeout=120)  # fmt: skip
+    assert done.returncode == 2
+    assert next(fault.sentence for fault in studio.draft.problems() if fault.setting == "model") in done.stderr
+
+
+def test_two_windows_keep_a_form_each(tmp_path: Path, qapp):
+    one, other = Prefs(tmp_path / "shared"), Prefs(tmp_path / "shared")
+    assert (one.claim(), other.claim()) == (1, 2)
+    first, second = Studio(one), Studio(other)
+    first.draft.set("seed", 1)
+    second.draft.set("seed", 2)
+    first.draft.flush()
+    second.draft.flush()
+    assert "seed: 1\n" in one.draft_file.read_text()
+    assert "seed: 2\n" in other.draft_file.read_text()
+    one.release()
+    third = Prefs(tmp_path / "shared")
+    assert third.claim() == 1, "the form of a window that was closed is the next one's"
 
 
 def test_a_file_that_cannot_be_opened_is_a_sentence_in_the_strip(window: Window, tmp_path: Path):

@@ -38,9 +38,11 @@ class PageEntry:
 
 PAGES: tuple[PageEntry, ...] = (
     PageEntry("train", "Train", "sliders", "app.pages.train:TrainPage", "Ctrl+1"),
-    PageEntry("monitor", "Monitor", "pulse", "app.pages.monitor:MonitorPage", "Ctrl+2"),
-    PageEntry("completions", "Completions", "lines", "app.pages.completions:CompletionsPage", "Ctrl+3"),
-    PageEntry("runs", "Runs", "stack", "app.pages.runs:RunsPage", "Ctrl+4"),
+    PageEntry("dataset", "Dataset", "table", "app.pages.dataset:DatasetPage", "Ctrl+2"),
+    PageEntry("rewards", "Rewards", "target", "app.pages.rewards:RewardsPage", "Ctrl+3"),
+    PageEntry("monitor", "Monitor", "pulse", "app.pages.monitor:MonitorPage", "Ctrl+4"),
+    PageEntry("completions", "Completions", "lines", "app.pages.completions:CompletionsPage", "Ctrl+5"),
+    PageEntry("runs", "Runs", "stack", "app.pages.runs:RunsPage", "Ctrl+6"),
 )
 
 

@@ -12,11 +12,16 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 from app import theme
+from app.dataset import dataset_of
+from app.footprint import amount
+from app.picking import Picking
 from app.studio import Studio
 from app.widgets import launch
-from app.widgets.fields import field
+from app.widgets.dataset_line import DatasetLine
+from app.widgets.fields import PathField
 from app.widgets.form import Card, FieldGrid, Form
 from app.widgets.launch import LaunchColumn
+from app.widgets.left_out import LeftOut
 from app.widgets.reward_panel import RewardPanel
 from app.widgets.search import SettingSearch
 from backend.spec.config import SECTIONS, SETTINGS, sections
@@ -40,39 +45,59 @@ class TrainPage(QWidget):
     def __init__(self, studio: Studio, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.studio, self.draft = studio, studio.draft
-        self.form, self.launch, self.rewards = Form(), LaunchColumn(), RewardPanel()
+        # Whatever stands in the page is made in its place: moved there afterwards, all of it would be dressed again.
+        content = self._content = QWidget(self)
+        self.form, self.launch = Form(content), LaunchColumn(content)
+        self.rewards = RewardPanel(self.form.page)
         self.search = SettingSearch(list(SETTINGS.values()))
         self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
         self._tabs: list[QWidget] = []
+        self._memory = ""
         self._compose()
         self._lay_out()
         self._order_tabs()
+        studio.paces.look_again()
         self._connect()
-        self._show_all()
+        self.picking = Picking(studio, self.form.fields.values(), self)
+        self._show_values()
+        self._settle.start(0)  # judging all settings may wait until the page is there
 
     # Composition
 
     def _compose(self) -> None:
         self.banner = self._banner()
+        self.left_out = LeftOut()
         self.form.add(self.banner)
+        self.form.add(self.left_out)
         for section, settings in sections().items():
             if section == "preference":
                 self.form.add(_not_applicable("QAT", "Not applicable to GRPO."))
-            card = Card(SECTIONS[section], [about for about in settings if about.key not in REWARD_FIELDS])
+            card = Card(
+                section,
+                SECTIONS[section],
+                [about for about in settings if about.key not in REWARD_FIELDS],
+                self.form.page,
+            )
             self.form.add_card(card)
             self._tabs += card.tab_order(self._add_rewards(card) if section == "generation" else ())
         self.form.column.addStretch()
+        self.form.open_cards(self.studio.prefs.open_cards)
+        self.dataset = dataset_of(self.studio)
+        self.dataset_line = DatasetLine(self.dataset, self.form.fields["data"])
+        self.form.fields["data"].layout().addWidget(self.dataset_line)  # pyright: ignore
+        self._tabs.insert(self._tabs.index(self.form.fields["data"].stops()[-1]) + 1, self.dataset_line)
 
     def _add_rewards(self, card: Card) -> list[QWidget]:
         """The table and the fields that belong to it; returns where Tab halts in them."""
-        below = FieldGrid(field(SETTINGS[key]) for key in REWARD_FIELDS)
+        below = FieldGrid((SETTINGS[key] for key in REWARD_FIELDS), card)
         card.middle.addWidget(self.rewards)
         card.middle.addWidget(below)
         self.form.adopt(below.fields)
         return [*self.rewards.stops(), *(stop for one in below.fields for stop in one.stops())]
 
     def _order_tabs(self) -> None:
-        chain = [self.search, self.run_demo, *self._tabs, self.launch.run, self.launch.copy]
+        first = (self.presets, self.search, self.run_demo, self.left_out.close_button)
+        chain = [*first, *self._tabs, self.launch.run, self.launch.copy]
         for one, following in pairwise(chain):
             QWidget.setTabOrder(one, following)
 
@@ -94,15 +119,20 @@ class TrainPage(QWidget):
         title.setFont(theme.title_font())
         across = QHBoxLayout()
         across.setContentsMargins(0, 0, theme.GUTTER, 0)
+        self.presets = QPushButton("Presets…")
+        self.presets.setToolTip("Ways to train, each with what it would change")
+        self.presets.clicked.connect(self.studio.presets_wanted)
         across.addWidget(title)
         across.addStretch()
+        across.addWidget(self.presets)
+        across.addSpacing(theme.SPACE)
         across.addWidget(self.search)
         left = QVBoxLayout()
         left.setSpacing(12)
         left.addLayout(across)
         left.addWidget(self.form)
-        content = QWidget()
-        content.setMaximumWidth(WIDEST)
+        content = self._content
+        content.setMaximumWidth(theme.scaled(WIDEST))
         row = QHBoxLayout(content)
         row.setContentsMargins(theme.GUTTER, theme.GUTTER, theme.GUTTER, 0)
         row.setSpacing(0)
@@ -114,8 +144,15 @@ class TrainPage(QWidget):
 
     def _connect(self) -> None:
         self.form.edited.connect(self.draft.set)
+        self.form.opened.connect(self.studio.prefs.set_card_open)
+        data = self.form.fields["data"]
+        assert isinstance(data, PathField)
+        data.hand_over = self.studio.take_data
+        self.left_out.closed.connect(self._forget_left_out)
+        self.studio.paces.changed.connect(self._show_plan)
         self.form.focused.connect(lambda key: self.launch.show_help(SETTINGS[key]))
         self.rewards.picked.connect(self._take_rewards)
+        self.studio.bench.changed.connect(self._show_rewards)
         self.rewards.file_wanted.connect(lambda: self.form.fields["reward_functions_file"].choose_file())
         self.search.chosen.connect(self.reveal)
         self.launch.run_pressed.connect(self.studio.start_run)
@@ -124,13 +161,17 @@ class TrainPage(QWidget):
         self.studio.run_changed.connect(self._show_run_button)
         self.studio.run_state_changed.connect(self._show_run_button)
         self.draft.changed.connect(self._on_changed)
+        self.dataset_line.wanted.connect(lambda: self.studio.page_wanted.emit("dataset"))
+        self.dataset.counted.connect(self._settle.start)  # the longest prompt decides about the memory
         self.draft.saved.connect(self._show_plan)
         self._settle.timeout.connect(self._show_problems)
         theme.signals.changed.connect(self._show_rewards)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self.launch.setFixedWidth(launch.NARROW_WIDTH if self.width() < ROOMY else launch.WIDTH)
+        self.launch.setFixedWidth(
+            theme.scaled(launch.NARROW_WIDTH if self.width() < theme.scaled(ROOMY) else launch.WIDTH)
+        )
 
     # What the draft says
 
@@ -144,14 +185,18 @@ class TrainPage(QWidget):
             self._show_rewards()
         self._show_applying()
         self._show_plan()
-        self._settle.start()
+        self._settle.start(SETTLE_MS)
 
     def _show_all(self) -> None:
+        self._show_values()
+        self._show_problems()
+
+    def _show_values(self) -> None:
         self.form.show_values(self.draft.values())
+        self.left_out.show_keys(self.draft.path, self.draft.left_out)
         self._show_applying()
         self._show_rewards()
         self._show_plan()
-        self._show_problems()
 
     def _show_applying(self) -> None:
         sound = self.draft.sound()
@@ -160,11 +205,17 @@ class TrainPage(QWidget):
     def _show_rewards(self) -> None:
         value = self.draft.value
         self.rewards.show_rewards(self.draft.rewards(), value("reward_functions"), value("reward_weights"))
+        self.rewards.show_means(self.studio.bench.means)
 
     def _show_plan(self) -> None:
-        self.launch.show_plan(self.draft.summary(), self.draft.details())
+        seconds = self.studio.paces.seconds_per_completion(self.draft.sound())
+        self.launch.show_plan(self.draft.summary(seconds, self._memory), self.draft.details())
         self.launch.show_command(self.draft.shown_command(), self.draft.short_command())
         self._show_run_button()
+
+    def _forget_left_out(self) -> None:
+        self.draft.left_out = {}
+        self.left_out.show_keys(None, {})
 
     def _show_run_button(self, _state: str = "") -> None:
         """One button stands out: the demo's while its banner is there, else Run."""
@@ -179,6 +230,14 @@ class TrainPage(QWidget):
         self.form.show_problems(fault for fault in faults if fault.setting != "reward_functions")
         self.rewards.show_problem(_first(faults, "reward_functions"))
         self.launch.show_problems(faults)
+        self._show_memory()
+
+    def _show_memory(self) -> None:
+        """What the run will need, once typing rests: an estimate reads the model's files."""
+        footprint = self.studio.footprint()
+        self._memory = amount(footprint.total) if footprint is not None else ""
+        self.launch.show_footprint(footprint)
+        self._show_plan()
 
     def _take_rewards(self, names: list[str], weights: list[float]) -> None:
         self.draft.update({"reward_functions": names, "reward_weights": weights})

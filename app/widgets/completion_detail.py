@@ -18,9 +18,9 @@ from app.widgets.parts import label
 
 
 class CompletionDetail(QFrame):
-    """Prompt at the left, completion at the right, scores above it."""
+    """Prompt at the left, completion at the right, scores above it; or, `upright`, one above the other."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, parent: QWidget | None = None, *, upright: bool = False) -> None:
         super().__init__(parent)
         self._names: Sequence[str] = ()
         self._labels: Sequence[str] = ()
@@ -31,7 +31,8 @@ class CompletionDetail(QFrame):
         self.text.setAccessibleName("Completion")
         self._tags = [Tags(pane) for pane in (self.prompt, self.text)]
         self._answer, self._came_to, self._scores = _line(), _line(), _line()
-        sides = QSplitter(Qt.Orientation.Horizontal, childrenCollapsible=False, handleWidth=2 * theme.SPACE)
+        along = Qt.Orientation.Vertical if upright else Qt.Orientation.Horizontal
+        sides = QSplitter(along, childrenCollapsible=False, handleWidth=2 * theme.SPACE)
         sides.setStyleSheet("QSplitter::handle { background: transparent; }")
         sides.addWidget(_side("Prompt", self._answer, None, self.prompt))
         sides.addWidget(_side("Completion", self._came_to, self._scores, self.text))

@@ -177,9 +177,12 @@ class CompletionTable(Table):
     chosen = Signal(object, object)
     touched = Signal()
 
-    def __init__(self, model: CompletionModel) -> None:
+    def __init__(self, model: CompletionModel, widest: int = _FIGURE_MOST, least_text: int = _TEXT_LEAST) -> None:
+        """`widest`: most pixels that a column of scores takes, whatever its heading would like; `least_text`: fewest that
+        the text is left with."""
         super().__init__()
         self._lines = model
+        self._widest, self._least_text = widest, least_text
         self.setModel(model)
         self.setItemDelegate(ScoreBars(self))
         self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
@@ -218,12 +221,12 @@ class CompletionTable(Table):
         widths = {column: self._needed(column) for column in range(1, self._lines.columnCount())}
         spared = list(widths)[-SPARED:]
         room = self.viewport().width()
-        narrow = room - sum(widths.values()) < _TEXT_LEAST
+        narrow = room - sum(widths.values()) < self._least_text
         for column, width in widths.items():
             self.setColumnWidth(column, width)
             self.setColumnHidden(column, narrow and column in spared)
         taken = sum(width for column, width in widths.items() if not (narrow and column in spared))
-        self.setColumnWidth(0, max(_TEXT_LEAST, room - taken))
+        self.setColumnWidth(0, max(self._least_text, room - taken))
 
     def _needed(self, column: int) -> int:
         """Width of a column of figures."""
@@ -231,7 +234,8 @@ class CompletionTable(Table):
         words = str(self._lines.headerData(column, Qt.Orientation.Horizontal)).split("\n")
         dot = _DOT if column <= len(self._lines.rewards) else 0
         wanted = max(map(metrics.horizontalAdvance, words)) + dot + 2 * CELL_PADDING + 2
-        return max(_FIGURE_LEAST, min(_FIGURE_MOST, wanted))
+        widest = self._widest if dot else _FIGURE_MOST
+        return max(min(_FIGURE_LEAST, widest), min(widest, wanted))
 
     def _choose(self, now: QModelIndex, _before: QModelIndex) -> None:
         if now.isValid() and now.row() < len(self._lines.lines):

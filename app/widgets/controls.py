@@ -4,6 +4,9 @@ paths. They know values and the theme, and nothing of settings.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QEnterEvent, QPainter, QPaintEvent, QPen, QWheelEvent
 from PySide6.QtWidgets import (
@@ -33,7 +36,7 @@ class NumberEdit(QLineEdit):
         self.setFont(theme.figures_font())
         self.ensurePolished()
         self.setTextMargins(0, 0, self.fontMetrics().horizontalAdvance(unit) + 8 if unit else 0, 0)
-        self.setMinimumWidth(72)
+        self.setMinimumWidth(theme.scaled(72))
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
@@ -139,20 +142,28 @@ def draw_tick(painter: QPainter, box: QRect, ticked: bool, *, focused: bool = Fa
 
 
 class PathEdit(QLineEdit):
-    """A line that takes a file or folder dropped on it."""
+    """A line that takes a file or folder dropped on it, if it is of a kind that it `wants`; others are left to what it
+    stands in."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, wants: Callable[[Path], bool] = lambda path: True, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self._wants = wants
         self.setAcceptDrops(True)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        if _dropped_path(event):
+        if self._wanted(event):
             event.acceptProposedAction()
+        elif _dropped_path(event):
+            event.ignore()
         else:
             super().dragEnterEvent(event)
 
-    def dropEvent(self, event: QDropEvent) -> None:
+    def _wanted(self, event: QDropEvent) -> str:
         path = _dropped_path(event)
+        return path if path and self._wants(Path(path)) else ""
+
+    def dropEvent(self, event: QDropEvent) -> None:
+        path = self._wanted(event)
         if path:
             self.setText(path)
             self.setFocus(Qt.FocusReason.OtherFocusReason)

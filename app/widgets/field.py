@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QLabel, QVBoxLayout, QWidget
+from PySide6.QtCore import QEvent, QKeyCombination, QObject, Qt, Signal
+from PySide6.QtGui import QKeyEvent, QKeySequence
+from PySide6.QtWidgets import QApplication, QLabel, QVBoxLayout, QWidget
 
 from app import theme
+from app.widgets.controls import PathEdit
+from app.widgets.limits import limits
 from backend.spec.setting import Setting
 
 
@@ -33,7 +36,7 @@ class Field(QWidget):
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(3)
         self._column.setAlignment(Qt.AlignmentFlag.AlignTop)
-        self.label = QLabel(about.label)
+        self.label = QLabel(about.label, self)
         self.label.setProperty("role", "muted")
         self._column.addWidget(self.label)
         self._column.addWidget(self.build())
@@ -76,12 +79,51 @@ class Field(QWidget):
 
     def _explain(self) -> None:
         self.label.setBuddy(self.control)
+        told = " ".join([self.about.help, limits(self.about)]).strip()
         self.control.setAccessibleName(self.about.label)
-        self.control.setAccessibleDescription(self.about.help)
+        self.control.setAccessibleDescription(told)
         for widget in (self.label, self.control):
-            widget.setToolTip(f"<p>{self.about.help}</p>")  # a paragraph wraps; plain text would be one long line
+            widget.setToolTip(f"<p>{told}</p>")  # a paragraph wraps; plain text would be one long line
+        if not isinstance(self.control, PathEdit):
+            self.control.setAcceptDrops(False)  # a file that is dropped here is the window's to place
 
     def _mark(self, wrong: bool) -> None:
         self.control.setProperty("problem", wrong)
         self.control.style().unpolish(self.control)
         self.control.style().polish(self.control)
+
+
+class UndoKeys(QObject):
+    """Undo and redo are the form's, not the line's own, which would take only its own letters back: whichever field has
+    the cursor lets these keys pass."""
+
+    REDO = QKeyCombination(Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier, Qt.Key.Key_Z)
+    """Our menu's key for it, also where the platform has another."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        app = QApplication.instance()
+        assert isinstance(app, QApplication)
+        app.focusChanged.connect(self._follow)
+
+    def _follow(self) -> None:
+        """Takes none of the signal's arguments: the widget that had the focus may be half destroyed, and Python must not
+        make an object of it."""
+        now = QApplication.focusWidget()
+        if now is not None and _is_control_of_a_field(now):
+            now.installEventFilter(self)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent):
+            keys = QKeySequence.StandardKey
+            if event.matches(keys.Undo) or event.matches(keys.Redo) or event.keyCombination() == self.REDO:
+                event.ignore()
+                return True
+        return super().eventFilter(watched, event)
+
+
+def _is_control_of_a_field(widget: QWidget) -> bool:
+    holder = widget.parentWidget()
+    while holder is not None and not isinstance(holder, Field):
+        holder = holder.parentWidget()
+    return holder is not None and holder.control is widget

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QLabel, QLineEdit, QMenu, QPushButton, QWidget
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QIcon, QKeySequence, QShortcut
+from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QLabel, QLineEdit, QMenu, QPushButton, QVBoxLayout, QWidget
 
 from app import theme
-from app.widgets import texts
-from app.widgets.controls import Menu, NumberEdit, PathEdit, ProseEdit, Switch
+from app.widgets import icons, texts
+from app.widgets.controls import LinkButton, Menu, NumberEdit, PathEdit, ProseEdit, Switch
 from app.widgets.field import Field
+from backend.spec import suggested
 from backend.spec.catalog import split_names
 from backend.spec.setting import Setting
+
+_NATIVE = QKeySequence.SequenceFormat.NativeText
 
 
 class LineField(Field):
@@ -100,13 +105,32 @@ class NumbersField(LineField):
         return texts.numbers_text(raw)
 
 
-class PathField(LineField):
-    """A file, a folder or an id: typed, chosen with Browse, or dropped."""
+_WANTED: dict[str, Callable[[Path], bool]] = {
+    "model": Path.is_dir,
+    "dataset": lambda path: False,
+    "file": lambda path: path.suffix.lower() in (".py", ".txt"),
+}
+"""What may be dropped on a field of each kind. A dataset is the window's to take, wherever it is dropped: it brings its
+columns with it."""
+_SUCH_AS = {"model": f"such as {suggested.MODEL}", "data": f"such as {suggested.DATASET}"}
+_SUGGESTED = {"system_prompt": suggested.SYSTEM_PROMPT}
+"""Setting → a text that can be taken where it is empty."""
 
+
+class PathField(LineField):
+    """A file, a folder or an id: typed, chosen with Browse, or dropped.
+
+    Signals: pick_wanted – to be chosen from a list, once `offer_list` was called.
+    """
+
+    pick_wanted = Signal()
     wide = True
+    _note: QLabel | None = None
 
     def line(self) -> QLineEdit:
-        return PathEdit()
+        line = PathEdit(_WANTED[self.about.kind])
+        line.setPlaceholderText(_SUCH_AS.get(self.about.key, ""))
+        return line
 
     def value(self) -> Any:
         return texts.path_value(self.control.text())
@@ -121,7 +145,9 @@ class PathField(LineField):
         across.setSpacing(theme.SPACE)
         across.addWidget(super().build(), 1)
         self.browse = QPushButton("Browse…")
-        self.browse.setMinimumWidth(116)  # with and without a menu's arrow alike, so that the fields align
+        self.browse.setMinimumWidth(
+            theme.scaled(116)
+        )  # with and without a menu's arrow alike, so that the fields align
         self.browse.setAccessibleName(f"Browse for {self.about.label}")
         across.addWidget(self.browse)
         self._wire_browse()
@@ -130,11 +156,40 @@ class PathField(LineField):
     def stops(self) -> list[QWidget]:
         return [self.control, self.browse]
 
+    hand_over: Callable[[str], object] | None = None
+    """Who else decides what a chosen value brings with it, as a dataset brings its columns."""
+
     def take(self, path: str) -> None:
         """As if the path had been typed; an empty one (a dialog called off) changes nothing."""
-        if path:
+        if path and self.hand_over is not None:
+            self.hand_over(path)
+        elif path:
             self.put(path)
             self.say_edited()
+
+    def offer_list(self) -> None:
+        """Show an arrow that, as Down does, asks for the list of what there is."""
+        self._arrow = self.control.addAction(QIcon(), QLineEdit.ActionPosition.TrailingPosition)
+        self._arrow.setToolTip(f"Choose from a list ({QKeySequence(Qt.Key.Key_Down).toString(_NATIVE)})")
+        self._arrow.triggered.connect(self.pick_wanted)
+        shortcut = QShortcut(QKeySequence(Qt.Key.Key_Down), self.control, self.pick_wanted.emit)
+        shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
+        theme.signals.changed.connect(self._draw_arrow)
+        self._draw_arrow()
+
+    def show_note(self, sentence: str, *, wrong: bool = False) -> None:
+        """Say in one quiet line what the value is, or why it cannot be used; "" takes the line away."""
+        if self._note is None:
+            self._note = QLabel(wordWrap=True)
+            self._note.setFont(theme.caption_font())
+            self._column.addWidget(self._note)
+        self._note.setText(sentence)
+        self._note.setProperty("role", "problem" if wrong else "muted")
+        self._note.style().polish(self._note)
+        self._note.setVisible(bool(sentence))
+
+    def _draw_arrow(self) -> None:
+        self._arrow.setIcon(icons.icon("chevron-down", theme.palette().muted, 16))
 
     def _wire_browse(self) -> None:
         if self.about.kind == "dataset":
@@ -215,8 +270,32 @@ class ProseField(Field):
     def build(self) -> QWidget:
         self._showing = False
         self.control = ProseEdit(self.lines)
+        self.control.setUndoRedoEnabled(False)  # the form undoes
         self.control.edited.connect(self._say_typed)
-        return self.control
+        self.suggestion = LinkButton("Use the suggested text")
+        self.suggestion.setAccessibleName(f"Use the suggested text for {self.about.label}")
+        self.suggestion.clicked.connect(self._take_suggestion)
+        self.control.textChanged.connect(self._offer)
+        holder = QWidget()
+        column = QVBoxLayout(holder)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self.control)
+        column.addWidget(self.suggestion, 0, Qt.AlignmentFlag.AlignLeft)
+        self._offer()  # once it stands in something: shown before, it would be a window of its own for a moment
+        return holder
+
+    def stops(self) -> list[QWidget]:
+        return [self.control, self.suggestion]
+
+    def _offer(self) -> None:
+        """A suggestion is offered where there is one and nothing stands there yet."""
+        self.suggestion.setVisible(self.about.key in _SUGGESTED and not self.control.toPlainText().strip())
+
+    def _take_suggestion(self) -> None:
+        self.put(_SUGGESTED[self.about.key])
+        self.say_edited()
+        self.control.setFocus()
 
     def value(self) -> Any:
         return self.control.toPlainText()
@@ -296,8 +375,8 @@ _KINDS: dict[str, type[Field]] = {
 }
 
 
-def field(about: Setting) -> Field:
-    """The editor for a setting's kind."""
+def field(about: Setting, parent: QWidget | None = None) -> Field:
+    """The editor for a setting's kind. Given its place from the start it is dressed once, and not again at every move."""
     if about.section == "algorithm" and about.kind == "choice":
-        return ExplainedMenuField(about)
-    return _KINDS[about.kind](about)
+        return ExplainedMenuField(about, parent)
+    return _KINDS[about.kind](about, parent)

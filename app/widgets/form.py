@@ -33,9 +33,9 @@ COLUMN, MOST_COLUMNS = 200, 4
 class FieldGrid(QWidget):
     """Fields in as many columns as the width allows; hidden ones leave no hole."""
 
-    def __init__(self, fields: Iterable[Field], parent: QWidget | None = None) -> None:
+    def __init__(self, settings: Iterable[Setting], parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.fields = list(fields)
+        self.fields = [field(about, self) for about in settings]
         self._columns = 0
         self._shown: set[Field] = set(self.fields)
         self._fillers: list[QWidget] = []
@@ -43,8 +43,6 @@ class FieldGrid(QWidget):
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setHorizontalSpacing(2 * theme.SPACE)
         self._grid.setVerticalSpacing(theme.SPACE + 4)
-        for one in self.fields:
-            one.setParent(self)
         self._flow(2)
 
     def show_only(self, keys: set[str]) -> None:
@@ -59,7 +57,8 @@ class FieldGrid(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        columns = max(1, min(MOST_COLUMNS, (self.width() + 2 * theme.SPACE) // (COLUMN + 2 * theme.SPACE)))
+        room, each = self.width() + 2 * theme.SPACE, theme.scaled(COLUMN) + 2 * theme.SPACE
+        columns = max(1, min(MOST_COLUMNS, room // each))
         if columns != self._columns:
             self._flow(columns)
 
@@ -120,34 +119,34 @@ class Disclosure(QWidget):
 class Card(QFrame):
     """One block of the form: a title, its fields, and the seldom-needed ones behind Advanced.
 
-    `fields` maps key to field; `middle` is room for what a page adds between the fields and Advanced.
+    `key` names the block; `fields` maps key to field; `middle` is room for what a page adds between the fields and
+    Advanced.
     """
 
-    def __init__(self, title: str, settings: Iterable[Setting], parent: QWidget | None = None) -> None:
+    def __init__(self, key: str, title: str, settings: Iterable[Setting], parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self.key = key
         self.setProperty("role", "card")
-        made = [field(about) for about in settings]
-        self.fields: dict[str, Field] = {one.about.key: one for one in made}
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(2 * theme.SPACE, 12, 2 * theme.SPACE, 12)
         self._column.setSpacing(12)
-        self.title = QLabel(title)
+        self.title = QLabel(title, self)
         self.title.setFont(theme.heading_font())
         self._column.addWidget(self.title)
-        self.grid = self._add_grid(one for one in made if not one.about.advanced)
+        listed = list(settings)
+        self.grid = FieldGrid((about for about in listed if not about.advanced), self)
+        self.grid.setVisible(bool(self.grid.fields))
+        self._column.addWidget(self.grid)
         self.middle = QVBoxLayout()
         self.middle.setSpacing(12)
         self._column.addLayout(self.middle)
-        self.seldom = FieldGrid(one for one in made if one.about.advanced)
-        self.advanced = Disclosure("Advanced", self.seldom)
+        self.seldom = FieldGrid((about for about in listed if about.advanced), self)
+        self.advanced = Disclosure("Advanced", self.seldom, self)
+        made = [*self.grid.fields, *self.seldom.fields]
+        self.fields: dict[str, Field] = {about.key: one for about in listed for one in made if one.about is about}
+        self.advanced.button.setAccessibleName(f"Advanced settings of {title}")
         self._column.addWidget(self.advanced)
         self.advanced.setVisible(bool(self.seldom.fields))
-
-    def _add_grid(self, fields: Iterable[Field]) -> FieldGrid:
-        grid = FieldGrid(fields)
-        self._column.addWidget(grid)
-        grid.setVisible(bool(grid.fields))
-        return grid
 
     def tab_order(self, middle: Iterable[QWidget] = ()) -> list[QWidget]:
         """What takes the focus, in the order of the eye; `middle` is what a page has added."""
@@ -164,11 +163,13 @@ class Card(QFrame):
 class Form(QScrollArea):
     """Cards below one another.
 
-    Signals: edited(key, raw value) by a person; focused(key) when the cursor goes into a field.
+    Signals: edited(key, raw value) by a person; focused(key) when the cursor goes into a field; opened(key of a card,
+    whether its Advanced is open now) by a person.
     """
 
     edited = Signal(str, object)
     focused = Signal(str)
+    opened = Signal(str, bool)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -178,7 +179,7 @@ class Form(QScrollArea):
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # Tab halts in the fields alone, and the view follows it
         self.fields: dict[str, Field] = {}
         self._cards: list[Card] = []
-        page = QWidget()
+        page = self.page = QWidget(self)
         page.setObjectName("page")
         self.column = QVBoxLayout(page)
         self.column.setContentsMargins(0, 0, theme.GUTTER, 2 * theme.SPACE)
@@ -198,6 +199,7 @@ class Form(QScrollArea):
 
     def add_card(self, card: Card) -> None:
         self._cards.append(card)
+        card.advanced.button.clicked.connect(lambda opened: self.opened.emit(card.key, opened))
         self.add(card)
         self.adopt(card.fields.values())
 
@@ -218,28 +220,42 @@ class Form(QScrollArea):
             card.show_only(keys)
 
     def show_problems(self, faults: Iterable[Fault]) -> None:
-        """Each field's first problem below it; other fields' problems go."""
+        """Each field's first problem below it, with what hides it opened; other fields' problems go."""
         sentences: dict[str, str] = {}
         for fault in faults:
             sentences.setdefault(fault.setting, fault.sentence)
         for key, one in self.fields.items():
             one.show_problem(sentences.get(key, ""))
+        for key in sentences:
+            self._uncover(key)
+
+    def open_cards(self, keys: Iterable[str]) -> None:
+        """Open Advanced of these cards, as they were left."""
+        for card in self._cards:
+            card.advanced.set_open(card.key in set(keys))
+
+    def _uncover(self, key: str) -> None:
+        """Open what hides a field."""
+        for card in self._cards:
+            if key in card.fields and card.fields[key].about.advanced:
+                card.advanced.set_open(True)
 
     def reveal(self, key: str) -> bool:
         """Open what hides the field, scroll to it and put the cursor there; False where it is not shown now."""
         one = self.fields.get(key)
         if one is None:
             return False
-        for card in self._cards:
-            if key in card.fields and one.about.advanced:
-                card.advanced.set_open(True)
+        self._uncover(key)
         if one.isHidden():
             return False
         one.control.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.scroll_to(one)
         return True
 
-    def _follow_focus(self, _before: QWidget | None, now: QWidget | None) -> None:
+    def _follow_focus(self) -> None:
+        """Takes none of the signal's arguments: the widget that had the focus may be half destroyed, and Python must not
+        make an object of it."""
+        now = QApplication.focusWidget()
         while now is not None and not isinstance(now, Field):
             now = now.parentWidget()
         if now is not None and self.fields.get(now.about.key) is now:

@@ -29,6 +29,13 @@ def icon(name: str, colour: QColor | None = None, size: int = SIZE) -> QIcon:
 
 def pixmap(name: str, colour: QColor, size: int = SIZE, ratio: float = 2) -> QPixmap:
     """The icon as a picture of `size` logical pixels. Raises FileNotFoundError for an icon we do not have."""
+    return _drawn(name, colour.name(QColor.NameFormat.HexArgb), size, ratio)
+
+
+@lru_cache(maxsize=512)
+def _drawn(name: str, tint: str, size: int, ratio: float) -> QPixmap:
+    """Drawn once: a form shows the same few icons many times."""
+    colour = QColor(tint)
     picture = QPixmap(round(size * ratio), round(size * ratio))
     picture.fill(Qt.GlobalColor.transparent)
     painter = QPainter(picture)

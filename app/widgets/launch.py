@@ -12,11 +12,14 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
 from app import theme
-from app.widgets import texts
+from app.footprint import Footprint
 from app.widgets.controls import ElidedLabel, LinkButton
+from app.widgets.limits import limits
+from app.widgets.memory_bar import MemoryBar
 from backend.spec.config import SETTINGS
 from backend.spec.faults import Fault
 from backend.spec.setting import Setting
+from backend.spec.spelling import also_called
 
 WIDTH, NARROW_WIDTH = 296, 256
 SHOWN_PROBLEMS = 6
@@ -34,7 +37,7 @@ class LaunchColumn(QScrollArea):
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        self.setFixedWidth(WIDTH)
+        self.setFixedWidth(theme.scaled(WIDTH))
         page = QWidget()
         page.setObjectName("page")
         self._column = QVBoxLayout(page)
@@ -42,6 +45,7 @@ class LaunchColumn(QScrollArea):
         self._column.setSpacing(2 * theme.SPACE)
         self._build_plan()
         self._build_problems()
+        self._build_memory()
         self._build_help()
         self._column.addStretch()
         self._build_command()
@@ -78,7 +82,7 @@ class LaunchColumn(QScrollArea):
             self._help.setText("Its help stands here while the cursor is in it.")
             return
         self._help_title.setText(about.label)
-        self._help.setText("\n".join([about.help, *_limits(about), *_choices(about)]))
+        self._help.setText("\n".join(filter(None, [about.help, limits(about), *_also(about), *_choices(about)])))
         self._help_key.setText(about.key)
 
     def set_run(self, text: str, primary: bool, enabled: bool) -> None:
@@ -90,6 +94,11 @@ class LaunchColumn(QScrollArea):
             self.run.setProperty("role", role)
             self.run.style().unpolish(self.run)
             self.run.style().polish(self.run)
+
+    def show_footprint(self, footprint: Footprint | None) -> None:
+        """The memory that the run will need; None where nobody knows."""
+        self.memory.show_footprint(footprint)
+        self._memory_holder.setVisible(footprint is not None)
 
     # Parts
 
@@ -104,6 +113,14 @@ class LaunchColumn(QScrollArea):
         for part in (self.summary, self.details, self.run):
             box.addWidget(part)
         self.set_run("Run", primary=True, enabled=True)
+
+    def _build_memory(self) -> None:
+        self._memory_holder, self.memory = QWidget(), MemoryBar()
+        column = QVBoxLayout(self._memory_holder)
+        column.setContentsMargins(theme.SPACE, 0, 0, 0)
+        column.addWidget(self.memory)
+        self._memory_holder.hide()
+        self._column.addWidget(self._memory_holder)
 
     def _build_problems(self) -> None:
         self._problems = QWidget()
@@ -194,15 +211,9 @@ def _muted(text: str) -> QLabel:
     return label
 
 
-def _limits(about: Setting) -> list[str]:
-    """“From 1 to 4096.” in the setting's own limits."""
-    low, high = (None if limit is None else texts.number_text(float(limit)) for limit in (about.low, about.high))
-    parts = []
-    if low is not None:
-        parts.append(f"{'above' if about.low_open else 'at least'} {low}")
-    if high is not None:
-        parts.append(f"{'below' if about.high_open else 'at most'} {high}")
-    return [f"{', '.join(parts).capitalize()}."] if parts else []
+def _also(about: Setting) -> list[str]:
+    names = also_called(about.key)
+    return [f"Elsewhere called {', '.join(names)}."] if names else []
 
 
 def _choices(about: Setting) -> list[str]:

@@ -13,7 +13,7 @@ from app.widgets import texts
 from app.widgets.controls import TICK, NumberEdit, draw_tick
 
 Index = QModelIndex | QPersistentModelIndex
-USE, LABEL, FUNCTION, SCORES, WEIGHT = range(5)
+USE, LABEL, FUNCTION, SCORES, SOURCE, MEAN, WEIGHT = range(7)
 """The table's columns."""
 DECIMALS = 3
 """Of a weight."""

@@ -4,7 +4,7 @@ the person's file are ordinary fields below it, other views of the same values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from PySide6.QtCore import Signal
@@ -54,6 +54,10 @@ class RewardPanel(QWidget):
         self._count.setText(f"{len(self.model.ticked)} used")
         self.more.setText(f"Show {len(entries) - len(rows)} more")
         self.more.setVisible(len(entries) > len(rows))
+
+    def show_means(self, means: Mapping[str, float]) -> None:
+        """The mean score of each function on the bench, by name."""
+        self.table.show_means(means)
 
     def show_all(self) -> None:
         entries, names, weights = self._given

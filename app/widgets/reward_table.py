@@ -1,28 +1,48 @@
-"""The table of reward functions: tick, colour, label, function, what it scores, weight. A row is a function; ticked rows
-from top to bottom are `reward_functions`, their weights `reward_weights`.
+"""The table of reward functions: tick, colour, label, function, what it scores, source, last mean, weight. A row is a
+function; ticked rows from top to bottom are `reward_functions`, their weights `reward_weights`.
 
-None ticked stays none ticked: that is a problem to show, never "all".
+None ticked stays none ticked: that is a problem to show, never "all". Ticked rows can be dragged, or moved with Alt and the
+arrow keys; the others have no order of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QRect, QSize, Qt, Signal
+from PySide6.QtCore import QAbstractTableModel, QMimeData, QModelIndex, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QFont, QKeyEvent, QPainter, QPixmap
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QWidget
 
 from app import theme
 from app.widgets import texts
-from app.widgets.reward_cells import FUNCTION, LABEL, SCORES, USE, WEIGHT, Index, TickDelegate, WeightDelegate, turn
+from app.widgets.numbers import figure
+from app.widgets.reward_cells import (
+    FUNCTION,
+    LABEL,
+    MEAN,
+    SCORES,
+    SOURCE,
+    USE,
+    WEIGHT,
+    Index,
+    TickDelegate,
+    WeightDelegate,
+    turn,
+)
 from app.widgets.table import Table
-from backend.spec.catalog import BUILT_IN, RewardEntry
+from backend.spec.catalog import BUILT_IN, RewardEntry, metric_name
 
-HEADERS = ("Use", "Reward", "Function", "What it scores", "Weight")
+HEADERS = ("Use", "Reward", "Function", "What it scores", "Source", "Mean", "Weight")
 ROW = 38
 """Height of a row: two lines of what it scores."""
+WIDTHS = {USE: 44, LABEL: 136, FUNCTION: 212, SOURCE: 108, MEAN: 60, WEIGHT: 72}
+LEAST_SCORES = 184
+"""Pixels that what a function scores is left with, before other columns have to go."""
+_MIME = "application/x-grpo-studio-reward"
+_STEPS = {Qt.Key.Key_Up: -1, Qt.Key.Key_Down: 1}
 NOT_FOUND = "No function of this name was found."
 _ROOT = QModelIndex()
 
@@ -48,6 +68,12 @@ class RewardModel(QAbstractTableModel):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.rows: list[Row] = []
+        self.means: Mapping[str, float] = {}
+
+    def show_means(self, means: Mapping[str, float]) -> None:
+        """The mean score of each function, by name, as the bench last saw it."""
+        self.means = dict(means)
+        self._all_changed()
 
     def show_rewards(self, entries: Sequence[RewardEntry], names: Any, weights: Any) -> None:
         """Show what can be ticked and what the config says; a name without a function keeps a row that says so."""
@@ -69,6 +95,22 @@ class RewardModel(QAbstractTableModel):
             row.ticked, row.weight = row.entry.name in names, 1.0
         self._say()
 
+    def move(self, row: int, to: int) -> bool:
+        """Put a ticked row where another ticked one is, those between making room; False where there is no such place."""
+        ticked = [place for place, each in enumerate(self.rows) if each.ticked]
+        if row not in ticked or not ticked:
+            return False
+        before, place = ticked.index(row), sum(each < to for each in ticked)
+        order = [self.rows[each] for each in ticked]
+        place -= place > before
+        if place == before:
+            return False
+        order.insert(place, order.pop(before))
+        for each, moved in zip(ticked, order, strict=True):
+            self.rows[each] = moved
+        self._say()
+        return True
+
     @property
     def ticked(self) -> list[Row]:
         return [row for row in self.rows if row.ticked]
@@ -87,12 +129,16 @@ class RewardModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.DisplayRole:
             return HEADERS[section]
         if role == Qt.ItemDataRole.TextAlignmentRole:
-            side = Qt.AlignmentFlag.AlignRight if section == WEIGHT else Qt.AlignmentFlag.AlignLeft
+            side = Qt.AlignmentFlag.AlignRight if section in (MEAN, WEIGHT) else Qt.AlignmentFlag.AlignLeft
             return side | Qt.AlignmentFlag.AlignVCenter
         return None
 
     def flags(self, index: Index) -> Qt.ItemFlag:
+        if not index.isValid():
+            return Qt.ItemFlag.ItemIsDropEnabled
         usual = Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
+        if self.rows[index.row()].ticked:
+            usual |= Qt.ItemFlag.ItemIsDragEnabled
         if index.column() == USE:
             return usual | Qt.ItemFlag.ItemIsUserCheckable
         return usual | Qt.ItemFlag.ItemIsEditable if index.column() == WEIGHT else usual
@@ -101,7 +147,7 @@ class RewardModel(QAbstractTableModel):
         row, column = self.rows[index.row()], index.column()
         match role:
             case Qt.ItemDataRole.DisplayRole:
-                return _text(row, column)
+                return figure(self.means.get(metric_name(row.entry.name))) if column == MEAN else _text(row, column)
             case Qt.ItemDataRole.EditRole:
                 return row.weight if column == WEIGHT else None
             case Qt.ItemDataRole.CheckStateRole if column == USE:
@@ -112,7 +158,7 @@ class RewardModel(QAbstractTableModel):
                 return _colour(row, column)
             case Qt.ItemDataRole.FontRole:
                 return _font(column)
-            case Qt.ItemDataRole.TextAlignmentRole if column == WEIGHT:
+            case Qt.ItemDataRole.TextAlignmentRole if column in (MEAN, WEIGHT):
                 return Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
             case Qt.ItemDataRole.ToolTipRole:
                 return _tip(row)
@@ -131,6 +177,26 @@ class RewardModel(QAbstractTableModel):
         self._say()
         return True
 
+    # Dragging
+
+    def supportedDropActions(self) -> Qt.DropAction:
+        return Qt.DropAction.MoveAction
+
+    def mimeTypes(self) -> list[str]:
+        return [_MIME]
+
+    def mimeData(self, indexes: Sequence[QModelIndex]) -> QMimeData:
+        data = QMimeData()
+        data.setData(_MIME, str(indexes[0].row()).encode())
+        return data
+
+    def dropMimeData(self, data: QMimeData, action: Qt.DropAction, row: int, column: int, parent: Index) -> bool:
+        if not data.hasFormat(_MIME):
+            return False
+        to = row if row >= 0 else parent.row() if parent.isValid() else len(self.rows)
+        self.move(int(bytes(data.data(_MIME).data())), to)
+        return False  # it has moved already, and the view has nothing to take out
+
     def _say(self) -> None:
         self._all_changed()
         weights = [1.0 if row.weight is None else row.weight for row in self.ticked]
@@ -139,7 +205,8 @@ class RewardModel(QAbstractTableModel):
 
     def _all_changed(self) -> None:
         # A tick moves the colours of every row below it.
-        self.dataChanged.emit(self.index(0, 0), self.index(len(self.rows) - 1, len(HEADERS) - 1))
+        if self.rows:
+            self.dataChanged.emit(self.index(0, 0), self.index(len(self.rows) - 1, len(HEADERS) - 1))
 
     def _swatch(self, row: Row) -> QPixmap:
         ratio = 2
@@ -170,6 +237,9 @@ class RewardTable(Table):
         self.setEditTriggers(
             triggers.SelectedClicked | triggers.DoubleClicked | triggers.EditKeyPressed | triggers.AnyKeyPressed
         )
+        self.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
+        self.setDragDropOverwriteMode(False)
+        self.setAccessibleDescription("Space ticks a row; a digit changes its weight; Alt with the arrows moves it.")
         self.setWordWrap(True)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -182,19 +252,46 @@ class RewardTable(Table):
         self.verticalHeader().setDefaultSectionSize(ROW)
         header = self.horizontalHeader()
         header.setMinimumSectionSize(40)
-        for column, width in ((USE, 44), (LABEL, 136), (FUNCTION, 212), (WEIGHT, 72)):
+        for column, width in WIDTHS.items():
             header.setSectionResizeMode(column, QHeaderView.ResizeMode.Fixed)
             self.setColumnWidth(column, width)
         header.setSectionResizeMode(SCORES, QHeaderView.ResizeMode.Stretch)
 
     def resizeEvent(self, event: Any) -> None:
         super().resizeEvent(event)
-        self.setColumnHidden(FUNCTION, self.width() < 560)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Columns that a narrow table does without, and the mean, where the bench knows none."""
+        means = bool(self.model().means)  # type: ignore[attr-defined]
+        room = self.width() - sum(WIDTHS[column] for column in (USE, LABEL, WEIGHT, *([MEAN] if means else [])))
+        named = room - WIDTHS[FUNCTION] >= LEAST_SCORES
+        self.setColumnHidden(MEAN, not means)
+        self.setColumnHidden(FUNCTION, not named)
+        self.setColumnHidden(SOURCE, not named or room - WIDTHS[FUNCTION] - WIDTHS[SOURCE] < LEAST_SCORES)
+
+    def show_means(self, means: Mapping[str, float]) -> None:
+        self.model().show_means(means)  # type: ignore[attr-defined]
+        self._make_room()
+
+    def move_row(self, by: int) -> None:
+        """Move the present row up (−1) or down (1) among the ticked ones; the cursor goes with it."""
+        model: Any = self.model()
+        row = self.currentIndex().row()
+        if not 0 <= row < len(model.rows):
+            return
+        name, column = model.rows[row].entry.name, self.currentIndex().column()
+        others = [place for place, each in enumerate(model.rows) if each.ticked and (place - row) * by > 0]
+        if others and model.move(row, others[0] + 1 if by > 0 else others[-1]):
+            place = next(place for place, each in enumerate(model.rows) if each.entry.name == name)
+            self.setCurrentIndex(model.index(place, column))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         place = self.currentIndex()
         if event.key() == Qt.Key.Key_Space and place.isValid():
             turn(self.model(), place.row())
+        elif event.modifiers() & Qt.KeyboardModifier.AltModifier and event.key() in _STEPS:
+            self.move_row(_STEPS[Qt.Key(event.key())])
         else:
             super().keyPressEvent(event)
 
@@ -228,6 +325,8 @@ def _aligned(weights: Any, count: int) -> list[float | None]:
 def _text(row: Row, column: int) -> str | None:
     if column == WEIGHT:
         return "–" if row.weight is None else texts.number_text(row.weight)
+    if column == SOURCE:
+        return row.entry.source if row.entry.source in (BUILT_IN, "") else Path(row.entry.source).name
     return {LABEL: row.entry.label, FUNCTION: row.entry.name, SCORES: row.entry.scores.replace("`", "")}.get(column)
 
 
@@ -237,11 +336,14 @@ def _colour(row: Row, column: int) -> Any:
         return colours.warning
     if not row.ticked:
         return colours.muted
-    return colours.muted if column in (FUNCTION, SCORES) else colours.text
+    return colours.muted if column in (FUNCTION, SCORES, SOURCE, MEAN) else colours.text
 
 
 def _font(column: int) -> QFont | None:
-    fonts = {FUNCTION: theme.mono_font(theme.CAPTION), SCORES: theme.caption_font(), WEIGHT: theme.figures_font()}
+    figures, caption = theme.figures_font(), theme.caption_font()
+    fonts = {
+        FUNCTION: theme.mono_font(theme.CAPTION), SCORES: caption, SOURCE: caption, MEAN: figures, WEIGHT: figures
+    }  # fmt: skip
     return fonts.get(column)
 
 

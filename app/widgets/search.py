@@ -1,4 +1,6 @@
-"""Search over settings: by label, key or a word of the help; choosing one leads to its field."""
+"""Search over settings: by label, key, what other programs call them, their menus' words, and their help; choosing one
+leads to its field.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,10 @@ from PySide6.QtWidgets import QCompleter, QLineEdit, QWidget
 from app import theme
 from app.widgets import icons
 from backend.spec.setting import Setting
+from backend.spec.spelling import also_called
 
 KEY = Qt.ItemDataRole.UserRole
-WORDS = Qt.ItemDataRole.UserRole + 1
+WIDTH = 220
 
 
 class SettingSearch(QLineEdit):
@@ -23,14 +26,22 @@ class SettingSearch(QLineEdit):
 
     def __init__(self, settings: Sequence[Setting], parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self._settings = list(settings)
         self.setPlaceholderText("Find a setting")
         self.setAccessibleName("Find a setting")
         self.setClearButtonEnabled(True)
         self.setProperty("role", "search")
-        self.setFixedWidth(220)
+        self.setFixedWidth(theme.scaled(WIDTH))
         self._glass: QAction = self.addAction(icons.icon("search"), QLineEdit.ActionPosition.LeadingPosition)
         self._draw()
-        self._completer = self._build_completer(settings)
+        self._model = QStandardItemModel(self)
+        self.textChanged.connect(self._look)  # before the completer, which shows what then stands in the model
+        self._completer = QCompleter(self._model, self)
+        self._completer.setCompletionMode(QCompleter.CompletionMode.UnfilteredPopupCompletion)
+        self._completer.setMaxVisibleItems(12)
+        popup = self._completer.popup()
+        assert popup is not None
+        popup.setMinimumWidth(theme.scaled(320))
         self.setCompleter(self._completer)
         self._completer.activated[QModelIndex].connect(self._choose)  # pyright: ignore[reportIndexIssue]
         self.returnPressed.connect(self._choose_first)
@@ -41,30 +52,22 @@ class SettingSearch(QLineEdit):
         self.selectAll()
 
     def found(self) -> list[str]:
-        """Keys of the settings that match what stands in the field."""
-        self._completer.setCompletionPrefix(self.text())
-        matches = self._completer.completionModel()
-        return [matches.index(row, 0).data(KEY) for row in range(matches.rowCount())]
+        """Keys of the settings that match what stands in the field, the best first."""
+        return [about.key for about in matching(self.text(), self._settings)]
 
-    def _build_completer(self, settings: Sequence[Setting]) -> QCompleter:
-        model = QStandardItemModel(self)
-        for about in settings:
+    def _look(self, text: str) -> None:
+        self._model.clear()
+        for about in matching(text, self._settings):
             item = QStandardItem(f"{about.label}  –  {about.key}")
             item.setData(about.key, KEY)
-            item.setData(f"{about.label} {about.key} {about.help}", WORDS)
-            model.appendRow(item)
-        completer = QCompleter(model, self)
-        completer.setCompletionRole(WORDS)
-        completer.setFilterMode(Qt.MatchFlag.MatchContains)
-        completer.setCaseSensitivity(Qt.CaseSensitivity.CaseInsensitive)
-        completer.setMaxVisibleItems(12)
-        return completer
+            item.setToolTip(f"<p>{about.help}</p>")
+            self._model.appendRow(item)
 
     def _choose(self, index: QModelIndex) -> None:
         self._go_to(index.data(KEY))
 
     def _choose_first(self) -> None:
-        keys = self.found() if self.text().strip() else []
+        keys = self.found()
         if keys:
             self._go_to(keys[0])
 
@@ -75,3 +78,31 @@ class SettingSearch(QLineEdit):
 
     def _draw(self) -> None:
         self._glass.setIcon(icons.icon("search", theme.palette().muted, 16))
+
+
+def matching(text: str, settings: Sequence[Setting]) -> list[Setting]:
+    """Settings in which every word of `text` stands somewhere; those with it in their names before those with it in
+    their help. None for an empty text."""
+    words = [word for word in text.lower().replace("–", " ").split() if word]
+    if not words:
+        return []
+    ranked = [(rank, place, about) for place, about in enumerate(settings) if (rank := _rank(words, about)) is not None]
+    return [about for _, _, about in sorted(ranked, key=lambda one: one[:2])]
+
+
+def _rank(words: Sequence[str], about: Setting) -> int | None:
+    """0 for the name itself, then its beginning, names, other programs' names, menus, help; None for no match."""
+    whole, label, key = " ".join(words), about.label.lower(), about.key
+    elsewhere = [name.lower() for name in also_called(about.key)]
+    others = " ".join(elsewhere)
+    menu = " ".join(f"{choice.label} {choice.value} {choice.sentence}" for choice in about.choices).lower()
+    if whole in (label, key, *elsewhere):
+        return 0
+    if label.startswith(whole) or key.startswith(whole):
+        return 1
+    text = ""
+    for rank, more in enumerate((f"{label} {key} {key.replace('_', ' ')}", others, menu, about.help.lower()), 2):
+        text = f"{text} {more}"
+        if all(word in text for word in words):
+            return rank
+    return None

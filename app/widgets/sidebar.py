@@ -57,7 +57,7 @@ class Sidebar(QWidget):
         self.buttons[key].setChecked(True)
 
     def set_collapsed(self, collapsed: bool) -> None:
-        self.setFixedWidth(NARROW if collapsed else WIDE)
+        self.setFixedWidth(NARROW if collapsed else theme.scaled(WIDE))
         for button in self.buttons.values():
             button.collapsed = collapsed
             button.update()
@@ -81,7 +81,7 @@ class PageButton(QAbstractButton):
         self.setAttribute(Qt.WidgetAttribute.WA_Hover)
 
     def sizeHint(self) -> QSize:
-        return QSize(40, ROW)
+        return QSize(40, theme.scaled(ROW))
 
     def paintEvent(self, event: QPaintEvent) -> None:
         colours, here = theme.palette(), self.isChecked()

@@ -30,7 +30,7 @@ class Strip(QFrame):
         for part in (self._dot, self.state, self.step, self.left, self.memory):
             across.addWidget(part)
         across.addWidget(self.sentence, 1)
-        self.setFixedHeight(28)
+        self.setFixedHeight(theme.scaled(28))
         self.show_state("")
         theme.signals.changed.connect(self.update)
 

@@ -1,0 +1,75 @@
+"""What is known of a dataset in numbers, and in one line of words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_LINES = {
+    "none": "",
+    "reading": "Reading the dataset…",
+    "absent": "This dataset is not on this machine yet",
+    "fetching": "Fetching the dataset…",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What is known of the prompts' lengths: `seen` of `rows` rows, of which training would refuse `refused`.
+
+    `lengths` are (tokens, rows) rising, or nothing, and then `no_tokens` says why. `done` once nothing more is counted.
+    """
+
+    rows: int
+    seen: int = 0
+    refused: int = 0
+    lengths: tuple[tuple[int, int], ...] = ()
+    no_tokens: str = ""
+    done: bool = False
+
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self.lengths) and not self.no_tokens
+
+    @property
+    def longest(self) -> int:
+        return self.lengths[-1][0] if self.lengths else 0
+
+    @property
+    def middle(self) -> int:
+        """The median length."""
+        half = sum(rows for _, rows in self.lengths) / 2
+        passed = 0
+        for tokens, rows in self.lengths:
+            passed += rows
+            if passed >= half:
+                return tokens
+        return 0
+
+    def too_long(self, room: int) -> tuple[int, bool]:
+        """(rows whose prompt has more than `room` tokens, whether that was counted: of a part it is worked out)."""
+        found = sum(rows for tokens, rows in self.lengths if tokens > room)
+        whole = self.seen >= self.rows
+        return (found if whole else round(found * self.rows / max(1, self.seen))), whole
+
+
+def in_a_line(
+    state: str, splits: Mapping[str, Mapping[str, Any]], uses: Mapping[str, str], counts: Counts | None, room: int
+) -> str:
+    """“2,048 rows · question → prompt, answer → answer · 3 too long”. `uses` says what a column is for, `counts` are those
+    of the training rows, `room` is how many tokens a prompt may have."""
+    if state in _LINES or "train" not in splits:
+        return _LINES.get(state, "")
+    held = "".join(f" + {about['rows']:,} {split}" for split, about in splits.items() if split != "train")
+    mapped = ", ".join(f"{column} → {use}" for column, use in uses.items())
+    missing = splits["train"]["unanswered"]
+    parts = [f"{splits['train']['rows']:,} rows{held}", mapped, _too_long(counts, room)]
+    return " · ".join(part for part in [*parts, f"{missing:,} without an answer" if missing else ""] if part)
+
+
+def _too_long(counts: Counts | None, room: int) -> str:
+    if counts is None or not counts.has_tokens:
+        return ""
+    rows, whole = counts.too_long(room)
+    return f"{'' if whole else 'about '}{rows:,} too long" if rows else ""
