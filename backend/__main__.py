@@ -35,7 +35,16 @@ def app() -> typer.Typer:
         name="grpo-studio-backend", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
         help="GRPO Studio's trainer, without the window.",
     )  # fmt: skip
-    for function in (run.train, run.resume, run.demo, look.check, estimate.estimate, look.runs, look.export, serve.serve):
+    for function in (
+        run.train,
+        run.resume,
+        run.demo,
+        look.check,
+        estimate.estimate,
+        look.runs,
+        look.export,
+        serve.serve,
+    ):
         verbs.command()(function)
     verbs.add_typer(look.rewards, name="rewards")
 

@@ -158,6 +158,20 @@ def test_layers_that_read_the_same_input_become_one_product(models: Path) -> Non
     assert found.count(attention) == 2 and gates not in found, "experts are no plain linear layers"
 
 
+def test_only_layers_of_one_kind_become_one_product(models: Path) -> None:
+    """Published models keep some layers in more bits than others, or in none."""
+    policy = policy_of(models, tie=False)
+    base = policy.reference_model or policy.model
+    for layer in base.layers:
+        layer.self_attn.q_proj.linear = nn.QuantizedLinear.from_linear(layer.self_attn.q_proj.linear, 32, 8)
+        layer.self_attn.k_proj.linear = nn.QuantizedLinear.from_linear(layer.self_attn.k_proj.linear, 32, 4)
+        layer.mlp.up_proj.linear = nn.QuantizedLinear.from_linear(layer.mlp.up_proj.linear, 32, 4)
+    face = Face(policy.model, policy.halves)
+    assert all(len(bundle.members) == 1 for bundle in face.bundles) and len(face.bundles) == 14
+    face.refresh()
+    assert distance(policy, face) < 1e-4
+
+
 @pytest.mark.parametrize(("bits", "most"), [(4, 720), (None, 480)], ids=["4-bit", "bf16"])
 def test_kernels_in_a_decoding_step(bits: int | None, most: int) -> None:
     """28 layers, adapters everywhere, the draw included. Counted on few layers: each adds the same number."""

@@ -21,6 +21,20 @@ def prompts_apart() -> Off:
     return mock.patch.object(forward, "_shared_layers", lambda model, halves: 0)
 
 
+def read_again() -> Off:
+    """Learning reads a prompt once in each micro-batch."""
+    from backend.relay import Relay
+
+    return mock.patch.object(Relay, "pays", staticmethod(lambda parts: False))
+
+
+def one_micro_batch() -> Off:
+    """Learning takes all rows of a batch through the model together."""
+    from backend import learner
+
+    return mock.patch.dict(learner.MICRO_BATCH_TOKENS, {"cpu": 1 << 30, "gpu": 1 << 30})
+
+
 def plain_head() -> Off:
     """Log-probabilities as the formula has them: a log-softmax of all tokens over the whole vocabulary, differentiated."""
     import mlx.core as mx
@@ -130,6 +144,8 @@ SWITCHES: dict[str, Callable[[], Off]] = {
     "late reading": read_at_once,
     "exp in vectors": library_exp,
     "prompt sharing": prompts_apart,
+    "prompts read once for all micro-batches": read_again,
+    "small micro-batches": one_micro_batch,
     "fused head": plain_head,
     "no old-policy pass": old_pass,
 }

@@ -80,7 +80,7 @@ def trainings(case: Case, folder: Path, meter: Meter) -> None:
     """Learning alone, from made-up completions of full length."""
     config = settings(case, folder)
     policy = load_policy(config)
-    learner = Learner(policy, config, MANY)
+    learner = Learner(policy, config, MANY, micro_batch_tokens=case.micro_batch)
     for number in meter.steps():
         groups = made_up(case, number)
         meter.begin_again()

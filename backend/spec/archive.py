@@ -52,7 +52,7 @@ def summary(run: RunFolder) -> Summary:
     events = _joined(first, last)
     steps = [event for event in events if event["kind"] == "step"]
     starts = [event for event in events if event["kind"] == "started"]
-    settings, newest = _settings(run), steps[-1] if steps else {}
+    settings, newest = settings_of(run), steps[-1] if steps else {}
     before, after = before_after((_metrics(step).get("reward") for step in steps), newest.get("step"))
     return Summary(
         name=run.name,
@@ -168,7 +168,8 @@ def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _settings(run: RunFolder) -> dict[str, Any]:
+def settings_of(run: RunFolder) -> dict[str, Any]:
+    """What a run's config.yaml says, unjudged; nothing where it cannot be read."""
     try:
         raw = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):

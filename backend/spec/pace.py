@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, cast
 
-import yaml
-
-from backend.spec.archive import edges
+from backend.spec.archive import edges, settings_of
 from backend.spec.places import RunFolder
 
 SHAPE = ("train_type", "max_completion_length", "num_layers", "grad_checkpoint", "num_iterations")
@@ -46,7 +44,7 @@ def pace_of(run: RunFolder) -> Pace | None:
     by_step = {event.get("step"): event for event in [*first, *last] if event.get("kind") == "step"}
     told = [_number(event.get("metrics"), "time/step") for event in by_step.values()]
     seconds = sorted(one for one in told if one is not None)
-    settings = _settings(run)
+    settings = settings_of(run)
     if len(seconds) < FEWEST_STEPS or not settings:
         return None
     each = 1
@@ -59,11 +57,3 @@ def pace_of(run: RunFolder) -> Pace | None:
 def _number(metrics: Any, name: str) -> float | None:
     value = cast("dict[str, Any]", metrics).get(name) if isinstance(metrics, dict) else None
     return float(value) if isinstance(value, (int, float)) and value > 0 else None
-
-
-def _settings(run: RunFolder) -> dict[str, Any]:
-    try:
-        raw = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
