@@ -53,7 +53,11 @@ def test_a_setting_has_words_for_people(about: Setting) -> None:
     texts = [about.help, *(choice.sentence for choice in about.choices if choice.sentence)]
     for text in texts:
         assert text.endswith(".") and not text[0].islower() and "!" not in text and "  " not in text, text
-    assert about.unit in (about.unit.strip().lower(), "GB") and not about.unit.endswith(".") and len(about.unit.split()) < 4
+    assert (
+        about.unit in (about.unit.strip().lower(), "GB")
+        and not about.unit.endswith(".")
+        and len(about.unit.split()) < 4
+    )
     assert about.section in SECTIONS
 
 
