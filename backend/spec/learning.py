@@ -170,15 +170,18 @@ class Learning:
         return sum(self.width * one.outputs * self.costs.times(one) + 3 * FLOAT * one.experts for one in several)
 
     def _at_work(self, passage: Passage, plan: Plan) -> int:
-        """One layer in its backward pass: two arrays like the scores, nearly three where they are worked out again, and the
-        gradients of the keys and values that the rows saw; or the gradients in the gated unit, three of its inner size, and
-        five where it is worked out again. In 16 bits the adapters' part of it is worked out in 32."""
+        """One layer in its backward pass: arrays like the scores, two while what the gated unit kept is still there and nearly
+        three after that, more where they are worked out again, and the gradients of the keys and values that the rows saw; or
+        the gradients in the gated unit, three of its inner size, and five where it is worked out again. In 16 bits the
+        adapters' part of it is worked out in 32."""
         tokens = passage.rows * self.completion or passage.prompts * self.prompt
         spread = 2 * self.shape.keys * self.width * passage.rows * (self.prompt + self.completion)
         scores = max(self._row_scores(passage), self._prompt_scores(passage))
         unit, hidden = FLOAT * self.costs.unit(self.layers[-1]) if self.layers else 0, FLOAT * self.shape.hidden
         unit_at_work = tokens * (5 * unit + 12 * hidden if plan.recompute else 3 * unit + hidden)
-        attention_at_work = round((2.8 if plan.recompute else 2) * scores) + spread
+        early, late = (2.8, 3.5) if plan.recompute else (2, 2.8)
+        gone = tokens * (5 * unit + 2 * hidden)
+        attention_at_work = max(round(early * scores), round(late * scores) - gone) + spread
         return max(attention_at_work, unit_at_work) + self._adapted_weight()
 
     def _adapted_weight(self) -> int:
