@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from backend.head import Scored, token_logps
@@ -358,19 +359,37 @@ def _recomputing(call: Callable[..., Any], seeds: Iterator[int]) -> Callable[...
         seed = next(seeds)
         memory = next((x for x in (*args, *kwargs.values()) if isinstance(x, (Reading, Following))), None)
         given = [memory.keys, memory.values] if isinstance(memory, Following) else []
+        mine = layer.trainable_parameters()
+        names = [name for name, _ in tree_flatten(mine)]
 
-        def inner(parameters: dict[str, Any], given: Sequence[mx.array], x: mx.array) -> Any:
+        def inner(x: mx.array, *more: mx.array) -> tuple[mx.array, ...]:
             """All that gets a gradient comes in as an argument and goes out as a result: the prompt's keys and values too."""
             mx.random.seed(seed)  # the second pass must drop what the first one dropped
-            layer.update(parameters)
+            layer.update(tree_unflatten(list(zip(names, more, strict=False))))
             if given:
-                memory.keys, memory.values = given  # pyright: ignore
+                memory.keys, memory.values = more[len(names) :]  # pyright: ignore
             made = call(layer, x, *args[1:], **kwargs)
-            return (made, memory.keys, memory.values) if isinstance(memory, Reading) else made
+            return (made, memory.keys, memory.values) if isinstance(memory, Reading) else (made,)
 
-        made = mx.checkpoint(inner)(layer.trainable_parameters(), given, args[0])
+        made, *read = _worked_out_again(inner)(args[0], *(array for _, array in tree_flatten(mine)), *given)
+        layer.update(mine)
         if isinstance(memory, Reading):
-            made, memory.keys, memory.values = made
+            memory.keys, memory.values = read
         return made
 
     return checkpointed
+
+
+def _worked_out_again(inner: Callable[..., tuple[mx.array, ...]]) -> Callable[..., tuple[mx.array, ...]]:
+    """`inner`, whose gradient begins with a second pass, not before the slopes of its results are there; and which lets the
+    slope of its first argument go on only once all others stand. Else MLX leaves these for later, layer after layer, and
+    what they are made from stays in memory: several times as much, and more the more layers there are."""
+    run = mx.custom_function(inner)
+
+    @run.vjp
+    def slopes(primals: Any, cotangents: Any, _outputs: Any) -> tuple[mx.array, ...]:
+        back = list(cotangents) if isinstance(cotangents, (tuple, list)) else [cotangents]
+        first, *others = mx.vjp(inner, mx.depends(list(primals), back), back)[1]
+        return (mx.depends([first], others)[0] if others else first, *others)
+
+    return run

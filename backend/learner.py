@@ -285,6 +285,7 @@ class Learner:
     ) -> tuple[Any, Any, Prompted | None]:
         """What `_loss` gives, its gradient in the weights, and in the prompts that were given."""
         things = (part.batch, part.rows, whole, self.bonus.coefficient)
+        learning = self.policy.model.trainable_parameters()
         try:
             with recomputed_layers(self.policy.model, self.recompute):
                 if given is not None:
@@ -297,18 +298,18 @@ class Learner:
                 f"An operation of this model has no gradient on this device ({error}), so it cannot be trained here."
             )
             raise Mistake("model", sentence) from error
+        finally:
+            self.policy.model.update(learning)  # differentiation leaves its own arrays in the model
 
     def _gradient_in_both(self, given: Prompted, *things: Any) -> tuple[Any, Any, Prompted]:
-        model, learning = self.policy.model, self.policy.model.trainable_parameters()
+        model = self.policy.model
 
         def loss(learning: Any, last: mx.array, keys: list[mx.array], values: list[mx.array]) -> Any:
             model.update(learning)
             return self._loss(*things, Prompted(last, keys, values))
 
-        try:
-            told, (grads, *slopes) = mx.value_and_grad(loss, argnums=[0, 1, 2, 3])(learning, *given)
-        finally:
-            model.update(learning)
+        gradient = mx.value_and_grad(loss, argnums=[0, 1, 2, 3])
+        told, (grads, *slopes) = gradient(model.trainable_parameters(), *given)
         return told, grads, Prompted(*slopes)
 
     def _loss(

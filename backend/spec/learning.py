@@ -91,8 +91,6 @@ class Learning:
         # The logits come when no layer's activations are there. Where every weight learns, the next layer is worked out
         # before the last one's weights have their gradients.
         layers = 1.75 if self.costs.full and len(self.layers) > 2 else 1
-        if self.shape.plain and not passage.prompts:  # slopes in the prompts' keys and values come late, and hold it up
-            layers = max(layers, 0.75 * len(self.layers))
         kept = max((self._kept_by(layer, passage) for layer in self.layers), default=0)
         return self._inputs(passage) + max(round(layers * kept) + layer - logits, 0), logits
 
