@@ -98,6 +98,8 @@ class Work:
 
 def peaks(work: Work, folder: Path) -> tuple[memory.Estimate, int, int]:
     """(estimate, peak of sampling, peak of learning), the engine being told what a run tells it."""
+    gc.collect()
+    others = mx.get_active_memory()  # fixtures of other files hold models of their own
     config = work.config(folder)
     policy = load_policy(config)
     shape = shape_of(folder)
@@ -108,7 +110,7 @@ def peaks(work: Work, folder: Path) -> tuple[memory.Estimate, int, int]:
     trained = Learner(policy, config, 100, **room.learner)
     mx.eval(policy.model.state, trained.optimizer.state)
     learnt = learning_peak(work, trained)  # first: it may give the reference weights of its own
-    return found, sampling_peak(work, config, policy, room.rollout), learnt
+    return found, sampling_peak(work, config, policy, room.rollout) - others, learnt - others
 
 
 def sampling_peak(work: Work, config: Config, policy: Policy, told: dict[str, Any]) -> int:
