@@ -5,6 +5,7 @@ To add a page: one file in this folder and one line here.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import threading
 from collections.abc import Callable
@@ -48,7 +49,16 @@ PAGES: tuple[PageEntry, ...] = (
 
 def read_ahead() -> threading.Thread:
     """Import every page beside the event loop, and with them numpy and pyqtgraph: half a second that the first click on
-    Monitor would wait for. Nothing of Qt is made on the thread."""
-    thread = threading.Thread(target=lambda: [page.load() for page in PAGES], name="read ahead", daemon=True)
+    Monitor would wait for. Nothing of Qt is made on the thread, and nothing may be destroyed on it either."""
+    thread = threading.Thread(target=_read, name="read ahead", daemon=True)
     thread.start()
     return thread
+
+
+def _read() -> None:
+    gc.disable()  # a collection here would destroy the window's own timers on this thread, which is a crash
+    try:
+        for page in PAGES:
+            page.load()
+    finally:
+        gc.enable()
