@@ -126,9 +126,8 @@ def split(model: nn.Module) -> Halves:
     else:
         halves = Halves(lambda tokens, cache=None: model(tokens, cache=cache), lambda hidden: hidden)
     halves.layers = _shared_layers(model, halves)
-    halves.vocabulary = halves.logits(halves.hidden(mx.array([[1]]))).shape[
-        -1
-    ]  # asked of the shape alone: nothing runs
+    # Only the shape is asked for: nothing runs.
+    halves.vocabulary = halves.logits(halves.hidden(mx.array([[1]]))).shape[-1]
     return halves
 
 
@@ -145,23 +144,23 @@ def _halves_agree(model: nn.Module, body: Any, logits: Any) -> bool:
 def _shared_layers(model: nn.Module, halves: Halves) -> int:
     """How many layers remember keys and values, if that is all they remember and reading a prompt once gives the hidden states
     of reading it for every row. Tried on prompts of unequal length: some models want one position for all rows."""
+    training = model.training
     try:
         caches = make_prompt_cache(model)
         if any(type(cache) is not KVCache for cache in caches):
             return 0
         rows = _probe()
-        training = model.training
         model.eval()
         halves.layers = len(caches)
         shared = _states_shared(halves, rows)
         whole = _states_whole(halves, rows)
-        model.train(training)
         tolerance = 1e-3 if whole.dtype == mx.float32 else 0.1
         scale = mx.abs(whole).max()
         return len(caches) if (mx.abs(shared - whole).max() <= tolerance * scale).item() else 0
     except Exception:  # whatever a model's code does not take: it is read row by row
         return 0
     finally:
+        model.train(training)
         halves.layers = 0
 
 

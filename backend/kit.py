@@ -85,4 +85,5 @@ def _prompts(splits: Splits, policy: Policy, config: Config) -> dict[str, Prompt
         if rows and wanted[split]:
             found[split] = Prompts(rows, policy.tokenizer, config, splits.source.get(split, config.data))
             first_look(found[split], split, everything=split == "train" and config.epochs > 0)
+            found[split].look(found[split].widest())  # memory is planned for the longest prompt, wherever it stands
     return found

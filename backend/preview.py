@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.data import Row, Splits, check_columns, read_splits
+from backend.spec.columns import NAMES
 from backend.spec.config import Config, problems
 from backend.spec.faults import Fault, Mistake
 from backend.spec.sources import DATA_SUFFIXES, check_data
@@ -27,12 +28,8 @@ MAPPING = (
     "model", "reward_functions", "max_seq_length", "max_completion_length",
 )  # fmt: skip
 """Settings that decide what becomes of a row."""
-LIKELY: dict[str, tuple[str, ...]] = {
-    "prompt_feature": ("prompt", "question", "problem", "query", "instruction", "input", "messages", "conversation", "text"),
-    "answer_feature": ("answer", "solution", "final_answer", "expected_answer", "ground_truth", "gold", "target", "label",
-                       "expected", "reference", "output", "response", "result"),
-}  # fmt: skip
-"""Setting → names that such a column goes by, the likeliest first."""
+LIKELY = {key: NAMES[key] for key in ("prompt_feature", "answer_feature")}
+"""Setting → names that such a column goes by, the likeliest first. The others may be absent, and are not guessed."""
 LOOKED_AT = 200
 """Rows that a column's kind is judged by."""
 

@@ -13,6 +13,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest
 from itertools import islice
 from typing import Any
 
@@ -28,6 +29,9 @@ AT_ONCE = 512
 
 CHUNK = 64
 """Rows tokenised in one call: a step that draws its problems waits no longer than for these."""
+
+WIDEST = 16
+"""Rows that are tokenised to find the longest prompt: the longest text need not have most tokens."""
 
 _one_at_a_time = threading.Lock()
 """A run has one tokenizer and, with the survey, two threads; a tokenizer may change its own settings while it works."""
@@ -45,8 +49,11 @@ class Prompts(Sequence[Problem | None]):
         """Most tokens of a prompt."""
         self._rows, self._tokenizer, self._config, self._source = rows, tokenizer, config, source
         self._lengths = array("i", [-1]) * len(rows)  # tokens by row; −1 for a row that was not tokenised yet
+        self._sizes = array("l", [0]) * len(rows)  # characters by row
         for index in range(len(rows)):
-            whole_characters(self._chat(index), self._where(index))
+            chat = self._chat(index)
+            whole_characters(chat, self._where(index))
+            self._sizes[index] = sum(len(str(message.get("content", ""))) for message in chat)
         self._takes_many = bool(rows) and self._try_many()
 
     def __len__(self) -> int:
@@ -70,6 +77,10 @@ class Prompts(Sequence[Problem | None]):
     def unseen(self) -> list[int]:
         """The rows that were never tokenised."""
         return [index for index, length in enumerate(self._lengths) if length < 0]
+
+    def widest(self, count: int = WIDEST) -> list[int]:
+        """The rows with most text."""
+        return nlargest(count, range(len(self)), key=self._sizes.__getitem__)
 
     @property
     def fitting(self) -> int:

@@ -15,6 +15,7 @@ import small
 from mlx_lm.utils import load_tokenizer
 from tiny import tiny_tokenizer
 
+from backend import kit
 from backend import prompts as prompts_module
 from backend.data import Deck, prepare
 from backend.nouns import Problem
@@ -215,3 +216,27 @@ def test_epochs_count_the_rows_that_fit_before_the_first_step(tmp_path: Path, mo
     (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     raw = small.settings_for(tmp_path, data=str(tmp_path / "some.jsonl"), epochs=2, batch_size=5)
     assert small.train_here(raw, RunFolder(tmp_path / "run")).step == 5  # 2 × 12 rows, 5 a step
+
+
+def test_the_longest_prompt_is_found_wherever_it_stands(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory was planned for the longest of the first 512 rows: a longer one further on went over the limit."""
+    rows = [{"prompt": "short", "answer": "1"} for _ in range(AT_ONCE + 40)]
+    rows[-3]["prompt"] = "word " * 60
+    prompts = made(tokenizer, rows)
+    first_look(prompts, "train")
+    before = prompts.longest
+    prompts.look(prompts.widest())
+    assert prompts.widest(1) == [len(rows) - 3] and prompts.longest > 3 * before
+    raw = small.settings_for(tmp_path)
+    Path(raw["data"]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told: list[int] = []
+    plan = kit.make_room
+    monkeypatch.setattr(
+        kit,
+        "make_room",
+        lambda config, policy, longest, note: told.extend(longest) or plan(config, policy, longest, note),
+    )
+    kit.load_kit(parse(raw), lambda sentence: None)
+    assert max(told) > 3 * before
