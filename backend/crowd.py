@@ -15,7 +15,8 @@ import numpy as np
 from backend.drafts import OPEN, Drafts
 from backend.exponential import on_cpu
 from backend.sampler import Drawn, Sampling, draw
-from backend.slots import Entrants, Line, Rows, capacity
+from backend.slots import Entrants, Line, Rows
+from backend.spec.sizes import capacity
 
 BURST = 8
 """Tokens between two looks at what has been drawn; the device works on while Python looks."""

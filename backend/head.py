@@ -15,12 +15,6 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from backend.exponential import exp_below_zero
 
-CHUNK_BYTES = {"cpu": 8 << 20, "gpu": 64 << 20}
-"""Bytes of float32 logits worked on at once: a CPU wants them in its cache, a GPU wants enough rows to keep busy."""
-
-SMALLEST_CHUNK = 32
-"""Tokens; with fewer, the head's weights are read more often than they are used."""
-
 Exp = Callable[[mx.array], mx.array]
 Project = Callable[[mx.array], mx.array]
 """Hidden states [n, H] → logits [n, V]."""
@@ -58,12 +52,6 @@ def token_logps(
         )
     score = _learning if tree_flatten(head.trainable_parameters()) else _frozen
     return score(project, head, hidden_NH, target_N, temperature, size, entropy_gradient)
-
-
-def head_chunk(vocabulary: int, wanted: int | None = None) -> int:
-    """Completion tokens whose logits fit CHUNK_BYTES together, or what the person asked for."""
-    device = "cpu" if mx.default_device().type == mx.cpu else "gpu"
-    return wanted or max(SMALLEST_CHUNK, CHUNK_BYTES[device] // (4 * vocabulary))
 
 
 # ── one chunk ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -20,18 +20,15 @@ from backend import ranks
 from backend.batch import Batch, importance_ratio
 from backend.bonus import EntropyBonus
 from backend.forward import Halves, Prompted, Rows, completion_logps, recomputed_layers, rows_of
-from backend.head import Scored, head_chunk
+from backend.head import Scored
 from backend.losses import entropy_quantile, merge, policy_terms, token_weights
 from backend.optimize import clip_by_norm, optimizer, restore, schedule, state_arrays
 from backend.policy import Policy
 from backend.relay import Relay
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
+from backend.spec.sizes import MICRO_BATCH_TOKENS, head_chunk
 from backend.traced import BUCKET, Traced
-
-MICRO_BATCH_TOKENS = {"cpu": 512, "gpu": 4096}
-"""Most tokens (padding counted) in one forward and backward pass, where nobody says otherwise: enough to keep the device busy.
-Since a prompt is read once however its rows are parted, more of them would only take more memory."""
 
 Poll = Callable[[], None]
 
@@ -88,9 +85,9 @@ class Learner:
         self.bonus = EntropyBonus(config.entropy_coef, config.entropy_adaptive, config.entropy_target)
         self.objective = objective(config)
         asked = config.seq_step_size if config.efficient_long_context else None
-        self.chunk = chunk or head_chunk(policy.halves.vocabulary, asked)
         on_gpu = mx.default_device().type == mx.gpu
-        self.micro_batch_tokens = micro_batch_tokens or MICRO_BATCH_TOKENS["gpu" if on_gpu else "cpu"]
+        self.chunk = chunk or asked or head_chunk(policy.halves.vocabulary, on_gpu)
+        self.micro_batch_tokens = micro_batch_tokens or MICRO_BATCH_TOKENS[on_gpu]
         self.recompute = config.grad_checkpoint if recompute is None else recompute
         self.traced = (on_gpu if traced is None else traced) and config.dropout == 0
         self._loss_and_grad = (Traced if self.traced else nn.value_and_grad)(policy.model, self._loss)

@@ -20,9 +20,7 @@ from backend.drafts import OPEN, Drafts
 from backend.nouns import Group, Problem
 from backend.sampler import GREEDY, Drawn, Sampling, draw, uniforms
 from backend.slots import Line, Prefilled, SlotCache
-
-PREFILL_TOKENS = 8192
-"""Most prompt tokens, of all prompts that are read together, in one forward pass."""
+from backend.spec.sizes import PREFILL_TOKENS
 
 Poll = Callable[[int], None]
 

@@ -11,15 +11,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-BUCKET = 64
-"""Columns by which short rows grow; the decoding step is traced once for each capacity."""
-
-
-def capacity(columns: int) -> int:
-    """Room for so many columns: in steps of a bucket, or of an eighth to a sixteenth where that is more, so that growing to
-    any length copies a row a few times and not once a bucket."""
-    step = max(BUCKET, 1 << columns.bit_length() - 1 >> 3)
-    return -(-columns // step) * step
+from backend.spec.sizes import capacity
 
 
 class SlotCache:

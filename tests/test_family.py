@@ -176,7 +176,7 @@ def assert_equal_updates(
     wanted = {name: np.mean([one[name] for one in plain.told]) for name in plain.told[0]}
     metrics: dict[str, float] = {}
     for budget in (ONE_PART, PARTS):
-        monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, "cpu", budget)
+        monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, False, budget)
         mine = shaken(config)
         told, metrics = metrics, Learner(mine, config, 1).learn(pack_of(groups, config))
         assert_near(weights_of(mine), weights_of(plain.policy), start)
@@ -455,7 +455,7 @@ def test_the_gap_to_what_was_drawn_from_is_measured_whatever_the_correction(
         "sampling/importance_sampling_ratio/max": np.exp(gaps).max(),
     }
     for budget in (ONE_PART, PARTS):
-        monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, "cpu", budget)
+        monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, False, budget)
         metrics = Learner(shaken(config), config, 1).learn(pack_of(groups, config))
         assert {name: metrics[name] for name in wanted} == pytest.approx(wanted, rel=1e-4)
     corrected = config_of(model, beta=0, num_iterations=1, skip_zero_signal=False, **TURNED_ON["token, truncated"])

@@ -18,9 +18,10 @@ from mlx_lm import load
 from mlx_lm.models import cohere, gemma2
 
 from backend.forward import Halves, completion_logps, recomputed_layers, rows_of, split
-from backend.head import SMALLEST_CHUNK, Scored, head_chunk
+from backend.head import Scored
 from backend.policy import Policy, load_policy
 from backend.spec.config import parse
+from backend.spec.sizes import SMALLEST_CHUNK, head_chunk
 
 
 @dataclass(frozen=True)
@@ -212,10 +213,9 @@ def test_half_precision_logits_are_normalised_in_float32(models: Path) -> None:
         assert np.abs(np.array(logp_BT)[row, : len(c)] - plain).mean() < 1e-3
 
 
-def test_the_chunk_follows_the_vocabulary_unless_somebody_asked() -> None:
-    assert head_chunk(4096) == 512
-    assert head_chunk(151_936) == SMALLEST_CHUNK
-    assert head_chunk(151_936, 512) == 512
+def test_the_chunk_follows_the_vocabulary() -> None:
+    assert head_chunk(4096, gpu=False) == 512 and head_chunk(4096, gpu=True) == 4096
+    assert head_chunk(10**8, gpu=True) == SMALLEST_CHUNK
 
 
 # ---- halves ----------------------------------------------------------------------------------------------------

@@ -279,7 +279,7 @@ def test_cutting_into_micro_batches_changes_nothing(model: Path, monkeypatch: py
     steps = clear(config)[1]
     whole, told = learned(config, steps)
     for tokens in (1, 30, 70):
-        monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, "cpu", tokens)
+        monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, False, tokens)
         cut, metrics = learned(config, steps)
         assert_same_weights(whole, cut)
         for one, other in zip(told, metrics, strict=True):
@@ -406,7 +406,7 @@ def test_the_learning_rate_follows_updates_not_steps(model: Path) -> None:
 
 def test_poll_is_asked_between_micro_batches(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, asked = config_of(model, num_iterations=2), []
-    monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, "cpu", 1)
+    monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, False, 1)
     learner = Learner(load_policy(config), config, 1)
     learner.learn(pack(given()[0].groups(config), pad_id=0), lambda: asked.append(learner.updates))
     assert asked == [0] * 2 * P * G + [1] * P * G  # the reference's pass, then each update's

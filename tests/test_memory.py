@@ -18,7 +18,6 @@ from small import settings_for, train_here, write_config
 from tiny import tiny_model
 from typer.testing import CliRunner
 
-from backend import head, learner, rollout, slots
 from backend.__main__ import app
 from backend.batch import pack
 from backend.learner import Learner
@@ -27,7 +26,7 @@ from backend.policy import Policy, load_policy
 from backend.rollout import Rollout
 from backend.room import make_room
 from backend.sampler import Sampling
-from backend.spec import costs, memory
+from backend.spec import memory
 from backend.spec.config import SETTINGS, Config, parse
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
@@ -179,17 +178,6 @@ def test_the_estimate_is_within_15_percent_of_the_measured_peak(work: Work, tmp_
 
 
 # ── what the sums are made of ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_plan_that_nothing_presses_is_what_the_engine_does_by_itself() -> None:
-    for vocabulary in (320, 4096, 32768, 150016):
-        assert costs.default_chunk(vocabulary, gpu=False) == head.head_chunk(vocabulary)
-    assert [costs.CHUNK_BYTES[gpu] for gpu in (False, True)] == [head.CHUNK_BYTES["cpu"], head.CHUNK_BYTES["gpu"]]
-    assert [costs.MICRO_BATCH_TOKENS[gpu] for gpu in (False, True)] == [
-        learner.MICRO_BATCH_TOKENS[on] for on in ("cpu", "gpu")
-    ]
-    assert rollout.PREFILL_TOKENS == costs.PREFILL_TOKENS
-    assert [costs.capacity(n) for n in range(1, 5000)] == [slots.capacity(n) for n in range(1, 5000)]
 
 
 SMALL = Work("small", {"hidden": 64, "layers": 2, "num_attention_heads": 2, "intermediate_size": 96})

@@ -19,8 +19,8 @@ from backend.nouns import Completion, Group, Problem
 from backend.policy import Policy, load_policy
 from backend.rollout import BURST, Rollout
 from backend.sampler import GREEDY, Sampling, draw, uniforms
-from backend.slots import BUCKET, capacity
 from backend.spec.config import parse
+from backend.spec.sizes import BUCKET, capacity
 
 PLAIN, OTHER = ["qwen3", "llama", "mixtral", "qwen3_moe"], ["gemma3_text", "mamba"]
 """Architectures whose caches hold keys and values of all tokens, and others (a sliding window, a state space)."""

@@ -29,7 +29,7 @@ from backend import rollout as backend_rollout
 from backend.forward import split
 from backend.rollout import Rollout
 from backend.sampler import GREEDY, Sampling
-from backend.slots import capacity
+from backend.spec.sizes import capacity
 
 VIEWS = {
     *("Reshape", "Transpose", "Broadcast", "BroadcastAxes", "ExpandDims", "Squeeze", "Split", "Flatten", "Unflatten"),

@@ -12,20 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.spec.shape import Linear, Shape, packed_width
+from backend.spec.sizes import PREFILL_TOKENS, capacity
 
 FLOAT = 4
 """Bytes of a number of an adapter, of a gradient, of a log-probability."""
 
-CHUNK_BYTES = {False: 8 << 20, True: 64 << 20}
-"""Bytes of logits worked on at once where nothing presses, on a CPU and on a GPU: as in `backend.head`."""
-
-SMALLEST_CHUNK = 32
-MICRO_BATCH_TOKENS = {False: 512, True: 4096}
-"""Tokens of a forward and backward pass where nothing presses: as in `backend.learner`."""
-
-PREFILL_CHUNK, PREFILL_TOKENS = 2048, 8192
-BUCKET, PREFILL_BUCKET = 64, 256
-"""Columns by which caches grow: ours, and those that mlx-lm fills with prompts."""
+PREFILL_CHUNK = 2048
+PREFILL_BUCKET = 256
+"""Columns by which the caches grow that mlx-lm fills with prompts."""
 
 AHEAD, IN_FLIGHT = "in flight", 0.05
 """Of what a phase works on, beside what has to be there."""
@@ -238,16 +232,6 @@ class Costs:
 def ahead(work: int) -> Segment:
     """What MLX has prepared and not yet come to, where `backend.room` holds it to the estimate."""
     return Segment(AHEAD, round(IN_FLIGHT * work))
-
-
-def default_chunk(vocabulary: int, gpu: bool) -> int:
-    """Completion tokens whose logits are worked on at once where nothing presses: `backend.head.head_chunk`."""
-    return max(SMALLEST_CHUNK, CHUNK_BYTES[gpu] // (4 * max(vocabulary, 1)))
-
-
-def capacity(columns: int) -> int:
-    """Columns that the cache of decoding has for so many: `backend.slots.capacity`."""
-    return _rounded(columns, max(BUCKET, 1 << columns.bit_length() - 1 >> 3))
 
 
 def _rounded(n: int, multiple: int) -> int:

@@ -15,18 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from backend.spec.config import Config
-from backend.spec.costs import (
-    MICRO_BATCH_TOKENS,
-    PREFILL_CHUNK,
-    SMALLEST_CHUNK,
-    Costs,
-    Phase,
-    Plan,
-    default_chunk,
-)
+from backend.spec.costs import PREFILL_CHUNK, Costs, Phase, Plan
 from backend.spec.faults import Fault
 from backend.spec.learning import Learning
 from backend.spec.shape import Shape
+from backend.spec.sizes import MICRO_BATCH_TOKENS, SMALLEST_CHUNK, head_chunk
 
 GB = 1_000_000_000
 PROCESS = 600_000_000
@@ -184,7 +177,7 @@ def _learnings(costs: Costs) -> Iterator[Plan]:
     again costs a third, small chunks of logits read the output layer's weights often."""
     values, vocabulary = costs.values, costs.shape.vocabulary
     asked = values["seq_step_size"] if values["efficient_long_context"] else None
-    chunk = asked or default_chunk(vocabulary, costs.gpu)
+    chunk = asked or head_chunk(vocabulary, costs.gpu)
     prefill = asked or PREFILL_CHUNK
     base = Plan(costs.rows, prefill, True, MICRO_BATCH_TOKENS[costs.gpu], chunk, values["grad_checkpoint"])
     one_row = costs.prompt + costs.completion
