@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,7 +23,8 @@ Keys = str | QKeySequence.StandardKey
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`slot` is a method of the window; `icon` one of ours, where the toolbar shows the action."""
+    """`slot` is a method of the window or, where `page` names one, of that page, which is then shown; what `waits` is
+    disabled until the page says that it can be done. `icon` is one of ours, where the toolbar shows the action."""
 
     name: str
     text: str
@@ -31,6 +32,8 @@ class Entry:
     slot: str
     icon: str = ""
     tip: str = ""
+    page: str = ""
+    waits: bool = False
 
 
 _STANDARD = QKeySequence.StandardKey
@@ -53,7 +56,7 @@ MENUS: dict[str, tuple[Entry | None, ...]] = {
         Entry("copy", "Copy", _STANDARD.Copy, "copy"),
         Entry("copy_command", "Copy the command", "Ctrl+Shift+C", "copy_command"),
         None,
-        Entry("find", "Find a setting", _STANDARD.Find, "find_setting"),
+        Entry("find", "Find a setting", _STANDARD.Find, "find_setting", page="train"),
     ),
     "Run": (
         Entry("run", "Run", "Ctrl+R", "run", "play", "Train what the form says"),
@@ -66,6 +69,22 @@ MENUS: dict[str, tuple[Entry | None, ...]] = {
         None,
         Entry("open_folder", "Open the run's folder", "Ctrl+Shift+O", "open_folder"),
         Entry("open_log", "Open the log", "Ctrl+L", "open_log"),
+    ),
+    "Rewards": (
+        Entry("sample", "Sample completions", "Ctrl+D", "sample", page="rewards"),
+        Entry("try_rows", "Try rewards on the chosen rows", "Ctrl+Shift+D", "try_rewards", page="dataset", waits=True),
+        Entry("read_completions", "Open completions…", "Ctrl+Alt+O", "read_completions", page="rewards"),
+        Entry("paste_completions", "Paste completions", "Ctrl+Shift+V", "paste_completions", page="rewards"),
+        None,
+        Entry("score", "Score again", "Ctrl+Return", "score", page="rewards", waits=True),
+        Entry("cancel", "Cancel", "Ctrl+Alt+.", "cancel", page="rewards", waits=True),
+        None,
+        Entry("keep_case", "Keep as case", "Ctrl+K", "keep_case", page="rewards", waits=True),
+        Entry("drop_case", "Remove the case", "Ctrl+Backspace", "drop_case", page="rewards", waits=True),
+        None,
+        Entry("new_file", "New reward file…", "Ctrl+Alt+N", "new_file", page="rewards"),
+        Entry("open_file", "Open reward file…", "Ctrl+Alt+R", "open_file", page="rewards"),
+        Entry("save_file", "Save reward file and score", "Ctrl+Alt+S", "save_file", page="rewards", waits=True),
     ),
 }
 """None is a line between entries."""
@@ -107,6 +126,11 @@ class Actions(QObject):
         self["export"].setEnabled(state in ("finished", "stopped", "failed", "crashed"))
         for name in ("open_folder", "open_log"):
             self[name].setEnabled(bool(state))
+
+    def enable(self, able: Mapping[str, bool]) -> None:
+        """What a page says of its entries: name → whether it can be done now."""
+        for name, can in able.items():
+            self[name].setEnabled(can)
 
     def follow_history(self, history: QUndoStack) -> None:
         """“Undo Temperature”: enabled and named by what would be undone."""
@@ -150,10 +174,12 @@ class Actions(QObject):
         keys = action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
         action.setToolTip(f"{entry.tip or entry.text} ({keys})" if keys else entry.tip or entry.text)
         # Not connected directly: `triggered` says whether the action is checked, which no slot of ours asks.
-        done = call or getattr(self._window, entry.slot)
+        on_page = partial(self._window.do_on_page, entry.page, entry.slot) if entry.page else None
+        done = call or on_page or getattr(self._window, entry.slot)
         action.triggered.connect(lambda _checked: done())
         # An icon in a menu would repeat what the toolbar shows.
         action.setIconVisibleInMenu(False)
+        action.setEnabled(not entry.waits)
         self.by_name[entry.name] = action
         return action
 
@@ -163,11 +189,8 @@ class Actions(QObject):
             entry = Entry(page.key, page.title, page.shortcut, "show_page")
             menu.addAction(self._action(entry, partial(window.show_page, page.key)))
         menu.addSeparator()
-        for name, text, keys in (
-            ("earlier", "Earlier completions", "Ctrl+["),
-            ("later", "Later completions", "Ctrl+]"),
-        ):
-            menu.addAction(self._action(Entry(name, text, keys, f"{name}_completions")))
+        menu.addAction(self._action(Entry("earlier", "Earlier completions", "Ctrl+[", "go_back", page="completions")))
+        menu.addAction(self._action(Entry("later", "Later completions", "Ctrl+]", "go_on", page="completions")))
         menu.addSeparator()
         menu.addAction(self._action(Entry("sidebar", "Collapse sidebar", "Ctrl+B", "toggle_sidebar")))
         menu.addSeparator()

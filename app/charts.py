@@ -94,6 +94,8 @@ CHARTS: tuple[Chart, ...] = (
     Chart("Other", "value", "", "Every other metric in the diary.", pattern="*"),
 )
 """In the order of the page. `Other` is last, because it takes what is left."""
+PARTS = {"rollout": "Sampling", "reward": "Rewards", "train": "Learning", "save": "Saving", "other": "Other"}
+"""The parts of a step, by their names in metrics."""
 # fmt: on
 
 
@@ -113,7 +115,7 @@ def curves_of(
     )
     found = [name for name in found if not any(one.claims(name) for one in earlier)]
     by_place = sorted(found, key=lambda name: _place(name, rewards))
-    return [*chart.curves, *(_found(name, place, rewards) for place, name in enumerate(by_place))]
+    return [*chart.curves, *(_found(chart, name, place, rewards) for place, name in enumerate(by_place))]
 
 
 def label_of(reward: str) -> str:
@@ -155,8 +157,11 @@ def _place(name: str, rewards: list[str]) -> int:
     return rewards.index(reward) if reward in rewards else len(rewards)
 
 
-def _found(name: str, place: int, rewards: list[str]) -> Curve:
+def _found(chart: Chart, name: str, place: int, rewards: list[str]) -> Curve:
     reward = _reward_in(name)
     if reward:
         return Curve(name, label_of(reward), f"reward:{_place(name, rewards)}")
-    return Curve(name, name, SPARE_COLOURS[place % len(SPARE_COLOURS)])
+    short = name.removeprefix(chart.pattern.rstrip("*"))
+    taken = {curve.colour for curve in chart.curves}
+    spare = [colour for colour in SPARE_COLOURS if colour not in taken] or SPARE_COLOURS
+    return Curve(name, PARTS.get(short, short), spare[place % len(spare)])

@@ -39,12 +39,14 @@ class Draft(QObject):
     Attributes: path – the YAML file it was opened from or saved to, or None; left_out – what that file says and no setting
     of ours is, key → why.
     Signals: changed(key, or "" when all may have changed); edited(Edit) – by a person, and it can be undone; begun –
-    nothing before this can be undone; saved; trouble(a sentence, when autosaving fails).
+    nothing before this can be undone; judged – `problems` may say something else, though no setting was changed; saved;
+    trouble(a sentence, when autosaving fails).
     """
 
     changed = Signal(str)
     edited = Signal(object)
     begun = Signal()
+    judged = Signal()
     saved = Signal()
     trouble = Signal(str)
 
@@ -53,6 +55,7 @@ class Draft(QObject):
         self.path: Path | None = None
         self.left_out: dict[str, str] = {}
         self.autosave = autosave
+        self._refused = ("", "")
         self._values = defaults()
         self._on_disk: Mapping[str, Any] = defaults()
         self._timer = QTimer(self, singleShot=True, interval=AUTOSAVE_MS)
@@ -182,8 +185,23 @@ class Draft(QObject):
     def problems(self) -> list[Fault]:
         """Everything wrong with it that can be known without the trainer, in the form's order."""
         found = [*config.problems(self._values), *self._reward_faults(), *source_faults(self.sound())]
+        if not any(fault.setting == "model" for fault in found):
+            found += self._refusal()
         order = list(SETTINGS)
         return sorted(found, key=lambda fault: order.index(fault.setting) if fault.setting in order else -1)
+
+    def refuse_model(self, name: str, sentence: str) -> None:
+        """What somebody found out who can look into models: why this one cannot be loaded, or "". It is a problem for as
+        long as the form names that model."""
+        if self._refused != (name, sentence):
+            self._refused = (name, sentence)
+            self.judged.emit()
+
+    def _refusal(self) -> list[Fault]:
+        name, sentence = self._refused
+        if not sentence or str(self._values["model"]).strip() != name:
+            return []
+        return [Fault("model", f"{name if name.count('/') == 1 else Path(name).name} cannot be trained. {sentence}")]
 
     def config(self) -> Config:
         """The settings as the trainer would read them. Raises Mistake."""

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QWidget
 from app.downloads import Download
 from app.studio import Studio
 from app.widgets.field import Field
-from app.widgets.fields import PathField
+from app.widgets.path_field import PathField
 from app.widgets.picker import Picker
 from app.widgets.picker_rows import PLACES, size_text
 from backend.spec.faults import Fault
@@ -41,6 +41,8 @@ class Picking(QObject):
             one.offer_list()
             one.pick_wanted.connect(lambda one=one: self.open(one))
         studio.draft.changed.connect(self._on_changed)
+        studio.field_wanted.connect(self._on_changed)  # Run was refused: what is wrong may have been mended on disk
+        self._on_changed("")
         studio.run_changed.connect(self._remember_run)
 
     def _timer(self, one: PathField) -> QTimer:
@@ -144,13 +146,13 @@ class Picking(QObject):
     # What stands in a field
 
     def _on_changed(self, key: str) -> None:
-        """A model that was typed or chosen is looked up once typing rests; a form that was opened is not asked about."""
-        if key in self._settle:
-            self._fields[key].show_note("")
-            self._settle[key].start()
+        """A model is looked up once typing rests; every one of them ("") when a form was opened."""
+        for one in self._settle if key == "" else {key} & self._settle.keys():
+            self._fields[one].show_note("")
+            self._settle[one].start()
 
     def _look_up(self, field: PathField) -> None:
-        name = str(field.value() or "").strip()
+        name = str(self.studio.draft.value(field.about.key) or "").strip()
         if name:
             self.studio.desk.ask(
                 "model_facts",
@@ -161,12 +163,17 @@ class Picking(QObject):
             )
 
     def _note(self, field: PathField, name: str, facts: dict[str, Any] | None) -> None:
-        if str(field.value()).strip() != name or (facts is None and not _could_be_id(name)):
+        is_base = field.about.key == "model"
+        if str(self.studio.draft.value(field.about.key)).strip() != name or (facts is None and not _could_be_id(name)):
             return
+        if is_base:
+            self.studio.draft.refuse_model(name, facts["refusal"] if facts else "")
         if facts is None:
             field.show_note("Not on this machine: it will be downloaded when the run starts.")
+        elif facts["refusal"] and not is_base and (Path(name).expanduser() / "adapter_config.json").is_file():
+            field.show_note("An adapter of the base model.")
         elif facts["refusal"]:
-            field.show_note(facts["refusal"], wrong=True)
+            field.show_note("" if is_base else facts["refusal"], wrong=True)  # of the base model it is a problem
         else:
             said = [
                 facts["kind"],

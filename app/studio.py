@@ -38,7 +38,8 @@ class Studio(QObject):
     Attributes: draft, prefs, desk, downloads, consent, bench; run – the run that Monitor and Completions show, or None.
     Signals: page_wanted(key of a page); field_wanted(key of a setting, to be shown and focused on the Train page);
     run_changed – `run` is another one now; run_state_changed(its state); export_wanted(RunFolder) – its model;
-    settings_wanted(RunFolder) – into the form; presets_wanted; message(one sentence for the status strip).
+    settings_wanted(RunFolder) – into the form; presets_wanted; rows_wanted(numbers of rows, from 1, to try rewards on);
+    message(one sentence for the status strip).
     Hooks: estimate(Config) – the memory of a run, as a Footprint or None; go_on_without_memory(Footprint) – whether to
     train all the same where it surely does not suffice.
     """
@@ -50,6 +51,7 @@ class Studio(QObject):
     export_wanted = Signal(object)
     settings_wanted = Signal(object)
     presets_wanted = Signal()
+    rows_wanted = Signal(list)
     message = Signal(str)
 
     def __init__(self, prefs: Prefs | None = None, parent: QObject | None = None) -> None:
@@ -282,6 +284,11 @@ class Studio(QObject):
         """What somebody begins with who has nothing but data."""
         quick = preset(places.resources() / "presets" / "fast_try.yaml")
         return {**quick.values, "model": model_to_begin_with(), "system_prompt": SYSTEM_PROMPT}
+
+    def try_rewards(self, rows: list[int]) -> None:
+        """Have the bench sample the model on these rows of the training split, counted from 1."""
+        self.page_wanted.emit("rewards")
+        self.rows_wanted.emit(rows)
 
     def take_path(self, key: str, path: Path) -> None:
         """Put a file or folder into a setting, and show it there."""

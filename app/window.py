@@ -16,7 +16,6 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QLabel,
     QSizePolicy,
-    QStackedWidget,
     QToolBar,
     QVBoxLayout,
     QWidget,
@@ -30,9 +29,11 @@ from app.files import FileWindow
 from app.footprint import Footprint
 from app.pages import PAGES
 from app.questions import ask
+from app.stage import Stage
 from app.studio import Studio
 from app.task import Task
 from app.undo import History
+from app.widgets import icons
 from app.widgets.consent_dialog import Shown, allowed
 from app.widgets.export_panel import ExportPanel
 from app.widgets.field import UndoKeys
@@ -55,13 +56,12 @@ NARROW = 1000
 class Window(FileWindow):
     """The main window.
 
-    Attributes: studio; commands; pages – the pages built so far, by key.
+    Attributes: studio; commands; stage – where the pages are.
     """
 
     def __init__(self, studio: Studio, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.studio = studio
-        self.pages: dict[str, QWidget] = {}
         self._was_live: bool | None = None
         self.setMinimumSize(*map(theme.scaled, MINIMUM))
         self.setAcceptDrops(True)
@@ -79,14 +79,14 @@ class Window(FileWindow):
 
     def _build(self) -> None:
         self.commands = Actions(self)
-        self.sidebar, self.stack, self.strip = Sidebar(PAGES), QStackedWidget(), Strip()
+        self.sidebar, self.stage, self.strip = Sidebar(PAGES), Stage(self.studio), Strip()
         self._build_toolbar()
         content = QWidget()
         across = QHBoxLayout(content)
         across.setContentsMargins(0, 0, 0, 0)
         across.setSpacing(0)
         across.addWidget(self.sidebar)
-        across.addWidget(self.stack, 1)
+        across.addWidget(self.stage, 1)
         whole = QWidget()
         column = QVBoxLayout(whole)
         column.setContentsMargins(0, 0, 0, 0)
@@ -109,7 +109,7 @@ class Window(FileWindow):
         gap.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         for part in (collapse, self.document, gap):
             self.toolbar.addWidget(part)
-        self.toolbar.setIconSize(QSize(18, 18))
+        self.toolbar.setIconSize(theme.scaled_size(QSize(icons.SIZE, icons.SIZE)))
         self.toolbar.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         for name in RUN_ACTIONS:
             self.toolbar.addAction(self.commands[name])
@@ -139,33 +139,29 @@ class Window(FileWindow):
     # Pages
 
     def show_page(self, key: str) -> None:
-        """Show a page, building it the first time. Raises KeyError for what is no page."""
-        if key not in self.pages:
-            entry = next((page for page in PAGES if page.key == key), None)
-            if entry is None:
-                raise KeyError(f"There is no page {key}.")
-            self.pages[key] = entry.build(self.studio, self.stack)
-            self.stack.addWidget(self.pages[key])
-        self.stack.setCurrentWidget(self.pages[key])
+        """Show a page. Raises KeyError for what is no page."""
+        is_new = key not in self.pages
+        page: Any = self.stage.show_page(key)
+        if is_new and hasattr(page, "able_changed"):
+            page.able_changed.connect(self.commands.enable)
+            self.commands.enable(page.able())
         self.sidebar.show_page(key)
         self.sidebar.buttons[key].setFocus()
 
     @property
+    def pages(self) -> dict[str, Any]:
+        """The pages built so far, by key."""
+        return self.stage.pages
+
+    @property
     def shown_page(self) -> str:
         """The key of the page that is looked at; "" before the first."""
-        return next((key for key, page in self.pages.items() if page is self.stack.currentWidget()), "")
+        return self.stage.shown
 
-    def find_setting(self) -> None:
-        self.show_page("train")
-        self.pages["train"].find_setting()  # type: ignore[attr-defined]
-
-    def earlier_completions(self) -> None:
-        self.show_page("completions")
-        self.pages["completions"].go(-1)  # type: ignore[attr-defined]
-
-    def later_completions(self) -> None:
-        self.show_page("completions")
-        self.pages["completions"].go(1)  # type: ignore[attr-defined]
+    def do_on_page(self, key: str, what: str) -> None:
+        """Show a page, and have it do something that a menu offers."""
+        self.show_page(key)
+        getattr(self.pages[key], what)()
 
     def copy(self) -> None:
         """Copy what is chosen where the cursor is: text, rows of a table, the values of a chart."""

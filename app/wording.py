@@ -126,7 +126,7 @@ def _model_name(model: str) -> str:
     parts = Path(model.strip()).parts
     if not parts:
         return "a model still to be chosen"
-    return "/".join(parts[-2:]) if model.startswith(("/", "~", ".")) else parts[-1]
+    return str(Path(*parts[-2:])) if model.startswith(("/", "~", ".")) else parts[-1]
 
 
 def _rewards(values: Values) -> str:

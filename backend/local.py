@@ -111,6 +111,16 @@ def model_at(folder: Path, name: str = "", where: Where = "folder", id_: str = "
     return found
 
 
+def is_begun(snapshot: Path) -> bool:
+    """Whether nothing is wrong with a model in the cache but that files of it were not fetched yet: somebody looked at its
+    config.json, or a download broke off."""
+    files, config = _files(snapshot), _config(snapshot)
+    if config is None or not (loadable.refusal(config, files) or _missing_shards(snapshot, files)):
+        return False
+    others = any(name.endswith((".gguf", ".bin", ".pth", ".pt")) for name in files)
+    return not others and not loadable.refusal(config, [*files, "model.safetensors", "tokenizer.json"])
+
+
 def _cached_models() -> Iterator[Found]:
     for repo in _repos("model"):
         id_, partial = _id(repo), _unfinished(repo)

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Pictures of every page, light and dark, drawn without a display.
+"""Pictures of every page, light and dark, small and large, and of the dialogs, drawn without a display.
 
     python packaging/screenshots.py RUN [RUN …]     the first run is looked at; the others stand in the archive beside it
     python packaging/screenshots.py --iters 32      trains the bundled demo first: about a minute
     … --out FOLDER                                  in place of docs/screenshots
-    … --all                                         every page in every size, to be looked at: give a folder of your own
     … --text 1.5                                    with text that much larger, as a desktop may want it
 
-It writes PAGE-{light,dark}.png at 1280×800 for every page of the sidebar, and Train at 880×600 and at 2560×1440. Pictures
-have 256 colours: that is all there are, and a third of the bytes. Runs are copied into a folder of their own before they
-are looked at, and preferences start empty: nothing of the machine, and nothing of whoever draws, is in the pictures.
+It writes PAGE-{light,dark}.png at 1280×800 for every page of the sidebar, PAGE-narrow-… at 880×600 and PAGE-wide-… at
+2560×1440, and picker-model, picker-dataset and presets. Pictures have 256 colours: that is all there are, and a third of
+the bytes. Runs are copied into a folder of their own before they are looked at, the home is an empty one with models and
+datasets that are made up, and preferences start empty: nothing of the machine, and nothing of whoever draws, is in the
+pictures.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "packaging")]
+
+import made_up  # noqa: E402
 
 SIZES = {"": (1280, 800), "-narrow": (880, 600), "-wide": (2560, 1440)}
 """What a picture's name ends in → size of the window."""
@@ -41,10 +44,11 @@ def main() -> None:
     apart = Path(tempfile.mkdtemp(prefix="screenshots-"))
     try:
         prepare(apart, options.text)
+        made_up.fill(apart / "home")
         runs = [Path(run) for run in options.runs] or [trained(apart / "trained", options.iters)]
         shown = [shutil.copytree(run, apart / "runs" / run.name) for run in runs]
         options.out.mkdir(parents=True, exist_ok=True)
-        draw(shown[0], options.out, every=options.all)
+        draw(shown[0], options.out)
     finally:
         shutil.rmtree(apart)
 
@@ -54,20 +58,22 @@ def parse() -> argparse.Namespace:
     parser.add_argument("runs", nargs="*", type=Path, help="run folders; the first is looked at")
     parser.add_argument("--iters", type=int, default=32, help="steps of the demo that is trained where no run is given")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "screenshots")
-    parser.add_argument("--all", action="store_true", help="every page in every size")
     parser.add_argument("--text", type=float, default=1.0, help="how much larger than usual text is, 1 to 2")
     return parser.parse_args()
 
 
 def prepare(apart: Path, text: float) -> None:
     """Before anything of the window is imported: no display, runs and preferences that nobody else has."""
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
+        os.environ.pop(name, None)
     os.environ |= {
+        "HOME": str(apart / "home"),
         "QT_QPA_PLATFORM": "offscreen",
         "GRPO_STUDIO_RUNS": str(apart / "runs"),
         "GRPO_STUDIO_PREFS": str(apart / "prefs"),
-        "HF_HOME": str(apart / "huggingface"),
         "HF_HUB_OFFLINE": "1",
         "QT_FONT_DPI": str(round(96 * text)),
+        "QT_ENABLE_HIGHDPI_SCALING": "0",  # else all would grow with the text, which proves nothing
     }
 
 
@@ -83,7 +89,7 @@ def trained(folder: Path, iters: int) -> Path:
     return next(folder.iterdir())
 
 
-def draw(run: Path, out: Path, *, every: bool) -> None:
+def draw(run: Path, out: Path) -> None:
     from PySide6.QtWidgets import QApplication
 
     from app import theme
@@ -92,13 +98,14 @@ def draw(run: Path, out: Path, *, every: bool) -> None:
     from app.window import Window
 
     app = QApplication([])
+    app.setCursorFlashTime(0)  # a blinking cursor would be in some pictures and not in others
     theme.apply(app, "light")
     studio = Studio()
     studio.restore()
     window = Window(studio)
     window.show()
     studio.open_run(run)
-    settled(window)
+    settled(window, window)
     window.show_page("completions")
     window.pages["completions"].pick(telling_step(studio.run))
     try_rewards(window)
@@ -106,9 +113,33 @@ def draw(run: Path, out: Path, *, every: bool) -> None:
         window.set_theme(mode)
         for page in PAGES:
             for suffix, size in SIZES.items():
-                if every or not suffix or page.key == "train":
-                    take(window, page.key, size, out / f"{page.key}{suffix}-{mode}.png")
+                window.resize(*size)
+                window.show_page(page.key)
+                take(window, window, out / f"{page.key}{suffix}-{mode}.png")
+        window.resize(*SIZES[""])
+        for name, dialog in dialogs(window):
+            dialog.resize(dialog.sizeHint() if dialog.sizeHint().width() > dialog.width() else dialog.size())
+            take(window, dialog, out / f"{name}-{mode}.png")
+            dialog.close()
     studio.desk.close()
+
+
+def dialogs(window):
+    """(name, dialog) of each, open now."""
+    from app.widgets.picker import Picker
+    from app.widgets.preset_panel import PresetPanel
+
+    window.show_page("train")
+    page, prefs = window.pages["train"], window.studio.prefs
+    for kind, key in (("model", "model"), ("dataset", "data")):
+        prefs.set_favourite(kind, made_up.FAVOURITE[kind], True)
+        prefs.remember_used(kind, made_up.RECENT[kind])
+        page.picking.open(page.form.fields[key])
+        yield f"picker-{kind}", next(one for one in window.findChildren(Picker) if one.repo_type == kind)
+    window.show_presets()
+    panel = window.findChild(PresetPanel)
+    panel.list.setCurrentRow(1)
+    yield "presets", panel
 
 
 def try_rewards(window) -> None:
@@ -116,7 +147,7 @@ def try_rewards(window) -> None:
     window.show_page("rewards")
     page = window.pages["rewards"]
     page.source.sample.click()
-    settled(window)
+    settled(window, window)
     if page.bench.busy:
         raise TimeoutError("The bench never came to rest.")
 
@@ -132,11 +163,9 @@ def _is_mixed(group: dict) -> bool:
     return min(advantages) < 0 < max(advantages)
 
 
-def take(window, page: str, size: tuple[int, int], file: Path) -> None:
-    """Show the page, wait until nothing moves any more, and write the picture as small as PNG goes."""
-    window.resize(*size)
-    window.show_page(page)
-    image = settled(window)
+def take(window, shown, file: Path) -> None:
+    """Wait until nothing moves any more in what is shown, and write its picture as small as PNG goes."""
+    image = settled(window, shown)
     in_few_colours(image).save(str(file), "PNG", 0)
     sys.stderr.write(f"{file.name}  {file.stat().st_size / 1000:.0f} kB\n")
 
@@ -159,12 +188,12 @@ def in_few_colours(image):
     return image.convertToFormat(QImage.Format.Format_Indexed8, table, Qt.ImageConversionFlag.ThresholdDither)
 
 
-def settled(window):
-    """The window as a picture, once two looks at it, `CALM_S` apart, are alike. Raises TimeoutError."""
+def settled(window, shown):
+    """What is shown as a picture, once two looks at it, `CALM_S` apart, are alike. Raises TimeoutError."""
     until = time.monotonic() + PATIENCE_S
-    image = look(window)
+    image = look(shown)
     while time.monotonic() < until:
-        before, image = image, look(window)
+        before, image = image, look(shown)
         if image == before and not waits_for_an_answer(window):
             return image
     raise TimeoutError("The page never came to rest.")
@@ -176,14 +205,14 @@ def waits_for_an_answer(window) -> bool:
     return desk is not None and bool(desk._asked)
 
 
-def look(window):
+def look(shown):
     from PySide6.QtWidgets import QApplication
 
     until = time.monotonic() + CALM_S
     while time.monotonic() < until:
         QApplication.processEvents()
         time.sleep(0.01)
-    return window.grab().toImage()
+    return shown.grab().toImage()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import diaries
 import pytest
-from PySide6.QtCore import QModelIndex, Qt
+from PySide6.QtCore import QModelIndex, QPoint, Qt
 from PySide6.QtGui import QGuiApplication
 
 from app import theme
@@ -81,6 +81,19 @@ def test_choosing_a_line_shows_it_in_full(qtbot, page: CompletionsPage, tmp_path
     assert "Accuracy" in page.detail._scores.text() and f"{one['tokens']} tokens" in page.detail._came_to.text()
     formats = page.detail.text.document().firstBlock().layout().formats()
     assert formats[0].length == len("<think>") and formats[0].format.foreground().color() == theme.palette().accent
+
+
+def test_in_a_wide_page_the_completion_stands_beside_the_table(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+    page.studio.open_run(diaries.make_run(tmp_path / "runs" / "one", steps=1).path)
+    table = page.table.parentWidget()
+    qtbot.waitUntil(lambda: page.model.rowCount() > 0)
+    for width, beside in ((1100, False), (1900, True), (1100, False)):
+        page.resize(width, 800)
+        qtbot.waitUntil(lambda beside=beside: (page.detail.x() > table.x()) is beside)
+        assert (page.detail.y() > table.y()) is not beside
+        left, right = (pane.mapTo(page, QPoint()).x() for pane in (page.detail.prompt, page.detail.text))
+        assert (left == right) is beside, "prompt and completion one above the other"
+        assert table.width() > page.detail.width() or not beside
 
 
 def test_reading_a_completion_of_a_live_run_keeps_its_step(qtbot, page: CompletionsPage, tmp_path: Path) -> None:

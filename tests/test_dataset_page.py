@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from latency import LatencyProbe
-from PySide6.QtCore import QObject, Qt, QTimer
+from PySide6.QtCore import QItemSelectionModel, QObject, Qt, QTimer
 from PySide6.QtGui import QTextCursor
 from PySide6.QtWidgets import QApplication, QComboBox, QWidget
 from shiboken6 import isValid
@@ -490,6 +490,41 @@ def test_a_page_that_is_opened_late_shows_what_the_line_has_read(
     qtbot.waitUntil(lambda: page.model.rowCount() == 12 and cells(page, 0)[-1] != WAITING, timeout=PATIENCE_MS)
 
 
+def test_rewards_are_tried_on_the_selected_rows(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    rows_in(tmp_path, 12, "train.jsonl")
+    rows_in(tmp_path, 5, "valid.jsonl")
+    look(qtbot, page, data=str(tmp_path), **MAPPED)
+    assert page.tried.text() == "Try rewards on row 1" and page.able() == {"try_rows": True}
+    pages: list[str] = []
+    wanted: list[list[int]] = []
+    page.studio.page_wanted.connect(pages.append)
+    page.studio.rows_wanted.connect(wanted.append)
+    flags = QItemSelectionModel.SelectionFlag.Select | QItemSelectionModel.SelectionFlag.Rows
+    for row in (3, 4, 8):
+        page.table.selectionModel().select(page.model.index(row, 0), flags)
+    assert page.tried.text() == "Try rewards on 4 rows"
+    page.tried.click()
+    assert pages == ["rewards"] and wanted == [[1, 4, 5, 9]]
+    page.table.selectAll()
+    assert page.table.selected_rows() == [range(12)]
+    page.dataset.set_split("valid")
+    assert not page.tried.isEnabled() and "training split" in page.tried.toolTip()
+    look(qtbot, page, "failed", data=str(tmp_path / "nothing.jsonl"))
+    assert page.tried.isHidden() and page.able() == {"try_rows": False}
+
+
+def test_no_column_is_cut_in_a_small_window(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}+{n}=", "answer": str(2 * n), "type": "multiplication"} for n in range(9)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page.resize(824, 502)
+    look(qtbot, page, data=str(tmp_path / "rows.jsonl"))
+    table, last = page.table, 4
+    qtbot.waitUntil(lambda: page.model.text_of(0, last) == "multiplication", timeout=PATIENCE_MS)
+    assert table.model().columnCount() == last + 1
+    assert table.columnViewportPosition(last) + table.columnWidth(last) <= table.viewport().width()
+    assert table.columnWidth(last) > table.fontMetrics().horizontalAdvance("multiplication")
+
+
 def test_everything_has_a_name_and_its_place_in_the_order(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     look(qtbot, page, data=rows_in(tmp_path), **MAPPED)
     stops = [
@@ -499,13 +534,13 @@ def test_everything_has_a_name_and_its_place_in_the_order(qtbot, page: DatasetPa
     qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1", timeout=5000)
     page.mapping.columns["prompt_feature"].control.setFocus()
     seen = []
-    for _ in range(6):
+    for _ in range(7):
         QApplication.focusWidget().focusNextChild()
         seen.append(QApplication.focusWidget())
     wanted = [page.mapping.columns[key].control for key in ("answer_feature", "system_feature", "type_feature")]
     views = list(page.detail.views.buttons.values())
-    assert seen[:4] == [*wanted, page.table] and seen[4] in views, "one stop for the three of them"
-    assert seen[5] is page.detail.pane
+    assert seen[:5] == [*wanted, page.table, page.tried] and seen[5] in views, "one stop for the three of them"
+    assert seen[6] is page.detail.pane
 
 
 def test_it_fits_the_smallest_window(qtbot, page: DatasetPage, tmp_path: Path) -> None:

@@ -292,6 +292,11 @@ def test_an_unwritable_place_is_said_once_and_loses_nothing(tmp_path: Path, qtbo
     assert draft.value("seed") == 11
 
 
+def test_a_model_at_the_root_keeps_its_name(draft: Draft):
+    draft.update({"model": "/base", "train_type": "full"})
+    assert "Trains every weight of /base" in draft.details()
+
+
 def test_words_for_the_run(draft: Draft):
     sound(draft).update({"group_size": 8, "batch_size": "4", "gradient_accumulation_steps": 4, "iters": 60})
     assert draft.summary() == "8 completions for each of 16 prompts a step, 60 steps."

@@ -100,6 +100,7 @@ def window(qtbot, cached_model: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
     yield window
     studio.stop_training()
     qtbot.waitUntil(lambda: not studio.is_training, timeout=60_000)
+    studio.desk.close()
 
 
 def kinds(run) -> list[str]:

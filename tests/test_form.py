@@ -19,7 +19,8 @@ from app.footprint import Footprint, Part
 from app.pages.train import TrainPage
 from app.prefs import Prefs
 from app.studio import Studio
-from app.widgets import controls, fields, reward_table
+from app.widgets import controls, fields, path_field, reward_table
+from app.widgets.memory_bar import MemoryBar
 from app.widgets.reward_cells import LABEL, USE, WEIGHT, WeightEdit
 from app.window import Window
 from backend.spec import places
@@ -399,7 +400,7 @@ def test_a_dropped_folder_is_the_model(page: TrainPage, tmp_path: Path):
 
 def test_browsing_takes_what_was_chosen_and_nothing_when_called_off(page: TrainPage, monkeypatch: pytest.MonkeyPatch):
     chosen = iter(["/some/model", ""])
-    monkeypatch.setattr(fields.QFileDialog, "getExistingDirectory", lambda *_: next(chosen))
+    monkeypatch.setattr(path_field.QFileDialog, "getExistingDirectory", lambda *_: next(chosen))
     page.form.fields["model"].browse.click()
     page.form.fields["model"].browse.click()
     assert page.draft.value("model") == "/some/model"
@@ -602,6 +603,15 @@ def test_the_memory_stands_in_the_sentence_and_as_a_bar(page: TrainPage, qtbot):
 @pytest.mark.parametrize(("room", "verdict"), [(20e9, "fits"), (11e9, "tight"), (9e9, "tight"), (8e9, "over")])
 def test_only_what_surely_does_not_fit_is_over(room: float, verdict: str):
     assert Footprint((Part("Weights", 10e9),), room).verdict == verdict
+
+
+def test_no_row_of_memory_says_nothing(qtbot):
+    bar = MemoryBar()
+    qtbot.addWidget(bar)
+    bar.show_footprint(Footprint((Part("Weights", 50e6), Part("Cursor", 0.2e6)), 8e9))
+    assert "Other" not in bar.accessibleDescription()
+    bar.show_footprint(Footprint((Part("Weights", 500e6), Part("Cursor", 2e6)), 8e9))
+    assert "Other 2\u00a0MB" in bar.accessibleDescription()
 
 
 def test_a_run_that_surely_does_not_fit_starts_only_when_a_person_insists(

@@ -13,6 +13,8 @@ import pytest
 from huggingface_hub import constants
 
 from backend import loadable, local
+from backend.serve.call import Call
+from backend.serve.local import model_facts
 from backend.spec.command import backend_environment
 
 PLAIN = ("model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -178,6 +180,33 @@ def test_a_model_of_which_only_the_description_was_fetched_is_not_listed(home: P
     assert local.models() == []
 
 
+@pytest.mark.parametrize(
+    ("names", "config", "begun"),
+    [
+        (("README.md",), {"model_type": "qwen3"}, True),
+        (("tokenizer.json",), {"model_type": "qwen3"}, True),
+        (PLAIN, {"model_type": "qwen3"}, False),
+        (("pytorch_model.bin", "tokenizer.json"), {"model_type": "qwen3"}, False),
+        (("README.md",), {"model_type": "marvin"}, False),
+    ],
+)
+def test_what_a_run_would_fetch_is_no_reason_against_a_model(
+    home: Path, names: tuple[str, ...], config: dict[str, Any], begun: bool
+):
+    folder = cached(home, "a/b", *names, config=config)
+    assert local.is_begun(folder) is begun
+    facts = model_facts({"name": "a/b"}, Call(lambda said: None))
+    assert (facts is None) is begun
+    assert model_facts({"name": str(folder)}, Call(lambda said: None)) is not None, "a folder is all there is"
+
+
+def test_shards_that_are_missing_in_the_cache_are_fetched(home: Path):
+    folder = cached(home, "a/b", "model-1.safetensors", "tokenizer.json")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert local.is_begun(folder)
+
+
 def test_broken_things_do_not_break_the_list(home: Path):
     cached(home, "a/fine")
     broken = home / "hub" / "models--a--broken" / "snapshots" / COMMIT
@@ -201,3 +230,18 @@ def test_datasets_are_told_by_their_rows(home: Path):
         "a/sums": ("a/sums", "parquet", 50), "rows.csv": (str(home / "rows.csv"), "csv", 4),
     }  # fmt: skip
     assert "holds no rows" in found["empty"].refusal
+
+
+def test_what_the_pictures_show_is_found(home: Path, monkeypatch: pytest.MonkeyPatch):
+    """The pickers in docs/screenshots/: models and datasets that were never downloaded, one of each kind of trouble."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "packaging"))
+    import made_up  # type: ignore[import-not-found]
+
+    made_up.fill(home)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / ".cache" / "huggingface" / "hub"))
+    found = local.models()
+    usable = {one.id for one in found if not one.refusal}
+    assert {made_up.FAVOURITE["model"], made_up.RECENT["model"]} <= usable and len(usable) == 6
+    assert sorted(bool(one.partial) for one in found if one.refusal) == [False, True]
+    assert {one.id for one in local.datasets()} == {id_ for id_, *_ in made_up.DATASETS}
+    assert sum(file.stat().st_blocks * 512 for file in home.rglob("*")) < 1e6, "weights are holes"

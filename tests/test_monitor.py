@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import diaries
 import numpy as np
 import pytest
 from latency import LatencyProbe
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtGui import QFont, QFontMetrics, QGuiApplication
 
 from app import theme
 from app.charts import CHARTS, curves_of, waiting_for
@@ -19,7 +20,7 @@ from app.pages.monitor import MonitorPage
 from app.studio import Studio
 from app.widgets.export_panel import ExportPanel
 from app.widgets.log_view import LogView
-from app.widgets.numbers import duration, figure, moment, signed, ticks
+from app.widgets.numbers import duration, figure, memory, moment, signed, ticks
 from app.widgets.run_header import titled
 from app.widgets.tiles import Tile
 from backend.spec.events import METRICS
@@ -89,6 +90,34 @@ def test_a_reward_keeps_the_colour_of_its_place_in_the_config() -> None:
     assert [(curve.metric, curve.colour) for curve in curves] == [
         ("rewards/a/mean", "reward:0"), ("rewards/b/mean", "reward:1"), ("rewards/new/mean", "reward:2")]  # fmt: skip
     assert [curve.label for curve in curves_of(chart, ["rewards/r1_count_xml/mean"], ["r1_count_xml"])] == ["XML Count"]
+
+
+def test_what_a_chart_finds_by_itself_has_a_word_and_a_colour_of_its_own(qapp) -> None:
+    chart = next(chart for chart in CHARTS if chart.title == "Step time")
+    curves = curves_of(chart, ["time/save", "time/other", "time/extra"], [])
+    assert [curve.label for curve in curves[-3:]] == ["Saving", "Other", "extra"]
+    assert len({curve.colour for curve in curves}) == len(curves)
+
+
+def test_memory_has_no_zeros_in_front() -> None:
+    told = [memory(value).replace("\u202f", " ") for value in (1.234, 0.0488, None)]
+    assert told == ["1.23 GB", "48.8 MB", "–"]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+def test_a_tile_has_room_for_its_text(qtbot, monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
+    """At one and a half times the usual size the figure lost its head, and the caption its feet."""
+    monkeypatch.setattr(theme, "_scale", [scale])
+    tile = Tile("Reward", unit="tokens")
+    qtbot.addWidget(tile)
+    tile.show_value(2.17)
+    tile.resize(round(200 * scale), tile.sizeHint().height())
+    image = tile.grab().toImage()
+    card = image.pixelColor(image.width() - 14, image.height() // 2)
+    inked = [any(image.pixelColor(x, y) != card for x in range(12, image.width() - 12)) for y in range(image.height())]
+    lines = [len(list(run)) for has_ink, run in groupby(inked[3:-3]) if has_ink]
+    figures = QFontMetrics(theme.figures_font(20, QFont.Weight.DemiBold)).tightBoundingRect("2.17").height()
+    assert len(lines) == 2 and max(lines) >= figures - 1, "the label, and below it the whole figure"
 
 
 def test_an_empty_chart_says_what_it_waits_for() -> None:

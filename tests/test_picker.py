@@ -20,7 +20,7 @@ from app.pages.train import TrainPage
 from app.prefs import Prefs
 from app.studio import Studio
 from app.widgets.picker import Picker
-from app.widgets.picker_rows import CHANGED, NAME, SIZE, STAR, WHERE, Entry, Line
+from app.widgets.picker_rows import CHANGED, NAME, SIZE, STAR, WHERE, Entry, Line, place_text
 from backend.spec.faults import Fault
 from tests.hub_stand_in import HubStandIn
 from tests.test_hub import FILES, GGUF, MLX, Repo
@@ -98,6 +98,15 @@ def test_figures_have_units_and_nothing_is_a_dash(picker: Picker):
     assert cell(picker, "base", SIZE).replace("\u202f", " ") == "16.1 GB"
     assert cell(picker, "a/small-4bit", CHANGED).startswith("today")
     assert cell(picker, "a/half", SIZE) == "–" and cell(picker, "a/half", WHERE) == "Unfinished"
+
+
+def test_places_are_told_from_home_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert (
+        place_text("/home/me/.cache/huggingface/hub/models--a--b/snapshots/0123")
+        == "~/.cache/huggingface/hub/models--a--b"
+    )
+    assert place_text("/home/me/models/base") == "~/models/base" and place_text("/m/base") == "/m/base"
 
 
 def test_typing_filters_by_every_word(picker: Picker):
@@ -324,14 +333,52 @@ def test_the_process_starts_with_the_first_question_only(qtbot: QtBot, page: Tra
     assert page.studio.desk._process is None
 
 
-def test_a_model_that_cannot_be_loaded_is_said_below_its_field(qtbot: QtBot, page: TrainPage, tmp_path: Path):
-    folder = tmp_path / "strange"
-    folder.mkdir()
-    (folder / "config.json").write_text('{"model_type": "marvin"}')
-    field = page.form.fields["model"]
-    field.take(str(folder))
-    qtbot.waitUntil(lambda: field._note is not None and "kind marvin" in field._note.text(), timeout=10_000)
-    assert field._note.property("role") == "problem"
+def strange_model(folder: Path, kind: str = "marvin") -> str:
+    """A folder with weights, of a kind that nobody has heard of."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(f'{{"model_type": "{kind}"}}')
+    for name in ("model.safetensors", "tokenizer.json"):
+        (folder / name).write_text("")
+    return str(folder)
+
+
+def test_a_model_that_cannot_be_loaded_is_a_problem_until_it_is_mended(
+    qtbot: QtBot, page: TrainPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Run refuses it, and looks again, as it may have been mended on disk."""
+    sentence = "strange cannot be trained. This version of mlx-lm knows no model of the kind marvin."
+    draft, field = page.draft, page.form.fields["model"]
+    said: list[str] = []
+    page.studio.message.connect(said.append)
+    monkeypatch.setattr(page.studio, "_launch", lambda: pytest.fail("it was started"))
+    draft.set("data", "a/b")
+    field.take(strange_model(tmp_path / "strange"))
+    qtbot.waitUntil(lambda: field._problem is not None and field._problem.text() == sentence, timeout=10_000)
+    assert [fault.sentence for fault in draft.problems()] == [sentence]
+    page.studio.start_run()
+    assert said == [sentence]
+    strange_model(tmp_path / "strange", "llama")
+    page.studio.start_run()
+    qtbot.waitUntil(lambda: not draft.problems(), timeout=10_000)
+    draft.set("model", str(tmp_path / "another"))
+    assert "cannot be trained" not in draft.problems()[0].sentence
+
+
+def test_a_form_that_is_opened_is_looked_into_as_well(qtbot: QtBot, page: TrainPage, tmp_path: Path):
+    config = tmp_path / "mine.yaml"
+    config.write_text(f"model: {strange_model(tmp_path / 'strange')}\ndata: a/b\n")
+    page.draft.load(config)
+    qtbot.waitUntil(lambda: bool(page.draft.problems()), timeout=10_000)
+    assert "kind marvin" in page.draft.problems()[0].sentence
+
+
+def test_an_adapter_is_no_refused_reference(qtbot: QtBot, page: TrainPage, tmp_path: Path):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    field = page.form.fields["reference_model_path"]
+    field.take(str(tmp_path / "adapter"))
+    qtbot.waitUntil(lambda: field._note is not None and bool(field._note.text()), timeout=10_000)
+    assert field._note.text() == "An adapter of the base model." and field._note.property("role") == "muted"
 
 
 def test_opening_the_picker_does_not_hold_the_window_up(qtbot: QtBot, page: TrainPage, hub: HubStandIn):

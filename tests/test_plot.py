@@ -104,6 +104,29 @@ def test_the_legend_tells_the_newest_values_and_those_under_the_pointer(grid: Ch
     assert third._waiting.text() == "Waits." and entries(third) == []
 
 
+def test_a_long_legend_leaves_room_for_the_curves(qtbot) -> None:
+    legend = Legend()
+    qtbot.addWidget(legend)
+    legend.resize(300, 16)
+    few = [Entry(theme.reward_pen(place), f"metric/number {place}", "0.500") for place in range(2)]
+    legend.show_entries(few)
+    assert not legend.toolTip()
+    many = [Entry(theme.reward_pen(place), f"metric/number {place}", "0.500") for place in range(20)]
+    legend.show_entries(many)
+    assert legend.height() == 4 * 16 and legend.toolTip().count("\n") == 19
+
+
+def test_a_wide_page_has_four_columns_and_a_usual_one_three(qtbot) -> None:
+    plots = [Plot(f"plot {place}") for place in range(8)]
+    grid = ChartGrid(plots, lambda place: Shown(), lambda place: True)
+    qtbot.addWidget(grid)
+    grid.show()
+    for width, columns in ((1072, 3), (824, 2), (2360, 4), (500, 1)):
+        grid.resize(width, 700)
+        grid.refresh()
+        qtbot.waitUntil(lambda columns=columns: len({plot.x() for plot in plots}) == columns)
+
+
 def test_a_gap_stays_a_gap(grid: ChartGrid) -> None:
     x, y = grid.plots[0]._view._curves[0].line.getData()
     assert np.isnan(y[10:14]).all() and np.isfinite(y[:10]).all() and len(x) == 40

@@ -86,8 +86,11 @@ def rewards(page: RewardsPage) -> list[float]:
 
 
 def column(page: RewardsPage, name: str) -> list[str]:
-    heads = [page.completions.label(each) for each in range(page.completions.columnCount())]
-    return [page.completions.index(row, heads.index(name)).data() for row in range(page.completions.rowCount())]
+    heads = [page.results.completions.label(each) for each in range(page.results.completions.columnCount())]
+    return [
+        page.results.completions.index(row, heads.index(name)).data()
+        for row in range(page.results.completions.rowCount())
+    ]
 
 
 # ── where completions come from ──────────────────────────────────────────────────────────────────────────────────────
@@ -105,8 +108,8 @@ def test_the_model_is_sampled_and_its_completions_scored(qtbot, page: RewardsPag
     scored(qtbot, page)
     assert page.about.text().startswith("2 prompts, 6 completions sampled from the model; scored in ")
     assert told[-1][1] == 2 * 3 * 6 and told[-1][0] > 0
-    assert page.functions.rows[0]["name"] == "low_half" and page.completions.rowCount() == 8
-    assert page.verdict.sentences() and page.table.currentIndex().row() == 1
+    assert page.results.functions.rows[0]["name"] == "low_half" and page.results.completions.rowCount() == 8
+    assert page.results.verdict.sentences() and page.results.table.currentIndex().row() == 1
     assert page.detail.text.toPlainText() == page.bench.groups[0]["completions"][0]["text"]
     first = [one["text"] for one in page.bench.groups[0]["completions"]]
     page.source.how.setCurrentIndex(page.source.how.findData("numbers"))
@@ -127,6 +130,39 @@ def test_what_cannot_be_sampled_is_one_sentence(qtbot, page: RewardsPage) -> Non
 def test_row_numbers_are_read() -> None:
     assert row_numbers("1-4, 17,2") == [1, 2, 3, 4, 17]
     assert row_numbers("") == row_numbers("4-") == row_numbers("x") == row_numbers("1-99999") == []
+
+
+def test_rows_chosen_elsewhere_are_sampled(qtbot, page: RewardsPage) -> None:
+    page.source.sources.choose("file")
+    asked: list[tuple[str, list[int]]] = []
+    page.source.sample_wanted.connect(lambda how, count, numbers, size: asked.append((how, numbers)))
+    page.studio.try_rewards([7, 2, 3, 4])
+    assert asked == [("numbers", [2, 3, 4, 7])] and page.source.numbers.text() == "2-4, 7"
+    assert page.source.sources.key == "model"
+
+
+def test_the_menu_offers_what_can_be_done(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+    told: list[dict[str, bool]] = []
+    page.able_changed.connect(told.append)
+    assert not any(page.able().values())
+    (tmp_path / "mine.py").write_text(MINE)
+    page.draft.update({"reward_functions_file": str(tmp_path / "mine.py"), "reward_functions": ["long"]})
+    assert page.able()["save_file"] and told[-1] == page.able()
+    (tmp_path / "given.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    page.bench.read(tmp_path / "given.jsonl")
+    assert told[-1]["cancel"] and not told[-1]["score"]
+    scored(qtbot, page)
+    assert told[-1] == page.able() == {
+        "score": True, "cancel": False, "keep_case": True, "drop_case": False, "save_file": True,
+    }  # fmt: skip
+    page.results.table.selectRow(0)
+    assert not page.able()["keep_case"], "a prompt is no completion"
+    page.results.table.selectRow(1)
+    page.keep_case()
+    qtbot.waitUntil(lambda: told[-1]["drop_case"], timeout=PATIENCE)
+    page.cases.selectRow(0)
+    page.drop_case()
+    qtbot.waitUntil(lambda: not told[-1]["drop_case"], timeout=PATIENCE)
 
 
 def test_a_run_s_completions_are_scored_anew(qtbot, page: RewardsPage, tmp_path: Path) -> None:
@@ -182,10 +218,13 @@ def test_saving_scores_again_and_an_error_is_marked_on_its_line(
     qtbot.waitUntil(lambda: page.panel.trouble.isVisible(), timeout=PATIENCE)
     assert "raised ZeroDivisionError: division by zero (mine.py, line 6)" in page.panel.trouble.text()
     assert [mark.cursor.blockNumber() for mark in page.panel.editor.extraSelections()][-1] == 5
-    assert "line 6, in long" in page.panel.frames.text() and "failed on line 6" in page.functions.index(0, 1).data()
-    assert page.verdict.sentences()[0] == page.panel.trouble.text()
+    assert (
+        "line 6, in long" in page.panel.frames.text()
+        and "failed on line 6" in page.results.functions.index(0, 1).data()
+    )
+    assert page.results.verdict.sentences()[0] == page.panel.trouble.text()
     page.views.choose("completion")
-    page.board.clicked.emit(page.functions.index(0, 0))
+    page.results.board.clicked.emit(page.results.functions.index(0, 0))
     assert page.views.key == "file" and page.panel.editor.textCursor().blockNumber() == 5, "a click leads there"
     edit(page, "return [", "return [[")
     qtbot.waitUntil(lambda: "syntax error on line 6" in page.panel.trouble.text(), timeout=PATIENCE)
@@ -207,7 +246,7 @@ def test_what_the_person_writes_here_needs_no_question_but_what_others_write_doe
     mine.write_text(MINE.replace("/ 10", "/ 2"))
     qtbot.waitUntil(lambda: "/ 2" in page.panel.editor.toPlainText(), timeout=PATIENCE)
     assert page.bench.stale and asked == ["mine.py"] and rewards(page)[0] == 0.2, "shown, and not run unasked"
-    assert page.verdict.sentences()[0] == "Settings or files have changed since these scores."
+    assert page.results.verdict.sentences()[0] == "Settings or files have changed since these scores."
     page.again.click()
     qtbot.waitUntil(lambda: rewards(page)[0] == 0.5, timeout=PATIENCE)
     assert asked == ["mine.py", "mine.py"]
@@ -229,15 +268,15 @@ def test_an_edit_is_not_written_over_another_program_s(qtbot, page: RewardsPage,
     page.panel.editor.setPlainText(MINE + "# mine\n")
     page.panel.editor.document().setModified(True)
     mine.write_text(MINE + "# theirs\n")
-    page.save()
+    page.save_file()
     assert mine.read_text().endswith("# theirs\n") and page.panel.reload.isVisibleTo(page.panel)
-    page.save()
+    page.save_file()
     assert mine.read_text().endswith("# mine\n"), "the second time it is meant"
 
 
 def test_a_new_file_begins_with_functions_that_work(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     page.studio.consent.ask = lambda requests: pytest.fail("it was asked about what we wrote")
-    page.choose_new_file = lambda: tmp_path / "fresh.py"
+    page.editing.choose_new_file = lambda: tmp_path / "fresh.py"
     page.panel.new.click()
     assert [entry.name for entry in page.draft.rewards()[-2:]] == ["concise", "mentions_answer"]
     page.draft.set("reward_functions", ["concise", "mentions_answer"])
@@ -250,7 +289,7 @@ def test_a_new_file_begins_with_functions_that_work(qtbot, page: RewardsPage, tm
 
 def test_a_case_is_kept_fails_after_a_change_and_goes(qtbot, page: RewardsPage, mine: Path, tmp_path: Path) -> None:
     put_rows(qtbot, page, tmp_path)
-    page.table.selectRow(3)
+    page.results.table.selectRow(3)
     page.keep.click()
     qtbot.waitUntil(lambda: page.views.buttons["cases"].text() == "Cases (1)", timeout=PATIENCE)
     kept = json.loads((tmp_path / "mine.cases.jsonl").read_text())
@@ -273,9 +312,9 @@ def test_a_weight_typed_on_the_bench_moves_rewards_and_the_form(
     put_rows(qtbot, page, tmp_path)
     assert column(page, "Advantage")[4] == column(page, "Advantage")[-1] and rewards(page)[3] == 1.4
     assert page.studio.bench.means == pytest.approx({"long": 0.25, "keyword": 0.25})
-    index = page.functions.index(1, BOARD_WEIGHT)
-    page.board.edit(index)
-    typed = page.board.findChild(WeightEdit)
+    index = page.results.functions.index(1, BOARD_WEIGHT)
+    page.results.board.edit(index)
+    typed = page.results.board.findChild(WeightEdit)
     assert typed.accessibleName() == "Weight of Keyword"
     typed.selectAll()
     QTest.keyClicks(typed, "3")
@@ -300,14 +339,16 @@ def test_a_function_that_hangs_is_given_up(qtbot, page: RewardsPage, mine: Path,
 
 def test_in_a_narrow_page_the_scores_are_one_of_the_views(qtbot, page: RewardsPage, mine: Path, tmp_path: Path) -> None:
     put_rows(qtbot, page, tmp_path)
-    assert page.table.isVisible() and page.detail.isVisible() and not page.views.buttons["scores"].isVisible()
+    assert page.results.table.isVisible() and page.detail.isVisible() and not page.views.buttons["scores"].isVisible()
+    assert page.views.key == "completion" and page.views.buttons["completion"].isChecked()
     page.resize(820, 480)
-    page.views.choose("scores")
-    assert page.table.isVisible() and not page.detail.isVisible()
+    assert page.views.key == "scores", "what is seen first says whether there is something to learn from"
+    assert page.about.text() == "1 prompt, 4 completions"
+    assert page.results.table.isVisible() and not page.detail.isVisible()
     page.views.choose("file")
-    assert page.panel.editor.isVisible() and not page.table.isVisible()
+    assert page.panel.editor.isVisible() and not page.results.table.isVisible()
     page.resize(1400, 900)
-    assert page.table.isVisible() and page.panel.editor.isVisible()
+    assert page.results.table.isVisible() and page.panel.editor.isVisible()
 
 
 def test_everything_that_takes_the_focus_has_a_name(page: RewardsPage, mine: Path) -> None:
@@ -320,6 +361,6 @@ def test_everything_that_takes_the_focus_has_a_name(page: RewardsPage, mine: Pat
 
 def test_copied_rows_have_the_functions_names(qtbot, page: RewardsPage, mine: Path, tmp_path: Path) -> None:
     put_rows(qtbot, page, tmp_path)
-    page.table.selectRow(1)
-    page.table.copy()
+    page.results.table.selectRow(1)
+    page.results.table.copy()
     assert QGuiApplication.clipboard().text().split("\n")[0].split("\t")[:3] == ["Completion", "Long", "Reward"]

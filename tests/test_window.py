@@ -126,7 +126,43 @@ def test_the_sidebar_shows_icons_alone_in_a_narrow_window(window: Window, qtbot)
     assert window.studio.prefs.sidebar_collapsed
 
 
+def test_a_page_stands_in_the_middle_of_a_window_that_it_cannot_use(window: Window, qtbot):
+    window.resize(2560, 1440)
+    for entry in PAGES:
+        window.show_page(entry.key)
+        page = window.pages[entry.key]
+        qtbot.waitUntil(lambda page=page, entry=entry: page.width() <= entry.widest)
+        left, right = page.x(), window.stage.width() - page.x() - page.width()
+        assert abs(left - right) <= 1
+    window.resize(1280, 800)
+    qtbot.waitUntil(lambda: page.x() == 0 and page.width() == window.stage.width())
+
+
 # Menus
+
+
+def test_every_entry_finds_what_it_calls(window: Window):
+    entries = [entry for menu in MENUS.values() for entry in menu if entry]
+    for entry in entries:
+        page = next((page for page in PAGES if page.key == entry.page), None)
+        assert callable(getattr(page.load() if page else window, entry.slot)), entry.name
+
+
+def test_the_rewards_menu_goes_to_its_page_and_follows_what_it_can_do(window: Window, monkeypatch):
+    waiting = [entry.name for menu in MENUS.values() for entry in menu if entry and entry.waits]
+    assert len(waiting) > 4 and not any(window.commands[name].isEnabled() for name in waiting)
+    window.show_page("rewards")
+    page = window.pages["rewards"]
+    sampled: list[str] = []
+    monkeypatch.setattr(page, "sample", lambda: sampled.append(window.shown_page))
+    window.show_page("train")
+    window.commands["sample"].trigger()
+    assert sampled == ["rewards"]
+    page.able_changed.emit({"score": True})
+    assert window.commands["score"].isEnabled() and not window.commands["keep_case"].isEnabled()
+    monkeypatch.setattr(page.bench, "score", lambda: sampled.append("scored"))
+    window.commands["score"].trigger()
+    assert sampled[-1] == "scored"
 
 
 def test_every_action_has_a_shortcut_of_its_own(window: Window):
@@ -182,7 +218,7 @@ def test_buttons_and_strip_follow_the_run(window: Window, studio: Studio):
     assert enabled(window) == {"pause", "stop", "save_now"}
     assert window.strip.step.text() == "step 12 of 60"
     assert window.strip.left.text().replace("\u202f", " ") == "1 min 15 s left"
-    assert window.strip.memory.text().startswith("1.23")
+    assert window.strip.memory.text().replace("\u202f", " ") == "peak 1.23 GB"
     run.become("paused")
     assert window.commands["pause"].text() == "Resume"
     run.become("stopping")
@@ -482,7 +518,7 @@ def test_the_settings_of_a_run_come_into_the_form_and_are_not_saved_over(window:
     window.studio.settings_wanted.emit(run)
     assert window.studio.draft.value("seed") == 3
     assert window.studio.draft.path is None, "Save must not write over the run's record"
-    assert window.stack.currentWidget() is window.pages["train"]
+    assert window.stage.currentWidget() is window.pages["train"]
 
 
 @pytest.mark.parametrize(("answer", "seed"), [("cancel", 9), ("discard", 3), ("save", 3)])

@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PageEntry:
-    """One page. `where` is "module:class" of a QWidget built as `Class(studio, parent)`; `icon` a file of resources/icons."""
+    """One page. `where` is "module:class" of a QWidget built as `Class(studio, parent)`; `icon` a file of resources/icons;
+    `widest` as many pixels as it can use: in a wider window it stands in the middle, as longer lines are harder to read."""
 
     key: str
     title: str
     icon: str
     where: str
     shortcut: str
+    widest: int
 
     def load(self) -> Callable[[Studio, QWidget | None], QWidget]:
         """Import the page's module; returns the page's class."""
@@ -38,12 +40,12 @@ class PageEntry:
 
 
 PAGES: tuple[PageEntry, ...] = (
-    PageEntry("train", "Train", "sliders", "app.pages.train:TrainPage", "Ctrl+1"),
-    PageEntry("dataset", "Dataset", "table", "app.pages.dataset:DatasetPage", "Ctrl+2"),
-    PageEntry("rewards", "Rewards", "target", "app.pages.rewards:RewardsPage", "Ctrl+3"),
-    PageEntry("monitor", "Monitor", "pulse", "app.pages.monitor:MonitorPage", "Ctrl+4"),
-    PageEntry("completions", "Completions", "lines", "app.pages.completions:CompletionsPage", "Ctrl+5"),
-    PageEntry("runs", "Runs", "stack", "app.pages.runs:RunsPage", "Ctrl+6"),
+    PageEntry("train", "Train", "sliders", "app.pages.train:TrainPage", "Ctrl+1", 1440),
+    PageEntry("dataset", "Dataset", "table", "app.pages.dataset:DatasetPage", "Ctrl+2", 1680),
+    PageEntry("rewards", "Rewards", "target", "app.pages.rewards:RewardsPage", "Ctrl+3", 1920),
+    PageEntry("monitor", "Monitor", "pulse", "app.pages.monitor:MonitorPage", "Ctrl+4", 2560),
+    PageEntry("completions", "Completions", "lines", "app.pages.completions:CompletionsPage", "Ctrl+5", 1920),
+    PageEntry("runs", "Runs", "stack", "app.pages.runs:RunsPage", "Ctrl+6", 1440),
 )
 
 

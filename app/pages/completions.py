@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QIntValidator, QShowEvent
+from PySide6.QtGui import QIntValidator, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import (  # fmt: skip
     QHBoxLayout,
     QSplitter,
@@ -26,8 +26,10 @@ from app.widgets.controls import ElidedLabel, NumberEdit, Tick
 from app.widgets.parts import button, label
 from app.widgets.verdict import Nothing
 
-DETAIL = 210
-"""First height of what is below the table."""
+DETAIL, BESIDE = 210, 720
+"""First height of what is below the table; its first width where it stands beside it."""
+WIDE = 1500
+"""From this width on there is room beside the table."""
 
 
 class CompletionsPage(QWidget):
@@ -50,11 +52,11 @@ class CompletionsPage(QWidget):
         self.detail = CompletionDetail()
         self.table.chosen.connect(self.detail.show_completion)
         self.table.touched.connect(self._stay)
-        self.earlier = button("Earlier", lambda: self.go(-1), tip="The step before (Ctrl+[)")
-        self.later = button("Later", lambda: self.go(1), tip="The step after (Ctrl+])")
+        self.earlier = button("Earlier", self.go_back, tip="The step before (Ctrl+[)")
+        self.later = button("Later", self.go_on, tip="The step after (Ctrl+])")
         self.step = NumberEdit()
         self.step.setValidator(QIntValidator(0, 2**31 - 1, self.step))
-        self.step.setFixedWidth(72)
+        self.step.setFixedWidth(theme.scaled(72))
         self.step.setAlignment(Qt.AlignmentFlag.AlignRight)
         self.step.setAccessibleName("Step")
         self.step.editingFinished.connect(self._typed)
@@ -74,21 +76,31 @@ class CompletionsPage(QWidget):
         head.addSpacing(theme.SPACE)
         for part in (label("Step"), self.step, self.earlier, self.later):
             head.addWidget(part)
-        parts = QSplitter(Qt.Orientation.Vertical, childrenCollapsible=False, handleWidth=theme.SPACE)
-        parts.setStyleSheet("QSplitter::handle { background: transparent; }")
-        parts.addWidget(self.table.in_card())
-        parts.addWidget(self.detail)
-        parts.setStretchFactor(0, 1)
-        parts.setSizes([1000, DETAIL])
+        self.parts = QSplitter(Qt.Orientation.Vertical, childrenCollapsible=False, handleWidth=theme.SPACE)
+        self.parts.setStyleSheet("QSplitter::handle { background: transparent; }")
+        self.parts.addWidget(self.table.in_card())
+        self.parts.addWidget(self.detail)
+        self.parts.setStretchFactor(0, 1)
+        self.parts.setSizes([1000, theme.scaled(DETAIL)])
         shown = QWidget()
         column = QVBoxLayout(shown)
         column.setContentsMargins(*(2 * theme.SPACE,) * 4)
         column.setSpacing(12)
         column.addLayout(head)
-        column.addWidget(parts, 1)
+        column.addWidget(self.parts, 1)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(self.nothing)
         self._stack.addWidget(shown)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """In a wide page the completion stands beside the table, where its lines are not too long to read."""
+        super().resizeEvent(event)
+        wide = self.width() >= theme.scaled(WIDE)
+        along = Qt.Orientation.Horizontal if wide else Qt.Orientation.Vertical
+        if along != self.parts.orientation():
+            self.parts.setOrientation(along)
+            self.detail.set_upright(wide)
+            self.parts.setSizes([self.width(), theme.scaled(BESIDE)] if wide else [self.height(), theme.scaled(DETAIL)])
 
     # ── the run and its step ────────────────────────────────────────────────────────────────────
 
@@ -151,6 +163,12 @@ class CompletionsPage(QWidget):
         if self.step.isModified() and self.step.text():
             self.step.setModified(False)
             self.pick(int(self.step.text()))
+
+    def go_back(self) -> None:
+        self.go(-1)
+
+    def go_on(self) -> None:
+        self.go(1)
 
     def go(self, by: int) -> None:
         """Show the step `by` steps on, among those that have completions."""

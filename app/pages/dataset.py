@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import Qt, QTimer
+from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QKeySequence, QShortcut, QShowEvent
 from PySide6.QtWidgets import (
     QFrame,
@@ -31,9 +31,10 @@ from app.widgets.dataset_counts import DatasetCounts
 from app.widgets.dataset_mapping import MappingCard
 from app.widgets.dataset_row import RowDetail
 from app.widgets.dataset_table import PART, Heading, RowModel, RowTable
-from app.widgets.fields import PathField
 from app.widgets.numbers import figure
-from app.widgets.parts import label
+from app.widgets.parts import button, label
+from app.widgets.path_field import PathField
+from app.widgets.reward_source import MOST_ROWS
 from app.widgets.verdict import Nothing
 from backend.spec.config import SETTINGS
 
@@ -42,6 +43,8 @@ SHARES = (3, 2)
 """Width of the left cards against the right ones."""
 MOVED_MS = 60
 """How long the cursor must rest on a row before it is shown in full: holding an arrow key asks for no row in passing."""
+TRY = "Sample the model on the selected rows, and see what your rewards make of it (Ctrl+Shift+D)"
+TRY_NOT = f"The model is sampled on rows of the training split, {MOST_ROWS:,} at most."
 EMPTY = ("No dataset is chosen yet", "A csv, json, jsonl or parquet file with a question and an answer in each row is enough; "
          "a folder or a dataset of Hugging Face will do as well.", "Choose a file…")  # fmt: skip
 ABSENT = ("This dataset is not on this machine yet", "It is fetched from Hugging Face once, and kept in its cache.",
@@ -49,6 +52,10 @@ ABSENT = ("This dataset is not on this machine yet", "It is fetched from Hugging
 
 
 class DatasetPage(QWidget):
+    """Signals: able_changed(what of the Rewards menu can be done here now, as `able` tells it)."""
+
+    able_changed = Signal(dict)
+
     def __init__(self, studio: Studio, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.studio, self.draft = studio, studio.draft
@@ -78,6 +85,7 @@ class DatasetPage(QWidget):
         self.model = RowModel(self)
         self.table = RowTable(self.model)
         self.detail = RowDetail()
+        self.tried = button("Try rewards", self.try_rewards)
         self.nothing, self.absent = Nothing(*EMPTY), Nothing(*ABSENT)
 
     def _lay_out(self) -> None:
@@ -127,6 +135,7 @@ class DatasetPage(QWidget):
         head.addWidget(self.shown)
         head.addWidget(self.which)
         head.addStretch(1)
+        head.addWidget(self.tried)
         column = QVBoxLayout(card)
         column.setContentsMargins(4, 4, 4, 4)
         column.setSpacing(4)
@@ -136,7 +145,15 @@ class DatasetPage(QWidget):
 
     def _order_tabs(self) -> None:
         views = self.detail.views.buttons.values()
-        stops = [*self.path.stops(), *self.mapping.stops(), self.which, self.table, *views, self.detail.pane]
+        stops = [
+            *self.path.stops(),
+            *self.mapping.stops(),
+            self.which,
+            self.table,
+            self.tried,
+            *views,
+            self.detail.pane,
+        ]
         for one, following in pairwise(stops):
             QWidget.setTabOrder(one, following)
 
@@ -151,6 +168,7 @@ class DatasetPage(QWidget):
         self.which.activated.connect(lambda _: self.dataset.set_split(self.which.currentData()))
         self.model.wanted.connect(self._ask_part)
         self.table.chosen.connect(lambda _: self._moved.start())
+        self.table.selected.connect(self._show_able)
         self.nothing.wanted.connect(lambda: self.path.choose_file())
         self.absent.wanted.connect(self.dataset.fetch)
         QShortcut(QKeySequence.StandardKey.Refresh, self, self.dataset.read_again)
@@ -185,6 +203,7 @@ class DatasetPage(QWidget):
         self._show_which()
         self._show_counts()
         self.table.say(self._instead())
+        self._show_able()
         self.model.set_room(dataset.room)
         self.detail.set_room(dataset.room)
 
@@ -230,6 +249,30 @@ class DatasetPage(QWidget):
             return ""
         return f"median {counts.middle:,} · longest {counts.longest:,} · {max(0, dataset.room):,} fit"
 
+    # Rows to try rewards on
+
+    def able(self) -> dict[str, bool]:
+        """Entry of the Rewards menu → whether it can be done now."""
+        return {
+            "try_rows": self.dataset.split == "train" and 0 < sum(map(len, self.table.selected_rows())) <= MOST_ROWS
+        }
+
+    def try_rewards(self) -> None:
+        """Have the bench sample the model on the selected rows."""
+        self.studio.try_rewards([row + 1 for part in self.table.selected_rows() for row in part])
+
+    def _show_able(self) -> None:
+        able = self.able()
+        rows = self.table.selected_rows()
+        count = sum(map(len, rows))
+        self.tried.setText(
+            f"Try rewards on row {rows[0].start + 1:,}" if count == 1 else f"Try rewards on {count:,} rows"
+        )
+        self.tried.setVisible(bool(count))
+        self.tried.setEnabled(able["try_rows"])
+        self.tried.setToolTip(TRY if able["try_rows"] else TRY_NOT)
+        self.able_changed.emit(able)
+
     # Rows
 
     def _show_rows(self) -> None:
@@ -241,6 +284,7 @@ class DatasetPage(QWidget):
         self.table.begin(self._instead())
         if not rows:
             self.detail.show_nothing()
+        self._show_able()  # rows that are gone were selected without a word
 
     def _headings(self) -> list[Heading]:
         """The columns in use first, in the order of their menus; before all others the one that holds the prompts."""

@@ -64,7 +64,7 @@ class RunsPage(QWidget):
         self.search = QLineEdit()
         self.search.setPlaceholderText("Filter by name or model")
         self.search.setClearButtonEnabled(True)
-        self.search.setMaximumWidth(260)
+        self.search.setMaximumWidth(theme.scaled(260))
         self.search.setAccessibleName("Filter the runs")
         self.search.textChanged.connect(self.table.sorted.setFilterFixedString)
         self.open_button = button("Open", self.open, primary=True)

@@ -18,10 +18,10 @@ from app.picking import Picking
 from app.studio import Studio
 from app.widgets import launch
 from app.widgets.dataset_line import DatasetLine
-from app.widgets.fields import PathField
 from app.widgets.form import Card, FieldGrid, Form
 from app.widgets.launch import LaunchColumn
 from app.widgets.left_out import LeftOut
+from app.widgets.path_field import PathField
 from app.widgets.reward_panel import RewardPanel
 from app.widgets.search import SettingSearch
 from backend.spec.config import SECTIONS, SETTINGS, sections
@@ -33,8 +33,6 @@ SETTLE_MS = 150
 """How long typing must rest before problems are shown: nobody is told off in the middle of a number."""
 ROOMY = 1000
 """From this width on the column beside the form takes its full width."""
-WIDEST = 1440
-"""On a larger screen the page stands in the middle: longer lines would be harder to read."""
 DEMO = (
     "The demo is loaded: a small bundled model learns, from rewards alone, to work sums out instead of guessing them. "
     "It takes about a minute and downloads nothing."
@@ -132,7 +130,6 @@ class TrainPage(QWidget):
         left.addLayout(across)
         left.addWidget(self.form)
         content = self._content
-        content.setMaximumWidth(theme.scaled(WIDEST))
         row = QHBoxLayout(content)
         row.setContentsMargins(theme.GUTTER, theme.GUTTER, theme.GUTTER, 0)
         row.setSpacing(0)
@@ -164,6 +161,7 @@ class TrainPage(QWidget):
         self.dataset_line.wanted.connect(lambda: self.studio.page_wanted.emit("dataset"))
         self.dataset.counted.connect(self._settle.start)  # the longest prompt decides about the memory
         self.draft.saved.connect(self._show_plan)
+        self.draft.judged.connect(self._settle.start)
         self._settle.timeout.connect(self._show_problems)
         theme.signals.changed.connect(self._show_rewards)
 

@@ -18,9 +18,9 @@ from app.widgets.parts import keep_gutter
 from app.widgets.plot import Plot, Trace
 
 PLOT_HEIGHT = 214
-NARROWEST = 300
-"""Width below which a plot has no use for one column more."""
-MOST_COLUMNS = 3
+NARROWEST, USUAL = 300, 440
+"""Width below which a plot has no use for one column more; and below which three columns are enough."""
+MOST_COLUMNS = 4
 TURN_MS = 12
 """Between two plots of one refresh: the event loop gets a turn after each."""
 
@@ -34,7 +34,7 @@ class Shown:
 
 
 class ChartGrid(QScrollArea):
-    """Plots in rows of one to three.
+    """Plots in rows of one to four.
 
     `supply(place)` says what the plot at a place is to show, `wanted(place)` whether it takes part at all.
     """
@@ -63,7 +63,7 @@ class ChartGrid(QScrollArea):
         self.setAccessibleName("Charts")
         for plot in self.plots:
             plot.setParent(self._page)
-            plot.setFixedHeight(PLOT_HEIGHT)
+            plot.setFixedHeight(theme.scaled(PLOT_HEIGHT))
             plot.hide()
             plot.hovered.connect(self._mark)
             plot.zoomed.connect(self._zoom)
@@ -113,8 +113,7 @@ class ChartGrid(QScrollArea):
 
     def _place(self) -> None:
         """Put the wanted plots into as many columns as the width allows; nothing moves when nothing changed."""
-        room = self.width() - theme.GUTTER
-        columns = max(1, min(MOST_COLUMNS, (room + theme.SPACE) // (NARROWEST + theme.SPACE)))
+        columns = self._columns()
         wanted = tuple(place for place in range(len(self.plots)) if self._wanted(place))
         if (columns, wanted) == self._placed:
             return
@@ -132,6 +131,11 @@ class ChartGrid(QScrollArea):
             self._grid.setRowStretch(row, 1 if row == rows else 0)
         self._stale |= set(wanted)
         self._turns.start()
+
+    def _columns(self) -> int:
+        room = self.width() - theme.GUTTER + theme.SPACE
+        fitting, roomy = (room // (theme.scaled(least) + theme.SPACE) for least in (NARROWEST, USUAL))
+        return max(1, min(MOST_COLUMNS, max(roomy, min(fitting, MOST_COLUMNS - 1))))
 
     def _mark(self, step: int | None) -> None:
         for plot in self.plots:

@@ -31,8 +31,8 @@ class CompletionDetail(QFrame):
         self.text.setAccessibleName("Completion")
         self._tags = [Tags(pane) for pane in (self.prompt, self.text)]
         self._answer, self._came_to, self._scores = _line(), _line(), _line()
-        along = Qt.Orientation.Vertical if upright else Qt.Orientation.Horizontal
-        sides = QSplitter(along, childrenCollapsible=False, handleWidth=2 * theme.SPACE)
+        sides = self._sides = QSplitter(childrenCollapsible=False, handleWidth=2 * theme.SPACE)
+        self.set_upright(upright)
         sides.setStyleSheet("QSplitter::handle { background: transparent; }")
         sides.addWidget(_side("Prompt", self._answer, None, self.prompt))
         sides.addWidget(_side("Completion", self._came_to, self._scores, self.text))
@@ -42,6 +42,9 @@ class CompletionDetail(QFrame):
         row.setContentsMargins(12, 10, 12, 12)
         row.addWidget(sides)
         theme.signals.changed.connect(self._again)
+
+    def set_upright(self, upright: bool) -> None:
+        self._sides.setOrientation(Qt.Orientation.Vertical if upright else Qt.Orientation.Horizontal)
 
     def set_rewards(self, names: Sequence[str], labels: Sequence[str]) -> None:
         """The reward functions, whose places are their colours."""

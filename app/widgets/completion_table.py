@@ -182,7 +182,7 @@ class CompletionTable(Table):
         the text is left with."""
         super().__init__()
         self._lines = model
-        self._widest, self._least_text = widest, least_text
+        self._widest, self._least_text = theme.scaled(widest), theme.scaled(least_text)
         self.setModel(model)
         self.setItemDelegate(ScoreBars(self))
         self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
@@ -203,6 +203,7 @@ class CompletionTable(Table):
         first = next((row for row, line in enumerate(self._lines.lines) if line.completion is not None), None)
         if first is not None:
             self.selectRow(first)
+        self.scrollToTop()  # its prompt stands above it
 
     def resizeEvent(self, event: Any) -> None:
         super().resizeEvent(event)
@@ -232,10 +233,10 @@ class CompletionTable(Table):
         """Width of a column of figures."""
         metrics = self.horizontalHeader().fontMetrics()
         words = str(self._lines.headerData(column, Qt.Orientation.Horizontal)).split("\n")
-        dot = _DOT if column <= len(self._lines.rewards) else 0
+        dot = theme.scaled(_DOT) if column <= len(self._lines.rewards) else 0
         wanted = max(map(metrics.horizontalAdvance, words)) + dot + 2 * CELL_PADDING + 2
-        widest = self._widest if dot else _FIGURE_MOST
-        return max(min(_FIGURE_LEAST, widest), min(widest, wanted))
+        widest = self._widest if dot else theme.scaled(_FIGURE_MOST)
+        return max(min(theme.scaled(_FIGURE_LEAST), widest), min(widest, wanted))
 
     def _choose(self, now: QModelIndex, _before: QModelIndex) -> None:
         if now.isValid() and now.row() < len(self._lines.lines):

@@ -36,7 +36,7 @@ class ConsentDialog(QDialog):
     def __init__(self, files: Sequence[Shown], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setWindowTitle("Reward code")
-        self.setMinimumWidth(WIDTH)
+        self.setMinimumWidth(theme.scaled(WIDTH))
         column = QVBoxLayout(self)
         column.setContentsMargins(*(3 * theme.SPACE,) * 4)
         column.setSpacing(12)

@@ -24,8 +24,11 @@ KEPT = 60
 WAITING = "…"
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-WIDE_LEAST = 180
-"""Pixels that the prompt gets in a narrow table, which then scrolls sideways."""
+WIDE_LEAST, LEAST, MOST = 160, 56, 200
+"""Pixels that a long prompt gets in a narrow table, which then scrolls sideways; the fewest and, in a narrow table, the most
+that another column gets."""
+LOOKED_AT, LONGEST = 30, 200
+"""Rows that decide how wide a column should be, and the characters of each that are measured."""
 ROW, TOKENS, FIRST = 0, 1, 2
 """Columns: the row's number, the tokens of its prompt, then the dataset's own."""
 
@@ -156,6 +159,12 @@ class RowModel(QAbstractTableModel):
             return theme.figures_font()
         return None
 
+    def text_of(self, row: int, column: int) -> str:
+        """What a cell of the dataset's own columns holds, where it is here; nothing is asked for."""
+        part = self._parts.get(row - row % PART)
+        rows = part[0] if part else ()
+        return rows[row % PART].get(self.headings[column - FIRST].name, "") if row % PART < len(rows) else ""
+
     def _text(self, row: int, column: int) -> str:
         if column == ROW:
             return f"{row + 1:,}"
@@ -177,15 +186,16 @@ class RowModel(QAbstractTableModel):
 
 
 class RowTable(Table):
-    """Signals: chosen(row) – it is the current one now."""
+    """Signals: chosen(row) – it is the current one now; selected – other rows are selected than before."""
 
     chosen = Signal(int)
+    selected = Signal()
 
     def __init__(self, model: RowModel) -> None:
         super().__init__()
         self._rows, self._instead = model, ""
         self.setModel(model)
-        self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.setAccessibleName("Rows of the dataset")
         self.setTextElideMode(Qt.TextElideMode.ElideRight)
         self.setCornerWidget(QWidget())  # else a square of another colour stands between the scroll bars
@@ -193,6 +203,8 @@ class RowTable(Table):
         head.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         head.setMinimumSectionSize(48)
         self.selectionModel().currentRowChanged.connect(lambda now, _: now.isValid() and self.chosen.emit(now.row()))
+        self.selectionModel().selectionChanged.connect(lambda *_: self.selected.emit())
+        model.dataChanged.connect(self._on_rows)
 
     def begin(self, instead: str = "") -> None:
         """After other rows are shown: columns to fit, the first row chosen; `instead` stands where there is none."""
@@ -200,6 +212,11 @@ class RowTable(Table):
         self._fit()
         if self._rows.rowCount():
             self.selectRow(0)
+
+    def selected_rows(self) -> list[range]:
+        """The selected rows, from the top, as they lie together: all of a large dataset are one range, and no list."""
+        parts: Any = self.selectionModel().selection()
+        return sorted((range(part.top(), part.bottom() + 1) for part in parts), key=lambda part: part.start)
 
     def say(self, instead: str) -> None:
         """What stands where there are no rows."""
@@ -221,8 +238,14 @@ class RowTable(Table):
             words = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
             painter.drawText(self.viewport().rect().adjusted(24, 8, -24, -8), words, self._instead)
 
+    def _on_rows(self, first: QModelIndex, _last: QModelIndex) -> None:
+        """The first rows have come, and what they hold decides about the widths."""
+        if first.row() == 0:
+            self._fit()
+
     def _fit(self) -> None:
-        """Figures as wide as they are, short columns as their headings; the prompt gets what is left, and not too little."""
+        """Figures as wide as they are, other columns as their heading and their first rows want, within bounds; the prompt
+        gets what is left, and not too little."""
         headings = self._rows.headings
         if not headings:
             return
@@ -233,11 +256,15 @@ class RowTable(Table):
         widths = {place: self._width(place) for place in range(FIRST, FIRST + len(headings))}
         wide = next((place for place in widths if headings[place - FIRST].wide), FIRST)
         others = sum(width for place, width in widths.items() if place != wide)
-        widths[wide] = max(WIDE_LEAST, self.viewport().width() - self.columnWidth(ROW) - tokens - others)
+        least = min(theme.scaled(WIDE_LEAST), widths[wide])
+        widths[wide] = max(least, self.viewport().width() - self.columnWidth(ROW) - tokens - others)
         for place, width in widths.items():
             self.setColumnWidth(place, width)
 
     def _width(self, place: int) -> int:
-        text = str(self._rows.headerData(place, Qt.Orientation.Horizontal))
-        wanted = self.horizontalHeader().fontMetrics().horizontalAdvance(text) + 2 * CELL_PADDING + 10
-        return max(theme.scaled(88 if self._rows.headings[place - FIRST].use else 72), min(theme.scaled(200), wanted))
+        heading = str(self._rows.headerData(place, Qt.Orientation.Horizontal))
+        words = self.horizontalHeader().fontMetrics().horizontalAdvance(heading)
+        texts = (self._rows.text_of(row, place)[:LONGEST] for row in range(LOOKED_AT))
+        held = max(map(self.fontMetrics().horizontalAdvance, texts))
+        least, most = theme.scaled(LEAST), max(theme.scaled(MOST), self.viewport().width() // 4)
+        return max(least, min(most, max(words, held) + 2 * CELL_PADDING + 10))

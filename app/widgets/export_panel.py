@@ -49,7 +49,7 @@ class ExportPanel(QDialog):
         self._made: Path | None = None
         self.setWindowTitle(f"Export {run.name}")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.setMinimumWidth(_WIDTH)
+        self.setMinimumWidth(theme.scaled(_WIDTH))
         self._build()
         self._lay_out()
         self._choose_destination()

@@ -9,7 +9,7 @@ from typing import Any
 
 from PySide6.QtCore import QEvent, QKeyCombination, QObject, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QKeySequence
-from PySide6.QtWidgets import QApplication, QLabel, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QLabel, QLineEdit, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.controls import PathEdit
@@ -91,6 +91,30 @@ class Field(QWidget):
         self.control.setProperty("problem", wrong)
         self.control.style().unpolish(self.control)
         self.control.style().polish(self.control)
+
+
+class LineField(Field):
+    """Anything typed on one line; subclasses say how text and value belong together."""
+
+    control: QLineEdit
+
+    def build(self) -> QWidget:
+        self.control = self.line()
+        self.control.textEdited.connect(self.say_edited)
+        return self.control
+
+    def line(self) -> QLineEdit:
+        return QLineEdit()
+
+    def value(self) -> Any:
+        return self.control.text()
+
+    def put(self, raw: Any) -> None:
+        self.control.setText(self.text_of(raw))
+        self.control.setCursorPosition(0)  # of what does not fit, the beginning shows
+
+    def text_of(self, raw: Any) -> str:
+        return "" if raw is None else str(raw)
 
 
 class UndoKeys(QObject):

@@ -23,7 +23,7 @@ def icon(name: str, colour: QColor | None = None, size: int = SIZE) -> QIcon:
         (QIcon.Mode.Disabled, theme.palette().faint),
     ):
         for ratio in (1, 2):
-            found.addPixmap(pixmap(name, tint, size, ratio), mode)
+            found.addPixmap(pixmap(name, tint, theme.scaled(size), ratio), mode)
     return found
 
 

@@ -11,8 +11,10 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app import theme
 
-_SWATCH, _GAP, _BETWEEN, _LINE = 14.0, 5.0, 14.0, 16
+_SWATCH, _GAP, _BETWEEN, _LINE_HEIGHT = 14.0, 5.0, 14.0, 16
 _USUAL_VALUE = "0.000"
+MOST_LINES = 4
+"""Of a legend; the others are told by its tip, as a plot must have room for its curves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +33,19 @@ class Legend(QWidget):
         super().__init__(parent)
         self._entries: Sequence[Entry] = ()
         self._font = theme.figures_font(theme.CAPTION)
+        self._line = theme.scaled(_LINE_HEIGHT)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setFixedHeight(_LINE)
+        self.setFixedHeight(self._line)
 
     def show_entries(self, entries: Sequence[Entry]) -> None:
         self._entries = entries
         self._fit()
+        hidden = len(entries) - sum(1 for _ in self._placed())
+        self.setToolTip("\n".join(f"{one.label}  {one.value}" for one in entries) if hidden else "")
         self.update()
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(40, _LINE)
+        return QSize(40, self._line)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -48,16 +53,18 @@ class Legend(QWidget):
 
     def _fit(self) -> None:
         lines = max((line for line, _, _ in self._placed()), default=0) + 1
-        if self.height() != lines * _LINE:
-            self.setFixedHeight(lines * _LINE)
+        if self.height() != lines * self._line:
+            self.setFixedHeight(lines * self._line)
 
     def _placed(self) -> Iterator[tuple[int, float, Entry]]:
-        """(line, left edge, entry) of each."""
+        """(line, left edge, entry) of each that there is room for."""
         metrics, line, left = QFontMetricsF(self._font), 0, 0.0
         for entry in self._entries:
             width = self._label_width(metrics, entry) + _GAP + self._value_width(metrics, entry)
             if left and left + width > self.width():
                 line, left = line + 1, 0.0
+            if line == MOST_LINES:
+                return
             yield line, left, entry
             left += width + _BETWEEN
 
@@ -74,19 +81,19 @@ class Legend(QWidget):
         painter.setFont(self._font)
         metrics = QFontMetricsF(self._font)
         for line, left, entry in self._placed():
-            self._paint(painter, metrics, entry, left, line * _LINE)
+            self._paint(painter, metrics, entry, left, line * self._line)
 
     def _paint(self, painter: QPainter, metrics: QFontMetricsF, entry: Entry, left: float, top: float) -> None:
         pen = QPen(entry.pen)
         pen.setWidthF(2)
         painter.setPen(pen)
-        middle = top + _LINE / 2
+        middle = top + self._line / 2
         painter.drawLine(QPointF(left, middle), QPointF(left + _SWATCH, middle))
         room = self._label_width(metrics, entry) - _SWATCH - _GAP
         start = left + _SWATCH + _GAP
         painter.setPen(theme.palette().muted)
         label = metrics.elidedText(entry.label, Qt.TextElideMode.ElideMiddle, room + 0.5)
         where = Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft
-        painter.drawText(QRectF(start, top, room + 1, _LINE), where, label)
+        painter.drawText(QRectF(start, top, room + 1, self._line), where, label)
         painter.setPen(theme.palette().text)
-        painter.drawText(QRectF(start + room + _GAP, top, metrics.horizontalAdvance(entry.value) + 2, _LINE), where, entry.value)  # fmt: skip
+        painter.drawText(QRectF(start + room + _GAP, top, metrics.horizontalAdvance(entry.value) + 2, self._line), where, entry.value)  # fmt: skip

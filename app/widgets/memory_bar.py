@@ -13,8 +13,9 @@ from app.footprint import Footprint, amount
 from app.widgets.parts import label
 
 BAR_HEIGHT = 14
-SMALLEST_SHARE = 0.01
-"""Parts below this share of the whole are gathered under “Other”: a row that says 0.0 GB tells nobody anything."""
+SMALLEST, SMALLEST_SHARE = 0.5e6, 0.01
+"""Parts below this share of the whole are gathered under “Other”, unless all of them are fewer bytes than that: a row that
+says 0 MB tells nobody anything."""
 
 
 class MemoryBar(QWidget):
@@ -124,7 +125,7 @@ class _Swatch(QWidget):
     def __init__(self, place: int) -> None:
         super().__init__()
         self._place = place
-        self.setFixedSize(10, 10)
+        self.setFixedSize(theme.scaled_size(QSize(10, 10)))
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
@@ -148,7 +149,7 @@ def _worth_a_row(footprint: Footprint) -> list[tuple[str, float, str]]:
     least = footprint.total * SMALLEST_SHARE
     rows = [(part.name, part.bytes, part.about) for part in footprint.parts if part.bytes >= least]
     rest = [part for part in footprint.parts if 0 < part.bytes < least]
-    if rest:
+    if sum(part.bytes for part in rest) >= SMALLEST:
         told = ", ".join(f"{part.name} {amount(part.bytes)}" for part in rest)
         rows.append(("Other", sum(part.bytes for part in rest), told))
     return rows

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QDesktopServices, QFont
-from PySide6.QtWidgets import QAbstractScrollArea, QLabel, QLayout, QPushButton
+from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QLabel, QLayout, QPushButton, QVBoxLayout, QWidget
 
 from app import theme
 
@@ -44,6 +44,16 @@ def button(text: str, do: Callable[[], object], *, primary: bool = False, tip: s
         made.setProperty("role", "primary")
     made.clicked.connect(lambda _checked=False: do())
     return made
+
+
+def in_card(view: QWidget) -> QFrame:
+    """A table or a list in a card of its own."""
+    card = QFrame()
+    card.setProperty("role", "card")
+    column = QVBoxLayout(card)
+    column.setContentsMargins(4, 4, 4, 4)
+    column.addWidget(view)
+    return card
 
 
 def keep_gutter(area: QAbstractScrollArea, inside: QLayout) -> None:

@@ -9,12 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from PySide6.QtCore import QEvent, QModelIndex, QObject, Qt, Signal
-from PySide6.QtGui import QKeyEvent, QResizeEvent
+from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import (
-    QAbstractItemView,
     QDialog,
     QHBoxLayout,
-    QHeaderView,
     QLineEdit,
     QStackedLayout,
     QVBoxLayout,
@@ -25,46 +23,14 @@ from app import theme
 from app.widgets import icons
 from app.widgets.download_row import DownloadRow
 from app.widgets.parts import button, label
-from app.widgets.picker_rows import COLUMNS, NAME, PRECISION, STAR, Entry, Line, PickModel, Shelf, entry, size_text
-from app.widgets.table import Table
+from app.widgets.picker_rows import NAME, Entry, Line, PickModel, PickTable, Shelf, entry, place_text, size_text
 
 WIDTH, HEIGHT = 940, 580
-NAME_LEAST = 200
 _WORDS = {
     "model": ("model", "models", "Qwen3 4bit"),
     "dataset": ("dataset", "datasets", "gsm8k"),
 }
 _MOVES = {Qt.Key.Key_Down: 1, Qt.Key.Key_Up: -1, Qt.Key.Key_PageDown: 10, Qt.Key.Key_PageUp: -10}
-
-
-class PickTable(Table):
-    """Entries under headings; a heading, an offer or a note spans the row. Signals: star_pressed(row)."""
-
-    star_pressed = Signal(int)
-
-    def __init__(self, model: PickModel, *, precision: bool) -> None:
-        super().__init__()
-        self.setModel(model)
-        self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
-        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of models differ at their end
-        self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
-        for place, column in enumerate(COLUMNS):
-            self.setColumnWidth(place, theme.scaled(column.width))
-        self.setColumnHidden(PRECISION, not precision)
-        self.clicked.connect(lambda index: index.column() == STAR and self.star_pressed.emit(index.row()))
-
-    def span_lines(self, rows: Sequence[Entry | Line]) -> None:
-        self.clearSpans()
-        for place, row in enumerate(rows):
-            if isinstance(row, Line):
-                self.setSpan(place, 0, 1, len(COLUMNS))
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        places = [place for place in range(len(COLUMNS)) if place != NAME and not self.isColumnHidden(place)]
-        taken = sum(self.columnWidth(place) for place in places)
-        self.setColumnWidth(NAME, max(theme.scaled(NAME_LEAST), self.viewport().width() - taken))
 
 
 class Picker(QDialog):
@@ -338,7 +304,7 @@ def _detail(one: Entry) -> str:
     partial = f"{size_text(one.partial)} of it have arrived." if one.partial else ""
     gate = "It is gated: its conditions must be accepted on its page." if one.gated else ""
     told = " ".join(filter(None, [one.refusal, partial, gate, *one.remarks]))
-    place = one.place or f"{one.id} on Hugging Face"
+    place = place_text(one.place) or f"{one.id} on Hugging Face"
     return f"{told}\n{place}" if told else place
 
 

@@ -6,13 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QAbstractItemView, QHeaderView
 
 from app import theme
 from app.widgets import icons
 from app.widgets.numbers import DASH, figure, moment
+from app.widgets.table import Table
 
 Index = QModelIndex | QPersistentModelIndex
 RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
@@ -20,6 +24,7 @@ LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 PLACES = {
     "cache": "HF cache", "lmstudio": "LM Studio", "run": "Earlier run", "folder": "Folder", "hub": "Hugging Face",
 }  # fmt: skip
+NAME_LEAST = 200
 STAR, NAME, KIND, PRECISION, SIZE, CHANGED, WHERE = range(7)
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
@@ -30,6 +35,12 @@ def size_text(size: object) -> str:
         return DASH
     scale, unit = next(((scale, unit) for scale, unit in _SIZES if size >= scale * 0.9995), (1.0, "B"))
     return figure(size / scale, unit)
+
+
+def place_text(place: str) -> str:
+    """A folder as people know it: from their home on, and a repository of the cache without the name of its revision."""
+    home = f"{Path.home()}/"
+    return f"~/{place.removeprefix(home)}".partition("/snapshots/")[0] if place.startswith(home) else place
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +194,36 @@ class PickModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.AccessibleTextRole and place == STAR:
             return "favourite" if row.starred else "no favourite"
         return _colour(row, place) if role == Qt.ItemDataRole.ForegroundRole else None
+
+
+class PickTable(Table):
+    """Entries under headings; a heading, an offer or a note spans the row. Signals: star_pressed(row)."""
+
+    star_pressed = Signal(int)
+
+    def __init__(self, model: PickModel, *, precision: bool) -> None:
+        super().__init__()
+        self.setModel(model)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of models differ at their end
+        self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+        for place, column in enumerate(COLUMNS):
+            self.setColumnWidth(place, theme.scaled(column.width))
+        self.setColumnHidden(PRECISION, not precision)
+        self.clicked.connect(lambda index: index.column() == STAR and self.star_pressed.emit(index.row()))
+
+    def span_lines(self, rows: Sequence[Entry | Line]) -> None:
+        self.clearSpans()
+        for place, row in enumerate(rows):
+            if isinstance(row, Line):
+                self.setSpan(place, 0, 1, len(COLUMNS))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        places = [place for place in range(len(COLUMNS)) if place != NAME and not self.isColumnHidden(place)]
+        taken = sum(self.columnWidth(place) for place in places)
+        self.setColumnWidth(NAME, max(theme.scaled(NAME_LEAST), self.viewport().width() - taken))
 
 
 def _where(one: Entry) -> str:

@@ -149,12 +149,12 @@ class PlotView(pg.GraphicsView):
 
     def _set_up(self) -> None:
         self.box.disableAutoRange()
-        self._values.setWidth(LEFT_AXIS)
+        self._values.setWidth(theme.scaled(LEFT_AXIS))
         self._values.setStyle(tickLength=0, tickTextOffset=6, maxTickLevel=0, hideOverlappingLabels=False)
         self._steps.setStyle(tickLength=0, tickTextOffset=5, maxTickLevel=0, hideOverlappingLabels=OVERHANG)
         self._values.setGrid(255)
         self._values.setZValue(-1)  # pyqtgraph draws the grid over the curves
-        self._steps.setHeight(BOTTOM_AXIS)
+        self._steps.setHeight(theme.scaled(BOTTOM_AXIS))
         for mark in (self._mark, self._chosen):
             mark.setVisible(False)
             self.box.addItem(mark, ignoreBounds=True)
@@ -167,7 +167,7 @@ class PlotView(pg.GraphicsView):
         """Take the colours of the palette in force."""
         colours = theme.palette()
         self.setBackground(colours.plot_background)
-        style: Any = {"color": colours.muted.name(), "font-size": f"{theme.CAPTION}px"}
+        style: Any = {"color": colours.muted.name(), "font-size": f"{theme.scaled(theme.CAPTION)}px"}
         for axis, text in ((self._values, self._axis), (self._steps, "step")):
             axis.setPen(pg.mkPen(colours.grid if axis is self._steps else None))
             axis.setTextPen(pg.mkPen(colours.muted))

@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.presets import Preset
 from app.widgets import texts
-from app.widgets.parts import label
+from app.widgets.parts import in_card, label
 from backend.spec.setting import Setting
 
 SIZE = QSize(720, 480)
@@ -64,14 +64,15 @@ class PresetPanel(QDialog):
         return theme.scaled_size(SIZE)
 
     def _lay_out(self) -> None:
-        self.list.setFixedWidth(theme.scaled(LIST_WIDTH))
+        choices, changes = in_card(self.list), in_card(self.table)
+        choices.setFixedWidth(theme.scaled(LIST_WIDTH))
         right = QVBoxLayout()
         right.setSpacing(theme.SPACE)
-        for part in (self.title, self.sentence, self.table, self.keeps):
-            right.addWidget(part, 1 if part is self.table else 0)
+        for part in (self.title, self.sentence, changes, self.keeps):
+            right.addWidget(part, 1 if part is changes else 0)
         across = QHBoxLayout()
         across.setSpacing(2 * theme.SPACE)
-        across.addWidget(self.list)
+        across.addWidget(choices)
         across.addLayout(right, 1)
         column = QVBoxLayout(self)
         column.setContentsMargins(*(2 * theme.SPACE,) * 4)

@@ -168,7 +168,7 @@ class RewardBoard(Table):
         head.setMinimumSectionSize(40)
         for column, width in ((REWARD, 148), (MEAN, 64), (WEIGHT, 60), (TIME, 72)):
             head.setSectionResizeMode(column, QHeaderView.ResizeMode.Fixed)
-            self.setColumnWidth(column, width)
+            self.setColumnWidth(column, theme.scaled(width))
         head.setSectionResizeMode(SCORES, QHeaderView.ResizeMode.Stretch)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         model.modelReset.connect(self.fit)
@@ -184,7 +184,7 @@ class RewardBoard(Table):
 
     def fit(self) -> None:
         rows = min(self.model().rowCount(), self._most)
-        self.setFixedHeight(self.horizontalHeader().sizeHint().height() + max(rows, 1) * ROW_HEIGHT + 1)
+        self.setFixedHeight(self.horizontalHeader().sizeHint().height() + max(rows, 1) * theme.scaled(ROW_HEIGHT) + 1)
 
     def _look(self, index: QModelIndex) -> None:
         row = self._board.rows[index.row()]

@@ -70,7 +70,7 @@ class CaseTable(Table):
         self.setAccessibleDescription("Delete throws the chosen case away.")
         head = self.horizontalHeader()
         head.setSectionResizeMode(0, QHeaderView.ResizeMode.Fixed)
-        self.setColumnWidth(0, 64)
+        self.setColumnWidth(0, theme.scaled(64))
         head.setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
         head.setSectionResizeMode(2, QHeaderView.ResizeMode.Stretch)
         theme.signals.changed.connect(self.viewport().update)

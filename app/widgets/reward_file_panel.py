@@ -31,7 +31,7 @@ class RewardFilePanel(QFrame):
         self.setProperty("role", "card")
         self.editor = CodeEditor()
         self.path = ElidedLabel(Qt.TextElideMode.ElideMiddle)
-        self.save = button("Save and Score", self.save_wanted.emit, tip="Write the file and score again (Ctrl+S)")
+        self.save = button("Save and score", self.save_wanted.emit, tip="Write the file and score again (Ctrl+S)")
         self.trouble = label(role="problem", wrap=True, selectable=True)
         self.reload = button("Reload", self.reload_wanted.emit)
         self.frames = QLabel(wordWrap=True)
@@ -113,7 +113,7 @@ class RewardFilePanel(QFrame):
         column.addWidget(label(told, role="muted", wrap=True, align=centre))
         buttons = QHBoxLayout()
         self.new, self.open = (
-            button("New File…", self.new_wanted.emit, primary=True),
+            button("New file…", self.new_wanted.emit, primary=True),
             button("Open…", self.open_wanted.emit),
         )
         buttons.addStretch()

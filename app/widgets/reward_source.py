@@ -103,7 +103,7 @@ class RewardSource(QFrame):
         self.runs.setAccessibleName("Run")
         self.step = _count("", "Step")
         self.step.setPlaceholderText("newest")
-        self.step.setFixedWidth(72)
+        self.step.setFixedWidth(theme.scaled(72))
         self.load = button("Load", self._ask_run, primary=True)
         self.step.returnPressed.connect(self._ask_run)
         return _row([self.runs, label("Step", role="muted"), self.step, self.load])
@@ -119,8 +119,8 @@ class RewardSource(QFrame):
 
     def _progress(self) -> QWidget:
         self.doing, self.bar = ElidedLabel(), QProgressBar(textVisible=False)
-        self.doing.setMinimumWidth(160)
-        self.bar.setMaximumWidth(220)
+        self.doing.setMinimumWidth(theme.scaled(160))
+        self.bar.setMaximumWidth(theme.scaled(220))
         self.bar.setAccessibleName("Progress")
         self.cancel = button("Cancel", self.cancelled.emit)
         working = QWidget()
@@ -131,6 +131,11 @@ class RewardSource(QFrame):
         row.addWidget(self.bar, 1)
         row.addWidget(self.cancel)
         return working
+
+    def choose_rows(self, numbers: Sequence[int]) -> None:
+        """As if these numbers of rows had been typed."""
+        self.how.setCurrentIndex(self.how.findData("numbers"))
+        self.numbers.setText(rows_text(numbers))
 
     # What they show
 
@@ -195,12 +200,23 @@ def row_numbers(text: str) -> list[int]:
     return list(dict.fromkeys(found))
 
 
+def rows_text(numbers: Sequence[int]) -> str:
+    """[1, 2, 3, 4, 17] → 1-4, 17."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ranges)
+
+
 def _count(text: str, name: str) -> NumberEdit:
     line = NumberEdit()
     line.setText(text)
     line.setValidator(QIntValidator(0, 10**9, line))
     line.setMinimumWidth(0)
-    line.setFixedWidth(48)
+    line.setFixedWidth(theme.scaled(48))
     line.setAlignment(Qt.AlignmentFlag.AlignRight)
     line.setAccessibleName(name)
     line.setToolTip(name)

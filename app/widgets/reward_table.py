@@ -249,12 +249,12 @@ class RewardTable(Table):
         self._fit()
 
     def _shape_header(self) -> None:
-        self.verticalHeader().setDefaultSectionSize(ROW)
+        self.verticalHeader().setDefaultSectionSize(theme.scaled(ROW))
         header = self.horizontalHeader()
         header.setMinimumSectionSize(40)
         for column, width in WIDTHS.items():
             header.setSectionResizeMode(column, QHeaderView.ResizeMode.Fixed)
-            self.setColumnWidth(column, width)
+            self.setColumnWidth(column, theme.scaled(width))
         header.setSectionResizeMode(SCORES, QHeaderView.ResizeMode.Stretch)
 
     def resizeEvent(self, event: Any) -> None:
@@ -264,7 +264,9 @@ class RewardTable(Table):
     def _make_room(self) -> None:
         """Columns that a narrow table does without, and the mean, where the bench knows none."""
         means = bool(self.model().means)  # type: ignore[attr-defined]
-        room = self.width() - sum(WIDTHS[column] for column in (USE, LABEL, WEIGHT, *([MEAN] if means else [])))
+        room = self.width() / theme.text_scale() - sum(
+            WIDTHS[column] for column in (USE, LABEL, WEIGHT, *([MEAN] if means else []))
+        )
         named = room - WIDTHS[FUNCTION] >= LEAST_SCORES
         self.setColumnHidden(MEAN, not means)
         self.setColumnHidden(FUNCTION, not named)
@@ -297,7 +299,7 @@ class RewardTable(Table):
 
     def _fit(self) -> None:
         rows = self.model().rowCount()
-        self.setFixedHeight(self.horizontalHeader().sizeHint().height() + rows * ROW + 2)
+        self.setFixedHeight(self.horizontalHeader().sizeHint().height() + rows * theme.scaled(ROW) + 2)
 
 
 def _rows(entries: Iterable[RewardEntry], listed: list[str], weights: dict[str, float | None]) -> list[Row]:

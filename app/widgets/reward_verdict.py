@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from PySide6.QtCore import QPointF, Qt
+from PySide6.QtCore import QPointF, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
@@ -82,11 +82,12 @@ class _Dot(QWidget):
     def __init__(self, role: str) -> None:
         super().__init__()
         self._role = role
-        self.setFixedSize(10, 18)
+        self.setFixedSize(theme.scaled_size(QSize(10, 18)))
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(getattr(theme.palette(), self._role))
-        painter.drawEllipse(QPointF(5, 9), 4, 4)
+        across = theme.scaled(10)
+        painter.drawEllipse(QPointF(across / 2, self.height() / 2), 0.4 * across, 0.4 * across)

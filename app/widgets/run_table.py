@@ -148,15 +148,15 @@ class RunTable(Table):
         head.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         head.setMinimumSectionSize(64)
         for place, column in enumerate(_COLUMNS[1:], 1):
-            self.setColumnWidth(place, column.width)
+            self.setColumnWidth(place, theme.scaled(column.width))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         room = self.viewport().width()
         for place in _SPARED:
-            self.setColumnHidden(place, room < NARROW)
+            self.setColumnHidden(place, room < theme.scaled(NARROW))
         taken = sum(self.columnWidth(place) for place in range(1, len(_COLUMNS)) if not self.isColumnHidden(place))
-        self.setColumnWidth(0, max(_NAME_LEAST, room - taken))
+        self.setColumnWidth(0, max(theme.scaled(_NAME_LEAST), room - taken))
 
     def chosen(self) -> RunRow | None:
         """The selected run."""

@@ -57,7 +57,7 @@ class Sidebar(QWidget):
         self.buttons[key].setChecked(True)
 
     def set_collapsed(self, collapsed: bool) -> None:
-        self.setFixedWidth(NARROW if collapsed else theme.scaled(WIDE))
+        self.setFixedWidth(theme.scaled(NARROW if collapsed else WIDE))
         for button in self.buttons.values():
             button.collapsed = collapsed
             button.update()
@@ -81,7 +81,7 @@ class PageButton(QAbstractButton):
         self.setAttribute(Qt.WidgetAttribute.WA_Hover)
 
     def sizeHint(self) -> QSize:
-        return QSize(40, theme.scaled(ROW))
+        return theme.scaled_size(QSize(40, ROW))
 
     def paintEvent(self, event: QPaintEvent) -> None:
         colours, here = theme.palette(), self.isChecked()
@@ -91,10 +91,13 @@ class PageButton(QAbstractButton):
             painter.setPen(Qt.PenStyle.NoPen)
             painter.setBrush(colours.selection if here else colours.hover)
             painter.drawRoundedRect(QRectF(self.rect()), 6, 6)
-        picture = icons.pixmap(self._icon, colours.accent if here else colours.muted, 18, self.devicePixelRatioF())
-        left = (self.width() - 18) // 2 if self.collapsed else 10
-        painter.drawPixmap(left, (self.height() - 18) // 2, picture)
+        size = theme.scaled(icons.SIZE)
+        picture = icons.pixmap(self._icon, colours.accent if here else colours.muted, size, self.devicePixelRatioF())
+        left = (self.width() - size) // 2 if self.collapsed else theme.scaled(10)
+        painter.drawPixmap(left, (self.height() - size) // 2, picture)
         if not self.collapsed:
             painter.setPen(colours.text)
             painter.setFont(theme.heading_font() if here else theme.body_font())
-            painter.drawText(self.rect().adjusted(38, 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, self.text())
+            painter.drawText(
+                self.rect().adjusted(theme.scaled(38), 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, self.text()
+            )

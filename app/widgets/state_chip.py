@@ -41,7 +41,7 @@ class Dot(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._state = ""
-        self.setFixedSize(QSize(10, 10))
+        self.setFixedSize(theme.scaled_size(QSize(10, 10)))
 
     def show_state(self, state: str) -> None:
         self._state = state
@@ -52,7 +52,7 @@ class Dot(QWidget):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(getattr(theme.palette(), ROLES[self._state]))
-        painter.drawEllipse(QRectF(1, 1, 8, 8))
+        painter.drawEllipse(QRectF(self.rect()).adjusted(1, 1, -1, -1))
 
 
 class StateChip(QWidget):

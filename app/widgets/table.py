@@ -6,9 +6,10 @@ from typing import Any
 
 from PySide6.QtCore import QModelIndex, Qt
 from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence
-from PySide6.QtWidgets import QAbstractItemView, QFrame, QTableView, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QAbstractItemView, QFrame, QTableView, QWidget
 
 from app import theme
+from app.widgets.parts import in_card
 
 ROW_HEIGHT = 28
 CELL_PADDING = 8
@@ -31,18 +32,13 @@ class Table(QTableView):
             f"QHeaderView::section {{ padding: 4px {CELL_PADDING}px; }}"
         )
         self.verticalHeader().hide()
-        self.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
+        self.verticalHeader().setDefaultSectionSize(theme.scaled(ROW_HEIGHT))
         self.horizontalHeader().setHighlightSections(False)
         self.horizontalHeader().setFont(theme.caption_font())
 
     def in_card(self) -> QFrame:
         """The table in a card of its own."""
-        card = QFrame()
-        card.setProperty("role", "card")
-        column = QVBoxLayout(card)
-        column.setContentsMargins(4, 4, 4, 4)
-        column.addWidget(self)
-        return card
+        return in_card(self)
 
     def chosen_rows(self) -> list[int]:
         """Rows of the model that are selected, from the top."""

@@ -54,19 +54,19 @@ class Tile(QFrame):
         self.setAccessibleName(f"{self._label} {self._figure} {self._captions[0]}".strip())
 
     def sizeHint(self) -> QSize:
-        return QSize(150, 70)
+        return theme.scaled_size(QSize(150, 70))
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(84, 70)
+        return theme.scaled_size(QSize(84, 70))
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
         painter, colours = QPainter(self), theme.palette()
         room = self.width() - 2 * _MARGIN
         caption = theme.figures_font(theme.CAPTION)
-        self._write(painter, caption, colours.muted, QRect(_MARGIN, 6, room, 16), (self._label,))
-        self._write(painter, caption, colours.muted, QRect(_MARGIN, 47, room, 16), self._captions)
-        self._write_figure(painter, QRect(_MARGIN, 20, room, 27))
+        self._write(painter, caption, colours.muted, _band(6, 16, room), (self._label,))
+        self._write(painter, caption, colours.muted, _band(47, 16, room), self._captions)
+        self._write_figure(painter, _band(20, 27, room))
 
     def _write_figure(self, painter: QPainter, room: QRect) -> None:
         number, _, unit = self._figure.partition(THIN)
@@ -76,7 +76,7 @@ class Tile(QFrame):
         start = QFontMetrics(font).horizontalAdvance(number) + 5
         small = theme.caption_font()
         if unit and start + QFontMetrics(small).horizontalAdvance(unit) <= room.width():
-            self._write(painter, small, colours.muted, room.adjusted(start, 0, 0, -4), (unit,))
+            self._write(painter, small, colours.muted, room.adjusted(start, 0, 0, -theme.scaled(4)), (unit,))
 
     def _write(self, painter: QPainter, font: QFont, colour: QColor, room: QRect, texts: Sequence[str]) -> None:
         """The first of the texts that fits, else as much of the last as does."""
@@ -98,6 +98,11 @@ class TileRow(QWidget):
         row.setSpacing(theme.SPACE)
         for tile in tiles:
             row.addWidget(tile, 1)
+
+
+def _band(top: int, height: int, width: int) -> QRect:
+    """Where a line of a tile stands."""
+    return QRect(_MARGIN, theme.scaled(top), width, theme.scaled(height))
 
 
 def _change(now: float | None, start: float | None, unit: str) -> str:

@@ -20,10 +20,13 @@ def datasets(asked: dict[str, Any], call: Call) -> dict[str, Any]:
 
 
 def model_facts(asked: dict[str, Any], call: Call) -> dict[str, Any] | None:
-    """{name: id or path} → its Found, or None where it is not on this machine."""
+    """{name: id or path} → its Found, or None where it is not on this machine, or only parts of it that a run would fetch
+    the rest of."""
     folder = local.folder_of(asked["name"])
     if folder is None:
         return None
     name = asked["name"]
     is_path = Path(name).expanduser().is_dir()
+    if not is_path and local.is_begun(folder):
+        return None
     return local.model_at(folder, "" if is_path else name, "folder" if is_path else "cache", name).to_dict()
