@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from backend.cuts import Row, cut
+from backend.cuts import Prompts, Row, cut
 
 SMALLEST_STD = 1e-4
 """Added to a standard deviation before dividing by it, as TRL does."""
@@ -225,15 +225,20 @@ class Batch:
         return self._changed(lambda name, x: _fitted(x, widths[name[-1]], self._filling(name)) if x.ndim == 2 else x)
 
     def parts(
-        self, *, rows: int | None = None, token_budget: int | None = None, shared: bool = False, multiple: int = 1
+        self,
+        *,
+        rows: int | None = None,
+        token_budget: int | None = None,
+        prompts: Prompts = "repeated",
+        multiple: int = 1,
     ) -> Iterator[Batch]:
         """Cut into micro-batches of at most `rows` rows and `token_budget` tokens, padding counted, so that little of it
-        is padding; the one that needs most memory first. `shared`: the model reads a prompt once for all of its rows.
+        is padding; the one that needs most memory first. `prompts`: how often the model reads them.
         `multiple`: widths are rounded up to it, for few shapes."""
         known = zip(*map(_listed, (self.group_B, self.prompt_length_B, self.length_B)), strict=True)
         places = cut(
             [Row(place, *one) for place, one in enumerate(known)],
-            most_rows=rows, token_budget=token_budget, shared=shared,
+            most_rows=rows, token_budget=token_budget, prompts=prompts,
         )  # fmt: skip
         for part in places:
             yield self.take(part).trimmed(multiple)

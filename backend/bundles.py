@@ -15,6 +15,8 @@ import mlx.nn as nn
 from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.lora import LoRALinear
 
+from backend.products import times_transposed
+
 Linear = nn.Linear | nn.QuantizedLinear
 
 
@@ -40,7 +42,7 @@ class Product(nn.Module):
 
     def _base(self, x: mx.array) -> mx.array:
         if not self.quantised:
-            return x @ self["weight"].T
+            return times_transposed(x, self["weight"])
         how = {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
         return mx.quantized_matmul(x, self["weight"], self["scales"], self.get("biases"), transpose=True, **how)
 

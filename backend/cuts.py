@@ -1,20 +1,25 @@
 """How a step is cut into micro-batches: which rows go through the model together. Plain lists; no arrays, no model.
 
-Padding costs as much as real tokens, and a prompt is read once for all of its rows that go together. So rows of like length
+Padding costs as much as real tokens, and a prompt may be read once for all of its rows that go together. So rows of like length
 belong together, and rows of one prompt do too; what is cheaper is counted, in tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
+from typing import Literal
 
 CLASS = 32
 """Completions whose lengths round up to the same multiple of it are never parted for their length."""
 
 LAUNCH = 256
 """What one more forward and backward pass costs by itself, in tokens: below it a device is not kept busy."""
+
+
+Prompts = Literal["apart", "shared", "repeated"]
+"""How prompts are read: once, before all micro-batches; in every micro-batch once for its rows; or for every row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +33,15 @@ class Row:
 
 
 def cut(
-    rows: Sequence[Row], *, most_rows: int | None = None, token_budget: int | None = None, shared: bool = True
+    rows: Sequence[Row], *, most_rows: int | None = None, token_budget: int | None = None, prompts: Prompts = "shared"
 ) -> list[list[int]]:
     """Places by micro-batch, the one that needs most memory first.
 
-    Each has at most `most_rows` rows and `token_budget` tokens, padding counted; a row larger than the budget stands alone. With
-    `shared` prompts are counted once for the rows of their group.
+    Each has at most `most_rows` rows and `token_budget` tokens, padding counted; a row larger than the budget stands alone.
     """
+    shared = prompts != "repeated"
+    if prompts == "apart":
+        rows = [replace(row, prompt=0) for row in rows]
     falling = sorted(rows, key=lambda row: (-_size(row, shared), row.group))
     classes = [
         Part(shared, list(same)) for _, same in groupby(falling, key=lambda row: -(-_size(row, shared) // CLASS))

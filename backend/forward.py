@@ -10,6 +10,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -19,6 +20,9 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from backend.head import Scored, token_logps
+from backend.products import times_transposed
+from backend.recall import Following, Reading, Sight
+from backend.stand_ins import put_in
 
 Hidden = Callable[..., mx.array]
 
@@ -113,14 +117,18 @@ def _active(mask_BT: np.ndarray, multiple: int) -> np.ndarray:
 
 
 def split(model: nn.Module) -> Halves:
-    """The halves of a model, checked by a probe against the whole: a soft cap or scale after the head is not lost."""
+    """The halves of a model, in which ours stand in for some of its functions; checked by a probe against the whole: a soft cap or scale after the head is not lost."""
+    put_in(model)
     inner = getattr(model, "language_model", model)
     body = getattr(inner, "model", None)
     head = getattr(inner, "lm_head", None)
-    logits = head
     if head is None and hasattr(body, "embed_tokens"):
         head = body.embed_tokens  # pyright: ignore
         logits = head.as_linear
+    else:
+        logits = head
+    if type(head) is nn.Embedding or (type(head) is nn.Linear and "bias" not in head):
+        logits = partial(_times_weight, head)
     if body is not None and logits is not None and _halves_agree(model, body, logits):
         halves = Halves(lambda tokens, cache=None: body(tokens, cache=cache), logits, head)
     else:
@@ -129,6 +137,10 @@ def split(model: nn.Module) -> Halves:
     # Only the shape is asked for: nothing runs.
     halves.vocabulary = halves.logits(halves.hidden(mx.array([[1]]))).shape[-1]
     return halves
+
+
+def _times_weight(head: Any, hidden: mx.array) -> mx.array:
+    return times_transposed(hidden, head.weight)
 
 
 def _halves_agree(model: nn.Module, body: Any, logits: Any) -> bool:
@@ -240,93 +252,16 @@ def read_prompts(halves: Halves, prompt_PK: mx.array, length_P: mx.array) -> Pro
 
 def _states_shared(halves: Halves, rows: Rows, prompted: Prompted | None = None) -> mx.array:
     """The same with each prompt read once. Its gradient is the sum over the rows that look at it, so nothing is lost."""
-    T = rows.completion_BT.shape[1]
+    T, (P, K) = rows.completion_BT.shape[1], rows.prompt_PK.shape
     read = prompted or read_prompts(halves, rows.prompt_PK, rows.prompt_length_P)
     last_BH = read.last_PH[rows.prompt_B]
     if T == 1:
         return last_BH[:, None]
-    sight = Sight.of(rows)
+    each = len(rows.prompt_B) // P if rows.even else 0
+    sight = Sight(rows.prompt_B, each, rows.prompt_length_B if rows.ragged else K)
     following = [Following(keys, values, sight) for keys, values in zip(read.keys, read.values, strict=True)]
     hidden_BSH = halves.hidden(rows.completion_BT[:, :-1], following)
     return mx.concatenate([last_BH[:, None], hidden_BSH], axis=1)
-
-
-class Reading:
-    """A layer's memory while prompts are read: it keeps their keys and values, [P, heads, K, head_dim], with gradient.
-
-    Speaks mlx-lm's cache protocol. Padding on the right is never looked at by what comes before it.
-    """
-
-    offset = 0
-
-    def __init__(self) -> None:
-        self.keys: mx.array
-        self.values: mx.array
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        self.keys, self.values = keys, values
-        return keys, values
-
-    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        _refuse_window(window_size)
-        if return_array:
-            return mx.arange(N)[:, None] >= mx.arange(N)[None]
-        return None if N == 1 else "causal"
-
-
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """What the rows of a batch may look at: their prompt (of `length_B` tokens) and what they have said themselves."""
-
-    prompt_B: mx.array
-    each: int
-    """Rows of every prompt, one after another; 0 where prompts have unequally many."""
-    length_B: mx.array | int
-    """Tokens of each row's prompt; one number where they are all alike, and nothing needs to be hidden."""
-
-    @classmethod
-    def of(cls, rows: Rows) -> Sight:
-        B, (P, K) = len(rows.prompt_B), rows.prompt_PK.shape
-        return cls(rows.prompt_B, B // P if rows.even else 0, rows.prompt_length_B if rows.ragged else K)
-
-    def spread(self, x_P: mx.array) -> mx.array:
-        """What belongs to a prompt, for each of its rows. Repeating is cheaper than looking up, in the backward pass too."""
-        if self.each == 1:
-            return x_P
-        return mx.repeat(x_P, self.each, axis=0) if self.each else x_P[self.prompt_B]
-
-    def mask(self, N: int, K: int, as_array: bool) -> Any:
-        """For N tokens after prompts of width K."""
-        if isinstance(self.length_B, int) and not as_array:
-            return None if N == 1 else "causal"
-        own_NS = mx.arange(N)[:, None] >= mx.arange(N)[None]
-        prompt_BK = mx.arange(K)[None] < mx.array(self.length_B).reshape(-1, 1)
-        B = prompt_BK.shape[0]
-        sides = [mx.broadcast_to(prompt_BK[:, None, None], (B, 1, N, K)), mx.broadcast_to(own_NS, (B, 1, N, N))]
-        return mx.concatenate(sides, axis=-1)
-
-
-class Following:
-    """A layer's memory while completions are read after their prompts, which came before: [P, heads, K, head_dim]."""
-
-    def __init__(self, keys: mx.array, values: mx.array, sight: Sight) -> None:
-        self.keys, self.values, self.sight = keys, values, sight
-        self.offset = sight.length_B
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        spread = self.sight.spread
-        return mx.concatenate([spread(self.keys), keys], axis=2), mx.concatenate([spread(self.values), values], axis=2)
-
-    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        _refuse_window(window_size)
-        return self.sight.mask(N, self.keys.shape[2], return_array)
-
-
-def _refuse_window(window_size: int | None) -> None:
-    if window_size is not None:
-        raise ValueError(
-            "A sliding window looks back from each token's own place, which a shared prompt does not keep."
-        )
 
 
 # ── activations worked out again ─────────────────────────────────────────────────────────────────────────────────────

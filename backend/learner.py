@@ -19,6 +19,7 @@ from mlx.utils import tree_map
 from backend import ranks
 from backend.batch import Batch, importance_ratio
 from backend.bonus import EntropyBonus
+from backend.cuts import Prompts
 from backend.forward import Halves, Prompted, Rows, completion_logps, recomputed_layers, rows_of
 from backend.head import Scored
 from backend.losses import entropy_quantile, merge, policy_terms, token_weights
@@ -160,16 +161,21 @@ class Learner:
             yield logp_BT
 
     def _relay(self, parts: list[Part], halves: Halves) -> Relay | None:
-        """What reads the prompts for parts that share them; None where reading them part by part costs no more, and with
-        dropout, which would drop other inputs in the second reading than in the first."""
-        pays = halves.layers > 0 and self.config.dropout == 0 and Relay.pays(parts)
+        """What reads the prompts for parts that share them; None where reading them part by part costs no more."""
+        pays = self._prompts(halves) == "apart" and Relay.pays(parts, self.micro_batch_tokens)
         return Relay(parts, self.micro_batch_tokens) if pays else None
+
+    def _prompts(self, halves: Halves) -> Prompts:
+        """How prompts may be read. Dropout would drop other inputs in the second reading than in the first."""
+        if not halves.layers:
+            return "repeated"
+        return "shared" if self.config.dropout else "apart"
 
     def _parts(self, batch: Batch) -> list[Part]:
         multiple = BUCKET if self.traced else 1
         batches = batch.parts(
             rows=self.config.batch_size * self.config.group_size, token_budget=self.micro_batch_tokens,
-            shared=self.policy.halves.layers > 0, multiple=multiple,
+            prompts=self._prompts(self.policy.halves), multiple=multiple,
         )  # fmt: skip
         return [
             Part(

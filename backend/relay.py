@@ -46,8 +46,11 @@ class Relay:
         self.spans = [slice(start, start + step) for start in range(0, len(prompts), step)]
 
     @staticmethod
-    def pays(parts: Sequence[Passage]) -> bool:
-        """Whether it saves more than the one pass over the prompts that it costs: a third of reading them with gradient."""
+    def pays(parts: Sequence[Passage], token_budget: int) -> bool:
+        """Whether it saves more than the one pass over the prompts that it costs, a third of reading them with gradient; or
+        whether a part is too large with its prompts in it."""
+        if any(part.rows.completion_BT.size + part.rows.prompt_PK.size > token_budget for part in parts):
+            return True
         sizes = [(group, part.rows.prompt_PK.shape[1]) for part in parts for group in part.groups]
         return 3 * (sum(size for _, size in sizes) - sum(dict(sizes).values())) > sum(dict(sizes).values())
 

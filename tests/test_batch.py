@@ -144,11 +144,11 @@ def toy_policy(w: mx.array, batch: Batch) -> mx.array:
     limits=st.fixed_dictionaries(
         {"rows": st.none() | st.integers(1, 5), "token_budget": st.none() | st.integers(1, 60)}
     ),
-    shared=st.booleans(),
+    prompts=st.sampled_from(["apart", "shared", "repeated"]),
     loss_type=st.sampled_from(["grpo", "bnpo", "dr_grpo", "luspo"]),
 )
 def test_any_cut_gives_the_same_loss_gradient_and_metrics(
-    seed: int, limits: dict[str, Any], shared: bool, loss_type: str
+    seed: int, limits: dict[str, Any], prompts: Any, loss_type: str
 ) -> None:
     batch = pack(random_groups(seed), pad_id=PAD, mask_truncated_completions=seed % 2 == 0)
     w = mx.array(np.random.default_rng(seed).normal(-1, 0.3, 7).astype(np.float32))
@@ -171,7 +171,7 @@ def test_any_cut_gives_the_same_loss_gradient_and_metrics(
         return sum(float(s) for (s, _), _ in shares), np.array(sum(g for _, g in shares)), metrics
 
     loss, gradient, metrics = learn([batch])
-    cut_loss, cut_gradient, cut_metrics = learn(list(batch.parts(**limits, shared=shared)))
+    cut_loss, cut_gradient, cut_metrics = learn(list(batch.parts(**limits, prompts=prompts)))
     assert cut_loss == pytest.approx(loss, rel=1e-4, abs=1e-6)
     np.testing.assert_allclose(cut_gradient, gradient, rtol=1e-4, atol=1e-6)
     assert cut_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6, nan_ok=True)

@@ -33,7 +33,7 @@ def test_a_few_long_completions_do_not_pad_the_short_ones() -> None:
 
 def test_a_long_prompt_is_not_read_twice_to_save_less_padding() -> None:
     assert len(cut(rows(4000, 500, *[20] * 7))) == 1
-    assert len(cut(rows(4000, 500, *[20] * 7), shared=False)) == 2  # which is read for every row anyway
+    assert len(cut(rows(4000, 500, *[20] * 7), prompts="repeated")) == 2  # which is read for every row anyway
 
 
 def test_a_limit_keeps_the_rows_of_a_prompt_together() -> None:
@@ -52,7 +52,7 @@ def test_a_limit_keeps_the_rows_of_a_prompt_together() -> None:
 def test_no_cut_by_length_is_cheaper(lengths: list[int], prompt: int, groups: int, shared: bool) -> None:
     """Against every way of parting the classes of like length."""
     many = rows(prompt, *lengths, groups=groups)
-    mine = sum(cost + LAUNCH for cost in costs(cut(many, shared=shared), many, shared))
+    mine = sum(cost + LAUNCH for cost in costs(cut(many, prompts="shared" if shared else "repeated"), many, shared))
     size = {row.place: row.length + (0 if shared else row.prompt) for row in many}
     falling = sorted(many, key=lambda row: -size[row.place])
     steps = [

@@ -153,7 +153,7 @@ def test_halving_finds_the_nucleus_that_sorting_finds(size: int, top_p: float, m
 def test_the_exponential_spelled_out_is_the_exponential() -> None:
     x = -np.abs(np.random.default_rng(0).normal(0, 25, 200_000)).astype(np.float32)
     x[:4] = [0, -np.inf, -1e30, -87]
-    found, wanted = np.array(exponential._spelled(mx.array(x)), np.float64), np.exp(x.astype(np.float64))
+    found, wanted = np.array(exponential._exp(mx.array(x)), np.float64), np.exp(x.astype(np.float64))
     normal = x > -87
     theirs = np.abs(np.array(mx.exp(mx.array(x)), np.float64)[normal] / wanted[normal] - 1).max()
     assert np.abs(found[normal] / wanted[normal] - 1).max() <= 1.05 * theirs

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
-from app.bench import Bench
 from app.widgets.parts import label
 from app.widgets.reward_board import BoardModel, RewardBoard
 from app.widgets.reward_scores import ScoreModel, ScoreTable
@@ -21,6 +20,16 @@ STALE = {
     "sentence": "Settings or files have changed since these scores.",
     "advice": "Press Score again.",
 }
+
+
+class Found(Protocol):
+    """What the bench knows, as far as it is shown here."""
+
+    groups: list[dict[str, Any]]
+    findings: list[dict[str, str]]
+    functions: list[dict[str, Any]]
+    failed: dict[str, Any] | None
+    stale: bool
 
 
 class RewardResults(QWidget):
@@ -50,7 +59,7 @@ class RewardResults(QWidget):
         self.verdict.show_at_most(1 if height < SHORT else 2 if height < TALL else 99)
         self.board.show_at_most(3 if height < SHORT else 5 if height < TALL else 8)
 
-    def show_bench(self, bench: Bench) -> None:
+    def show_bench(self, bench: Found) -> None:
         """The line that was chosen stays chosen."""
         self._stack.setCurrentIndex(1 if bench.groups or bench.failed else 0)
         findings = [_failed(bench.failed)] if bench.failed else bench.findings

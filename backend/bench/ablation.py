@@ -25,7 +25,7 @@ def read_again() -> Off:
     """Learning reads a prompt once in each micro-batch."""
     from backend.relay import Relay
 
-    return mock.patch.object(Relay, "pays", staticmethod(lambda parts: False))
+    return mock.patch.object(Relay, "pays", staticmethod(lambda *_: False))
 
 
 def one_micro_batch() -> Off:

@@ -196,10 +196,13 @@ class Costs:
 
     def _reading(self, prompts: int, plan: Plan) -> int:
         """One layer at work on a chunk of the prompts: scores before the mask, after it and as shares, [B, heads, chunk, K],
-        or the gated unit's four arrays."""
+        or the gated unit's four arrays. On a CPU its exponentials are spelled out, in five arrays or six, and two layers' are
+        prepared ahead."""
         chunk = min(plan.prefill_chunk, max(1, PREFILL_TOKENS // prompts), self.prompt)
         scores = prompts * self.shape.heads * chunk * self.prompt * self.width
-        return max(3 * scores, 4 * prompts * chunk * self.unit(self.shape.layers[-1]) * self.width)
+        unit = prompts * chunk * self.unit(self.shape.layers[-1])
+        spelled = 0 if self.gpu else unit * FLOAT
+        return max(3 * scores + 6 * spelled, 4 * unit * self.width + 10 * spelled)
 
     def _merged(self, plan: Plan) -> int:
         """Adapted float weights once more with their adapters inside; else the adapters side by side. Where every weight

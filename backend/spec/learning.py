@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from backend.spec.costs import FLOAT, Costs, Phase, Plan, Segment, ahead
 from backend.spec.shape import Linear
+from backend.spec.sizes import attention_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,15 @@ class Learning:
         self.group, self.prompt, self.completion = costs.group, costs.prompt, costs.completion
         self.most_rows = costs.values["batch_size"] * self.group
         self.prompts = costs.values["batch_size"] * costs.values["gradient_accumulation_steps"]
+        self.may_part = costs.shape.plain and not costs.values["dropout"]
+        """Whether prompts may be read apart from their completions."""
 
     def phase(self, plan: Plan) -> Phase:
         """Learning at its peak: the last layer of the backward pass of the largest micro-batch, the prompts' own where they
         are gone through apart, or the update."""
         parts = self.cut(plan.micro_batch_tokens)
         learns = self.costs.trainable()
-        apart = self._prompts_apart(parts)
+        apart = self._prompts_apart(parts, plan.micro_batch_tokens)
         first = max(parts, key=lambda part: (part.rows, part.prompts))
         shared = self._handed_over() if apart else 0
         moments = [self._moment(Passage(first.rows, 0) if apart else first, plan)]
@@ -42,7 +45,7 @@ class Learning:
             each = max(1, min(self.prompts, plan.micro_batch_tokens // self.prompt))
             moments.append(self._moment(Passage(0, each), plan))
         activations, logits = max(moments, key=sum)
-        gradients = learns if len(parts) > 1 else 0
+        gradients = learns if len(parts) > 1 or apart else 0
         if activations + logits + gradients + shared < self._update():
             activations, logits, gradients, shared = 0, 0, self._update(), 0
         found = [("gradients", gradients), ("activations", activations), ("logits", logits), ("prompts", shared)]
@@ -56,8 +59,8 @@ class Learning:
     # ── micro-batches ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def cut(self, token_budget: int) -> list[Passage]:
-        """The micro-batches when all rows are as long as they may be, as `backend.cuts` makes them: group after group, each
-        prompt counted once; a row larger than the budget goes alone."""
+        """The micro-batches when all rows are as long as they may be, as `backend.cuts` makes them: group after group; a row
+        larger than the budget goes alone."""
         parts: list[list[int]] = [[]]
         for group in range(self.prompts):
             for _ in range(self.group):
@@ -68,14 +71,15 @@ class Learning:
         return [Passage(len(rows), len(set(rows)) if self.shape.plain else 0) for rows in parts]
 
     def tokens(self, groups: list[int]) -> int:
-        """What goes through the model for rows of these groups."""
-        prompts = len(set(groups)) if self.shape.plain else len(groups)
+        """What counts against the budget for rows of these groups."""
+        prompts = 0 if self.may_part else len(set(groups)) if self.shape.plain else len(groups)
         return len(groups) * self.completion + prompts * self.prompt
 
-    def _prompts_apart(self, parts: list[Passage]) -> bool:
+    def _prompts_apart(self, parts: list[Passage], token_budget: int) -> bool:
         """Whether prompts are read before and gone through after all micro-batches: `backend.relay.Relay.pays`."""
         read = sum(part.prompts for part in parts)
-        return 3 * (read - self.prompts) > self.prompts and self.shape.plain
+        too_large = any(self._tokens(part) > token_budget for part in parts)
+        return self.may_part and (too_large or 3 * (read - self.prompts) > self.prompts)
 
     def _handed_over(self) -> int:
         """Keys and values of all prompts, the slopes in them, and both again for the micro-batch that adds to these."""
@@ -104,10 +108,10 @@ class Learning:
         return len(self.layers) * (self._tokens(passage) * self.shape.hidden + keys_and_values) * self.width
 
     def _kept_by(self, layer: tuple[Linear, ...], passage: Passage) -> int:
-        """What autodiff keeps of a layer until its backward pass: arrays of the tokens' size; the attention's shares, for
-        which MLX has no backward kernel that does without; keys and values as the rows see them."""
-        kept = self._tokens(passage) * self._kept_by_token(layer)
-        kept += self._row_scores(passage) + self._prompt_scores(passage) + self._spread(passage)
+        """What autodiff keeps of a layer until its backward pass: arrays of the tokens' size, and what attention looked at."""
+        kept = self._tokens(passage) * self._kept_by_token(layer) + self._looked_at(passage)
+        if not self.shape.plain:
+            kept += self._scores(passage)
         if self.costs.values["train_type"] == "dora" and (
             self.shape.quantised or self.costs.values["quantization"] != "none"
         ):
@@ -116,19 +120,21 @@ class Learning:
             kept += calls * self.width * sum(one.numbers for one in self.costs.adapted_in(layer))
         return kept
 
-    def _row_scores(self, passage: Passage) -> int:
-        """[B, heads, T, K + T]."""
-        whole = self.prompt + self.completion
-        own = self.completion if self.shape.plain else whole
-        return passage.rows * self.shape.heads * own * whole * self.width
+    def _scores(self, passage: Passage) -> int:
+        """[B, heads, K + T, K + T], which `backend.attention` does without; layers with a window of their own do not use it."""
+        return passage.rows * self.shape.heads * (self.prompt + self.completion) ** 2 * self.width
 
-    def _prompt_scores(self, passage: Passage) -> int:
-        """[P, heads, K, K]."""
-        return passage.prompts * self.shape.heads * self.prompt**2 * self.width
+    def _block(self, passage: Passage) -> int:
+        """Bytes of the scores that attention works on at once: completions' with their prompts', or prompts' alone."""
+        rows, queries, keys = passage.rows, self.completion, self.prompt + self.completion
+        if not rows:
+            rows, queries, keys = passage.prompts, self.prompt, self.prompt
+        heads = rows * self.shape.heads
+        return FLOAT * heads * keys * attention_block(heads, queries, keys, self.costs.gpu)
 
-    def _spread(self, passage: Passage) -> int:
-        """Keys and values: the prompt's repeated for each row, and those of the prompts themselves."""
-        columns = passage.rows * (self.prompt + self.completion) + passage.prompts * self.prompt
+    def _looked_at(self, passage: Passage) -> int:
+        """Keys and values: each token's own; the prompt's again for each row where prompts have unequally many rows."""
+        columns = self._tokens(passage) + (passage.rows * self.prompt if passage.prompts > 1 else 0)
         return 2 * self.shape.keys * self.width * columns
 
     def _kept_by_token(self, layer: tuple[Linear, ...]) -> int:
@@ -146,9 +152,8 @@ class Learning:
         norm = self.width if costs.gpu else FLOAT
         normed = 2 * shape.hidden + (shape.queries + shape.keys if shape.normed else 0)
         kept = normed * norm * (2 if costs.full and not costs.gpu else 1)
-        kept += (
-            (shape.queries + 4 * costs.unit(layer)) * self.width + self._experts(layer) + self._adapter_inputs(adapted)
-        )
+        kept += (shape.queries + 2 * costs.unit(layer)) * self.width + self._gate(layer) + self._experts(layer)
+        kept += FLOAT * shape.heads + self._adapter_inputs(adapted)
         if not costs.full:
             kept += FLOAT * costs.values["rank"] * sum(costs.times(one) for one in adapted)
         if costs.values["train_type"] == "dora":
@@ -167,20 +172,20 @@ class Learning:
         several = [one for one in layer if one.experts > 1 and one.name.endswith("down_proj")]
         return sum(self.width * one.outputs * self.costs.times(one) + 3 * FLOAT * one.experts for one in several)
 
+    def _gate(self, layer: tuple[Linear, ...]) -> int:
+        """The gate's sigmoid, and where mlx's own unit is used, its silu."""
+        unit = self.costs.unit(layer)
+        return 2 * unit * self.width if self.costs.gpu else unit * FLOAT
+
     def _at_work(self, passage: Passage, plan: Plan) -> int:
-        """One layer in its backward pass: arrays like the scores, two while what the gated unit kept is still there and nearly
-        three after that, more where they are worked out again, and the gradients of the keys and values that the rows saw; or
-        the gradients in the gated unit, three of its inner size, and five where it is worked out again. In 16 bits the
-        adapters' part of it is worked out in 32."""
+        """One layer in its backward pass: arrays like the scores of a block, and the gradients of the keys and values that the
+        rows saw; or the gradients in the gated unit, three of its inner size, and five where it is worked out again. In 16
+        bits the adapters' part of it is worked out in 32."""
         tokens = passage.rows * self.completion or passage.prompts * self.prompt
-        spread = 2 * self.shape.keys * self.width * passage.rows * (self.prompt + self.completion)
-        scores = max(self._row_scores(passage), self._prompt_scores(passage))
+        scores = 5 * self._block(passage) if self.shape.plain else 3 * self._scores(passage)
         unit, hidden = FLOAT * self.costs.unit(self.layers[-1]) if self.layers else 0, FLOAT * self.shape.hidden
         unit_at_work = tokens * (5 * unit + 12 * hidden if plan.recompute else 3 * unit + hidden)
-        early, late = (2.8, 3.5) if plan.recompute else (2, 2.8)
-        gone = tokens * (5 * unit + 2 * hidden)
-        attention_at_work = max(round(early * scores), round(late * scores) - gone) + spread
-        return max(attention_at_work, unit_at_work) + self._adapted_weight()
+        return max(scores + self._looked_at(passage), unit_at_work) + self._adapted_weight()
 
     def _adapted_weight(self) -> int:
         """DoRA works out its adapted weights, to measure their rows."""
@@ -188,11 +193,13 @@ class Learning:
 
     def _logits(self, plan: Plan, rows: int) -> int:
         """A chunk's logits, those below their peak, exponentials and slopes before and after the target's place: five arrays,
-        and the next chunk's first or second. The slopes in the hidden states [N, H] of all chunks stay, and so do the states."""
+        and the next chunk's first or second. The slopes in the hidden states [N, H] of all chunks stay, and so do the states. An
+        output layer that learns has its gradient from this chunk, from those before, and from all of them."""
         tokens = rows * self.completion
         arrays = 5.5 if plan.chunk < tokens else 5
         logits = round(arrays * min(plan.chunk, tokens) * self.shape.vocabulary * FLOAT)
-        return logits + 2 * tokens * self.shape.hidden * FLOAT
+        learnt = 3 * self.shape.vocabulary * self.shape.hidden * FLOAT if self.costs.full and plan.chunk < tokens else 0
+        return logits + learnt + 2 * tokens * self.shape.hidden * FLOAT
 
 
 def _source(one: Linear) -> str:
