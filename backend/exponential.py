@@ -47,7 +47,9 @@ def in_one(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @lru_cache(maxsize=64)
     def compiled(_shapes: tuple[Any, ...]) -> Callable[..., Any]:
-        return mx.compile(function)
+        return mx.compile(
+            lambda *arrays: function(*arrays)
+        )  # traces belong to a function: each shape has one of its own
 
     @wraps(function)
     def call(*arrays: mx.array) -> Any:
@@ -63,7 +65,7 @@ def exp_below_zero(x: mx.array) -> mx.array:
 
 
 def exp_of_any(x: mx.array) -> mx.array:
-    """e^x, spelled out; no larger than 2^127, no smaller than 2^−127. To be used inside of `in_one`."""
+    """e^x, spelled out; no larger than 2^127, and 0 where it would be no normal number. To be used inside of `in_one`."""
     return _power(mx.clip(x * LOG2_E, LOWEST, -LOWEST))
 
 

@@ -44,7 +44,7 @@ class Reading:
 
     def seen(self, keys: mx.array, values: mx.array, mask: Any) -> Seen | None:
         """What is looked at, if these are the keys and the mask that were given out."""
-        ours = keys is self.keys and values is self.values and not isinstance(mask, mx.array)
+        ours = keys is self.keys and values is self.values and _is_causal(mask, keys)
         return Seen(keys, values) if ours else None
 
 
@@ -110,8 +110,13 @@ class Following:
     def seen(self, keys: mx.array, values: mx.array, mask: Any) -> Seen | None:
         """What is looked at, if these are the keys and the mask that were given out."""
         ours = keys is self._given[0] and values is self._given[1]
-        known = not isinstance(mask, mx.array) or any(mask is one for one in self.sight.masks)
+        known = any(mask is one for one in self.sight.masks) or _is_causal(mask, self._own[0])
         return Seen(*self._own, self.sight.prompts(self.keys, self.values)) if ours and known else None
+
+
+def _is_causal(mask: Any, keys: mx.array) -> bool:
+    """Whether it is the mask without numbers that lets each of these tokens look at what came before it."""
+    return mask == "causal" if isinstance(mask, str) else mask is None and keys.shape[2] == 1
 
 
 def _refuse_window(window_size: int | None) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.cuts import CLASS, LAUNCH, Part, Row, cut
+from backend.cuts import CLASS, LAUNCH, Part, Prompts, Row, cut
+from backend.spec.costs import Costs
+from backend.spec.learning import Learning
 
 
 def rows(prompt: int, *lengths: int, groups: int = 1) -> list[Row]:
@@ -40,6 +44,62 @@ def test_a_limit_keeps_the_rows_of_a_prompt_together() -> None:
     assert cut(rows(50, *[64] * 8, groups=4), most_rows=4) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert cut(rows(50, *[64] * 4, groups=2), token_budget=2 * 64 + 50) == [[0, 1], [2, 3]]
     assert cut(rows(50, *[64] * 4, groups=2), token_budget=1) == [[0], [1], [2], [3]]
+
+
+def test_a_prompt_that_is_read_apart_costs_nothing() -> None:
+    """Neither against the budget, nor to part rows of one prompt by length."""
+    assert cut(rows(4000, 500, *[20] * 7), prompts="apart") == [[0], [1, 2, 3, 4, 5, 6, 7]]
+    assert cut(rows(4000, *[64] * 4, groups=2), token_budget=4 * 64, prompts="apart") == [[0, 1, 2, 3]]
+    assert cut(rows(4000, *[64] * 4, groups=2), token_budget=3 * 64, prompts="apart") == [[0, 1, 2], [3]]
+    assert cut(rows(64, *[64] * 4, groups=2), token_budget=4 * 64, prompts="shared") == [[0, 1], [2, 3]]
+    assert cut(rows(64, *[64] * 4, groups=2), token_budget=4 * 64, prompts="repeated") == [[0, 1], [2, 3]]
+    assert cut(rows(65, *[64] * 4, groups=2), token_budget=4 * 64, prompts="repeated") == [[0], [1], [2], [3]]
+
+
+KINDS: list[Prompts] = ["apart", "shared", "repeated"]
+
+
+@pytest.mark.parametrize("prompts", KINDS)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300)), min_size=1, max_size=12),
+    budget=st.integers(1, 1500),
+    most_rows=st.none() | st.integers(1, 5),
+)
+def test_no_row_is_lost_and_limits_are_kept(
+    prompts: Prompts, sizes: list[tuple[int, int]], budget: int, most_rows: int | None
+) -> None:
+    many = [Row(i, group, 100 * group + 1, length) for i, (group, length) in enumerate(sizes)]
+    parts = cut(many, most_rows=most_rows, token_budget=budget, prompts=prompts)
+    assert sorted(place for part in parts for place in part) == list(range(len(many)))
+    counted = [Row(row.place, row.group, 0, row.length) for row in many] if prompts == "apart" else many
+    tokens = costs(parts, counted, prompts != "repeated")
+    assert all(size <= budget or len(part) == 1 for size, part in zip(tokens, parts, strict=True))
+    assert all(most_rows is None or len(part) <= most_rows for part in parts)
+    assert tokens == sorted(tokens, reverse=True), "the one that needs most memory first"
+
+
+@pytest.mark.parametrize("prompts", KINDS)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    groups=st.integers(1, 6), each=st.integers(1, 6), prompt=st.integers(1, 300), length=st.integers(1, 300),
+    budget=st.integers(1, 3000), batch=st.integers(1, 3),
+)  # fmt: skip
+def test_the_estimate_counts_with_the_same_micro_batches(
+    prompts: Prompts, groups: int, each: int, prompt: int, length: int, budget: int, batch: int
+) -> None:
+    """When all rows are as long as they may be."""
+    values = {
+        "train_type": "lora", "num_layers": -1, "steps_per_generation": 1, "group_size": each, "batch_size": batch,
+        "gradient_accumulation_steps": groups, "max_completion_length": length,
+        "dropout": 0.1 if prompts == "shared" else 0.0,
+    }  # fmt: skip
+    shape: Any = SimpleNamespace(plain=prompts != "repeated", layers=(), width=4)
+    passages = Learning(Costs(values, shape, prompt, gpu=False)).cut(budget)
+    many = [Row(i, i // each, prompt, length) for i in range(groups * batch * each)]
+    parts = cut(many, most_rows=batch * each, token_budget=budget, prompts=prompts)
+    kinds = [(len(part), 0 if prompts == "repeated" else len({many[place].group for place in part})) for part in parts]
+    assert sorted(kinds) == sorted((passage.rows, passage.prompts) for passage in passages)
 
 
 @pytest.mark.parametrize("shared", [True, False])

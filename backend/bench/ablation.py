@@ -134,6 +134,20 @@ def library_exp() -> Off:
     return mock.patch.object(exponential, "spelled_out", lambda: False)
 
 
+def whole_products() -> Off:
+    """A product of few rows goes to the BLAS as it is."""
+    from backend import products
+
+    return mock.patch.object(products, "MOST_ROWS", 0)
+
+
+def library_attention() -> Off:
+    """Attention as mlx differentiates it: the shares of all pairs of tokens kept, of all layers."""
+    from backend import stand_ins
+
+    return mock.patch.object(stand_ins, "_seen", lambda *_: None)
+
+
 SWITCHES: dict[str, Callable[[], Off]] = {
     "groups decoded together": group_by_group,
     "one prefill a prompt": prefill_apart,
@@ -143,6 +157,8 @@ SWITCHES: dict[str, Callable[[], Off]] = {
     "compiled decoding": uncompiled,
     "late reading": read_at_once,
     "exp in vectors": library_exp,
+    "sliced products": whole_products,
+    "attention in blocks": library_attention,
     "prompt sharing": prompts_apart,
     "prompts read once for all micro-batches": read_again,
     "small micro-batches": one_micro_batch,
