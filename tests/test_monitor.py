@@ -227,7 +227,7 @@ def test_a_default_name_is_told_in_two_parts() -> None:
 def test_a_tile_tells_the_difference_with_the_digits_of_its_figure(qtbot) -> None:
     tile = Tile("Memory", unit="GB")
     qtbot.addWidget(tile)
-    for now, start, said in ((0.1062, 0.1056, "+0.001"), (0.1062, 0.1061, ""), (2.5, 1.0, "+1.50"), (0.0, 0.5, "−0.500"), (2.5e6, 1e6, "+1.50M")):  # fmt: skip
+    for now, start, said in ((0.1062, 0.1056, "+0.001"), (0.1062, 0.1061, ""), (2.5, 1.0, "+1.50"), (0.0, 0.5, "−0.500"), (0.0467, 0.0441, "+2.6"), (2.5e6, 1e6, "+1.50M")):  # fmt: skip
         tile.show_value(now, start)
         assert tile.caption().removesuffix(" since the start") == said
 

@@ -34,7 +34,7 @@ def figure(x: object, unit: str = "") -> str:
 def memory(gigabytes: object) -> str:
     """Memory in the unit that leaves no zeros in front: 1.23 GB, 48.8 MB."""
     number = finite(gigabytes)
-    return figure(number * 1000, "MB") if number is not None and abs(number) < 0.1 else figure(gigabytes, "GB")
+    return figure(number * 1000, "MB") if number and abs(number) < 0.1 else figure(gigabytes, "GB")
 
 
 def signed(x: object, unit: str = "") -> str:

@@ -9,7 +9,7 @@ from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPaintEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QWidget
 
 from app import theme
-from app.widgets.numbers import DASH, MINUS, THIN, figure, finite, signed
+from app.widgets.numbers import DASH, MINUS, THIN, figure, finite, memory, signed
 
 _FIGURE_PX = 20
 _MARGIN = 12
@@ -33,11 +33,11 @@ class Tile(QFrame):
 
     def show_value(self, now: float | None, start: float | None = None, instead: str = "") -> None:
         """The figure and how it differs from the run's start; `instead` says why there is none."""
-        self._figure = figure(now, self._unit)
+        self._figure = memory(now) if self._unit == "GB" else figure(now, self._unit)
         if instead:
             self._captions = (instead, instead.partition(":")[0])
         else:
-            change = _change(finite(now), finite(start), self._unit)
+            change = _change(finite(now), finite(start), self._figure)
             self._captions = (f"{change} since the start", f"{change} since start", change) if change else ("",)
         self._describe()
         self.update()
@@ -105,12 +105,14 @@ def _band(top: int, height: int, width: int) -> QRect:
     return QRect(_MARGIN, theme.scaled(top), width, theme.scaled(height))
 
 
-def _change(now: float | None, start: float | None, unit: str) -> str:
-    """The difference without its unit, with the decimals of the figure above it; nothing where that leaves nothing."""
+def _change(now: float | None, start: float | None, shown: str) -> str:
+    """The difference without its unit, with the decimals and in the unit of the figure above it; nothing where that leaves
+    nothing."""
     if now is None or start is None:
         return ""
-    fraction = figure(now, unit).partition(THIN)[0].partition(".")[2] if now else "000"
-    change = (now - start) * (100 if unit == "share" else 1)
+    number, _, unit = shown.partition(THIN)
+    fraction = number.partition(".")[2] if now else "000"
+    change = (now - start) * {"%": 100, "MB": 1000}.get(unit, 1)
     if not fraction.isdigit() and fraction:  # a large number, told with a letter for its scale
         return signed(change)
     size = f"{abs(change):,.{len(fraction)}f}"
