@@ -45,7 +45,7 @@ def token_logps(
     """
     size = chunk or hidden_NH.shape[0]
     if not learns:
-        return _joined(_look(project, x, t, temperature) for x, t in _chunks(hidden_NH, target_N, size))
+        return _joined(_looked(project, x, t, temperature) for x, t in _chunks(hidden_NH, target_N, size))
     if head is None:
         return _joined(
             _look(project, x, t, temperature, entropy_gradient, mx.exp) for x, t in _chunks(hidden_NH, target_N, size)
@@ -104,6 +104,13 @@ def _look(
 ) -> Scored:
     scored = _mass(project, hidden_NH, temperature, exp).scored(target_N)
     return scored if entropy_gradient else scored._replace(entropy_N=mx.stop_gradient(scored.entropy_N))
+
+
+def _looked(project: Project, hidden_NH: mx.array, target_N: mx.array, temperature: float) -> Scored:
+    """Worked out at once, as nothing waits for a gradient: mlx would lay out several chunks' arrays ahead of the device."""
+    scored = _look(project, hidden_NH, target_N, temperature)
+    mx.eval(scored)
+    return scored
 
 
 def _chunks(hidden_NH: mx.array, target_N: mx.array, size: int) -> Iterator[tuple[mx.array, mx.array]]:
