@@ -93,7 +93,8 @@ def test_the_face_says_what_the_policy_says(models: Path, case: dict[str, Any], 
     assert bool(face.bundles) == (merge or case.get("train_type") != "full")
     for seed in (2, 3):  # and goes on saying it when the policy has learnt
         face.refresh()
-        assert distance(policy, face) < 1e-4
+        # Which experts a token goes to, and with what share, magnifies rounding.
+        assert distance(policy, face) < (3e-4 if "moe" in arch else 1e-4)
         tokens = mx.array([[5, 70, 200, 9]])
         halves = face.halves.logits(face.halves.hidden(tokens))
         np.testing.assert_allclose(np.array(halves), np.array(face.model(tokens)), atol=1e-5)
