@@ -117,7 +117,8 @@ def _active(mask_BT: np.ndarray, multiple: int) -> np.ndarray:
 
 
 def split(model: nn.Module) -> Halves:
-    """The halves of a model, in which ours stand in for some of its functions; checked by a probe against the whole: a soft cap or scale after the head is not lost."""
+    """The halves of a model, in which ours stand in for some of its functions. They are checked by a probe against the whole: a
+    soft cap or scale after the head is not lost."""
     put_in(model)
     inner = getattr(model, "language_model", model)
     body = getattr(inner, "model", None)
@@ -127,9 +128,9 @@ def split(model: nn.Module) -> Halves:
         logits = head.as_linear
     else:
         logits = head
-    if type(head) is nn.Embedding or (type(head) is nn.Linear and "bias" not in head):
-        logits = partial(_times_weight, head)
     if body is not None and logits is not None and _halves_agree(model, body, logits):
+        if type(head) is nn.Embedding or (type(head) is nn.Linear and "bias" not in head):
+            logits = partial(_times_weight, head)
         halves = Halves(lambda tokens, cache=None: body(tokens, cache=cache), logits, head)
     else:
         halves = Halves(lambda tokens, cache=None: model(tokens, cache=cache), lambda hidden: hidden)

@@ -17,6 +17,7 @@ from mlx.utils import tree_flatten
 from mlx_lm import load
 from mlx_lm.models import cohere, gemma2
 
+from backend import forward as forward_module
 from backend.forward import Halves, completion_logps, recomputed_layers, rows_of, split
 from backend.head import Scored, token_logps
 from backend.policy import Policy, load_policy
@@ -270,6 +271,12 @@ def test_a_model_with_a_plain_head_is_split(models: Path, arch: str) -> None:
     halves = split(model)
     assert halves.head is not None and halves.hidden(case.tokens_BL).shape[-1] == 32
     np.testing.assert_allclose(np.array(case.logps(halves)[0]), np.array(case.plain(model, 1.0)[0]), atol=1e-5)
+
+
+def test_the_probe_asks_the_head_itself(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices of a product round in their own way, and must not be taken for a soft cap: the model would be kept whole."""
+    monkeypatch.setattr(forward_module, "times_transposed", lambda x, weight: x @ weight.T + 1e-3)
+    assert split(model_of(models)).head is not None
 
 
 def test_a_model_of_another_build_is_kept_whole_and_right(models: Path) -> None:
