@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from backend.cuts import Prompts, Row, cut
+from backend.cuts import PromptUse, Row, cut
 
 SMALLEST_STD = 1e-4
 """Added to a standard deviation before dividing by it, as TRL does."""
@@ -229,7 +229,7 @@ class Batch:
         *,
         rows: int | None = None,
         token_budget: int | None = None,
-        prompts: Prompts = "repeated",
+        prompts: PromptUse = "repeated",
         multiple: int = 1,
     ) -> Iterator[Batch]:
         """Cut into micro-batches of at most `rows` rows and `token_budget` tokens, padding counted, so that little of it

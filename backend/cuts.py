@@ -18,7 +18,7 @@ LAUNCH = 256
 """What one more forward and backward pass costs by itself, in tokens: below it a device is not kept busy."""
 
 
-Prompts = Literal["apart", "shared", "repeated"]
+PromptUse = Literal["apart", "shared", "repeated"]
 """How prompts are read: once, before all micro-batches; in every micro-batch once for its rows; or for every row."""
 
 
@@ -33,7 +33,7 @@ class Row:
 
 
 def cut(
-    rows: Sequence[Row], *, most_rows: int | None = None, token_budget: int | None = None, prompts: Prompts = "shared"
+    rows: Sequence[Row], *, most_rows: int | None = None, token_budget: int | None = None, prompts: PromptUse = "shared"
 ) -> list[list[int]]:
     """Places by micro-batch, the one that needs most memory first.
 

@@ -47,9 +47,8 @@ def in_one(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @lru_cache(maxsize=64)
     def compiled(_shapes: tuple[Any, ...]) -> Callable[..., Any]:
-        return mx.compile(
-            lambda *arrays: function(*arrays)
-        )  # traces belong to a function: each shape has one of its own
+        # Traces belong to a function, and go with it: each shape has one of its own.
+        return mx.compile(lambda *arrays: function(*arrays))
 
     @wraps(function)
     def call(*arrays: mx.array) -> Any:

@@ -19,7 +19,7 @@ from mlx.utils import tree_map
 from backend import ranks
 from backend.batch import Batch, importance_ratio
 from backend.bonus import EntropyBonus
-from backend.cuts import Prompts
+from backend.cuts import PromptUse
 from backend.forward import Halves, Prompted, Rows, completion_logps, recomputed_layers, rows_of
 from backend.head import Scored
 from backend.losses import entropy_quantile, merge, policy_terms, token_weights
@@ -165,7 +165,7 @@ class Learner:
         pays = self._prompts(halves) == "apart" and Relay.pays(parts, self.micro_batch_tokens)
         return Relay(parts, self.micro_batch_tokens) if pays else None
 
-    def _prompts(self, halves: Halves) -> Prompts:
+    def _prompts(self, halves: Halves) -> PromptUse:
         """How prompts may be read. Dropout would drop other inputs in the second reading than in the first."""
         if not halves.layers:
             return "repeated"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.cuts import CLASS, LAUNCH, Part, Prompts, Row, cut
+from backend.cuts import CLASS, LAUNCH, Part, PromptUse, Row, cut
 from backend.spec.costs import Costs
 from backend.spec.learning import Learning
 
@@ -56,7 +56,7 @@ def test_a_prompt_that_is_read_apart_costs_nothing() -> None:
     assert cut(rows(65, *[64] * 4, groups=2), token_budget=4 * 64, prompts="repeated") == [[0], [1], [2], [3]]
 
 
-KINDS: list[Prompts] = ["apart", "shared", "repeated"]
+KINDS: list[PromptUse] = ["apart", "shared", "repeated"]
 
 
 @pytest.mark.parametrize("prompts", KINDS)
@@ -67,7 +67,7 @@ KINDS: list[Prompts] = ["apart", "shared", "repeated"]
     most_rows=st.none() | st.integers(1, 5),
 )
 def test_no_row_is_lost_and_limits_are_kept(
-    prompts: Prompts, sizes: list[tuple[int, int]], budget: int, most_rows: int | None
+    prompts: PromptUse, sizes: list[tuple[int, int]], budget: int, most_rows: int | None
 ) -> None:
     many = [Row(i, group, 100 * group + 1, length) for i, (group, length) in enumerate(sizes)]
     parts = cut(many, most_rows=most_rows, token_budget=budget, prompts=prompts)
@@ -86,7 +86,7 @@ def test_no_row_is_lost_and_limits_are_kept(
     budget=st.integers(1, 3000), batch=st.integers(1, 3),
 )  # fmt: skip
 def test_the_estimate_counts_with_the_same_micro_batches(
-    prompts: Prompts, groups: int, each: int, prompt: int, length: int, budget: int, batch: int
+    prompts: PromptUse, groups: int, each: int, prompt: int, length: int, budget: int, batch: int
 ) -> None:
     """When all rows are as long as they may be."""
     values = {

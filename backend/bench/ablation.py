@@ -128,10 +128,17 @@ def read_at_once() -> Off:
 
 
 def library_exp() -> Off:
-    """exp as mlx works it out, one number at a time on this processor."""
+    """exp as mlx works it out, one number at a time on this processor: in softmax, attention and sampling."""
     from backend import exponential
 
     return mock.patch.object(exponential, "spelled_out", lambda: False)
+
+
+def library_gate() -> Off:
+    """The gated unit, and the attention of a decoding step, as mlx-lm has them."""
+    from backend import stand_ins
+
+    return mock.patch.object(stand_ins, "spelled_out", lambda: False)
 
 
 def whole_products() -> Off:
@@ -157,6 +164,7 @@ SWITCHES: dict[str, Callable[[], Off]] = {
     "compiled decoding": uncompiled,
     "late reading": read_at_once,
     "exp in vectors": library_exp,
+    "gated unit in vectors": library_gate,
     "sliced products": whole_products,
     "attention in blocks": library_attention,
     "prompt sharing": prompts_apart,
