@@ -15,7 +15,7 @@ run: $(VENV)/.run-ready ## start the app on the bundled demo (in the terminal wh
 	$(PY) -m app
 
 test: $(VENV)/.test-ready ## run the whole suite
-	QT_QPA_PLATFORM=offscreen $(PY) -m pytest
+	QT_QPA_PLATFORM=offscreen $(PY) -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 proofs: $(VENV)/.test-ready ## run the long proofs too: the demo for three seeds, every loss learning
 	QT_QPA_PLATFORM=offscreen $(PY) -m pytest -m proof -s

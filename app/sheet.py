@@ -23,6 +23,9 @@ QToolButton[role="disclosure"] { padding: 4px 8px 4px 0px; border: none; color: 
 QToolButton[role="disclosure"]:hover, QToolButton[role="disclosure"]:focus { background: transparent; color: @text; }
 QToolButton[role="disclosure"]:checked { background: transparent; }
 QScrollArea, QScrollArea > QWidget > QWidget#page { background: transparent; border: none; }
+QSplitter::handle { background: transparent; }
+QTableView[role="table"]::item { padding: 0px 5px; }
+QTableView[role="table"] QHeaderView::section { padding: 4px 8px; }
 """
 
 CONTROLS = """
@@ -81,7 +84,6 @@ QHeaderView::up-arrow, QHeaderView::down-arrow { subcontrol-position: top center
 QHeaderView::up-arrow { image: url("@icons/menu-arrow-up.svg"); }
 QHeaderView::down-arrow { image: url("@icons/menu-arrow.svg"); }
 QTableCornerButton::section { background: @card; border: none; }
-QSplitter::handle { background: @hairline; }
 QProgressBar { background: @hover; border: none; border-radius: 3px; max-height: 6px; min-height: 6px; }
 QProgressBar::chunk { background: @accent; border-radius: 3px; }
 QScrollBar:vertical { background: transparent; width: 10px; margin: 0px; }

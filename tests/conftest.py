@@ -8,17 +8,26 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from backend import blas
+from tests.floor import Floor
 
 blas.prepare()  # before any test imports mlx
 _APART = Path(tempfile.mkdtemp(prefix="grpo-studio-tests-"))
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 os.environ["GRPO_STUDIO_RUNS"] = str(_APART / "runs")
 os.environ["GRPO_STUDIO_PREFS"] = str(_APART / "prefs")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Tests that measure seconds have the machine to themselves, when the suite is spread over several processes."""
+    with Floor.shared_by_workers().taken(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 @pytest.fixture(autouse=True)

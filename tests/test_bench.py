@@ -99,6 +99,7 @@ def one_at_a_time(case: Case, folder: Path) -> Work:
     return work
 
 
+@pytest.mark.alone
 def test_groups_decoded_together_beat_one_at_a_time(models: Path):
     """Four groups of eight."""
     case = Case("guard", prompts=4, prompt=16, completion=10, vocab=1024, hidden=128, layers=2)
@@ -117,6 +118,7 @@ GUARDED: dict[str, tuple[Callable[..., Work], Case, float]] = {
 """Technique → what it speeds up, at which sizes, and the most of the plain way's seconds that it may take."""
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("technique", GUARDED)
 def test_a_technique_pays(models: Path, technique: str):
     build, case, most = GUARDED[technique]
@@ -128,6 +130,7 @@ def test_a_technique_pays(models: Path, technique: str):
     )
 
 
+@pytest.mark.alone
 def test_the_fused_head_holds_no_vocabulary_for_all_tokens(models: Path):
     """Memory, which wavers less than time: 1024 tokens over 32k, whose logits alone are 134 MB."""
     case = Case("guard", prompt=16, vocab=32_768, hidden=64, layers=1, beta=0.0)
@@ -145,6 +148,7 @@ def peak(work: Work) -> float:
     return mx.get_peak_memory()
 
 
+@pytest.mark.alone
 def test_learning_beats_the_log_softmax_of_everything(models: Path):
     """A prompt six times as long as each of its eight completions."""
     case = Case("guard", "train", prompt=192, completion=32, hidden=128, layers=2, beta=0.0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 FORBIDDEN = ("mlx", "mlx_lm", "transformers", "datasets", "torch", "pyqtgraph", "numpy", "huggingface_hub")
 
 SCRIPT = """
@@ -45,6 +47,7 @@ shiboken6.delete(studio)
 """
 
 
+@pytest.mark.alone
 def test_the_window_opens_without_the_engine_and_reads_ahead():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

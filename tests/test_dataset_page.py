@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from latency import LatencyProbe
 from PySide6.QtCore import QItemSelectionModel, QObject, Qt, QTimer
 from PySide6.QtGui import QTextCursor
 from PySide6.QtWidgets import QApplication, QComboBox, QWidget
@@ -28,6 +27,7 @@ from app.widgets.dataset_table import KEPT, PART, WAITING, Heading, RowModel
 from backend.serve.call import Call
 from backend.serve.table import QUESTIONS
 from backend.spec.faults import Fault, Mistake
+from tests.latency import LatencyProbe
 
 PATIENCE_MS = 30_000
 """For the first question that loads a tokenizer, on a machine that is busy with other things."""
@@ -553,6 +553,7 @@ def test_it_fits_the_smallest_window(qtbot, page: DatasetPage, tmp_path: Path) -
 # ── a hundred thousand rows, with the real helper ────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.alone
 def test_a_hundred_thousand_rows_never_hold_the_window_up(qtbot, tmp_path: Path, model: Path, qapp) -> None:
     theme.apply(qapp, "light")
     studio = Studio()

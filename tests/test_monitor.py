@@ -10,7 +10,6 @@ from pathlib import Path
 import diaries
 import numpy as np
 import pytest
-from latency import LatencyProbe
 from PySide6.QtGui import QFont, QFontMetrics, QGuiApplication
 
 from app import theme
@@ -25,6 +24,7 @@ from app.widgets.run_header import titled
 from app.widgets.tiles import Tile
 from backend.spec.events import METRICS
 from backend.spec.places import RunFolder, project_root
+from tests.latency import LatencyProbe
 
 
 @pytest.fixture
@@ -256,6 +256,7 @@ diary.write("finished", step=step, sentence="Done.")
 """
 
 
+@pytest.mark.alone
 def test_fifty_steps_a_second_never_hold_up_the_window(
     qtbot, page: MonitorPage, studio: Studio, tmp_path: Path
 ) -> None:

@@ -381,6 +381,7 @@ def test_an_adapter_is_no_refused_reference(qtbot: QtBot, page: TrainPage, tmp_p
     assert field._note.text() == "An adapter of the base model." and field._note.property("role") == "muted"
 
 
+@pytest.mark.alone
 def test_opening_the_picker_does_not_hold_the_window_up(qtbot: QtBot, page: TrainPage, hub: HubStandIn):
     began = time.process_time()
     page.picking.open(page.form.fields["model"])

@@ -373,6 +373,7 @@ def test_configurations_and_splits_are_asked_of_the_hub(ask, monkeypatch: pytest
 # ── a hundred thousand rows ──────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.alone
 def test_a_hundred_thousand_rows_are_here_in_two_seconds(ask, tmp_path: Path) -> None:
     """Seconds of work, not of the clock: this machine may be busy with other things."""
     line = json.dumps({"question": "What is the sum of %d and 4, and why is it so?", "solution": "12", "id": 1})

@@ -56,6 +56,11 @@ EXCEPTIONS = {("app/__main__.py", "backend.__main__")}
 # What is imported
 
 
+@cache
+def imports_of(path: Path) -> list[tuple[int, str]]:
+    return list(imports(path.read_text("utf-8")))
+
+
 def imports(source: str) -> Iterator[tuple[int, str]]:
     """(line, module) of every import that can run, wherever it stands; `import_module("…")` with a plain name too."""
     tree = ast.parse(source)
@@ -127,7 +132,7 @@ def _offence_at_home(room: str, importer: str, imported: str, seen: frozenset[st
     helper = module_of(imported)
     if helper is None or helper in seen:
         return ""
-    through = (offence(importer, each, seen | {helper}) for _, each in imports(modules()[helper].read_text("utf-8")))
+    through = (offence(importer, each, seen | {helper}) for _, each in imports_of(modules()[helper]))
     return next((f"through {helper}: {why}" for why in through if why), "")
 
 
@@ -140,7 +145,7 @@ def _offence_abroad(room: str, imported: str, top: str) -> str:
 
 def offences(name: str, path: Path) -> list[str]:
     file = str(path.relative_to(ROOT))
-    found = ((line, each, offence(name, each)) for line, each in imports(path.read_text("utf-8")))
+    found = ((line, each, offence(name, each)) for line, each in imports_of(path))
     return [
         f"{file}:{line} imports {each}: {why}" for line, each, why in found if why and (file, each) not in EXCEPTIONS
     ]
@@ -196,7 +201,7 @@ def test_a_helper_hides_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_exceptions_are_still_needed():
     for file, imported in EXCEPTIONS:
-        assert imported in [module for _, module in imports((ROOT / file).read_text("utf-8"))]
+        assert imported in [module for _, module in imports_of(ROOT / file)]
 
 
 def test_colours_live_in_the_theme_alone():

@@ -13,7 +13,6 @@ from pathlib import Path
 import diaries
 import numpy as np
 import pytest
-from latency import LatencyProbe
 from PySide6.QtCore import QCoreApplication
 
 from app.record import Record
@@ -24,6 +23,7 @@ from backend.spec.archive import before_after, summary
 from backend.spec.events import Diary, JsonLines, cut_back
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from tests.latency import LatencyProbe
 
 
 @contextmanager
@@ -323,6 +323,7 @@ def test_before_and_after_average_over_several_steps() -> None:
     assert before_after([]) == (None, None)
 
 
+@pytest.mark.alone
 def test_a_diary_of_a_hundred_thousand_steps_is_read_in_slices(qtbot, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()

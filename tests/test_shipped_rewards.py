@@ -213,6 +213,7 @@ def _gone(pid: int) -> bool:
 # math_eval
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("text", "number"),
     [

@@ -312,6 +312,7 @@ def test_a_column_belongs_to_the_function_that_logged_it_first() -> None:
 # Async
 
 
+@pytest.mark.alone
 def test_async_functions_are_awaited_together() -> None:
     running, most = 0, 0
 

@@ -77,7 +77,6 @@ class CompletionsPage(QWidget):
         for part in (label("Step"), self.step, self.earlier, self.later):
             head.addWidget(part)
         self.parts = QSplitter(Qt.Orientation.Vertical, childrenCollapsible=False, handleWidth=theme.SPACE)
-        self.parts.setStyleSheet("QSplitter::handle { background: transparent; }")
         self.parts.addWidget(self.table.in_card())
         self.parts.addWidget(self.detail)
         self.parts.setStretchFactor(0, 1)

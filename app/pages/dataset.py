@@ -75,16 +75,18 @@ class DatasetPage(QWidget):
     # Composition
 
     def _compose(self) -> None:
-        self.path = PathField(SETTINGS["data"])
+        # Whatever stands in the page is made in its place: moved there afterwards, all of it would be dressed again.
+        self.path = PathField(SETTINGS["data"], self)
         self.path.label.hide()
-        self.mapping = MappingCard(USES)
-        self.counts = DatasetCounts()
+        body = self._body = QWidget(self)
+        self.mapping, self.counts = MappingCard(USES, body), DatasetCounts(body)
+        self.parts = QSplitter(Qt.Orientation.Horizontal, body, childrenCollapsible=False, handleWidth=12)
         self.which = Menu()
         self.which.setAccessibleName("Split that is shown")
         self.which.setMinimumContentsLength(14)
         self.model = RowModel(self)
         self.table = RowTable(self.model)
-        self.detail = RowDetail()
+        self.detail = RowDetail(self.parts)
         self.tried = button("Try rewards", self.try_rewards)
         self.nothing, self.absent = Nothing(*EMPTY), Nothing(*ABSENT)
 
@@ -102,14 +104,12 @@ class DatasetPage(QWidget):
                 QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred
             )  # the shares decide, not the words
             band.addWidget(card, share)
-        parts = QSplitter(Qt.Orientation.Horizontal, childrenCollapsible=False, handleWidth=12)
-        parts.setStyleSheet("QSplitter::handle { background: transparent; }")
+        body, parts = self._body, self.parts
         parts.addWidget(self._rows_card())
         parts.addWidget(self.detail)
         for place, share in enumerate(SHARES):
             parts.setStretchFactor(place, share)
         parts.setSizes([1000 * share for share in SHARES])
-        body = QWidget()
         below = QVBoxLayout(body)
         below.setContentsMargins(0, 0, 0, 0)
         below.setSpacing(12)
@@ -125,7 +125,7 @@ class DatasetPage(QWidget):
         column.addLayout(self._stack, 1)
 
     def _rows_card(self) -> QFrame:
-        card = QFrame()
+        card = QFrame(self.parts)
         card.setProperty("role", "card")
         head = QHBoxLayout()
         head.setContentsMargins(8, 4, 4, 0)

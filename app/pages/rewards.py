@@ -66,8 +66,12 @@ class RewardsPage(QWidget):
     # Composition
 
     def _compose(self) -> None:
-        self.source, self.results = RewardSource(), RewardResults()
-        self.detail, self.panel = CompletionDetail(upright=True), RewardFilePanel()
+        # Whatever stands in the page is made in its place: moved there afterwards, all of it would be dressed again.
+        self.parts = QSplitter(Qt.Orientation.Horizontal, self, childrenCollapsible=False, handleWidth=12)
+        self._beside = QWidget(self.parts)
+        self._detail_side, self._case_side = QWidget(self._beside), QWidget(self._beside)
+        self.source, self.results = RewardSource(self), RewardResults(self.parts)
+        self.detail, self.panel = CompletionDetail(self._detail_side, upright=True), RewardFilePanel(self._beside)
         self.editing = RewardEditing(self.studio, self.panel, self)
         self.case_model = CaseModel(self)
         self.cases = CaseTable(self.case_model)
@@ -89,10 +93,8 @@ class RewardsPage(QWidget):
         head.addWidget(self.views)
         head.addSpacing(theme.SPACE)
         head.addWidget(self.again)
-        self.parts = QSplitter(Qt.Orientation.Horizontal, childrenCollapsible=False, handleWidth=12)
-        self.parts.setStyleSheet("QSplitter::handle { background: transparent; }")
+        self._lay_out_sides()
         self.parts.addWidget(self.results)
-        self._beside = self._side()
         self.parts.addWidget(self._beside)
         self.parts.setStretchFactor(0, 3)
         self.parts.setStretchFactor(1, 2)
@@ -104,23 +106,15 @@ class RewardsPage(QWidget):
         column.addWidget(self.source)
         column.addWidget(self.parts, 1)
 
-    def _side(self) -> QWidget:
-        side = QWidget()
-        side.setMinimumWidth(theme.scaled(320))
-        self._sides = QStackedLayout(side)
+    def _lay_out_sides(self) -> None:
+        self._beside.setMinimumWidth(theme.scaled(320))
+        self._sides = QStackedLayout(self._beside)
         self._sides.setContentsMargins(0, 0, 0, 0)
-        self._sides.addWidget(_with_button(self.detail, self.keep))
-        self._sides.addWidget(self.panel)
-        self._sides.addWidget(self._cases())
-        return side
-
-    def _cases(self) -> QWidget:
+        for side in (self._detail_side, self.panel, self._case_side):
+            self._sides.addWidget(side)
         self.kept = label(role="muted", wrap=True)
-        whole = _with_button(self.cases.in_card(), self.drop)
-        column = whole.layout()
-        assert isinstance(column, QVBoxLayout)
-        column.insertWidget(0, self.kept)
-        return whole
+        _stack(self._detail_side, self.detail, self.keep)
+        _stack(self._case_side, self.kept, self.cases.in_card(), self.drop)
 
     def _connect(self) -> None:
         bench, source = self.bench, self.source
@@ -334,15 +328,16 @@ def _span(seconds: float) -> str:
     return f"{round(seconds * 1000)}{THIN}ms" if seconds < 1 else f"{figure(seconds)}{THIN}s"
 
 
-def _with_button(widget: QWidget, do: QWidget) -> QWidget:
-    """A widget, and below it to the right what can be done with what is chosen there."""
-    whole = QWidget()
-    column = QVBoxLayout(whole)
+def _stack(side: QWidget, *parts: QWidget) -> None:
+    """Lay out a side: at the bottom, to the right, what can be done with what is chosen above, which takes the room."""
+    column = QVBoxLayout(side)
     column.setContentsMargins(0, 0, 0, 0)
     column.setSpacing(theme.SPACE)
-    column.addWidget(widget, 1)
+    *above, do = parts
+    for part in above:
+        column.addWidget(part)
+    column.setStretchFactor(above[-1], 1)
     column.addWidget(do, 0, Qt.AlignmentFlag.AlignRight)
-    return whole
 
 
 def _counted(number: int, noun: str) -> str:

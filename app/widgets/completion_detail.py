@@ -33,7 +33,6 @@ class CompletionDetail(QFrame):
         self._answer, self._came_to, self._scores = _line(), _line(), _line()
         sides = self._sides = QSplitter(childrenCollapsible=False, handleWidth=2 * theme.SPACE)
         self.set_upright(upright)
-        sides.setStyleSheet("QSplitter::handle { background: transparent; }")
         sides.addWidget(_side("Prompt", self._answer, None, self.prompt))
         sides.addWidget(_side("Completion", self._came_to, self._scores, self.text))
         sides.setStretchFactor(0, 2)

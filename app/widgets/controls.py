@@ -8,7 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QDragEnterEvent, QDropEvent, QEnterEvent, QPainter, QPaintEvent, QPen, QWheelEvent
+from PySide6.QtGui import (
+    QDragEnterEvent,
+    QDropEvent,
+    QEnterEvent,
+    QFontMetrics,
+    QPainter,
+    QPaintEvent,
+    QPen,
+    QWheelEvent,
+)
 from PySide6.QtWidgets import (
     QAbstractButton,
     QCheckBox,
@@ -33,9 +42,9 @@ class NumberEdit(QLineEdit):
     def __init__(self, unit: str = "", parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._unit = unit
-        self.setFont(theme.figures_font())
-        self.ensurePolished()
-        self.setTextMargins(0, 0, self.fontMetrics().horizontalAdvance(unit) + 8 if unit else 0, 0)
+        font = theme.figures_font()
+        self.setFont(font)
+        self.setTextMargins(0, 0, QFontMetrics(font).horizontalAdvance(unit) + 8 if unit else 0, 0)
         self.setMinimumWidth(theme.scaled(72))
 
     def paintEvent(self, event: QPaintEvent) -> None:

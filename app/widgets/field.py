@@ -104,7 +104,7 @@ class LineField(Field):
         return self.control
 
     def line(self) -> QLineEdit:
-        return QLineEdit()
+        return QLineEdit(self)
 
     def value(self) -> Any:
         return self.control.text()

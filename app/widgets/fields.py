@@ -19,7 +19,7 @@ from backend.spec.setting import Setting
 
 class TextField(LineField):
     def line(self) -> QLineEdit:
-        line = QLineEdit()
+        line = QLineEdit(self)
         line.setPlaceholderText(str(self.about.default or ""))
         return line
 
@@ -28,7 +28,7 @@ class NumberField(LineField):
     """Takes 1e-5 and keeps it as typed."""
 
     def line(self) -> QLineEdit:
-        line = NumberEdit(self.about.unit)
+        line = NumberEdit(self.about.unit, self)
         line.setPlaceholderText(texts.number_text(self.about.default))
         return line
 
@@ -66,7 +66,7 @@ class NumbersField(LineField):
     wide = True
 
     def line(self) -> QLineEdit:
-        line = NumberEdit()
+        line = NumberEdit(parent=self)
         line.setPlaceholderText("1 for each")
         return line
 
@@ -85,7 +85,7 @@ class MenuField(Field):
     control: Menu
 
     def build(self) -> QWidget:
-        self.control = Menu()
+        self.control = Menu(self)
         for place, choice in enumerate(self.about.choices):
             self.control.addItem(choice.label, choice.value)
             self.control.setItemData(place, choice.sentence, Qt.ItemDataRole.ToolTipRole)
@@ -105,7 +105,7 @@ class ExplainedMenuField(MenuField):
     wide = True
 
     def build(self) -> QWidget:
-        row, said = QWidget(), QLabel(self.about.help, wordWrap=True)
+        row, said = QWidget(self), QLabel(self.about.help, wordWrap=True)
         said.setProperty("role", "muted")
         across = QHBoxLayout(row)
         across.setContentsMargins(0, 0, 0, 0)
@@ -119,7 +119,7 @@ class SwitchField(Field):
     control: Switch
 
     def build(self) -> QWidget:
-        self.control = Switch()
+        self.control = Switch(self)
         self.control.clicked.connect(self.say_edited)
         return self.control
 
@@ -137,14 +137,14 @@ class ProseField(Field):
 
     def build(self) -> QWidget:
         self._showing = False
-        self.control = ProseEdit(self.lines)
+        self.control = ProseEdit(self.lines, self)
         self.control.setUndoRedoEnabled(False)  # the form undoes
         self.control.edited.connect(self._say_typed)
         self.suggestion = LinkButton("Use the suggested text")
         self.suggestion.setAccessibleName(f"Use the suggested text for {self.about.label}")
         self.suggestion.clicked.connect(self._take_suggestion)
         self.control.textChanged.connect(self._offer)
-        holder = QWidget()
+        holder = QWidget(self)
         column = QVBoxLayout(holder)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
@@ -212,7 +212,7 @@ class FactField(Field):
     wide = True
 
     def build(self) -> QWidget:
-        self.control = QLabel(self.about.help)
+        self.control = QLabel(self.about.help, self)
         self.control.setWordWrap(True)
         self._raw: Any = self.about.default
         return self.control

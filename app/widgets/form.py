@@ -22,7 +22,7 @@ from app import theme
 from app.widgets.field import Field
 from app.widgets.fields import field
 from app.widgets.icons import IconButton
-from app.widgets.parts import keep_gutter
+from app.widgets.parts import keep_gutter, show_if
 from backend.spec.faults import Fault
 from backend.spec.setting import Setting
 
@@ -67,7 +67,7 @@ class FieldGrid(QWidget):
         row = column = 0
         for one in self.fields:
             self._grid.removeWidget(one)
-            one.setVisible(one in self._shown)
+            show_if(one in self._shown, one)
         for one in (each for each in self.fields if each in self._shown):
             span = columns if one.wide else 1
             if column + span > columns:
@@ -92,7 +92,7 @@ class FieldGrid(QWidget):
 class Disclosure(QWidget):
     """A line that opens and closes what is below it."""
 
-    def __init__(self, title: str, content: QWidget, parent: QWidget | None = None) -> None:
+    def __init__(self, title: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
@@ -101,10 +101,13 @@ class Disclosure(QWidget):
         self.button.setCheckable(True)
         self.button.setProperty("role", "disclosure")
         self.button.toggled.connect(self.set_open)
-        self.content = content
         column.addWidget(self.button, 0, Qt.AlignmentFlag.AlignLeft)
-        column.addWidget(content)
-        content.hide()
+
+    def hold(self, content: QWidget) -> None:
+        """Put below the line what it opens."""
+        self.content = content
+        self.layout().addWidget(content)
+        show_if(self.is_open, content)
 
     @property
     def is_open(self) -> bool:
@@ -112,7 +115,7 @@ class Disclosure(QWidget):
 
     def set_open(self, opened: bool) -> None:
         self.button.setChecked(opened)
-        self.content.setVisible(opened)
+        show_if(opened, self.content)
         self.button.set_icon("chevron-down" if opened else "chevron-right")  # type: ignore[attr-defined]
 
 
@@ -135,18 +138,19 @@ class Card(QFrame):
         self._column.addWidget(self.title)
         listed = list(settings)
         self.grid = FieldGrid((about for about in listed if not about.advanced), self)
-        self.grid.setVisible(bool(self.grid.fields))
+        show_if(bool(self.grid.fields), self.grid)
         self._column.addWidget(self.grid)
         self.middle = QVBoxLayout()
         self.middle.setSpacing(12)
         self._column.addLayout(self.middle)
-        self.seldom = FieldGrid((about for about in listed if about.advanced), self)
-        self.advanced = Disclosure("Advanced", self.seldom, self)
+        self.advanced = Disclosure("Advanced", self)
+        self.seldom = FieldGrid((about for about in listed if about.advanced), self.advanced)
+        self.advanced.hold(self.seldom)
         made = [*self.grid.fields, *self.seldom.fields]
         self.fields: dict[str, Field] = {about.key: one for about in listed for one in made if one.about is about}
         self.advanced.button.setAccessibleName(f"Advanced settings of {title}")
         self._column.addWidget(self.advanced)
-        self.advanced.setVisible(bool(self.seldom.fields))
+        show_if(bool(self.seldom.fields), self.advanced)
 
     def tab_order(self, middle: Iterable[QWidget] = ()) -> list[QWidget]:
         """What takes the focus, in the order of the eye; `middle` is what a page has added."""
@@ -157,7 +161,7 @@ class Card(QFrame):
     def show_only(self, keys: set[str]) -> None:
         for grid in (self.grid, self.seldom):
             grid.show_only(keys)
-        self.advanced.setVisible(not self.seldom.is_empty)
+        show_if(not self.seldom.is_empty, self.advanced)
 
 
 class Form(QScrollArea):

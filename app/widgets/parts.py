@@ -56,6 +56,13 @@ def in_card(view: QWidget) -> QFrame:
     return card
 
 
+def show_if(wanted: bool, widget: QWidget) -> None:
+    """Show or hide a widget that is not as wanted. What is shown once more, in a window that is not yet on the screen, is
+    dressed and laid out at once, with all that stands in it, and again when the window appears."""
+    if widget.isHidden() == wanted:
+        widget.setVisible(wanted)
+
+
 def keep_gutter(area: QAbstractScrollArea, inside: QLayout) -> None:
     """End what scrolls one gutter before the right edge of its area, whether or not a scroll bar stands in it: so it
     lines up with what stands above. To be called when the area is resized."""

@@ -51,7 +51,7 @@ class PathField(LineField):
         return texts.path_text(raw)
 
     def build(self) -> QWidget:
-        row = QWidget()
+        row = QWidget(self)
         across = QHBoxLayout(row)
         across.setContentsMargins(0, 0, 0, 0)
         across.setSpacing(theme.SPACE)

@@ -37,12 +37,12 @@ class RewardResults(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.verdict = RewardVerdict()
+        shown = QWidget(self)
+        self.verdict = RewardVerdict(shown)
         self.functions = BoardModel(self)
         self.board = RewardBoard(self.functions)
         self.completions = ScoreModel(self)
         self.table = ScoreTable(self.completions)
-        shown = QWidget()
         column = QVBoxLayout(shown)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(12)

@@ -13,7 +13,7 @@ from app.widgets.parts import in_card
 
 ROW_HEIGHT = 28
 CELL_PADDING = 8
-"""As in the headers; three of it the style adds by itself."""
+"""As in the stylesheet, where a cell has three less: the style adds those by itself."""
 
 
 class Table(QTableView):
@@ -27,10 +27,7 @@ class Table(QTableView):
         self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
         self.setTabKeyNavigation(False)
-        self.setStyleSheet(
-            f"QTableView::item {{ padding: 0px {CELL_PADDING - 3}px; }}"
-            f"QHeaderView::section {{ padding: 4px {CELL_PADDING}px; }}"
-        )
+        self.setProperty("role", "table")
         self.verticalHeader().hide()
         self.verticalHeader().setDefaultSectionSize(theme.scaled(ROW_HEIGHT))
         self.horizontalHeader().setHighlightSections(False)
