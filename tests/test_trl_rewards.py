@@ -22,6 +22,7 @@ from backend.rewards.offer import TrainerState
 from backend.rewards.resolve import resolve, reward_function
 from backend.rewards.score import RewardError, ScoreReport, score
 from backend.rewards.table import read_groups
+from backend.rewards.worker import _Gathering
 from backend.spec.faults import Mistake
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
@@ -420,6 +421,15 @@ def test_the_async_function_that_fails_is_the_one_that_is_named(call, words: str
     assert one.completions[0].scores == {"good": 1.0}
     loops = [thread for thread in threading.enumerate() if "event loop of reward" in thread.name]
     assert all(thread.daemon for thread in loops)
+
+
+def test_what_waits_in_a_loop_that_is_given_up_goes_quietly() -> None:
+    async def give_up() -> None:
+        call = _Gathering(1.0, [])._one(0, lambda: sleeps([]), list)
+        call.send(None)
+        call.close()  # as the collector does with it
+
+    asyncio.run(give_up())
 
 
 def test_a_plain_wrapper_of_an_async_function_is_called_as_it_is() -> None:

@@ -176,6 +176,8 @@ class _Gathering:
         began = time.perf_counter()
         try:
             value = read(await _awaited(work(), self.seconds))
+        except GeneratorExit:
+            raise  # the loop was given up, and what waited in it is thrown away
         except BaseException as error:
             self.failed = self.failed or (index, error)
             self.ended.set()
