@@ -85,8 +85,10 @@ class Bench(QObject):
 
     def _fetch(self, question: str, what: str, origin: str, **about: Any) -> None:
         def answered(answer: Any) -> None:
-            lines = answer if isinstance(answer, list) else answer["groups"]
-            self._take(answer, lines, origin or f"from {Path(about['run']).name}, step {answer['step']}")
+            if isinstance(answer, list):
+                self._take(answer, answer, origin)
+            else:
+                self._take(answer, answer["groups"], origin or f"from {Path(about['run']).name}, step {answer['step']}")
 
         self._ask(question, what, answered, **about)
 

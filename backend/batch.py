@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from backend.cuts import PromptUse, Row, cut
+from backend.learning.cuts import PromptUse, Row, cut
 
 SMALLEST_STD = 1e-4
 """Added to a standard deviation before dividing by it, as TRL does."""

@@ -11,7 +11,7 @@ from backend.batch import advantages, completion_metrics
 from backend.data import batches
 from backend.nouns import Group, Problem
 from backend.rollout import Rollout
-from backend.sampler import GREEDY, Sampling
+from backend.sampling.sampler import GREEDY, Sampling
 
 EVAL_SEED = 0x6576616C
 """Held-out completions are drawn from numbers of their own, the same at each evaluation: differences are the policy's."""

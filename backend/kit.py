@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from backend.checkpoint import Checkpoint
 from backend.data import Deck, Splits, read_splits
 from backend.judge import Judge
-from backend.learner import Learner
+from backend.learning.learner import Learner
 from backend.nouns import Problem
 from backend.policy import Policy, load_policy
 from backend.prompts import Prompts, Survey, first_look
 from backend.rollout import Rollout
 from backend.room import make_room, refuse_too_large
-from backend.sampler import Sampling
+from backend.sampling.sampler import Sampling
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 

@@ -17,7 +17,7 @@ class Meter:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._began = clock()
-        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         self._peaks: dict[str, int] = {}
         mx.reset_peak_memory()
 

@@ -22,7 +22,7 @@ from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 
-from backend.forward import split
+from backend.network.forward import split
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.sources import model_source

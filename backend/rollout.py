@@ -14,12 +14,12 @@ import numpy as np
 from mlx.utils import tree_map
 from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 
-from backend.crowd import BURST, Crowd, on_host
-from backend.decoder import Face
-from backend.drafts import OPEN, Drafts
 from backend.nouns import Group, Problem
-from backend.sampler import GREEDY, Drawn, Sampling, draw, uniforms
-from backend.slots import Line, Prefilled, SlotCache
+from backend.sampling.crowd import BURST, Crowd, on_host
+from backend.sampling.decoder import Face
+from backend.sampling.drafts import OPEN, Drafts
+from backend.sampling.sampler import GREEDY, Drawn, Sampling, draw, uniforms
+from backend.sampling.slots import Line, Prefilled, SlotCache
 from backend.spec.sizes import PREFILL_TOKENS
 
 Poll = Callable[[int], None]

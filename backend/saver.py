@@ -19,7 +19,7 @@ import mlx.core as mx
 
 from backend import checkpoint
 from backend.checkpoint import Arrays, State
-from backend.learner import Learner
+from backend.learning.learner import Learner
 from backend.policy import Policy, adapter_config
 from backend.spec.config import Config
 from backend.spec.events import JsonLines

@@ -17,7 +17,7 @@ from backend.nouns import Group, Problem
 from backend.policy import Policy, load_policy
 from backend.preview import Opened, open_dataset
 from backend.rollout import Rollout
-from backend.sampler import Sampling
+from backend.sampling.sampler import Sampling
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 

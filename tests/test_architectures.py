@@ -23,7 +23,7 @@ from naive import given
 from backend import checkpoint
 from backend import rollout as rollout_module
 from backend.batch import pack
-from backend.learner import Learner
+from backend.learning.learner import Learner
 from backend.policy import load_policy
 from backend.rollout import Rollout
 from backend.spec.config import parse

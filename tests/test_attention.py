@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.attention import Prompts, attend, look_back
+from backend.network.attention import Prompts, attend, look_back
 from backend.spec.sizes import ATTENTION_BYTES, SMALLEST_BLOCK, attention_block
 
 Attention = Callable[..., mx.array]

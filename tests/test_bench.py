@@ -30,7 +30,7 @@ from backend.bench.model import END, folder_of
 from backend.bench.others import CONTENDERS, DIFFERS
 from backend.bench.side_by_side import Result, Worker, measure
 from backend.bench.worker import Contender
-from backend.learner import Learner
+from backend.learning.learner import Learner
 from backend.policy import load_policy
 from backend.rollout import Rollout
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.cuts import CLASS, LAUNCH, Part, PromptUse, Row, cut
+from backend.learning.cuts import CLASS, LAUNCH, Part, PromptUse, Row, cut
 from backend.spec.costs import Costs
 from backend.spec.learning import Learning
 

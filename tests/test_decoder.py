@@ -13,14 +13,14 @@ import pytest
 import tiny
 from mlx.utils import tree_flatten, tree_map
 
-from backend import bundles, decoder
 from backend.bench.kernels import kernels, qwen3_policy
-from backend.bundles import Product, Shared
-from backend.decoder import Face
 from backend.nouns import Problem
 from backend.policy import Policy, load_policy
 from backend.rollout import Rollout
-from backend.sampler import GREEDY, Sampling
+from backend.sampling import bundles, decoder
+from backend.sampling.bundles import Product, Shared
+from backend.sampling.decoder import Face
+from backend.sampling.sampler import GREEDY, Sampling
 from backend.spec.config import parse
 
 BIASED = {"attention_bias": True}

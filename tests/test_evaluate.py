@@ -16,7 +16,7 @@ from backend.control import Stopped
 from backend.evaluate import held_out_rewards
 from backend.judge import MLX
 from backend.nouns import Completion, Group, Problem
-from backend.sampler import Sampling
+from backend.sampling.sampler import Sampling
 from backend.spec.events import read_events
 from backend.spec.places import RunFolder
 

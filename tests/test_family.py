@@ -17,9 +17,9 @@ import tiny
 from mlx.utils import tree_unflatten
 from naive import LONGEST, TEMPERATURE, G, P, Row, given, looked_at, padded, rows_of
 
-from backend import learner as learner_module
 from backend.batch import pack
-from backend.learner import Learner, objective
+from backend.learning import learner as learner_module
+from backend.learning.learner import Learner, objective
 from backend.losses import LEVELS, LOSSES, policy_loss
 from backend.nouns import Group
 from backend.policy import Policy, load_policy

@@ -17,9 +17,9 @@ from mlx.utils import tree_flatten
 from mlx_lm import load
 from mlx_lm.models import cohere, gemma2
 
-from backend import forward as forward_module
-from backend.forward import Halves, completion_logps, recomputed_layers, rows_of, split
-from backend.head import Scored, token_logps
+from backend.network import forward as forward_module
+from backend.network.forward import Halves, completion_logps, recomputed_layers, rows_of, split
+from backend.network.head import Scored, token_logps
 from backend.policy import Policy, load_policy
 from backend.spec.config import parse
 from backend.spec.sizes import SMALLEST_CHUNK, head_chunk

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from mlx_lm.models.activations import swiglu as theirs
 
-from backend.exponential import exp_of_any, in_one
-from backend.gated import swiglu
+from backend.network.exponential import exp_of_any, in_one
+from backend.network.gated import swiglu
 
 EXTREMES = [-1000.0, -104.0, -88.0, -87.0, -20.0, -1e-6, 0.0, 1e-6, 20.0, 87.0, 88.0, 104.0, 1000.0]
 

@@ -19,15 +19,15 @@ import tiny
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm import load
 
-from backend import learner as learner_module
 from backend.batch import advantages, pack
-from backend.forward import Following, Reading
-from backend.learner import Learner
+from backend.learning import learner as learner_module
+from backend.learning.learner import Learner
+from backend.learning.traced import BUCKET
+from backend.network.forward import Following, Reading
 from backend.nouns import Completion, Group, Problem
 from backend.policy import load_policy
 from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake
-from backend.traced import BUCKET
 
 STEPS, P, G, LONGEST = 3, 3, 4, 9
 """Steps, problems a step, completions a problem, tokens of the longest completion."""

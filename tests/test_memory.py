@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 
 from backend.__main__ import app
 from backend.batch import pack
-from backend.learner import Learner
+from backend.learning.learner import Learner
 from backend.nouns import Completion, Group, Problem
 from backend.policy import Policy, load_policy
 from backend.rollout import Rollout
 from backend.room import make_room
-from backend.sampler import Sampling
+from backend.sampling.sampler import Sampling
 from backend.spec import memory
 from backend.spec.config import SETTINGS, Config, parse
 from backend.spec.events import read_events

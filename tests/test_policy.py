@@ -17,7 +17,7 @@ from mlx_lm import load
 from mlx_lm import utils as mlx_lm_utils
 
 from backend import policy as policy_module
-from backend.forward import split
+from backend.network.forward import split
 from backend.policy import Policy, adapter_config, load_policy, save_adapters, save_model
 from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend import products
-from backend.products import FEWEST, MOST, MOST_ROWS, SMALL, SMALL_SLICE, slice_width, times_transposed
+from backend.network import products
+from backend.network.products import FEWEST, MOST, MOST_ROWS, SMALL, SMALL_SLICE, slice_width, times_transposed
 
 SIZES = {"in slices": (48, 1024), "of three factors": (40, 3 * 320), "undivided": (48, 1021), "small": (48, 32)}
 

@@ -17,7 +17,7 @@ from naive import given, looked_at, rows_of
 from backend import checkpoint
 from backend.batch import Batch, pack
 from backend.check import check
-from backend.learner import Learner
+from backend.learning.learner import Learner
 from backend.policy import Policy, load_policy, save_adapters
 from backend.spec.config import Config, parse
 from backend.spec.events import read_events

@@ -10,11 +10,11 @@ import pytest
 import tiny
 
 from backend.batch import pack
-from backend.forward import Following, Reading
-from backend.learner import Learner, Part
+from backend.learning.learner import Learner, Part
+from backend.learning.relay import Relay
+from backend.network.forward import Following, Reading
 from backend.nouns import Completion, Group, Problem
 from backend.policy import load_policy
-from backend.relay import Relay
 from backend.spec.config import Config, parse
 
 G, PROMPT, COMPLETION = 4, 40, 8

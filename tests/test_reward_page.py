@@ -99,7 +99,7 @@ def column(page: RewardsPage, name: str) -> list[str]:
 def test_the_model_is_sampled_and_its_completions_scored(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     raw = small.settings_for(tmp_path, group_size=3, max_completion_length=6) | small.low_half(tmp_path)
     page.draft.update({key: value for key, value in raw.items() if key in page.draft.values()})
-    assert page.source.size.text() == "3", "the run's own group size"
+    assert page.source.each.text() == "3", "the run's own group size"
     page.source.rows.setText("2")
     told: list[tuple[int, int]] = []
     page.bench.progress.connect(lambda done, of: told.append((done, of)))

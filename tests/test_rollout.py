@@ -14,11 +14,11 @@ from mlx.utils import tree_map
 from mlx_lm.generate import generate_step
 
 from backend import rollout as rollout_module
-from backend.drafts import Drafts
 from backend.nouns import Completion, Group, Problem
 from backend.policy import Policy, load_policy
 from backend.rollout import BURST, Rollout
-from backend.sampler import GREEDY, Sampling, draw, uniforms
+from backend.sampling.drafts import Drafts
+from backend.sampling.sampler import GREEDY, Sampling, draw, uniforms
 from backend.spec.config import parse
 from backend.spec.sizes import BUCKET, capacity
 

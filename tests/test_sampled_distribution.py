@@ -13,11 +13,11 @@ import tiny
 from naive import TEMPERATURE
 
 from backend.batch import pack
-from backend.learner import Learner
+from backend.learning.learner import Learner
 from backend.nouns import Problem
 from backend.policy import Policy, load_policy
 from backend.rollout import Rollout
-from backend.sampler import Sampling
+from backend.sampling.sampler import Sampling
 from backend.spec.config import parse
 from backend.spec.events import read_events
 from backend.spec.places import RunFolder

@@ -6,8 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend import exponential, sampler
-from backend.sampler import GREEDY, Sampling, draw, uniforms
+from backend.network import exponential
+from backend.sampling import sampler
+from backend.sampling.sampler import GREEDY, Sampling, draw, uniforms
 
 DRAWS = 200_000
 FILTERS = [

@@ -17,7 +17,7 @@ import small
 
 from backend import checkpoint
 from backend.checkpoint import State
-from backend.learner import Learner
+from backend.learning.learner import Learner
 from backend.rollout import Rollout
 from backend.saver import Saver, Snapshot, snapshot
 from backend.spec.config import parse

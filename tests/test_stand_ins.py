@@ -19,15 +19,15 @@ from mlx.utils import tree_flatten
 from mlx_lm import load
 from mlx_lm.models import activations, base
 
-from backend import forward, gated, stand_ins
 from backend.batch import pack
-from backend.forward import Rows, completion_logps, rows_of, split
+from backend.network import forward, gated, stand_ins
+from backend.network.forward import Rows, completion_logps, rows_of, split
+from backend.network.recall import Following, Reading, Sight
 from backend.nouns import Group, Problem
 from backend.policy import load_policy
-from backend.recall import Following, Reading, Sight
 from backend.rollout import Rollout
-from backend.sampler import GREEDY
-from backend.slots import SlotCache
+from backend.sampling.sampler import GREEDY
+from backend.sampling.slots import SlotCache
 from backend.spec.config import parse
 
 ARCHES = ["qwen3", "llama", "qwen3_moe", "mixtral", "gemma3_text"]

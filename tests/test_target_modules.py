@@ -14,7 +14,7 @@ from mlx_lm import load
 from naive import given
 
 from backend.batch import pack
-from backend.learner import Learner
+from backend.learning.learner import Learner
 from backend.policy import load_policy, save_adapters
 from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake

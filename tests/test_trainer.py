@@ -24,7 +24,7 @@ from mlx_lm import load
 from backend import checkpoint
 from backend import record as record_module
 from backend import saver as saver_module
-from backend.learner import Learner
+from backend.learning.learner import Learner
 from backend.rollout import Rollout
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.events import METRICS, PHASES, read_events

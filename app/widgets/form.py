@@ -94,19 +94,19 @@ class Disclosure(QWidget):
 
     def __init__(self, title: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(theme.SPACE)
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(theme.SPACE)
         self.button: QToolButton = IconButton("chevron-right", title)
         self.button.setCheckable(True)
         self.button.setProperty("role", "disclosure")
         self.button.toggled.connect(self.set_open)
-        column.addWidget(self.button, 0, Qt.AlignmentFlag.AlignLeft)
+        self._column.addWidget(self.button, 0, Qt.AlignmentFlag.AlignLeft)
 
     def hold(self, content: QWidget) -> None:
         """Put below the line what it opens."""
         self.content = content
-        self.layout().addWidget(content)
+        self._column.addWidget(content)
         show_if(self.is_open, content)
 
     @property

@@ -76,7 +76,7 @@ class RewardSource(QFrame):
             self.how.addItem(word, key)
         self.how.setMinimumContentsLength(12)
         self.how.setAccessibleName("Which rows")
-        self.rows, self.numbers, self.size = _count("8", "Rows"), QLineEdit(), _count("8", "Completions of each row")
+        self.rows, self.numbers, self.each = _count("8", "Rows"), QLineEdit(), _count("8", "Completions of each row")
         self.numbers.setPlaceholderText("1-4, 17")
         self.numbers.setAccessibleName("Row numbers")
         self.numbers.hide()
@@ -84,7 +84,7 @@ class RewardSource(QFrame):
             "Sample", self._ask_sample, primary=True, tip="Draw completions from the chosen model (Ctrl+D)"
         )
         self.how.currentIndexChanged.connect(lambda _: self._show_rows())
-        for line in (self.rows, self.numbers, self.size):
+        for line in (self.rows, self.numbers, self.each):
             line.returnPressed.connect(self._ask_sample)
         return _row(
             [
@@ -92,7 +92,7 @@ class RewardSource(QFrame):
                 self.rows,
                 self.numbers,
                 label("×", role="muted"),
-                self.size,
+                self.each,
                 label("completions", role="muted"),
                 self.sample,
             ]
@@ -151,8 +151,8 @@ class RewardSource(QFrame):
 
     def show_size(self, size: int) -> None:
         """The run's own group size, until a person writes another."""
-        if not self.size.isModified():
-            self.size.setText(str(size))
+        if not self.each.isModified():
+            self.each.setText(str(size))
 
     def show_busy(self, what: str) -> None:
         """What is being done in place of the choices; "" brings them back."""
@@ -180,7 +180,7 @@ class RewardSource(QFrame):
             self.refused.emit("Row numbers are written as 1-4, 17.")
             return
         count = len(numbers) if how == "numbers" else int(self.rows.text() or 8)
-        self.sample_wanted.emit(how, count, numbers if how == "numbers" else [], max(1, int(self.size.text() or 8)))
+        self.sample_wanted.emit(how, count, numbers if how == "numbers" else [], max(1, int(self.each.text() or 8)))
 
     def _ask_run(self) -> None:
         if self.runs.currentData():

@@ -16,14 +16,14 @@ Off = contextlib.AbstractContextManager[Any]
 
 def prompts_apart() -> Off:
     """Learning reads a prompt for each of its completions."""
-    from backend import forward
+    from backend.network import forward
 
     return mock.patch.object(forward, "_shared_layers", lambda model, halves: 0)
 
 
 def read_again() -> Off:
     """Learning reads a prompt once in each micro-batch."""
-    from backend.relay import Relay
+    from backend.learning.relay import Relay
 
     return mock.patch.object(Relay, "pays", staticmethod(lambda *_: False))
 
@@ -40,8 +40,8 @@ def plain_head() -> Off:
     import mlx.core as mx
     import mlx.nn as nn
 
-    from backend import forward
-    from backend.head import Scored
+    from backend.network import forward
+    from backend.network.head import Scored
 
     def token_logps(
         project: Any,
@@ -63,7 +63,7 @@ def plain_head() -> Off:
 
 def old_pass() -> Off:
     """The old log-probabilities come from a forward pass of their own, though one update follows a rollout."""
-    from backend.learner import Learner
+    from backend.learning.learner import Learner
 
     return mock.patch.object(Learner, "_needs_old_pass", lambda learner: True)
 
@@ -100,7 +100,7 @@ def together_to_the_end() -> Off:
 
 def layer_by_layer() -> Off:
     """Decoding runs the policy's own layers, each projection and each adapter by itself."""
-    from backend import decoder
+    from backend.sampling import decoder
 
     return mock.patch.object(decoder, "_bundles", lambda model, merge: [])
 
@@ -129,28 +129,28 @@ def read_at_once() -> Off:
 
 def library_exp() -> Off:
     """exp as mlx works it out, one number at a time on this processor: in softmax, attention and sampling."""
-    from backend import exponential
+    from backend.network import exponential
 
     return mock.patch.object(exponential, "spelled_out", lambda: False)
 
 
 def library_gate() -> Off:
     """The gated unit, and the attention of a decoding step, as mlx-lm has them."""
-    from backend import stand_ins
+    from backend.network import stand_ins
 
     return mock.patch.object(stand_ins, "spelled_out", lambda: False)
 
 
 def whole_products() -> Off:
     """A product of few rows goes to the BLAS as it is."""
-    from backend import products
+    from backend.network import products
 
     return mock.patch.object(products, "MOST_ROWS", 0)
 
 
 def library_attention() -> Off:
     """Attention as mlx differentiates it: the shares of all pairs of tokens kept, of all layers."""
-    from backend import stand_ins
+    from backend.network import stand_ins
 
     return mock.patch.object(stand_ins, "_seen", lambda *_: None)
 

@@ -24,11 +24,12 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
-from backend import exponential, sampler
 from backend import rollout as backend_rollout
-from backend.forward import split
+from backend.network import exponential
+from backend.network.forward import split
 from backend.rollout import Rollout
-from backend.sampler import GREEDY, Sampling
+from backend.sampling import sampler
+from backend.sampling.sampler import GREEDY, Sampling
 from backend.spec.sizes import capacity
 
 VIEWS = {

@@ -13,11 +13,11 @@ from backend.bench.cases import Case
 from backend.bench.meter import Meter
 from backend.bench.others import RANK, RATE, SCALE
 from backend.bench.worker import Contender, prompt_ids, reward
-from backend.learner import Learner
+from backend.learning.learner import Learner
 from backend.nouns import Completion, Group, Problem
 from backend.policy import Policy, load_policy
 from backend.rollout import Rollout
-from backend.sampler import Sampling
+from backend.sampling.sampler import Sampling
 from backend.spec.config import Config, parse
 
 MANY = 10**6

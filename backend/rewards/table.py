@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from backend.nouns import Completion, Group, Problem
 from backend.spec.faults import Mistake
@@ -85,7 +85,7 @@ def _asks_the_same(one: Problem, other: Problem) -> bool:
     return (one.prompt, one.answer, one.type, one.row) == (other.prompt, other.answer, other.type, other.row)
 
 
-def _is_chat(said: Any) -> bool:
+def _is_chat(said: Any) -> TypeGuard[list[dict[str, Any]]]:
     return isinstance(said, list) and bool(said) and all(_is_message(one) for one in said)
 
 

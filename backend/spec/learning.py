@@ -59,7 +59,7 @@ class Learning:
     # ── micro-batches ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def cut(self, token_budget: int) -> list[Passage]:
-        """The micro-batches when all rows are as long as they may be, as `backend.cuts` makes them: group after group; a row
+        """The micro-batches when all rows are as long as they may be, as `backend.learning.cuts` makes them: group after group; a row
         larger than the budget goes alone."""
         parts: list[list[int]] = [[]]
         for group in range(self.prompts):
@@ -76,7 +76,7 @@ class Learning:
         return len(groups) * self.completion + prompts * self.prompt
 
     def _prompts_apart(self, parts: list[Passage], token_budget: int) -> bool:
-        """Whether prompts are read before and gone through after all micro-batches: `backend.relay.Relay.pays`."""
+        """Whether prompts are read before and gone through after all micro-batches: `backend.learning.relay.Relay.pays`."""
         read = sum(part.prompts for part in parts)
         too_large = any(self._tokens(part) > token_budget for part in parts)
         return self.may_part and (too_large or 3 * (read - self.prompts) > self.prompts)
@@ -121,7 +121,7 @@ class Learning:
         return kept
 
     def _scores(self, passage: Passage) -> int:
-        """[B, heads, K + T, K + T], which `backend.attention` does without; layers with a window of their own do not use it."""
+        """[B, heads, K + T, K + T], which `backend.network.attention` does without; layers with a window of their own do not use it."""
         return passage.rows * self.shape.heads * (self.prompt + self.completion) ** 2 * self.width
 
     def _block(self, passage: Passage) -> int:

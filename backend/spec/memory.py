@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -159,7 +159,7 @@ def _fitted(values: Mapping[str, Any], shape: Shape, machine: int, prompt: int |
     )  # fmt: skip
 
 
-def _first_fitting(plans: Iterator[Plan], size: Any, limit: int) -> Plan:
+def _first_fitting(plans: Iterator[Plan], size: Callable[[Plan], int], limit: int) -> Plan:
     """The first plan within the limit; else the one that needs least."""
     smallest: tuple[int, Plan] | None = None
     for one in plans:

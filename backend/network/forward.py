@@ -19,10 +19,10 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from backend.head import Scored, token_logps
-from backend.products import times_transposed
-from backend.recall import Following, Reading, Sight
-from backend.stand_ins import put_in
+from backend.network.head import Scored, token_logps
+from backend.network.products import times_transposed
+from backend.network.recall import Following, Reading, Sight
+from backend.network.stand_ins import put_in
 
 Hidden = Callable[..., mx.array]
 
@@ -327,4 +327,4 @@ def _worked_out_again(inner: Callable[..., tuple[mx.array, ...]]) -> Callable[..
         first, *others = mx.vjp(inner, mx.depends(list(primals), back), back)[1]
         return (mx.depends([first], others)[0] if others else first, *others)
 
-    return run
+    return run  # pyright: ignore[reportReturnType]: mlx's stubs know no signature of it

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from backend.attention import Prompts
+from backend.network.attention import Prompts
 
 
 class Seen(NamedTuple):

@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.lora import LoRALinear
 
-from backend.products import times_transposed
+from backend.network.products import times_transposed
 
 Linear = nn.Linear | nn.QuantizedLinear
 

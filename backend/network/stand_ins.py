@@ -13,11 +13,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import activations, base
 
-from backend import gated
-from backend.attention import attend, look_back
-from backend.exponential import spelled_out
-from backend.recall import Following, Reading, Seen
-from backend.slots import SlotCache
+from backend.network import gated
+from backend.network.attention import attend, look_back
+from backend.network.exponential import spelled_out
+from backend.network.recall import Following, Reading, Seen
+from backend.sampling.slots import SlotCache
 
 WORTH_A_GATE, WORTH_A_LOOK = 1 << 12, 1 << 14
 """Exponentials of a gated unit, of a decoding step's attention; fewer cost less than the calls that spell them out."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from backend.exponential import exp_below_zero, on_cpu
+from backend.network.exponential import exp_below_zero, on_cpu
 
 FEW = 64
 """Candidates that are sorted at once; more of them are halved first, where that is cheaper than sorting."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from backend.exponential import on_x86
+from backend.network.exponential import on_x86
 
 SMALL, SMALL_SLICE = 10**6, 1024
 """Multiplications of a product that OpenBLAS makes without laying out its factors, and numbers it may give."""

@@ -17,8 +17,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from backend.bundles import Bundle, base_of, has_adapter, is_plain, kind_of
-from backend.forward import Halves, split
+from backend.network.forward import Halves, split
+from backend.sampling.bundles import Bundle, base_of, has_adapter, is_plain, kind_of
 
 PROBE = mx.array([[1, 2, 3, 2]])
 """Tokens of the trial run."""

@@ -16,7 +16,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map
 
-from backend.forward import Halves, Prompted, Rows, read_prompts
+from backend.network.forward import Halves, Prompted, Rows, read_prompts
 
 
 class Passage(Protocol):
@@ -60,7 +60,7 @@ class Relay:
         for span in self.spans:
             pieces.append(read_prompts(halves, self.prompt_PK[span], self.length_P[span]))
             mx.eval(*pieces[-1])
-        return pieces[0] if len(pieces) == 1 else _each(lambda *x: mx.concatenate(x), *pieces)
+        return pieces[0] if len(pieces) == 1 else _each(lambda *x: mx.concatenate(list(x)), *pieces)
 
     def given(self, read: Prompted, part: Passage) -> Prompted:
         """The prompts of a micro-batch, as `read_prompts` would give them."""

@@ -18,18 +18,18 @@ from mlx.utils import tree_map
 
 from backend import ranks
 from backend.batch import Batch, importance_ratio
-from backend.bonus import EntropyBonus
-from backend.cuts import PromptUse
-from backend.forward import Halves, Prompted, Rows, completion_logps, recomputed_layers, rows_of
-from backend.head import Scored
+from backend.learning.bonus import EntropyBonus
+from backend.learning.cuts import PromptUse
+from backend.learning.relay import Relay
+from backend.learning.traced import BUCKET, Traced
 from backend.losses import entropy_quantile, merge, policy_terms, token_weights
+from backend.network.forward import Halves, Prompted, Rows, completion_logps, recomputed_layers, rows_of
+from backend.network.head import Scored
 from backend.optimize import clip_by_norm, optimizer, restore, schedule, state_arrays
 from backend.policy import Policy
-from backend.relay import Relay
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.sizes import MICRO_BATCH_TOKENS, head_chunk
-from backend.traced import BUCKET, Traced
 
 Poll = Callable[[], None]
 
@@ -304,12 +304,14 @@ class Learner:
         finally:
             self.policy.model.update(learning)  # differentiation leaves its own arrays in the model
 
-    def _gradient_in_both(self, given: Prompted, *things: Any) -> tuple[Any, Any, Prompted]:
+    def _gradient_in_both(
+        self, given: Prompted, batch: Batch, rows: Rows, whole: dict[str, Any], coefficient: float
+    ) -> tuple[Any, Any, Prompted]:
         model = self.policy.model
 
         def loss(learning: Any, last: mx.array, keys: list[mx.array], values: list[mx.array]) -> Any:
             model.update(learning)
-            return self._loss(*things, Prompted(last, keys, values))
+            return self._loss(batch, rows, whole, coefficient, Prompted(last, keys, values))
 
         gradient = mx.value_and_grad(loss, argnums=[0, 1, 2, 3])
         told, (grads, *slopes) = gradient(model.trainable_parameters(), *given)

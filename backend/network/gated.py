@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.exponential import exp_of_any, in_one
+from backend.network.exponential import exp_of_any, in_one
 
 
 @in_one
@@ -35,4 +35,4 @@ def _swiglu_vjp(primals: Any, cotangents: Any, outputs: Any) -> tuple[mx.array, 
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     """silu(gate) · up, of any shape they share, in the type of `up`."""
-    return _swiglu(gate, up)[0]
+    return _swiglu(gate, up)[0]  # pyright: ignore[reportIndexIssue]

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from backend.exponential import exp_below_zero
+from backend.network.exponential import exp_below_zero
 
 Exp = Callable[[mx.array], mx.array]
 Project = Callable[[mx.array], mx.array]
@@ -120,7 +120,7 @@ def _chunks(hidden_NH: mx.array, target_N: mx.array, size: int) -> Iterator[tupl
 
 def _joined(parts: Iterator[Scored]) -> Scored:
     made = list(parts)
-    return made[0] if len(made) == 1 else Scored(*(mx.concatenate(column) for column in zip(*made, strict=True)))
+    return made[0] if len(made) == 1 else Scored(*(mx.concatenate(list(column)) for column in zip(*made, strict=True)))
 
 
 def _after(x: mx.array, earlier: list[mx.array]) -> mx.array:
@@ -154,7 +154,7 @@ def _frozen(
             if entropy_gradient:
                 slopes.append(mass.entropy_slope(scored.entropy_N, 1 / temperature))
             made.append((*scored, *(_pulled_back(project, [x], slope)[0] for slope in slopes)))
-        return tuple(mx.concatenate(column) for column in zip(*made, strict=True))
+        return tuple(mx.concatenate(list(column)) for column in zip(*made, strict=True))
 
     @score.vjp
     def score_vjp(_primals: Any, cotangents: Any, outputs: Any) -> mx.array:
@@ -162,7 +162,7 @@ def _frozen(
         pulled = [along[:, None] * slope for along, slope in zip(cotangents, slopes, strict=False)]
         return sum(pulled[1:], pulled[0]).astype(hidden_NH.dtype)
 
-    logp_N, entropy_N, *_ = score(hidden_NH)
+    logp_N, entropy_N, *_ = score(hidden_NH)  # pyright: ignore[reportGeneralTypeIssues]
     return Scored(logp_N, entropy_N if entropy_gradient else mx.stop_gradient(entropy_N))
 
 
@@ -196,7 +196,7 @@ def _learning(
         for x, t in _chunks(hidden_NH, target_N, size):
             x = _after(x, list(made[-1]) if made else [])
             made.append(tuple(_look(lambda x: projected(x, *weights), x, t, temperature)))
-        return tuple(mx.concatenate(column) for column in zip(*made, strict=True))
+        return tuple(mx.concatenate(list(column)) for column in zip(*made, strict=True))
 
     @score.vjp
     def score_vjp(primals: Any, cotangents: Any, outputs: Any) -> tuple[mx.array, ...]:
@@ -216,7 +216,7 @@ def _learning(
             total = [a + b for a, b in zip(total, grads, strict=True)] if total else grads
         return (mx.concatenate(pulled), *total)
 
-    logp_N, entropy_N = score(hidden_NH, *weights)
+    logp_N, entropy_N = score(hidden_NH, *weights)  # pyright: ignore[reportGeneralTypeIssues]
     return Scored(logp_N, entropy_N if entropy_gradient else mx.stop_gradient(entropy_N))
 
 

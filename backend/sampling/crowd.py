@@ -12,10 +12,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from backend.drafts import OPEN, Drafts
-from backend.exponential import on_cpu
-from backend.sampler import Drawn, Sampling, draw
-from backend.slots import Entrants, Line, Rows
+from backend.network.exponential import on_cpu
+from backend.sampling.drafts import OPEN, Drafts
+from backend.sampling.sampler import Drawn, Sampling, draw
+from backend.sampling.slots import Entrants, Line, Rows
 from backend.spec.sizes import capacity
 
 BURST = 8

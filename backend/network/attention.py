@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from backend.exponential import exp_below_zero, on_cpu
+from backend.network.exponential import exp_below_zero, on_cpu
 from backend.spec.sizes import attention_block
 
 
@@ -48,7 +50,7 @@ def attend(
     def sides(span: slice, seen: Sequence[mx.array]) -> list[_Side]:
         keys, values, *prompt = seen
         own = _Side(keys[:, :, : span.stop], values[:, :, : span.stop], first=span.start)
-        return [own, *([_Side(*prompt, length_P=length_P)] if prompt else [])]
+        return [own, *([_Side(prompt[0], prompt[1], length_P=length_P)] if prompt else [])]
 
     @mx.custom_function
     def look(queries: mx.array, *seen: mx.array) -> tuple[mx.array, ...]:
@@ -73,11 +75,11 @@ def attend(
                 side.pull_back(q, *(x[:, :, span] for x in (slope, log_total, lost))) for side in sides(span, seen)
             ]
             of_queries, *others = zip(*pulled, strict=True)
-            slopes.append(sum(of_queries[1:], of_queries[0]))
+            slopes.append(reduce(add, of_queries))
             total = _added(total, [x for pair in zip(*others, strict=True) for x in pair])
         return (_along_queries(slopes[::-1]), *total)
 
-    return look(queries_BHNd * scale, keys_BJNd, values_BJNe, *(prompts[:2] if prompts else ()))[0]
+    return look(queries_BHNd * scale, keys_BJNd, values_BJNe, *(prompts[:2] if prompts else ()))[0]  # pyright: ignore[reportIndexIssue]
 
 
 def look_back(
@@ -171,7 +173,7 @@ def _added(total: list[mx.array], found: list[mx.array]) -> list[mx.array]:
 
 
 def _along_queries(parts: Sequence[mx.array]) -> mx.array:
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=2)
 
 
 def _after(x: mx.array, earlier: Sequence[mx.array]) -> mx.array:
