@@ -25,11 +25,11 @@ from backend.batch import pack
 from backend.bench import ours, peers, plain, record, report
 from backend.bench.ablation import SWITCHES
 from backend.bench.cases import ABLATED, MATCHES, PEERS, SMALL, SWEEPS, Bar, Case, Match
+from backend.bench.contender import Contender
 from backend.bench.meter import Meter
 from backend.bench.model import END, folder_of
 from backend.bench.others import CONTENDERS, DIFFERS
 from backend.bench.side_by_side import Result, Worker, measure
-from backend.bench.worker import Contender
 from backend.learning.learner import Learner
 from backend.policy import load_policy
 from backend.rollout import Rollout

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from backend.bench.cases import Case
+from backend.bench.contender import RANK, RATE, SCALE, Contender, prompt_ids, reward
 from backend.bench.meter import Meter
-from backend.bench.worker import Contender, prompt_ids, reward
 
-RANK, SCALE, RATE = 8, 20.0, 1e-6
 FOREVER = 10**9
 
 DIFFERS = {

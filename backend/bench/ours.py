@@ -10,9 +10,8 @@ from pathlib import Path
 from backend.batch import advantages, pack
 from backend.bench import ablation
 from backend.bench.cases import Case
+from backend.bench.contender import RANK, RATE, SCALE, Contender, prompt_ids, reward
 from backend.bench.meter import Meter
-from backend.bench.others import RANK, RATE, SCALE
-from backend.bench.worker import Contender, prompt_ids, reward
 from backend.learning.learner import Learner
 from backend.nouns import Completion, Group, Problem
 from backend.policy import Policy, load_policy

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from backend.bench.cases import Case
+from backend.bench.contender import RANK, RATE, SCALE, Contender, prompt_ids
 from backend.bench.meter import Meter
-from backend.bench.others import RANK, RATE, SCALE
-from backend.bench.worker import Contender, prompt_ids
 
 
 def _adapted(folder: Path, layers: int) -> tuple[Any, Any]:

@@ -10,17 +10,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
 from backend import blas
 from backend.bench.cases import Case
+from backend.bench.contender import Contender
 from backend.bench.meter import Meter
-
-Contender = Callable[[Case, Path, Meter], None]
-"""Gets ready, then measures a step whenever one is asked for; never returns."""
 
 
 def contender(name: str) -> Contender:
@@ -32,19 +28,6 @@ def contender(name: str) -> Contender:
     from backend.bench import others, plain
 
     return (others.CONTENDERS | plain.CONTENDERS)[name]
-
-
-def prompt_ids(case: Case, number: int = 0) -> list[list[int]]:
-    """The ids of the case's prompts: the same for every contender, others in every step."""
-    import numpy as np
-
-    rng = np.random.default_rng((7, number))
-    return rng.integers(2, case.vocab, (case.prompts, case.prompt)).tolist()
-
-
-def reward(text: str) -> float:
-    """Something that differs from completion to completion and costs nothing."""
-    return zlib.crc32(text.encode()) % 1000 / 1000
 
 
 def own_stdout() -> TextIO:
