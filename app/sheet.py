@@ -1,4 +1,5 @@
-"""The stylesheet, with a role of the palette (`@muted`) wherever a colour goes; `app.theme` puts the colours in.
+"""The stylesheet, with a role of the palette (`@muted`) wherever a colour goes, and `@12px` where a length grows with the text;
+`app.theme` puts both in.
 
 OURS holds on every platform; CONTROLS draws the ordinary controls too, where they are Fusion's and not the system's.
 """
@@ -41,12 +42,12 @@ QLineEdit:focus, QPlainTextEdit:focus, QTextEdit:focus, QComboBox:focus { border
 QLineEdit:disabled, QComboBox:disabled { color: @faint; background: @window; }
 QLineEdit[problem="true"], QPlainTextEdit[problem="true"], QComboBox[problem="true"] { border-color: @warning; }
 QTableView QLineEdit { border-color: @accent; padding: 0px 3px; min-height: 0px; }
-QComboBox::drop-down { border: none; width: 22px; }
-QComboBox::down-arrow { image: url("@icons/menu-arrow.svg"); width: 12px; height: 12px; margin-right: 6px; }
+QComboBox::drop-down { border: none; width: @22px; }
+QComboBox::down-arrow { image: url("@icons/menu-arrow.svg"); width: @12px; height: @12px; margin-right: 6px; }
 QPushButton::menu-indicator {
-    image: url("@icons/menu-arrow.svg"); width: 12px; height: 12px; subcontrol-position: center right; right: 8px;
+    image: url("@icons/menu-arrow.svg"); width: @12px; height: @12px; subcontrol-position: center right; right: 8px;
 }
-QPushButton[menu="true"] { padding-right: 26px; }
+QPushButton[menu="true"] { padding-right: @26px; }
 QComboBox QAbstractItemView {
     background: @card; border: 1px solid @outline; outline: none; padding: 4px;
     selection-background-color: @selection; selection-color: @text;

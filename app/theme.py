@@ -6,6 +6,7 @@ stylesheet on Linux; on macOS the native controls stay native and only cards, ca
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass, fields
 
@@ -296,4 +297,5 @@ def _sheet(colours: Palette) -> str:
     text = OURS if sys.platform == "darwin" else CONTROLS + OURS
     for role in sorted((role.name for role in fields(Palette)), key=len, reverse=True):
         text = text.replace(f"@{role}", getattr(colours, role).name())
+    text = re.sub(r"@(\d+)px", lambda length: f"{scaled(int(length[1]))}px", text)
     return text.replace("@icons", (places.resources() / "icons").as_posix())

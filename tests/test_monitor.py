@@ -19,7 +19,7 @@ from app.pages.monitor import MonitorPage
 from app.studio import Studio
 from app.widgets.export_panel import ExportPanel
 from app.widgets.log_view import LogView
-from app.widgets.numbers import duration, figure, memory, moment, signed, ticks
+from app.widgets.numbers import duration, figure, moment, signed, ticks
 from app.widgets.run_header import titled
 from app.widgets.tiles import Tile
 from backend.spec.events import METRICS
@@ -100,7 +100,7 @@ def test_what_a_chart_finds_by_itself_has_a_word_and_a_colour_of_its_own(qapp) -
 
 
 def test_memory_has_no_zeros_in_front() -> None:
-    told = [memory(value).replace("\u202f", " ") for value in (1.234, 0.0488, None)]
+    told = [figure(value, "GB").replace("\u202f", " ") for value in (1.234, 0.0488, None)]
     assert told == ["1.23 GB", "48.8 MB", "–"]
 
 

@@ -187,6 +187,26 @@ def test_a_plot_that_nobody_sees_is_dressed_when_it_is_seen(qapp, qtbot, grid: C
     theme.apply(qapp, "light")
 
 
+@pytest.mark.parametrize(
+    ("largest", "title", "told", "ticks"),
+    [(0.048, "MB", "48.0\u202fMB", ["0", "20", "40"]), (4.8, "GB", "4.80\u202fGB", ["0", "2", "4"])],
+    ids=["a small run", "a large one"],
+)
+def test_axis_and_legend_tell_memory_in_the_same_unit(
+    qtbot, largest: float, title: str, told: str, ticks: list[str]
+) -> None:
+    plot = Plot("Memory", "GB", "GB")
+    qtbot.addWidget(plot)
+    plot.show()
+    for _ in range(2):  # another theme keeps the unit
+        plot.show_traces([Trace("Peak", "muted", np.arange(9.0), np.linspace(0, largest, 9))])
+        axis = plot._view._values
+        assert axis.labelText == title and plot._legend._entries[0].value == told
+        spacing = largest / 2.4
+        assert axis.tickStrings([0, spacing, 2 * spacing], 1, spacing) == ticks
+        theme.signals.changed.emit()
+
+
 def test_values_come_out_as_csv(grid: ChartGrid) -> None:
     rows = grid.plots[0].as_csv().splitlines()
     assert rows[0] == "step,One,One low,One high" and len(rows) == 41

@@ -32,8 +32,10 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.widgets import icons
 
-TICK = 16
-"""Side of a box to tick, in pixels."""
+
+def tick_side() -> int:
+    """Side of a box to tick, in pixels."""
+    return theme.scaled(16)
 
 
 class NumberEdit(QLineEdit):
@@ -80,17 +82,16 @@ class Menu(QComboBox):
 class Switch(QAbstractButton):
     """On or off, with the word beside it; space and a click turn it."""
 
-    TRACK = QSize(32, 18)
-
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self._track = theme.scaled_size(QSize(32, 18))
         self.setCheckable(True)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setCursor(Qt.CursorShape.PointingHandCursor)
         theme.signals.changed.connect(self.update)
 
     def sizeHint(self) -> QSize:
-        return QSize(self.TRACK.width() + 8 + self.fontMetrics().horizontalAdvance("Off") + 4, 28)
+        return QSize(self._track.width() + 8 + self.fontMetrics().horizontalAdvance("Off") + 4, theme.scaled(28))
 
     def enterEvent(self, event: QEnterEvent) -> None:
         super().enterEvent(event)
@@ -100,7 +101,7 @@ class Switch(QAbstractButton):
         colours, on = theme.palette(), self.isChecked()
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        track = QRectF(1, (self.height() - self.TRACK.height()) / 2, self.TRACK.width(), self.TRACK.height())
+        track = QRectF(1, (self.height() - self._track.height()) / 2, self._track.width(), self._track.height())
         painter.setPen(QPen(colours.text, 1.5) if self.hasFocus() else Qt.PenStyle.NoPen)
         painter.setBrush(colours.accent if on else colours.outline)
         painter.drawRoundedRect(track, track.height() / 2, track.height() / 2)
@@ -110,7 +111,7 @@ class Switch(QAbstractButton):
         centre = track.right() - track.height() / 2 if on else track.left() + track.height() / 2
         painter.drawEllipse(QPointF(centre, track.center().y()), radius, radius)
         painter.setPen(colours.text if on else colours.muted)
-        word = self.rect().adjusted(self.TRACK.width() + 9, 0, 0, 0)
+        word = self.rect().adjusted(self._track.width() + 9, 0, 0, 0)
         painter.drawText(word, Qt.AlignmentFlag.AlignVCenter, "On" if on else "Off")
 
 
@@ -122,8 +123,8 @@ class Tick(QCheckBox):
         self.setAttribute(Qt.WidgetAttribute.WA_Hover)
 
     def sizeHint(self) -> QSize:
-        words = self.fontMetrics().size(0, self.text())
-        return QSize(TICK + 8 + words.width() + 4, max(TICK, words.height()) + 8)
+        words, side = self.fontMetrics().size(0, self.text()), tick_side()
+        return QSize(side + 8 + words.width() + 4, max(side, words.height()) + 8)
 
     minimumSizeHint = sizeHint
 
@@ -131,11 +132,11 @@ class Tick(QCheckBox):
         return self.rect().contains(pos)
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        colours, painter = theme.palette(), QPainter(self)
-        box = QRect(1, (self.height() - TICK) // 2, TICK, TICK)
+        colours, painter, side = theme.palette(), QPainter(self), tick_side()
+        box = QRect(1, (self.height() - side) // 2, side, side)
         draw_tick(painter, box, self.isChecked(), focused=self.hasFocus())
         painter.setPen(colours.text if self.isEnabled() else colours.faint)
-        painter.drawText(self.rect().adjusted(TICK + 8, 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, self.text())
+        painter.drawText(self.rect().adjusted(side + 8, 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, self.text())
 
 
 def draw_tick(painter: QPainter, box: QRect, ticked: bool, *, focused: bool = False) -> None:
@@ -147,7 +148,7 @@ def draw_tick(painter: QPainter, box: QRect, ticked: bool, *, focused: bool = Fa
     painter.setBrush(colours.accent if ticked else colours.field)
     painter.drawRoundedRect(QRectF(box).adjusted(0.5, 0.5, -0.5, -0.5), 4, 4)
     if ticked:
-        painter.drawPixmap(box.topLeft() + QPoint(1, 1), icons.pixmap("check", colours.accent_text, TICK - 2))
+        painter.drawPixmap(box.topLeft() + QPoint(1, 1), icons.pixmap("check", colours.accent_text, box.width() - 2))
 
 
 class PathEdit(QLineEdit):

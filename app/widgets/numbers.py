@@ -20,21 +20,22 @@ _SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 def figure(x: object, unit: str = "") -> str:
     """`x` with three significant digits and its unit; whole numbers below 100,000 keep all theirs.
 
-    A `share` (0 to 1) is shown in percent. What is no finite number is a dash, without a unit.
+    A `share` (0 to 1) is shown in percent, less than a tenth of a GB in MB. What is no finite number is a dash, without a
+    unit.
     """
     number = finite(x)
     if number is None:
         return DASH
+    factor, word = told_in(unit, number)
+    text = _whole(x) if factor == 1 and isinstance(x, int) and abs(x) < 100_000 else _digits(number * factor)
+    return f"{text}{THIN}{word}" if word else text
+
+
+def told_in(unit: str, number: float) -> tuple[int, str]:
+    """The unit in which a number of this size is told, as a word, and how many of them make one of `unit`."""
     if unit == "share":
-        return f"{_digits(number * 100)}{THIN}%"
-    text = _whole(x) if isinstance(x, int) and abs(x) < 100_000 else _digits(number)
-    return f"{text}{THIN}{unit}" if unit else text
-
-
-def memory(gigabytes: object) -> str:
-    """Memory in the unit that leaves no zeros in front: 1.23 GB, 48.8 MB."""
-    number = finite(gigabytes)
-    return figure(number * 1000, "MB") if number and abs(number) < 0.1 else figure(gigabytes, "GB")
+        return 100, "%"
+    return (1000, "MB") if unit == "GB" and 0 < abs(number) < 0.1 else (1, unit)
 
 
 def signed(x: object, unit: str = "") -> str:

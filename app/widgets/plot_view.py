@@ -18,7 +18,7 @@ from PySide6.QtWidgets import QGraphicsGridLayout
 
 from app import theme
 from app.widgets.curve_maths import extent, lone, smoothed, thinned
-from app.widgets.numbers import ticks
+from app.widgets.numbers import ticks, told_in
 
 FINE = 600
 """Plots of fewer points in all are drawn thicker and antialiased; for long curves that costs twenty times as much."""
@@ -46,11 +46,19 @@ class Drawable(Protocol):
 
 
 class _Values(pg.AxisItem):
-    """The axis of values: short figures, percent for shares."""
+    """The axis of values: short figures, in percent for shares, in the unit that suits the largest."""
 
-    def __init__(self, unit: str) -> None:
+    def __init__(self, title: str, unit: str) -> None:
         super().__init__("left")
-        self._factor = 100 if unit == "share" else 1
+        self._title, self._unit = title, unit
+        self._factor = 1
+
+    def suit(self, largest: float) -> None:
+        """Choose the unit; an axis whose title is nothing but its unit says the new one."""
+        self._factor, word = told_in(self._unit, largest)
+        title = word if self._title == self._unit else self._title
+        if title != self.labelText:
+            self.setLabel(title, **self.labelStyle)
 
     def boundingRect(self) -> QRectF:
         # With a grid the axis forgets the room that the lowest and the highest figure need, and leaves them out.
@@ -123,7 +131,7 @@ class PlotView(pg.GraphicsView):
 
     def __init__(self, axis: str, unit: str) -> None:
         super().__init__()
-        self._values, self._steps = _Values(unit), _Steps("bottom")
+        self._values, self._steps = _Values(axis, unit), _Steps("bottom")
         self.box: Any = pg.ViewBox(enableMouse=False, enableMenu=False)  # pyqtgraph's annotations are not complete
         self._axis = axis
         self._curves: list[_Curve] = []
@@ -168,7 +176,7 @@ class PlotView(pg.GraphicsView):
         colours = theme.palette()
         self.setBackground(colours.plot_background)
         style: Any = {"color": colours.muted.name(), "font-size": f"{theme.scaled(theme.CAPTION)}px"}
-        for axis, text in ((self._values, self._axis), (self._steps, "step")):
+        for axis, text in ((self._values, self._values.labelText or self._axis), (self._steps, "step")):
             axis.setPen(pg.mkPen(colours.grid if axis is self._steps else None))
             axis.setTextPen(pg.mkPen(colours.muted))
             axis.setTickFont(theme.figures_font(theme.CAPTION))
@@ -196,6 +204,7 @@ class PlotView(pg.GraphicsView):
         air = (last - first) * 0.01 or 0.5
         self.box.setXRange(first - air, last + air, padding=0)
         low, high = extent(*shown)
+        self._values.suit(max(abs(low), abs(high)))
         self.box.setYRange(low - (high - low) * 1e-4, high, padding=0)  # a tick right on the edge would be left out
 
     def _draw_one(

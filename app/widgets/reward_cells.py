@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem,
 
 from app import theme
 from app.widgets import texts
-from app.widgets.controls import TICK, NumberEdit, draw_tick
+from app.widgets.controls import NumberEdit, draw_tick, tick_side
 
 Index = QModelIndex | QPersistentModelIndex
 USE, LABEL, FUNCTION, SCORES, SOURCE, MEAN, WEIGHT = range(7)
@@ -24,7 +24,7 @@ class TickDelegate(QStyledItemDelegate):
     """A tick drawn in the theme's colours; a click anywhere in the cell turns it."""
 
     def paint(self, painter: QPainter, option: Any, index: Index) -> None:
-        box = QRect(0, 0, TICK, TICK)
+        box = QRect(0, 0, tick_side(), tick_side())
         box.moveCenter(option.rect.center())
         painter.save()
         if option.state & QStyle.StateFlag.State_Selected:

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QWidget
 
 from app import theme
 from app.widgets.controls import ElidedLabel
-from app.widgets.numbers import duration, memory
+from app.widgets.numbers import duration, figure
 from app.widgets.state_chip import WORDS, Dot
 
 
@@ -42,7 +42,7 @@ class Strip(QFrame):
         """Figures of a run; zero steps in total and None show nothing."""
         self.step.setText(f"step {step:,} of {total:,}" if total else "")
         self.left.setText(f"{duration(eta_s)} left" if eta_s is not None else "")
-        self.memory.setText(f"peak {memory(memory_gb)}" if memory_gb is not None else "")
+        self.memory.setText(f"peak {figure(memory_gb, 'GB')}" if memory_gb is not None else "")
         for label in (self.step, self.left, self.memory):
             label.setVisible(bool(label.text()))
 

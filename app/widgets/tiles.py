@@ -9,7 +9,7 @@ from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPaintEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QWidget
 
 from app import theme
-from app.widgets.numbers import DASH, MINUS, THIN, figure, finite, memory, signed
+from app.widgets.numbers import DASH, MINUS, THIN, figure, finite, signed
 
 _FIGURE_PX = 20
 _MARGIN = 12
@@ -33,7 +33,7 @@ class Tile(QFrame):
 
     def show_value(self, now: float | None, start: float | None = None, instead: str = "") -> None:
         """The figure and how it differs from the run's start; `instead` says why there is none."""
-        self._figure = memory(now) if self._unit == "GB" else figure(now, self._unit)
+        self._figure = figure(now, self._unit)
         if instead:
             self._captions = (instead, instead.partition(":")[0])
         else:
