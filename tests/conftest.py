@@ -17,6 +17,11 @@ from backend import blas
 from tests.floor import Floor
 
 blas.prepare()  # before any test imports mlx
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # mlx compiles its CPU kernels into the temporary folder with no lock: another process may load one that is half written.
+    _KERNELS = Path(tempfile.gettempdir()) / f"grpo-studio-{os.environ['PYTEST_XDIST_WORKER']}"
+    _KERNELS.mkdir(exist_ok=True)
+    os.environ["TMPDIR"] = str(_KERNELS)
 _APART = Path(tempfile.mkdtemp(prefix="grpo-studio-tests-"))
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 os.environ["GRPO_STUDIO_RUNS"] = str(_APART / "runs")
