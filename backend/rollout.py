@@ -15,6 +15,7 @@ from mlx.utils import tree_map
 from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 
 from backend.nouns import Group, Problem
+from backend.one_core import on_one_core
 from backend.sampling.crowd import BURST, Crowd, on_host
 from backend.sampling.decoder import Face
 from backend.sampling.drafts import OPEN, Drafts
@@ -57,6 +58,7 @@ class Rollout:
         """Whether rows of unequal length are decoded together: every layer's cache is keys and values of all tokens, and
         the model takes such rows. Others are decoded a group at a time."""
 
+    @on_one_core()
     def sample(
         self,
         problems: Sequence[Problem],

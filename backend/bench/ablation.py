@@ -148,6 +148,13 @@ def whole_products() -> Off:
     return mock.patch.object(products, "MOST_ROWS", 0)
 
 
+def any_core() -> Off:
+    """Python's thread and mlx's run on whichever core the system puts them."""
+    from backend import one_core
+
+    return mock.patch.object(one_core, "_threads", list)
+
+
 def library_attention() -> Off:
     """Attention as mlx differentiates it: the shares of all pairs of tokens kept, of all layers."""
     from backend.network import stand_ins
@@ -166,6 +173,7 @@ SWITCHES: dict[str, Callable[[], Off]] = {
     "exp in vectors": library_exp,
     "gated unit in vectors": library_gate,
     "sliced products": whole_products,
+    "both threads on one core": any_core,
     "attention in blocks": library_attention,
     "prompt sharing": prompts_apart,
     "prompts read once for all micro-batches": read_again,

@@ -25,6 +25,7 @@ from backend.learning.traced import BUCKET, Traced
 from backend.losses import entropy_quantile, merge, policy_terms, token_weights
 from backend.network.forward import Halves, Prompted, Rows, completion_logps, recomputed_layers, rows_of
 from backend.network.head import Scored
+from backend.one_core import on_one_core
 from backend.optimize import clip_by_norm, optimizer, restore, schedule, state_arrays
 from backend.policy import Policy
 from backend.spec.config import Config
@@ -104,6 +105,7 @@ class Learner:
 
     # ── one rollout ──────────────────────────────────────────────────────────────────────────────────────────────────
 
+    @on_one_core()
     def learn(self, batch: Batch, poll: Poll = lambda: None) -> dict[str, float]:
         """`steps_per_generation` optimizer batches, μ = `num_iterations` times each. → loss, kl, entropy, clip ratios,
         grad_norm, sampling/*: means over the updates; learning_rate: the last one. What nothing was measured of is NaN.
