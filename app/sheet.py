@@ -4,7 +4,13 @@
 OURS holds on every platform; CONTROLS draws the ordinary controls too, where they are Fusion's and not the system's.
 """
 
-OURS = """
+CELL_PADDING = 8
+"""At both sides of a table's cells and headers, in pixels."""
+STYLE_PADDING = 3
+"""As much of it as the style adds to a cell by itself."""
+
+OURS = (
+    """
 QFrame[role="card"] { background: @card; border: 1px solid @hairline; border-radius: 8px; }
 QFrame[role="banner"] { background: @selection; border: none; border-radius: 8px; }
 QFrame[role="rule"] { background: @hairline; border: none; max-height: 1px; min-height: 1px; }
@@ -25,9 +31,12 @@ QToolButton[role="disclosure"]:hover, QToolButton[role="disclosure"]:focus { bac
 QToolButton[role="disclosure"]:checked { background: transparent; }
 QScrollArea, QScrollArea > QWidget > QWidget#page { background: transparent; border: none; }
 QSplitter::handle { background: transparent; }
-QTableView[role="table"]::item { padding: 0px 5px; }
-QTableView[role="table"] QHeaderView::section { padding: 4px 8px; }
 """
+    + f"""
+QTableView[role="table"]::item {{ padding: 0px {CELL_PADDING - STYLE_PADDING}px; }}
+QTableView[role="table"] QHeaderView::section {{ padding: 4px {CELL_PADDING}px; }}
+"""
+)
 
 CONTROLS = """
 QToolTip { background: @card; color: @text; border: 1px solid @outline; padding: 4px 6px; }

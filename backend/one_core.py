@@ -47,6 +47,7 @@ def on_one_core() -> Iterator[None]:
         yield
         return
     core = _other_core.pop() if _other_core else _core_of(threads[0])
+    core = core if core in homes[0] else min(homes[0])
     before = time.perf_counter(), _worked(threads)
     try:
         for thread in threads:
@@ -68,7 +69,8 @@ def _threads() -> list[int]:
 
 @cache
 def _of_mlx() -> list[int]:
-    """mlx's thread: none of Python's, and the one that is woken whenever something is to be worked out."""
+    """mlx's thread: none of Python's, and the one that is woken whenever something is to be worked out. None where the system
+    does not tell what is asked of it here, as some sandboxes do not."""
     mx.eval(mx.array(0) + 1)  # it is there from the first operation on
     ours = {thread.native_id for thread in threading.enumerate()}
     others = [int(task.name) for task in TASKS.iterdir() if int(task.name) not in ours]
@@ -78,7 +80,11 @@ def _of_mlx() -> list[int]:
         mx.eval(mx.array(number) + 1)
     woken = {task: _times_asleep(task) - before[task] for task in others}
     found = max(woken, key=lambda task: woken[task], default=0)
-    return [found] if woken.get(found, 0) > tries // 2 else []
+    try:
+        _worked([found]), _core_of(found)
+    except (OSError, ValueError, IndexError):
+        return []
+    return [found] if woken[found] > tries // 2 else []
 
 
 def _look_round(core: int, home: set[int], passed: float, worked: float) -> None:
@@ -90,7 +96,7 @@ def _look_round(core: int, home: set[int], passed: float, worked: float) -> None
 def _put(thread: int, cores: set[int]) -> None:
     try:
         os.sched_setaffinity(thread, cores)
-    except PermissionError:
+    except OSError:
         return  # some containers do not let a program say where it runs: it is as quick there as it would be without
 
 
@@ -100,8 +106,12 @@ def _core_of(thread: int) -> int:
 
 
 def _times_asleep(thread: int) -> int:
-    words = (TASKS / str(thread) / "status").read_text().split()
-    return int(words[words.index("voluntary_ctxt_switches:") + 1])
+    """0 for a thread that has ended meanwhile, and where the system does not count it."""
+    try:
+        words = (TASKS / str(thread) / "status").read_text().split()
+        return int(words[words.index("voluntary_ctxt_switches:") + 1])
+    except (OSError, ValueError):
+        return 0
 
 
 def _worked(threads: list[int]) -> float:

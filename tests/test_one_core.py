@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -106,6 +107,25 @@ def test_where_it_does_not_help_nothing_is_placed(monkeypatch: pytest.MonkeyPatc
             assert [placed(thread) for thread in both()] == before
     finally:
         os.sched_setaffinity(0, home)
+
+
+@pytest.mark.parametrize("missing", ["status", "schedstat", "stat"])
+def test_a_system_that_does_not_tell_is_no_error(monkeypatch: pytest.MonkeyPatch, missing: str):
+    read = Path.read_text
+
+    def refuse(path: Path, *how: object) -> str:
+        if path.name == missing and "task" in path.parts:
+            raise FileNotFoundError(path)
+        return read(path, *how)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    one_core._of_mlx.cache_clear()
+    home = os.sched_getaffinity(0)
+    try:
+        with on_one_core():
+            assert os.sched_getaffinity(0) == home
+    finally:
+        one_core._of_mlx.cache_clear()
 
 
 def test_a_system_that_forbids_it_is_no_error(monkeypatch: pytest.MonkeyPatch):

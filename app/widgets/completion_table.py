@@ -15,8 +15,9 @@ from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPixmap
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QStyledItemDelegate, QStyleOptionViewItem
 
 from app import theme
+from app.sheet import CELL_PADDING
 from app.widgets.numbers import DASH, figure, finite, signed
-from app.widgets.table import CELL_PADDING, Table
+from app.widgets.table import Table
 
 Index = QModelIndex | QPersistentModelIndex
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter

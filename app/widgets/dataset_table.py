@@ -12,7 +12,8 @@ from PySide6.QtGui import QPainter, QPaintEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QWidget
 
 from app import theme
-from app.widgets.table import CELL_PADDING, Table
+from app.sheet import CELL_PADDING
+from app.widgets.table import Table
 
 Index = QModelIndex | QPersistentModelIndex
 PART = 100

@@ -13,10 +13,11 @@ from PySide6.QtGui import QColor, QPainter
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from app import theme
+from app.sheet import CELL_PADDING
 from app.widgets.completion_table import swatch
 from app.widgets.numbers import DASH, THIN, figure
 from app.widgets.reward_cells import WeightDelegate
-from app.widgets.table import CELL_PADDING, ROW_HEIGHT, Table
+from app.widgets.table import ROW_HEIGHT, Table
 from app.widgets.texts import number_text
 
 Index = QModelIndex | QPersistentModelIndex

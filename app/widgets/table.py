@@ -12,8 +12,6 @@ from app import theme
 from app.widgets.parts import in_card
 
 ROW_HEIGHT = 28
-CELL_PADDING = 8
-"""As in the stylesheet, where a cell has three less: the style adds those by itself."""
 
 
 class Table(QTableView):

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from backend.network.exponential import exp_below_zero, on_cpu
+from backend.network.order import after
 from backend.spec.sizes import attention_block
 
 
@@ -56,7 +57,7 @@ def attend(
     def look(queries: mx.array, *seen: mx.array) -> tuple[mx.array, ...]:
         made: list[tuple[mx.array, mx.array]] = []
         for span in spans:
-            q = _after(queries[:, :, span], made[-1] if made else ())
+            q = after(queries[:, :, span], made[-1] if made else ())
             made.append(_merged([side.look(q) for side in sides(span, seen)]))
         out, log_total = (_along_queries(column) for column in zip(*made, strict=True))
         return out.astype(seen[1].dtype), log_total
@@ -70,7 +71,7 @@ def attend(
         slopes: list[mx.array] = []
         total: list[mx.array] = []
         for span in reversed(spans):
-            q = _after(queries[:, :, span], slopes[-1:] + total)
+            q = after(queries[:, :, span], slopes[-1:] + total)
             pulled = [
                 side.pull_back(q, *(x[:, :, span] for x in (slope, log_total, lost))) for side in sides(span, seen)
             ]
@@ -174,8 +175,3 @@ def _added(total: list[mx.array], found: list[mx.array]) -> list[mx.array]:
 
 def _along_queries(parts: Sequence[mx.array]) -> mx.array:
     return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=2)
-
-
-def _after(x: mx.array, earlier: Sequence[mx.array]) -> mx.array:
-    """`x`, not to be worked on before `earlier` stands: else several blocks would lie in memory at once."""
-    return mx.depends([x], list(earlier))[0] if earlier else x

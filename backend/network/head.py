@@ -14,6 +14,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from backend.network.exponential import exp_below_zero
+from backend.network.order import after
 
 Exp = Callable[[mx.array], mx.array]
 Project = Callable[[mx.array], mx.array]
@@ -123,11 +124,6 @@ def _joined(parts: Iterator[Scored]) -> Scored:
     return made[0] if len(made) == 1 else Scored(*(mx.concatenate(list(column)) for column in zip(*made, strict=True)))
 
 
-def _after(x: mx.array, earlier: list[mx.array]) -> mx.array:
-    """`x`, not to be worked on before `earlier` stands: else several chunks' logits would lie in memory at once."""
-    return mx.depends([x], earlier)[0] if earlier else x
-
-
 # ── a head that stands still ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -147,7 +143,7 @@ def _frozen(
     def score(hidden_NH: mx.array) -> tuple[mx.array, ...]:
         made: list[tuple[mx.array, ...]] = []
         for x, t in _chunks(hidden_NH, target_N, size):
-            x = _after(x, list(made[-1]) if made else [])
+            x = after(x, list(made[-1]) if made else [])
             mass = _mass(project, x, temperature)
             scored = mass.scored(t)
             slopes = [mass.logp_slope(t, 1 / temperature)]
@@ -194,7 +190,7 @@ def _learning(
     def score(hidden_NH: mx.array, *weights: mx.array) -> tuple[mx.array, ...]:
         made: list[tuple[mx.array, ...]] = []
         for x, t in _chunks(hidden_NH, target_N, size):
-            x = _after(x, list(made[-1]) if made else [])
+            x = after(x, list(made[-1]) if made else [])
             made.append(tuple(_look(lambda x: projected(x, *weights), x, t, temperature)))
         return tuple(mx.concatenate(list(column)) for column in zip(*made, strict=True))
 
@@ -205,7 +201,7 @@ def _learning(
         total: list[mx.array] = []
         for start in range(0, hidden_NH.shape[0], size):
             here = slice(start, start + size)
-            x = _after(hidden_NH[here], pulled[-1:] + total)
+            x = after(hidden_NH[here], pulled[-1:] + total)
             mass = _mass(lambda x: projected(x, *weights), x, temperature)
             along_logp_n, along_entropy_n = (along[here] / temperature for along in cotangents)
             slope_NV = mass.logp_slope(target_N[here], along_logp_n)
