@@ -78,10 +78,10 @@ def show_window(options: argparse.Namespace) -> int:
     from PySide6.QtWidgets import QApplication
 
     from app import theme
-    from app.opened import FileOpener
+    from app.file_open_event import FileOpener
+    from app.model.prefs import Prefs
+    from app.model.session import Session
     from app.pages import read_ahead
-    from app.prefs import Prefs
-    from app.studio import Studio
     from app.window import NAME, Window
 
     # Qt's loop would keep Python from seeing Ctrl+C; the form is on disk and the trainer lives on, so simply end.
@@ -90,9 +90,9 @@ def show_window(options: argparse.Namespace) -> int:
     app.setApplicationName(NAME)
     prefs = Prefs()
     prefs.claim()
-    studio = Studio(prefs)
-    theme.apply(app, options.theme or studio.prefs.theme)
-    window = Window(studio)
+    session = Session(prefs)
+    theme.apply(app, options.theme or session.prefs.theme)
+    window = Window(session)
     if options.size:
         window.resize(*(int(side) for side in options.size.lower().split("x")))
     open_session(window, options)
@@ -106,11 +106,11 @@ def show_window(options: argparse.Namespace) -> int:
 
 def open_session(window: Window, options: argparse.Namespace) -> None:
     """The form of the last session or the file that was named, and a run that is still training."""
-    studio = window.studio
-    studio.restore()
+    session = window.session
+    session.restore()
     if options.config:
-        studio.load_config(options.config)
-    live = studio.reattach()
+        session.load_config(options.config)
+    live = session.reattach()
     window.show_page("train")  # the largest page, in any case: made before the first paint, it holds nobody up later
     window.show_page(options.page or ("monitor" if live and not options.config else "train"))
 

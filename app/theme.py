@@ -14,7 +14,7 @@ from PySide6.QtCore import QObject, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QGuiApplication, QPalette, QPen
 from PySide6.QtWidgets import QApplication
 
-from app.sheet import CONTROLS, OURS
+from app.stylesheet import CONTROLS, OURS
 from backend.spec import places
 
 SPACE = 8

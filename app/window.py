@@ -22,25 +22,25 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
-from app.actions import RUN_ACTIONS, Actions
-from app.consent import Request
-from app.dropped import Dropped, dropped
-from app.files import FileWindow
-from app.footprint import Footprint
+from app.drop_target import Dropped, dropped
+from app.file_menu import FileWindow
+from app.menus import RUN_ACTIONS, Menus
+from app.model.consent import Request
+from app.model.memory_parts import MemoryParts
+from app.model.processes import VerbProcess
+from app.model.session import Session
+from app.model.undo import History
+from app.page_stack import PageStack
 from app.pages import PAGES
 from app.questions import ask
-from app.stage import Stage
-from app.studio import Studio
-from app.task import Task
-from app.undo import History
-from app.widgets import icons
-from app.widgets.consent_dialog import Shown, allowed
-from app.widgets.export_panel import ExportPanel
-from app.widgets.field import UndoKeys
-from app.widgets.icons import IconButton
-from app.widgets.parts import show_file
-from app.widgets.sidebar import Sidebar
-from app.widgets.strip import Strip
+from app.widgets.basic import icons
+from app.widgets.basic.icons import IconButton
+from app.widgets.basic.labels_and_buttons import show_file
+from app.widgets.basic.sidebar import Sidebar
+from app.widgets.basic.status_strip import Strip
+from app.widgets.form.field import UndoKeys
+from app.widgets.rewards.consent_dialog import ShownCode, allowed
+from app.widgets.runs.export_panel import ExportPanel
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 
@@ -59,15 +59,15 @@ class Window(FileWindow):
     Attributes: studio; commands; stage – where the pages are.
     """
 
-    def __init__(self, studio: Studio, parent: QWidget | None = None) -> None:
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.studio = studio
+        self.session = session
         self._was_live: bool | None = None
         self.setMinimumSize(*map(theme.scaled, MINIMUM))
         self.setAcceptDrops(True)
         self.setUnifiedTitleAndToolBarOnMac(True)
         self._build()
-        self.history = History(studio.draft, self)
+        self.history = History(session.draft, self)
         self.commands.follow_history(self.history)
         self._undo_keys = UndoKeys(self)
         self._connect()
@@ -78,8 +78,8 @@ class Window(FileWindow):
     # Building
 
     def _build(self) -> None:
-        self.commands = Actions(self)
-        self.sidebar, self.stage, self.strip = Sidebar(PAGES), Stage(self.studio), Strip()
+        self.commands = Menus(self)
+        self.sidebar, self.stage, self.strip = Sidebar(PAGES), PageStack(self.session), Strip()
         self._build_toolbar()
         content = QWidget()
         across = QHBoxLayout(content)
@@ -116,24 +116,24 @@ class Window(FileWindow):
         self.addToolBar(self.toolbar)
 
     def _connect(self) -> None:
-        studio = self.studio
+        session = self.session
         self.sidebar.chosen.connect(self.show_page)
-        studio.page_wanted.connect(self.show_page)
-        studio.message.connect(self.strip.show_sentence)
-        studio.consent.ask = self.ask_about_code
-        studio.export_wanted.connect(self.show_export)
-        studio.settings_wanted.connect(self.open_settings)
-        studio.run_changed.connect(self._follow_run)
-        studio.run_state_changed.connect(self._show_state)
-        studio.draft.changed.connect(self._show_title)
-        studio.draft.saved.connect(self._show_title)
-        studio.draft.trouble.connect(self.strip.show_sentence)
-        studio.presets_wanted.connect(self.show_presets)
-        studio.go_on_without_memory = self.ask_about_memory
+        session.page_wanted.connect(self.show_page)
+        session.message.connect(self.strip.show_sentence)
+        session.consent.ask = self.ask_about_code
+        session.export_wanted.connect(self.show_export)
+        session.settings_wanted.connect(self.open_settings)
+        session.run_changed.connect(self._follow_run)
+        session.run_state_changed.connect(self._show_state)
+        session.draft.changed.connect(self._show_title)
+        session.draft.saved.connect(self._show_title)
+        session.draft.trouble.connect(self.strip.show_sentence)
+        session.presets_wanted.connect(self.show_presets)
+        session.go_on_without_memory = self.ask_about_memory
         theme.signals.changed.connect(self.commands.dress)
 
     def _restore_geometry(self) -> None:
-        if not self.restoreGeometry(self.studio.prefs.geometry):
+        if not self.restoreGeometry(self.session.prefs.geometry):
             self.resize(*map(theme.scaled, FIRST_SIZE))
 
     # Pages
@@ -172,12 +172,12 @@ class Window(FileWindow):
             place.copy()
 
     def toggle_sidebar(self) -> None:
-        prefs = self.studio.prefs
+        prefs = self.session.prefs
         prefs.sidebar_collapsed = not prefs.sidebar_collapsed
         self._fit_sidebar()
 
     def _fit_sidebar(self) -> None:
-        collapsed = self.studio.prefs.sidebar_collapsed
+        collapsed = self.session.prefs.sidebar_collapsed
         self.sidebar.set_collapsed(collapsed or self.width() < theme.scaled(NARROW))
         self.commands["sidebar"].setText("Widen sidebar" if collapsed else "Collapse sidebar")
 
@@ -187,7 +187,7 @@ class Window(FileWindow):
 
     def set_theme(self, mode: str) -> None:
         """Dress the whole application, now and at the next launch."""
-        self.studio.prefs.theme = mode
+        self.session.prefs.theme = mode
         app = QApplication.instance()
         assert isinstance(app, QApplication)
         theme.apply(app, mode)
@@ -195,7 +195,7 @@ class Window(FileWindow):
     # The run
 
     def run(self) -> None:
-        self.studio.start_run()
+        self.session.start_run()
 
     def pause(self) -> None:
         self._say("resume" if self._state() == "paused" else "pause")
@@ -207,44 +207,44 @@ class Window(FileWindow):
         self._say("save")
 
     def resume(self) -> None:
-        if self.studio.run is not None:
-            self.studio.resume_run(self.studio.run.folder)
+        if self.session.run is not None:
+            self.session.resume_run(self.session.run.folder)
 
     def export(self) -> None:
-        if self.studio.run is not None:
-            self.show_export(self.studio.run.folder)
+        if self.session.run is not None:
+            self.show_export(self.session.run.folder)
 
     def show_export(self, run: RunFolder) -> None:
         """Open the panel that puts a run's model into LM Studio or a folder."""
-        ExportPanel(run, Task, self).open_beside()
+        ExportPanel(run, VerbProcess, self).open_beside()
 
     def open_folder(self) -> None:
-        if self.studio.run is not None:
-            show_file(self.studio.run.folder.path)
+        if self.session.run is not None:
+            show_file(self.session.run.folder.path)
 
     def open_log(self) -> None:
-        if self.studio.run is not None:
-            show_file(self.studio.run.folder.log)
+        if self.session.run is not None:
+            show_file(self.session.run.folder.log)
 
     def _say(self, word: str) -> None:
         try:
-            if self.studio.run is not None:
-                self.studio.run.say(word)
+            if self.session.run is not None:
+                self.session.run.say(word)
         except Mistake as mistake:
             self.strip.show_sentence(mistake.faults[0].sentence)
 
     def _state(self) -> str:
-        return self.studio.run.state if self.studio.run is not None else ""
+        return self.session.run.state if self.session.run is not None else ""
 
     def _follow_run(self) -> None:
         """Listen to the run that is looked at now; the one before is gone with its connections."""
-        if self.studio.run is not None:
-            self.studio.run.changed.connect(self._show_progress)
+        if self.session.run is not None:
+            self.session.run.changed.connect(self._show_progress)
         self._was_live = None
         self._show_state()
 
     def _show_state(self, _state: str = "") -> None:
-        run = self.studio.run
+        run = self.session.run
         self.commands.follow(self._state())
         self.strip.show_state(self._state())
         self._show_progress()
@@ -254,7 +254,7 @@ class Window(FileWindow):
             self.strip.show_sentence(run.problem if run is not None else "")
 
     def _show_progress(self) -> None:
-        run = self.studio.run
+        run = self.session.run
         if run is None:
             self.strip.show_progress(0, 0, None, None)
             return
@@ -276,7 +276,7 @@ class Window(FileWindow):
         step()
 
     def _show_title(self, _key: str = "") -> None:
-        draft = self.studio.draft
+        draft = self.session.draft
         name = draft.path.name if draft.path else "Demo" if draft.is_demo else "Untitled"
         self.document.setText(f"{name} – edited" if draft.dirty else name)
         self.setWindowTitle(f"{name}[*] – {NAME}")
@@ -300,9 +300,9 @@ class Window(FileWindow):
         if what.kind == "config":
             self.open_path(what.path)
         elif what.kind == "data":
-            self.studio.take_data(str(what.path))
+            self.session.take_data(str(what.path))
         else:
-            self.studio.take_path(what.kind, what.path)
+            self.session.take_path(what.kind, what.path)
 
     # Questions, each in a method of its own so that tests can answer them
 
@@ -315,29 +315,29 @@ class Window(FileWindow):
             {"keep": "Keep training", "stop": "Stop and save", "cancel": "Cancel"},
         )
 
-    def ask_about_memory(self, footprint: Footprint) -> bool:
+    def ask_about_memory(self, memory_parts: MemoryParts) -> bool:
         """Whether to train all the same where the memory surely does not suffice."""
         answer = ask(
             self,
-            footprint.sentence,
-            footprint.advice or "The run would end as soon as memory runs out.",
+            memory_parts.sentence,
+            memory_parts.advice or "The run would end as soon as memory runs out.",
             {"no": "Change the settings", "yes": "Run all the same", "cancel": "Cancel"},
         )
         return answer == "yes"
 
     def ask_about_code(self, requests: Sequence[Request]) -> bool:
         """Whether a person's own reward code may run."""
-        return allowed([Shown(one.code, one.changed) for one in requests], self)
+        return allowed([ShownCode(one.code, one.changed) for one in requests], self)
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        if self.studio.is_training:
+        if self.session.is_training:
             answer = self.ask_about_training()
             if answer == "cancel":
                 event.ignore()
                 return
             if answer == "stop":
-                self.studio.stop_training()
-        self.studio.draft.flush()
-        self.studio.prefs.geometry = self.saveGeometry()
-        self.studio.prefs.sync()
+                self.session.stop_training()
+        self.session.draft.flush()
+        self.session.prefs.geometry = self.saveGeometry()
+        self.session.prefs.sync()
         event.accept()

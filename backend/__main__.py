@@ -6,9 +6,9 @@ import sys
 
 import typer
 
-from backend import blas
-from backend.rewards.mathematics import VERB as EQUALITY_VERB
-from backend.rewards.scorer import VERB as SCORER_VERB
+from backend.engine.cpu import blas
+from backend.rewards.functions.math_equality import VERB as EQUALITY_VERB
+from backend.rewards.sandbox.server import VERB as SCORER_VERB
 
 
 def version(asked: bool) -> None:
@@ -18,7 +18,7 @@ def version(asked: bool) -> None:
     said = blas.prepare()
     import mlx.core as mx
 
-    from backend.record import versions
+    from backend.run.telemetry import versions
 
     for name, number in versions().items():
         print(f"{name} {number}")
@@ -61,13 +61,13 @@ def app() -> typer.Typer:
 
 def main() -> None:
     if sys.argv[1:] == [EQUALITY_VERB]:  # a bundled app's helper process, which needs no mlx and no BLAS
-        from backend.rewards import equality
+        from backend.rewards.functions import math_verify_process
 
-        return equality.main()
+        return math_verify_process.main()
     if sys.argv[1:] == [SCORER_VERB]:  # likewise
-        from backend.rewards import scorer
+        from backend.rewards.sandbox import server
 
-        return scorer.main()
+        return server.main()
     # mlx binds to the BLAS that is loaded first, so this comes before anything that may import it.
     blas.prepare()
     app()()

@@ -93,21 +93,21 @@ def draw(run: Path, out: Path) -> None:
     from PySide6.QtWidgets import QApplication
 
     from app import theme
+    from app.model.session import Session
     from app.pages import PAGES
-    from app.studio import Studio
     from app.window import Window
 
     app = QApplication([])
     app.setCursorFlashTime(0)  # a blinking cursor would be in some pictures and not in others
     theme.apply(app, "light")
-    studio = Studio()
-    studio.restore()
-    window = Window(studio)
+    session = Session()
+    session.restore()
+    window = Window(session)
     window.show()
-    studio.open_run(run)
+    session.open_run(run)
     settled(window, window)
     window.show_page("completions")
-    window.pages["completions"].pick(telling_step(studio.run))
+    window.pages["completions"].pick(telling_step(session.run))
     try_rewards(window)
     for mode in ("light", "dark"):
         window.set_theme(mode)
@@ -121,16 +121,16 @@ def draw(run: Path, out: Path) -> None:
             dialog.resize(dialog.sizeHint() if dialog.sizeHint().width() > dialog.width() else dialog.size())
             take(window, dialog, out / f"{name}-{mode}.png")
             dialog.close()
-    studio.desk.close()
+    session.desk.close()
 
 
 def dialogs(window):
     """(name, dialog) of each, open now."""
-    from app.widgets.picker import Picker
-    from app.widgets.preset_panel import PresetPanel
+    from app.widgets.form.preset_panel import PresetPanel
+    from app.widgets.picker.picker import Picker
 
     window.show_page("train")
-    page, prefs = window.pages["train"], window.studio.prefs
+    page, prefs = window.pages["train"], window.session.prefs
     for kind, key in (("model", "model"), ("dataset", "data")):
         prefs.set_favourite(kind, made_up.FAVOURITE[kind], True)
         prefs.remember_used(kind, made_up.RECENT[kind])
@@ -201,7 +201,7 @@ def settled(window, shown):
 
 def waits_for_an_answer(window) -> bool:
     """Whether the page has asked the helper process something that it will show."""
-    desk = window.studio._desk
+    desk = window.session._desk
     return desk is not None and bool(desk._asked)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from backend import blas
-from tests.floor import Floor
+from backend.engine.cpu import blas
+from tests.support.exclusive_lock import Floor
 
 blas.prepare()  # before any test imports mlx
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QWidget
 
-    from app.studio import Studio
+    from app.model.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +30,22 @@ class PageEntry:
     shortcut: str
     widest: int
 
-    def load(self) -> Callable[[Studio, QWidget | None], QWidget]:
+    def load(self) -> Callable[[Session, QWidget | None], QWidget]:
         """Import the page's module; returns the page's class."""
         module, name = self.where.split(":")
         return getattr(importlib.import_module(module), name)
 
-    def build(self, studio: Studio, parent: QWidget | None = None) -> QWidget:
-        return self.load()(studio, parent)
+    def build(self, session: Session, parent: QWidget | None = None) -> QWidget:
+        return self.load()(session, parent)
 
 
 PAGES: tuple[PageEntry, ...] = (
-    PageEntry("train", "Train", "sliders", "app.pages.train:TrainPage", "Ctrl+1", 1440),
-    PageEntry("dataset", "Dataset", "table", "app.pages.dataset:DatasetPage", "Ctrl+2", 1680),
-    PageEntry("rewards", "Rewards", "target", "app.pages.rewards:RewardsPage", "Ctrl+3", 1920),
-    PageEntry("monitor", "Monitor", "pulse", "app.pages.monitor:MonitorPage", "Ctrl+4", 2560),
-    PageEntry("completions", "Completions", "lines", "app.pages.completions:CompletionsPage", "Ctrl+5", 1920),
-    PageEntry("runs", "Runs", "stack", "app.pages.runs:RunsPage", "Ctrl+6", 1440),
+    PageEntry("train", "Train", "sliders", "app.pages.train_page:TrainPage", "Ctrl+1", 1440),
+    PageEntry("dataset", "Dataset", "table", "app.pages.dataset_page:DatasetPage", "Ctrl+2", 1680),
+    PageEntry("rewards", "Rewards", "target", "app.pages.rewards_page:RewardsPage", "Ctrl+3", 1920),
+    PageEntry("monitor", "Monitor", "pulse", "app.pages.monitor_page:MonitorPage", "Ctrl+4", 2560),
+    PageEntry("completions", "Completions", "lines", "app.pages.completions_page:CompletionsPage", "Ctrl+5", 1920),
+    PageEntry("runs", "Runs", "stack", "app.pages.runs_page:RunsPage", "Ctrl+6", 1440),
 )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from backend import blas
+from backend.engine.cpu import blas
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -74,27 +74,29 @@ def start(rounds: Rounds = 3, warm_up: WarmUp = 1, json_file: Out = None) -> Non
 
 
 @app.command()
-def record(
+def results_file(
     sections: Annotated[list[str] | None, typer.Argument(help="Which of them; all if left out.")] = None,
     rounds: Rounds = 7,
     warm_up: WarmUp = 2,
 ) -> None:
     """Measure everything and write docs/performance.json and the tables of docs/performance.md from it."""
-    from backend.bench import record, report
+    from backend.bench import report, results_file
 
     unknown = [name for name in sections or () if name not in report.DOCUMENTED]
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(report.DOCUMENTED)}.")
     for name in sections or report.DOCUMENTED:
-        record.keep(name, _measured(name, rounds, warm_up, ""), record.about(rounds, warm_up))
+        results_file.keep(name, _measured(name, rounds, warm_up, ""), results_file.about(rounds, warm_up))
 
 
 @app.command()
 def render() -> None:
     """Write the tables of docs/performance.md from docs/performance.json once more."""
-    from backend.bench import record
+    from backend.bench import results_file
 
-    record.document().write_text(record.rendered(record.document().read_text("utf-8"), record.read()), encoding="utf-8")
+    results_file.document().write_text(
+        results_file.rendered(results_file.document().read_text("utf-8"), results_file.read()), encoding="utf-8"
+    )
 
 
 @app.command()
@@ -109,13 +111,13 @@ def peers(install: Annotated[bool, typer.Option("--install", help="Make their en
 
 
 def _section(name: str, rounds: int, warm_up: int, json_file: Path | None, only: str) -> None:
-    from backend.bench import record, report
+    from backend.bench import report, results_file
 
     results = _measured(name, rounds, warm_up, only)
     for table in report.SECTIONS[name](results):
         table.show()
     if json_file:
-        told = {"about": record.about(rounds, warm_up), "results": results}
+        told = {"about": results_file.about(rounds, warm_up), "results": results}
         json_file.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -16,23 +16,23 @@ Off = contextlib.AbstractContextManager[Any]
 
 def prompts_apart() -> Off:
     """Learning reads a prompt for each of its completions."""
-    from backend.network import forward
+    from backend.engine import forward
 
-    return mock.patch.object(forward, "_shared_layers", lambda model, halves: 0)
+    return mock.patch.object(forward, "_shared_layers", lambda model, split_model: 0)
 
 
 def read_again() -> Off:
     """Learning reads a prompt once in each micro-batch."""
-    from backend.learning.relay import Relay
+    from backend.training.shared_prefix import SharedPrefix
 
-    return mock.patch.object(Relay, "pays", staticmethod(lambda *_: False))
+    return mock.patch.object(SharedPrefix, "pays", staticmethod(lambda *_: False))
 
 
 def one_micro_batch() -> Off:
     """Learning takes all rows of a batch through the model together."""
-    from backend.spec import sizes
+    from backend.spec.memory import chunking
 
-    return mock.patch.dict(sizes.MICRO_BATCH_TOKENS, {False: 1 << 30, True: 1 << 30})
+    return mock.patch.dict(chunking.MICRO_BATCH_TOKENS, {False: 1 << 30, True: 1 << 30})
 
 
 def plain_head() -> Off:
@@ -40,8 +40,8 @@ def plain_head() -> Off:
     import mlx.core as mx
     import mlx.nn as nn
 
-    from backend.network import forward
-    from backend.network.head import Scored
+    from backend.engine import forward
+    from backend.engine.lm_head import TokenScores
 
     def token_logps(
         project: Any,
@@ -52,26 +52,26 @@ def plain_head() -> Off:
         temperature: float,
         entropy_gradient: bool = False,
         **_: Any,
-    ) -> Scored:
+    ) -> TokenScores:
         logp_NV = nn.log_softmax(project(hidden).astype(mx.float32) / temperature, axis=-1)
         logp_N = mx.take_along_axis(logp_NV, target[:, None], axis=-1)[:, 0]
         entropy_N = -(mx.exp(logp_NV) * logp_NV).sum(axis=-1)
-        return Scored(logp_N, entropy_N if entropy_gradient else mx.stop_gradient(entropy_N))
+        return TokenScores(logp_N, entropy_N if entropy_gradient else mx.stop_gradient(entropy_N))
 
     return mock.patch.object(forward, "token_logps", token_logps)
 
 
 def old_pass() -> Off:
     """The old log-probabilities come from a forward pass of their own, though one update follows a rollout."""
-    from backend.learning.learner import Learner
+    from backend.training.learner import Learner
 
     return mock.patch.object(Learner, "_needs_old_pass", lambda learner: True)
 
 
 def prefill_apart() -> Off:
     """Sampling reads a prompt for each of its completions."""
-    from backend.nouns import Group
-    from backend.rollout import Rollout
+    from backend.generation.rollout import Rollout
+    from backend.types import Group
 
     sample = Rollout.sample
 
@@ -86,31 +86,31 @@ def prefill_apart() -> Off:
 
 def group_by_group() -> Off:
     """Sampling decodes one group after the other, as for models whose rows cannot be of unequal length."""
-    from backend.rollout import Rollout
+    from backend.generation.rollout import Rollout
 
     return mock.patch.object(Rollout, "_decodes_together", lambda rollout: False)
 
 
 def together_to_the_end() -> Off:
     """Rows that have ended are decoded on until the last row ends."""
-    from backend.rollout import Crowd
+    from backend.generation.rollout import Scheduler
 
-    return mock.patch.object(Crowd, "_size", lambda crowd, wanted: max(wanted, len(crowd.rows)))
+    return mock.patch.object(Scheduler, "_size", lambda scheduler, wanted: max(wanted, len(scheduler.rows)))
 
 
 def layer_by_layer() -> Off:
     """Decoding runs the policy's own layers, each projection and each adapter by itself."""
-    from backend.sampling import decoder
+    from backend.generation import fused_model
 
-    return mock.patch.object(decoder, "_bundles", lambda model, merge: [])
+    return mock.patch.object(fused_model, "_bundles", lambda model, merge: [])
 
 
 def adapters_beside() -> Off:
     """Layers with one input are packed, and their adapters ride along as products of their own."""
-    from backend import rollout
+    from backend.generation import rollout
 
-    face = rollout.Face
-    return mock.patch.object(rollout, "Face", lambda *parts, **how: face(*parts, **(how | {"merge": False})))
+    fused = rollout.FusedModel
+    return mock.patch.object(rollout, "FusedModel", lambda *parts, **how: fused(*parts, **(how | {"merge": False})))
 
 
 def uncompiled() -> Off:
@@ -122,44 +122,44 @@ def uncompiled() -> Off:
 
 def read_at_once() -> Off:
     """What was drawn is looked at after every step."""
-    from backend import rollout
+    from backend.generation import rollout
 
     return mock.patch.object(rollout, "BURST", 1)
 
 
 def library_exp() -> Off:
     """exp as mlx works it out, one number at a time on this processor: in softmax, attention and sampling."""
-    from backend.network import exponential
+    from backend.engine.cpu import vector_exp
 
-    return mock.patch.object(exponential, "spelled_out", lambda: False)
+    return mock.patch.object(vector_exp, "spelled_out", lambda: False)
 
 
 def library_gate() -> Off:
     """The gated unit, and the attention of a decoding step, as mlx-lm has them."""
-    from backend.network import stand_ins
+    from backend.engine import patches
 
-    return mock.patch.object(stand_ins, "spelled_out", lambda: False)
+    return mock.patch.object(patches, "spelled_out", lambda: False)
 
 
 def whole_products() -> Off:
     """A product of few rows goes to the BLAS as it is."""
-    from backend.network import products
+    from backend.engine.cpu import small_matmul
 
-    return mock.patch.object(products, "MOST_ROWS", 0)
+    return mock.patch.object(small_matmul, "MOST_ROWS", 0)
 
 
 def any_core() -> Off:
     """Python's thread and mlx's run on whichever core the system puts them."""
-    from backend import one_core
+    from backend.engine.cpu import affinity
 
-    return mock.patch.object(one_core, "_threads", list)
+    return mock.patch.object(affinity, "_threads", list)
 
 
 def library_attention() -> Off:
     """Attention as mlx differentiates it: the shares of all pairs of tokens kept, of all layers."""
-    from backend.network import stand_ins
+    from backend.engine import patches
 
-    return mock.patch.object(stand_ins, "_seen", lambda *_: None)
+    return mock.patch.object(patches, "_seen", lambda *_: None)
 
 
 SWITCHES: dict[str, Callable[[], Off]] = {

@@ -6,10 +6,10 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from backend.bench.cases import Case
-from backend.bench.meter import Meter
+from backend.bench.stopwatch import Stopwatch
+from backend.bench.workloads import Case
 
-Contender = Callable[[Case, Path, Meter], None]
+Contender = Callable[[Case, Path, Stopwatch], None]
 """Gets ready, then measures a step whenever one is asked for; never returns."""
 
 RANK, SCALE, RATE = 8, 20.0, 1e-6

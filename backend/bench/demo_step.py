@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from backend.bench.tables import Table, number
+from backend.bench.tables import TextTable, number
 
 SHOWN = {
     "rollout_tokens_per_second": "tokens/s, sampling",
@@ -24,9 +24,9 @@ SHOWN = {
 
 def measure(config_file: Path, steps: int, warm_up: int) -> dict[str, float]:
     """Medians by metric over `steps` steps of the config, after `warm_up` that do not count, in a folder that is thrown away."""
+    from backend.run.trainer import train
     from backend.spec.config import parse, read
     from backend.spec.places import make_run_folder
-    from backend.trainer import train
 
     raw = read(config_file) | {
         "iters": warm_up + steps,
@@ -50,5 +50,5 @@ def measure(config_file: Path, steps: int, warm_up: int) -> dict[str, float]:
     return {key: statistics.median(row[key] for row in rows[warm_up:]) for key in SHOWN}
 
 
-def table(name: str, medians: dict[str, float]) -> Table:
-    return Table(f"A step of {name}", ("what", "median"), [[SHOWN[key], number(x)] for key, x in medians.items()])
+def table(name: str, medians: dict[str, float]) -> TextTable:
+    return TextTable(f"A step of {name}", ("what", "median"), [[SHOWN[key], number(x)] for key, x in medians.items()])

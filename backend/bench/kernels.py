@@ -24,13 +24,13 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
-from backend import rollout as backend_rollout
-from backend.network import exponential
-from backend.network.forward import split
-from backend.rollout import Rollout
-from backend.sampling import sampler
-from backend.sampling.sampler import GREEDY, Sampling
-from backend.spec.sizes import capacity
+from backend.engine.cpu import vector_exp
+from backend.engine.forward import split
+from backend.generation import rollout as backend_rollout
+from backend.generation import sampler
+from backend.generation.rollout import Rollout
+from backend.generation.sampler import GREEDY, Sampling
+from backend.spec.memory.chunking import capacity
 
 VIEWS = {
     *("Reshape", "Transpose", "Broadcast", "BroadcastAxes", "ExpandDims", "Squeeze", "Split", "Flatten", "Unflatten"),
@@ -57,9 +57,15 @@ def qwen3_policy(*, bits: int | None, dora: bool = False, layers: int = LAYERS, 
     linear_to_lora_layers(model, layers, {"rank": 8, "scale": 20.0, "dropout": 0.0}, use_dora=dora)
     model.eval()
     mx.eval(model.parameters())
-    halves = split(model)
+    split_model = split(model)
     return SimpleNamespace(
-        model=model, halves=halves, hidden=halves.hidden, logits=halves.logits, tokenizer=None, eos_ids=[1], pad_id=0
+        model=model,
+        split_model=split_model,
+        hidden=split_model.hidden,
+        logits=split_model.logits,
+        tokenizer=None,
+        eos_ids=[1],
+        pad_id=0,
     )
 
 
@@ -67,7 +73,7 @@ def kernels(rollout: Rollout, sampling: Sampling | None, *, rows: int = 4, colum
     """Launches of one compiled step, by primitive; fused ones are all called Compiled. `sampling` None: up to the logits."""
     rollout = copy.copy(rollout)
     rollout._steps = {}  # traced anew, with the stand-ins
-    rollout.face.refresh()
+    rollout.fused.refresh()
     shapes = [_kv_shape(rollout)] * len(rollout.policy.model.layers)
     columns = capacity(columns)
     dtype = rollout.policy.hidden(mx.array([[1]])).dtype
@@ -83,7 +89,7 @@ def kernels(rollout: Rollout, sampling: Sampling | None, *, rows: int = 4, colum
     with _as_on_a_gpu(sampling is None):
         out = rollout.step(sampling or GREEDY)(*inputs, keys, values)
     counted = _counted([array for _, array in tree_flatten(out)])  # pyright: ignore
-    rollout.face.release()
+    rollout.fused.release()
     return counted
 
 
@@ -110,7 +116,7 @@ def _as_on_a_gpu(without_draw: bool) -> Iterator[None]:
         held.enter_context(mock.patch.object(mx.fast, "rms_norm", lambda x, *a, **k: mx.cumsum(x, axis=-1)))
         held.enter_context(mock.patch.object(mx.fast, "rope", lambda x, *a, **k: mx.cumprod(x, axis=-1)))
         held.enter_context(mock.patch.object(mx.fast, "scaled_dot_product_attention", attention))
-        held.enter_context(mock.patch.object(exponential, "on_cpu", lambda: False))
+        held.enter_context(mock.patch.object(vector_exp, "on_cpu", lambda: False))
         held.enter_context(mock.patch.object(sampler, "on_cpu", lambda: False))
         if without_draw:
             held.enter_context(mock.patch.object(backend_rollout, "draw", lambda logits, *rest: (logits,)))

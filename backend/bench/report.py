@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from backend.bench.cases import MATCHES, SWEEPS, Bar, Match
-from backend.bench.others import DIFFERS
+from backend.bench.peer_contenders import DIFFERS
 from backend.bench.side_by_side import Result
-from backend.bench.tables import Table, number
+from backend.bench.tables import TextTable, number
+from backend.bench.workloads import MATCHES, SWEEPS, Bar, Match
 
 MEASURES = {
     "step_s": "step",
@@ -39,7 +39,7 @@ def numbers(result: Result) -> list[str]:
     return [number(took["tokens"]), number(speed), *(number(took.get(name)) for name in names)]
 
 
-def bars(results: Sequence[Result]) -> Table:
+def bars(results: Sequence[Result]) -> TextTable:
     """Every bar, with how ours stands to it. A match that was not run has no row."""
     found = {(result.case.name, result.contender): result.medians for result in results}
     rows = [
@@ -48,7 +48,7 @@ def bars(results: Sequence[Result]) -> Table:
         for bar in match.bars
         if {(match.case.name, "ours"), (match.case.name, bar.against)} <= found.keys()
     ]
-    return Table("Bars", ("case", "against", "what", "ours", "theirs", "share", "at most", ""), rows, words=3)
+    return TextTable("Bars", ("case", "against", "what", "ours", "theirs", "share", "at most", ""), rows, words=3)
 
 
 def _bar(match: Match, bar: Bar, ours: dict[str, float], theirs: dict[str, float]) -> list[str]:
@@ -60,17 +60,17 @@ def _bar(match: Match, bar: Bar, ours: dict[str, float], theirs: dict[str, float
     return [match.case.name, bar.against, MEASURES[bar.measure], *values]
 
 
-def against(results: Sequence[Result]) -> list[Table]:
+def against(results: Sequence[Result]) -> list[TextTable]:
     """Each case with everyone who ran it, and the bars."""
     rows = [[result.case.name, result.contender, *numbers(result)] for result in results]
-    return [bars(results), Table("Side by side", ("case", "who", *NUMBERS), rows, words=2)]
+    return [bars(results), TextTable("Side by side", ("case", "who", *NUMBERS), rows, words=2)]
 
 
-def ours(results: Sequence[Result]) -> list[Table]:
-    return [Table("Ours", ("case", *NUMBERS), [[result.case.name, *numbers(result)] for result in results])]
+def ours(results: Sequence[Result]) -> list[TextTable]:
+    return [TextTable("Ours", ("case", *NUMBERS), [[result.case.name, *numbers(result)] for result in results])]
 
 
-def samples(results: Sequence[Result]) -> list[Table]:
+def samples(results: Sequence[Result]) -> list[TextTable]:
     rows = [
         [
             str(result.case.rows),
@@ -82,15 +82,15 @@ def samples(results: Sequence[Result]) -> list[Table]:
         for result in results
     ]
     columns = ("rows together", "a sample, ms", "a sample, wall ms", "tok/s", "MB")
-    return [Table("The cost of a sample", columns, rows)]
+    return [TextTable("The cost of a sample", columns, rows)]
 
 
-def ablation(results: Sequence[Result]) -> list[Table]:
+def ablation(results: Sequence[Result]) -> list[TextTable]:
     """Each case: everything on, then each technique off by itself, as a share of everything on."""
     return [_ablated(name, list(group)) for name, group in groupby(results, lambda result: result.case.name)]
 
 
-def _ablated(name: str, results: Sequence[Result]) -> Table:
+def _ablated(name: str, results: Sequence[Result]) -> TextTable:
     whole = next(result for result in results if result.contender == "ours").medians
     rows = []
     for result in results:
@@ -100,22 +100,22 @@ def _ablated(name: str, results: Sequence[Result]) -> Table:
         ]
         rows.append(["everything on" if off == "ours" else off, number(took["step_s"]), *shares])
     columns = ("switched off", "step, s", "sampling ×", "learning ×", "step ×", "MB sampling ×", "MB learning ×")
-    return Table(name, columns, rows)
+    return TextTable(name, columns, rows)
 
 
-def sweep(results: Sequence[Result]) -> list[Table]:
+def sweep(results: Sequence[Result]) -> list[TextTable]:
     """One table an axis."""
     axis_of = {case.name: axis for axis, cases in SWEEPS.items() for case in cases}
     tables = []
     for axis, group in groupby(results, lambda result: axis_of[result.case.name]):
         rows = [[result.case.name, result.contender, *numbers(result)] for result in group]
-        tables.append(Table(axis.capitalize(), ("case", "who", *NUMBERS), rows, words=2))
+        tables.append(TextTable(axis.capitalize(), ("case", "who", *NUMBERS), rows, words=2))
     return tables
 
 
-def start(rows: Sequence[dict[str, Any]]) -> list[Table]:
+def start(rows: Sequence[dict[str, Any]]) -> list[TextTable]:
     cells = [[row["until"], number(row["wall"]), number(row["cpu"])] for row in rows]
-    return [Table("From nothing", ("until", "wall s", "CPU s"), cells)]
+    return [TextTable("From nothing", ("until", "wall s", "CPU s"), cells)]
 
 
 def differs() -> str:
@@ -123,11 +123,11 @@ def differs() -> str:
     return "\n".join(f"- **{name}**: {text}" for name, text in DIFFERS.items()) + "\n"
 
 
-def _results(table: Callable[[list[Result]], list[Table]]) -> Callable[[list[dict[str, Any]]], list[Table]]:
+def _results(table: Callable[[list[Result]], list[TextTable]]) -> Callable[[list[dict[str, Any]]], list[TextTable]]:
     return lambda raw: table([Result.of(one) for one in raw])
 
 
-SECTIONS: dict[str, Callable[[list[dict[str, Any]]], list[Table]]] = {
+SECTIONS: dict[str, Callable[[list[dict[str, Any]]], list[TextTable]]] = {
     "ours": _results(ours),
     "against": _results(against),
     "samples": _results(samples),

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from backend import blas
-from backend.bench import ablation, cases, peers, side_by_side
-from backend.bench.cases import Case
+from backend.bench import ablation, peers, side_by_side, workloads
+from backend.bench.workloads import Case
+from backend.engine.cpu import blas
 
 Results = list[dict[str, Any]]
 Note = Callable[[str], None]
@@ -29,14 +29,14 @@ def planned(section: str) -> Planned:
     if section == "against":
         if not peers.versions():
             raise LookupError("The peers are not installed; run python -m backend.bench peers --install first.")
-        return [(match.case, match.contenders) for match in cases.MATCHES]
+        return [(match.case, match.contenders) for match in workloads.MATCHES]
     if section == "ablation":
         everyone = ("ours", *(f"ours, without {technique}" for technique in ablation.SWITCHES))
-        return [(case, everyone) for case in cases.ABLATED]
+        return [(case, everyone) for case in workloads.ABLATED]
     chosen = {
-        "ours": cases.SMALL,
-        "samples": cases.ROWS,
-        "sweep": [case for axis in cases.SWEEPS.values() for case in axis],
+        "ours": workloads.SMALL,
+        "samples": workloads.ROWS,
+        "sweep": [case for axis in workloads.SWEEPS.values() for case in axis],
     }
     return [(case, ("ours",)) for case in chosen[section]]
 
@@ -50,9 +50,9 @@ def compare(plan: Planned, rounds: int, warm_up: int) -> Results:
 
 
 def _starts(rounds: int, warm_up: int, models: Path, note: Note) -> Results:
-    from backend.bench import start
+    from backend.bench import startup
 
-    return start.measure(rounds, warm_up, models, note)
+    return startup.measure(rounds, warm_up, models, note)
 
 
 def _with_models(work: Callable[[Path, Note], Results]) -> Results:

@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import Any
 
 from backend.bench import peers
-from backend.bench.cases import PEERS, Case
-from backend.bench.model import folder_of
+from backend.bench.random_model import folder_of
+from backend.bench.workloads import PEERS, Case
 from backend.spec.places import project_root
 
 Note = Callable[[str], None]
@@ -55,7 +55,7 @@ class Worker:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         python = peers.python() if contender in PEERS else Path(sys.executable)
         self._process = subprocess.Popen(
-            [str(python), "-m", "backend.bench.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+            [str(python), "-m", "backend.bench.contender_process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
             text=True, cwd=project_root(), env=os.environ | {"PYTHONPATH": str(project_root()), "HF_HUB_OFFLINE": "1"},
         )  # fmt: skip
         self.ready = self._answer({"contender": contender, "case": case.as_dict(), "model": str(model)})["ready"]

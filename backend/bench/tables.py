@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TextTable:
     """The first `words` columns hold words and lean left; the others hold numbers."""
 
     title: str

@@ -13,7 +13,7 @@ import typer
 from backend.cli.outcome import verb
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
-from backend.spec.memory import Estimate
+from backend.spec.memory.estimate import Estimate
 
 ROWS = 20_000
 """Rows that are looked at for the longest prompt."""
@@ -40,12 +40,12 @@ def estimate(
     prompt: Annotated[int | None, typer.Option("--prompt", help="Tokens of the longest prompt.", min=1)] = None,
 ) -> None:
     """Say what memory a run needs, phase by phase; loads no weights."""
-    from backend.local import folder_of
+    from backend.models.inventory import folder_of
     from backend.spec.config import load
-    from backend.spec.memory import estimate as work_out
-    from backend.spec.memory import machine_bytes
-    from backend.spec.shape import shape_of
-    from backend.spec.sources import model_source
+    from backend.spec.memory.estimate import estimate as work_out
+    from backend.spec.memory.estimate import machine_bytes
+    from backend.spec.memory.model_shape import shape_of
+    from backend.spec.model_and_data_names import model_source
 
     settings = load(config)
     model_source(settings.model, "model")
@@ -76,7 +76,7 @@ def longest_prompt(config: Config, folder: Path) -> int | None:
 
 
 def _texts(config: Config) -> Iterator[str]:
-    from backend.data import messages_of, read_splits
+    from backend.data.rows import messages_of, read_splits
 
     for row in islice(read_splits(config).train, ROWS):
         yield "\n".join(str(message["content"]) for message in messages_of(row, config, "a row"))
@@ -86,7 +86,7 @@ def _show(found: Estimate) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from backend.spec.memory import amount
+    from backend.spec.memory.estimate import amount
 
     phases: dict[str, dict[str, Any]] = {"sampling": found.rollout.to_dict(), "learning": found.training.to_dict()}
     table = Table("", *phases, "", box=None)

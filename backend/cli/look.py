@@ -21,7 +21,7 @@ RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Where run fold
 @verb
 def check(config: Annotated[Path, typer.Argument(help="The settings, a YAML file.")], as_json: AsJson = False) -> None:
     """Say every problem with settings, model, dataset, columns and rewards; loads no weights."""
-    from backend.check import check as find
+    from backend.run.preflight import check as find
     from backend.spec.config import read
 
     try:
@@ -70,7 +70,7 @@ def list_rewards(
     """Every reward function there is; a file's are read from its text, which is not run."""
     from dataclasses import asdict
 
-    from backend.spec.catalog import builtin_rewards, locate_reward_file, rewards_in_file
+    from backend.spec.rewards.catalog import builtin_rewards, locate_reward_file, rewards_in_file
 
     entries = builtin_rewards() + (rewards_in_file(locate_reward_file(file)) if file else [])
     if as_json:
@@ -91,7 +91,7 @@ def score_rewards(
     as_json: AsJson = False,
 ) -> None:
     """Score completions that are given, with the config's functions and weights; the verdict goes to stderr."""
-    from backend.rewards.table import line_of, read_groups, together
+    from backend.rewards.completion_lines import line_of, read_groups, together
     from backend.spec.config import problems, read
 
     raw = read(config)
@@ -108,12 +108,12 @@ def sample_rewards(
     as_json: AsJson = False,
 ) -> None:
     """Sample completions from the model as a run begins with it, and score them; the verdict goes to stderr."""
-    from backend.rewards.table import line_of
+    from backend.rewards.completion_lines import line_of
+    from backend.run.trial_sampling import Pick, TrialSampler
     from backend.spec.config import load
-    from backend.tryout import Pick, Tryout
 
     settings = load(config)
-    groups = Tryout().sample(settings, Pick("random", count), settings.group_size, settings.seed, _tell_phase())
+    groups = TrialSampler().sample(settings, Pick("random", count), settings.group_size, settings.seed, _tell_phase())
     lines = [line_of(group) for group in groups]
     if out is not None:
         out.write_text("".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines), "utf-8")
@@ -127,16 +127,16 @@ def rerun_cases(
     as_json: AsJson = False,
 ) -> None:
     """Score the cases kept with a reward file again; exit code 2 where one does not get what it should."""
-    from backend.rewards.apart import Scorer
     from backend.rewards.cases import cases_file, read_cases, rerun
-    from backend.spec.catalog import locate_reward_file
+    from backend.rewards.sandbox.client import SandboxClient
     from backend.spec.config import SETTINGS
+    from backend.spec.rewards.catalog import locate_reward_file
 
     path = locate_reward_file(file).resolve()
     cases = read_cases(path)
     if not cases:
         raise Mistake("cases", f"No cases are kept in {cases_file(path)}.")
-    scorer = Scorer()
+    scorer = SandboxClient()
     try:
         found = rerun(scorer, path, cases, float(SETTINGS["reward_timeout"].default))
     finally:
@@ -155,10 +155,10 @@ def rerun_cases(
 
 def _scored(settings: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, Any]:
     """What the functions gave, with its verdict. Raises Mistake where one of them fails: a run would stop there."""
-    from backend.rewards.apart import Scorer
-    from backend.scoring import Rules, score_lines
+    from backend.rewards.sandbox.client import SandboxClient
+    from backend.rewards.trial_scoring import Rules, score_lines
 
-    scorer = Scorer()
+    scorer = SandboxClient()
     try:
         found = score_lines(scorer, lines, Rules.of(settings))
     finally:
@@ -211,7 +211,7 @@ def _reward_settings(raw: dict[str, Any], faults: list[Any]) -> dict[str, Any]:
     ]  # a mistyped key among them
     if mine:
         raise Mistake(mine)
-    from backend.spec.spelling import translate
+    from backend.spec.aliases import translate
 
     given = {key: value for key, value in translate(raw)[0].items() if key in wanted}
     return parse({"model": "-", "data": "-", **given}).model_dump()
@@ -232,7 +232,7 @@ def export(
     runs_dir: RunsDir = None,
 ) -> None:
     """Put a finished run's model into LM Studio or a folder, loaded back to make sure."""
-    from backend.export import export as put
+    from backend.models.export import export as put
     from backend.spec.places import find_run
 
     found = find_run(run, runs_dir)

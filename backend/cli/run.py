@@ -15,10 +15,10 @@ import typer
 import yaml
 
 from backend.cli.outcome import FINISHED, verb
+from backend.spec.aliases import translate
 from backend.spec.config import SETTINGS, TEXTS, Config, beside, dump, load, parse, read
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, default_run_name, demo_config, find_run, make_run_folder
-from backend.spec.spelling import translate
 
 RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Where run folders go.")]
 Stream = Annotated[bool, typer.Option("--stream", help="Repeat the diary on stdout, one JSON object a line.")]
@@ -76,7 +76,7 @@ def demo(
     progress: Live = None,
 ) -> None:
     """Train the bundled model on the bundled sums, and say how many it gets right before and after."""
-    from backend.demo.measure import test_accuracy
+    from backend.demo.accuracy import test_accuracy
 
     if rebuild:
         from backend.demo.build import rebuild as build
@@ -130,7 +130,7 @@ def _change(text: str) -> tuple[str, Any]:
 
 def _fresh_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> tuple[Config, RunFolder]:
     """Check everything first, so that a mistake leaves nothing behind; then make the folder and put the settings in."""
-    from backend.check import check
+    from backend.run.preflight import check
 
     # What works here must work from the run's folder as well, where config.yaml is read again.
     raw = beside(Path.cwd(), raw) | ({} if name is None else {"run_name": name})
@@ -154,7 +154,7 @@ def _prepared_folder(path: Path) -> RunFolder:
 
 def load_or_note(folder: RunFolder) -> Config:
     """The folder's settings, checked like any others; what is wrong goes into the diary too, since the window reads it."""
-    from backend.check import check
+    from backend.run.preflight import check
 
     try:
         raw = read(folder.config)
@@ -187,9 +187,9 @@ def finish(
     folder: RunFolder, settings: Config, stream: bool, progress: bool | None, *, quiet: bool = False, leave: bool = True
 ) -> None:
     """Train in `folder` with the display asked for, then exit with the run's code unless it finished."""
-    from backend import blas
+    from backend.engine.cpu import blas
+    from backend.run.trainer import train as run_training
     from backend.spec.command import shown
-    from backend.trainer import train as run_training
 
     if not (stream or quiet):
         print(folder.path, flush=True)

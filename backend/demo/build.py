@@ -10,10 +10,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from backend.demo import model as demo_model
-from backend.demo import tokenizer as demo_tokenizer
+from backend.demo import char_tokenizer as demo_tokenizer
+from backend.demo import demo_model as demo_model
 from backend.demo import warmup
-from backend.demo.arithmetic import Sum, pools
+from backend.demo.sums import Sum, pools
 
 
 def rebuild(

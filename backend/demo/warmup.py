@@ -15,9 +15,9 @@ import numpy as np
 from mlx_lm.models import qwen3
 from transformers import PreTrainedTokenizerFast
 
-from backend.demo.arithmetic import Sum, careful, sloppy
-from backend.demo.tokenizer import END
-from backend.optimize import clip_by_norm, optimizer, schedule
+from backend.demo.char_tokenizer import END
+from backend.demo.sums import Sum, careful, sloppy
+from backend.training.optimizer import clip_by_norm, optimizer, schedule
 
 STEPS, ROWS = 400, 64
 CAREFUL_SHARE = 0.35

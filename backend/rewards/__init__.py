@@ -5,11 +5,11 @@ A person's file needs one line of it: `from backend.rewards import register_rewa
 """
 
 # Importing these registers what ships with the program, in the order in which tables list it.
-from backend.rewards import builtin as builtin  # isort: skip
-from backend.rewards import answers as answers  # isort: skip
-from backend.rewards import formats as formats  # isort: skip
-from backend.rewards import texts as texts  # isort: skip
-from backend.rewards import lengths as lengths  # isort: skip
-from backend.rewards.registry import RewardCall, get_reward_function, register_reward_function
+from backend.rewards.functions import r1 as r1  # isort: skip
+from backend.rewards.functions import answers as answers  # isort: skip
+from backend.rewards.functions import formats as formats  # isort: skip
+from backend.rewards.functions import texts as texts  # isort: skip
+from backend.rewards.functions import lengths as lengths  # isort: skip
+from backend.rewards.registry import RewardCallable, get_reward_function, register_reward_function
 
-__all__ = ["RewardCall", "get_reward_function", "register_reward_function"]
+__all__ = ["RewardCallable", "get_reward_function", "register_reward_function"]

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backend.rewards.apart import Scorer, Task
-from backend.spec.catalog import builtin_rewards, computes_names, reward_call, rewards_in_file
+from backend.rewards.sandbox.client import SandboxClient, SandboxTask
 from backend.spec.faults import Mistake
+from backend.spec.rewards.catalog import builtin_rewards, computes_names, reward_call, rewards_in_file
 
 TOLERANCE = 1e-6
 """Scores that differ by less, absolutely or as a share, are the same."""
@@ -98,7 +98,7 @@ def write_cases(reward_file: Path, cases: Sequence[Case]) -> None:
 def new_case(
     line: Mapping[str, Any], completion: str, expected: Expected, calls: Mapping[str, str] | None = None
 ) -> Case:
-    """A case of one completion; `line` is its group, as `backend.rewards.table.line_of` writes it."""
+    """A case of one completion; `line` is its group, as `backend.rewards.completion_lines.line_of` writes it."""
     wanted = ("prompt", "answer", "type", "columns", "messages")
     about = {key: line[key] for key in wanted if line.get(key) not in (None, [], {})}
     told = next((one for one in line.get("completions") or () if one.get("text") == completion), {})
@@ -119,14 +119,14 @@ def is_same(one: Case, other: Case) -> bool:
 
 
 def rerun(
-    scorer: Scorer, file: Path, cases: Sequence[Case], timeout_s: float, poll: Callable[[], None] = lambda: None
+    scorer: SandboxClient, file: Path, cases: Sequence[Case], timeout_s: float, poll: Callable[[], None] = lambda: None
 ) -> list[Checked]:
     """Score every case with the functions it names. Raises Mistake where the file cannot be loaded."""
     calls = _calls(cases)
     known = [entry for entry in calls.values() if _is_there(entry, file)]
     if not known:
         return [check(case, {}) for case in cases]
-    outcomes = scorer.score(Task(known, [_line(case) for case in cases], file, timeout_s), poll)
+    outcomes = scorer.score(SandboxTask(known, [_line(case) for case in cases], file, timeout_s), poll)
     sound = [one for one in outcomes if one.error is None]
     return [check(case, {one.name: one.scores[place] for one in sound}) for place, case in enumerate(cases)]
 

@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any, TypeVar, overload
 
-RewardCall = Callable[..., Any]
+RewardCallable = Callable[..., Any]
 """(prompts, completions, answer, types) → one number or None for each completion; may be `async def`."""
 
-Call = TypeVar("Call", bound=RewardCall)
+Call = TypeVar("Call", bound=RewardCallable)
 
-REWARD_REGISTRY: dict[str, RewardCall] = {}
+REWARD_REGISTRY: dict[str, RewardCallable] = {}
 """The functions that ship with the program, in the order in which they are written."""
 
 # Innermost last. Only `compat.library`, which holds a lock, pushes here.
-_tables: list[MutableMapping[str, RewardCall]] = [REWARD_REGISTRY]
+_tables: list[MutableMapping[str, RewardCallable]] = [REWARD_REGISTRY]
 
 
 @overload
@@ -29,7 +29,7 @@ def register_reward_function(name: Call) -> Call: ...
 def register_reward_function(name: Any = None, *, label: str | None = None) -> Any:
     """Register the decorated function as `name`, or under its own name without one (brackets may be left out).
 
-    `label` is what tables call it. It is read from the source text by `backend.spec.catalog`, which never runs a
+    `label` is what tables call it. It is read from the source text by `backend.spec.rewards.catalog`, which never runs a
     person's file; nothing here keeps it.
     """
     if callable(name):
@@ -42,7 +42,7 @@ def register_reward_function(name: Any = None, *, label: str | None = None) -> A
     return decorate
 
 
-def get_reward_function(name: str) -> RewardCall:
+def get_reward_function(name: str) -> RewardCallable:
     """The function registered as `name`; KeyError, naming the known ones, if there is none."""
     if name not in _tables[-1]:
         raise KeyError(f"no reward function is called {name}; known are {', '.join(_tables[-1])}")
@@ -64,7 +64,7 @@ def require(sound: bool, sentence: str) -> None:
 
 
 @contextmanager
-def registering_into(table: MutableMapping[str, RewardCall]) -> Iterator[None]:
+def registering_into(table: MutableMapping[str, RewardCallable]) -> Iterator[None]:
     """While open, the decorator writes to `table` and look-ups read from it."""
     _tables.append(table)
     try:

@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from backend.rewards.files import RewardFile, load_plain_file, load_reward_file
-from backend.rewards.registry import REWARD_REGISTRY, RewardCall
-from backend.spec.calls import Call
-from backend.spec.catalog import (
+from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
+from backend.rewards.user_files import RewardFile, load_plain_file, load_reward_file
+from backend.spec.faults import Fault, Mistake
+from backend.spec.rewards.catalog import (
     argument_sentences,
     locate_reward_file,
     reward_call,
     twice_sentences,
     unknown_sentence,
 )
-from backend.spec.faults import Fault, Mistake
-from backend.spec.source import INPUTS, Parameter
+from backend.spec.rewards.entry import RewardCall
+from backend.spec.rewards.parse import INPUTS, Parameter
 
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -70,7 +70,7 @@ class RewardFunction:
     """
 
     name: str
-    call: RewardCall
+    call: RewardCallable
     arguments: Arguments
     home: RewardFile | None = None
     given: dict[str, Any] = field(default_factory=dict)
@@ -102,13 +102,13 @@ class RewardFunction:
         return {**self.arguments.choose(offered), **self.given}
 
 
-def reward_function(name: str, call: RewardCall, home: RewardFile | None = None) -> RewardFunction:
+def reward_function(name: str, call: RewardCallable, home: RewardFile | None = None) -> RewardFunction:
     """Make any callable a RewardFunction; Mistake on `reward_functions` if it cannot be called or inspected."""
-    return _function(Call(name), call, home)
+    return _function(RewardCall(name), call, home)
 
 
 def _function(
-    entry: Call, call: RewardCall, home: RewardFile | None, own: Iterable[str] = (), dialect: Dialect = "ours"
+    entry: RewardCall, call: RewardCallable, home: RewardFile | None, own: Iterable[str] = (), dialect: Dialect = "ours"
 ) -> RewardFunction:
     try:
         arguments = Arguments.of(call, {*own, *entry.arguments})
@@ -127,7 +127,7 @@ def resolve(names: list[str], file: Path | None = None, base: Path | None = None
     shelf = _Shelf(load_reward_file(file) if file else None, base)
     found: list[RewardFunction] = []
     faults: list[Fault] = [] if names else [Fault("reward_functions", "No reward function is chosen.")]
-    entries: list[Call] = []
+    entries: list[RewardCall] = []
     for text in names:
         try:
             entries.append(reward_call(text, shelf.known))
@@ -150,7 +150,7 @@ class _Shelf:
         self._base = base
         self._files = {home.path.resolve(): home} if home else {}
 
-    def function(self, entry: Call) -> RewardFunction:
+    def function(self, entry: RewardCall) -> RewardFunction:
         """Raises Mistake on `reward_functions`."""
         if entry.file:
             home = self._file(entry.file)
@@ -167,7 +167,9 @@ class _Shelf:
             self._files[place] = load_plain_file(place)
         return self._files[place]
 
-    def _checked(self, entry: Call, call: RewardCall, home: RewardFile | None, dialect: Dialect) -> RewardFunction:
+    def _checked(
+        self, entry: RewardCall, call: RewardCallable, home: RewardFile | None, dialect: Dialect
+    ) -> RewardFunction:
         shipped = home is None
         parameters = _parameters(call) if entry.arguments or shipped else []
         sentences = argument_sentences(entry, parameters, shipped)
@@ -180,8 +182,8 @@ class _Shelf:
         return _function(entry, call, home, own, dialect)
 
 
-def _parameters(call: RewardCall) -> list[Parameter]:
-    """What `backend.spec.source` reads from the text of a `def`, from the function itself."""
+def _parameters(call: RewardCallable) -> list[Parameter]:
+    """What `backend.spec.rewards.parse` reads from the text of a `def`, from the function itself."""
     try:
         signature = inspect.signature(call).parameters.values()
     except (TypeError, ValueError):
@@ -196,7 +198,7 @@ def _kind(parameter: inspect.Parameter) -> str:
     return "" if kind is parameter.empty else kind if isinstance(kind, str) else inspect.formatannotation(kind)
 
 
-def _try_out(entry: Call, call: RewardCall) -> None:
+def _try_out(entry: RewardCall, call: RewardCallable) -> None:
     """Let a shipped function judge its arguments, which it does before it looks at completions."""
     try:
         call(prompts=[], completions=[], answer=[], **entry.arguments)

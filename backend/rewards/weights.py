@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from backend.nouns import Group
+from backend.types import Group
 
 Kind = Literal["constant", "linear", "adaptive"]
 

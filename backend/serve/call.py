@@ -11,7 +11,7 @@ class Cancelled(Exception):
     """The question was taken back; the handler leaves everything sound and ends."""
 
 
-class Call:
+class QuestionCall:
     """Handed to every handler. `tell` sends progress; `check` raises Cancelled once the question was taken back."""
 
     def __init__(self, tell: Callable[[dict[str, Any]], None] = lambda progress: None) -> None:

@@ -4,7 +4,7 @@
     {"id": 7, "progress": {…}} …, then one of {"id": 7, "answer": …}  {"id": 7, "faults": [{"setting", "sentence"}]}
     {"id": 7, "cancelled": true}; a bug is a fault with a "traceback" beside it, and the loop goes on.
 
-It knows nothing of what is asked: `backend.serve.table` does.
+It knows nothing of what is asked: `backend.serve.questions` does.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
-from backend.serve.call import Call, Cancelled
-from backend.serve.table import QUESTIONS, Question
+from backend.serve.call import Cancelled, QuestionCall
+from backend.serve.questions import QUESTIONS, Question
 from backend.spec.events import plain
 from backend.spec.faults import Fault, Mistake
 
@@ -34,7 +34,7 @@ class Server:
 
     def __init__(self, write: Callable[[bytes], None], questions: Mapping[str, Question] = QUESTIONS) -> None:
         self._write, self._questions = write, questions
-        self._writing, self._calls = threading.Lock(), dict[int, Call]()
+        self._writing, self._calls = threading.Lock(), dict[int, QuestionCall]()
         self._pool = ThreadPoolExecutor(POOL, thread_name_prefix="question")
         self._model = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._lasting: list[threading.Thread] = []
@@ -65,7 +65,7 @@ class Server:
         if question is None:
             self._say({"id": number, "faults": [Fault("", f"There is no question {name}.").to_dict()]})
             return
-        call = Call(lambda progress: self._say({"id": number, "progress": progress}))
+        call = QuestionCall(lambda progress: self._say({"id": number, "progress": progress}))
         self._calls[number] = call
         self._start(question, lambda: self._answer(number, question, asked, call))
 
@@ -81,7 +81,7 @@ class Server:
         if call := self._calls.get(number):  # answered already otherwise
             call.take_back()
 
-    def _answer(self, number: int, question: Question, asked: dict[str, Any], call: Call) -> None:
+    def _answer(self, number: int, question: Question, asked: dict[str, Any], call: QuestionCall) -> None:
         said = _outcome(question, asked, call)
         self._calls.pop(number, None)
         self._say({"id": number, **said})
@@ -93,7 +93,7 @@ class Server:
             self._write(line)
 
 
-def _outcome(question: Question, asked: dict[str, Any], call: Call) -> Message:
+def _outcome(question: Question, asked: dict[str, Any], call: QuestionCall) -> Message:
     """What is said of a question in the end. A bug is told with its traceback, and answered all the same."""
     try:
         call.check()  # it may have waited for a thread, and be wanted no longer

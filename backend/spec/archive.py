@@ -11,9 +11,9 @@ from typing import Any, BinaryIO, cast
 
 import yaml
 
-from backend.spec.clock import WorkClock
 from backend.spec.events import ENDINGS, Event, parse_line
 from backend.spec.places import RunFolder
+from backend.spec.work_clock import WorkClock
 
 TAIL_BYTES = 1 << 16
 YOUNG_S = 20.0

@@ -1,5 +1,5 @@
 """Checks that need more than one setting. Each names the settings it reads and runs only when all of those are sound,
-so that one bad field never hides another's fault. Nothing here opens a file: see `backend.check` for what is on disk.
+so that one bad field never hides another's fault. Nothing here opens a file: see `backend.run.preflight` for what is on disk.
 """
 
 from __future__ import annotations

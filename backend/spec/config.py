@@ -1,6 +1,6 @@
 """Every setting of a run, once. Form, YAML, command line, checks and help are all read from this list.
 
-The keys are the YAML file's; a file written for mlx-lm-lora means the same here (`backend.spec.spelling` translates its
+The keys are the YAML file's; a file written for mlx-lm-lora means the same here (`backend.spec.aliases` translates its
 words). To add a setting, add one field below and the line that uses it; nothing else names it.
 """
 
@@ -14,12 +14,12 @@ from typing import Annotated, Any, cast
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from backend.spec.catalog import DEFAULT_REWARDS, anchored, nearest, split_names
+from backend.spec.aliases import UNDERSTOOD, translate
 from backend.spec.checks import cross_faults
 from backend.spec.faults import Fault, Mistake
-from backend.spec.losses import levels, losses
+from backend.spec.loss_menu import levels, losses
+from backend.spec.rewards.catalog import DEFAULT_REWARDS, anchored, nearest, split_names
 from backend.spec.setting import Setting, described, setting
-from backend.spec.spelling import UNDERSTOOD, translate
 
 SECTIONS: dict[str, str] = {
     "algorithm": "Algorithm",

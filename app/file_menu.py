@@ -1,0 +1,127 @@
+"""What the File menu does: the form into files and out of them, presets, recent files, and the question before anything is
+lost. One half of the window, in a file of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtWidgets import QApplication, QFileDialog, QMainWindow
+
+from app.model.presets import presets
+from app.model.session import Session
+from app.questions import ask
+from app.widgets.basic.status_strip import Strip
+from app.widgets.form.preset_panel import PresetPanel
+from backend.spec.export_mlx_lm_lora import for_mlx_lm_lora
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+
+
+class FileWindow(QMainWindow):
+    """A window with a form that lives in files. Whoever is one has `session` and `strip`, and can show pages."""
+
+    session: Session
+    strip: Strip
+
+    def show_page(self, key: str) -> None:
+        raise NotImplementedError
+
+    def new_config(self) -> None:
+        if self._may_replace_form():
+            self.session.draft.reset()
+            self.show_page("train")
+
+    def show_presets(self) -> None:
+        """Offer the presets; the one that is taken can be undone like any edit."""
+        try:
+            panel = PresetPanel(presets(), self.session.draft.values(), self)
+        except Mistake as mistake:
+            self.strip.show_sentence(mistake.faults[0].sentence)
+            return
+        panel.taken.connect(self.session.apply_preset)
+        panel.open()
+
+    def copy_command(self) -> None:
+        """The command that does what Run does, to be pasted into a terminal."""
+        QApplication.clipboard().setText(self.session.draft.shown_command())
+        self.strip.show_sentence("Copied the command that trains what the form says.")
+
+    def export_config(self) -> None:
+        """Write the form as a file for mlx-lm-lora, and say what of it that program has no setting for."""
+        try:
+            text, missing = for_mlx_lm_lora(self.session.draft.config())
+            path = self.choose_export_path()
+            if path is None:
+                return
+            path.write_text(text, encoding="utf-8")
+        except Mistake as mistake:
+            self.strip.show_sentence(mistake.faults[0].sentence)
+        except OSError as error:
+            self.strip.show_sentence(f"The file cannot be written: {error.strerror}.")
+        else:
+            left = f" Left out, as mlx-lm-lora has no such setting: {', '.join(missing)}." if missing else ""
+            self.strip.show_sentence(f"Wrote {path.name}.{left}")
+
+    def choose_export_path(self) -> Path | None:
+        start = self.session.prefs.last_folder / "mlx-lm-lora.yaml"
+        chosen, _ = QFileDialog.getSaveFileName(self, "Export for mlx-lm-lora", str(start), "Config (*.yaml)")
+        return Path(chosen) if chosen else None
+
+    def open_config(self) -> None:
+        start = str(self.session.prefs.last_folder)
+        chosen, _ = QFileDialog.getOpenFileName(self, "Open config", start, "Config (*.yaml *.yml)")
+        if chosen:
+            self.open_path(Path(chosen))
+
+    def open_path(self, path: Path) -> None:
+        """Open a YAML file in the form, after asking about edits that would be lost."""
+        if self._may_replace_form():
+            self.session.load_config(path)
+
+    def open_settings(self, run: RunFolder) -> None:
+        """Bring a run's settings into the form, after asking about edits that would be lost."""
+        if self._may_replace_form():
+            self.session.load_settings(run)
+
+    def save_config(self) -> bool:
+        """Save where the form came from; False when that was called off or failed."""
+        path = self.session.draft.path
+        return self._save_to(path) if path is not None else self.save_config_as()
+
+    def save_config_as(self) -> bool:
+        path = self.choose_save_path()
+        return self._save_to(path) if path is not None else False
+
+    def choose_save_path(self) -> Path | None:
+        start = self.session.draft.path or self.session.prefs.last_folder / "config.yaml"
+        chosen, _ = QFileDialog.getSaveFileName(self, "Save config", str(start), "Config (*.yaml)")
+        return Path(chosen) if chosen else None
+
+    def _save_to(self, path: Path) -> bool:
+        try:
+            self.session.draft.save(path)
+        except Mistake as mistake:
+            self.strip.show_sentence(mistake.faults[0].sentence)
+            return False
+        self.session.prefs.remember(path)
+        self.strip.show_sentence(f"Saved {path.name}.")
+        return True
+
+    def _may_replace_form(self) -> bool:
+        """Whether the form may be replaced: it is saved, or the person lets it go."""
+        if not self.session.draft.dirty:
+            return True
+        answer = self.ask_about_edits()
+        return self.save_config() if answer == "save" else answer == "discard"
+
+    # A question in a method of its own, so that tests can answer it
+
+    def ask_about_edits(self) -> str:
+        """save, discard or cancel."""
+        return ask(
+            self,
+            "Save the changes to this config?",
+            "They are lost otherwise.",
+            {"save": "Save", "discard": "Do not save", "cancel": "Cancel"},
+        )

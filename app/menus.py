@@ -1,0 +1,207 @@
+"""Every menu entry, once: its word, its shortcut, its icon, and the method of the window that it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject
+from PySide6.QtGui import QAction, QActionGroup, QKeySequence, QUndoStack
+from PySide6.QtWidgets import QMenu
+
+from app import theme
+from app.pages import PAGES
+from app.widgets.basic.icons import icon
+
+if TYPE_CHECKING:
+    from app.window import Window
+
+Keys = str | QKeySequence.StandardKey
+
+
+@dataclass(frozen=True, slots=True)
+class MenuEntry:
+    """`slot` is a method of the window or, where `page` names one, of that page, which is then shown; what `waits` is
+    disabled until the page says that it can be done. `icon` is one of ours, where the toolbar shows the action."""
+
+    name: str
+    text: str
+    keys: Keys
+    slot: str
+    icon: str = ""
+    tip: str = ""
+    page: str = ""
+    waits: bool = False
+
+
+_STANDARD = QKeySequence.StandardKey
+MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
+    "File": (
+        MenuEntry("new", "New", _STANDARD.New, "new_config"),
+        MenuEntry("open", "Open config…", _STANDARD.Open, "open_config"),
+        MenuEntry("presets", "Presets…", "Ctrl+Shift+T", "show_presets"),
+        None,
+        MenuEntry("save", "Save", _STANDARD.Save, "save_config"),
+        MenuEntry("save_as", "Save as…", "Ctrl+Shift+S", "save_config_as"),
+        MenuEntry("export_config", "Export for mlx-lm-lora…", "Ctrl+Shift+E", "export_config"),
+        None,
+        MenuEntry("quit", "Quit", _STANDARD.Quit, "close"),
+    ),
+    "Edit": (
+        MenuEntry("undo", "Undo", _STANDARD.Undo, "undo"),
+        MenuEntry("redo", "Redo", "Ctrl+Shift+Z", "redo"),
+        None,
+        MenuEntry("copy", "Copy", _STANDARD.Copy, "copy"),
+        MenuEntry("copy_command", "Copy the command", "Ctrl+Shift+C", "copy_command"),
+        None,
+        MenuEntry("find", "Find a setting", _STANDARD.Find, "find_setting", page="train"),
+    ),
+    "Run": (
+        MenuEntry("run", "Run", "Ctrl+R", "run", "play", "Train what the form says"),
+        MenuEntry("pause", "Pause", "Ctrl+Shift+P", "pause", "pause", "Hold the run, or let it go on"),
+        MenuEntry("stop", "Stop", "Ctrl+.", "stop", "stop", "Save and end the run"),
+        MenuEntry("save_now", "Save now", "Ctrl+Shift+K", "save_now", "save", "Write a checkpoint now"),
+        None,
+        MenuEntry("resume", "Resume from the checkpoint", "Ctrl+Shift+R", "resume"),
+        MenuEntry("export", "Export…", "Ctrl+E", "export"),
+        None,
+        MenuEntry("open_folder", "Open the run's folder", "Ctrl+Shift+O", "open_folder"),
+        MenuEntry("open_log", "Open the log", "Ctrl+L", "open_log"),
+    ),
+    "Rewards": (
+        MenuEntry("sample", "Sample completions", "Ctrl+D", "sample", page="rewards"),
+        MenuEntry(
+            "try_rows", "Try rewards on the chosen rows", "Ctrl+Shift+D", "try_rewards", page="dataset", waits=True
+        ),
+        MenuEntry("read_completions", "Open completions…", "Ctrl+Alt+O", "read_completions", page="rewards"),
+        MenuEntry("paste_completions", "Paste completions", "Ctrl+Shift+V", "paste_completions", page="rewards"),
+        None,
+        MenuEntry("score", "Score again", "Ctrl+Return", "score", page="rewards", waits=True),
+        MenuEntry("cancel", "Cancel", "Ctrl+Alt+.", "cancel", page="rewards", waits=True),
+        None,
+        MenuEntry("keep_case", "Keep as case", "Ctrl+K", "keep_case", page="rewards", waits=True),
+        MenuEntry("drop_case", "Remove the case", "Ctrl+Backspace", "drop_case", page="rewards", waits=True),
+        None,
+        MenuEntry("new_file", "New reward file…", "Ctrl+Alt+N", "new_file", page="rewards"),
+        MenuEntry("open_file", "Open reward file…", "Ctrl+Alt+R", "open_file", page="rewards"),
+        MenuEntry("save_file", "Save reward file and score", "Ctrl+Alt+S", "save_file", page="rewards", waits=True),
+    ),
+}
+"""None is a line between entries."""
+RUN_ACTIONS = ("run", "pause", "stop", "save_now")
+THEMES = {"system": ("As the system", "Ctrl+Alt+0"), "light": ("Light", "Ctrl+Alt+1"), "dark": ("Dark", "Ctrl+Alt+2")}
+
+
+class Menus(QObject):
+    """The window's actions by name, its menus and its toolbar's icons."""
+
+    def __init__(self, window: Window) -> None:
+        super().__init__(window)  # so that its slots are cut when the window goes
+        self.by_name: dict[str, QAction] = {}
+        self._window = window
+        for title, entries in MENUS.items():
+            menu = window.menuBar().addMenu(title)
+            for entry in entries:
+                menu.addAction(self._action(entry)) if entry else menu.addSeparator()
+        self.recent = self._recent_menu()
+        self._view_menu()
+        self.dress()
+
+    def __getitem__(self, name: str) -> QAction:
+        return self.by_name[name]
+
+    def dress(self) -> None:
+        """Draw the icons in the theme's colours."""
+        for entry in (entry for entries in MENUS.values() for entry in entries if entry and entry.icon):
+            self[entry.name].setIcon(icon(entry.icon))
+
+    def follow(self, state: str) -> None:
+        """Enable what a run in this state allows; "" is no run."""
+        self["run"].setEnabled(state in ("", "finished", "stopped", "failed", "crashed"))
+        self["pause"].setEnabled(state in ("running", "paused"))
+        self["pause"].setText("Resume" if state == "paused" else "Pause")
+        self["stop"].setEnabled(state in ("starting", "running", "paused"))
+        self["save_now"].setEnabled(state in ("running", "paused"))
+        self["resume"].setEnabled(state in ("stopped", "failed", "crashed"))
+        self["export"].setEnabled(state in ("finished", "stopped", "failed", "crashed"))
+        for name in ("open_folder", "open_log"):
+            self[name].setEnabled(bool(state))
+
+    def enable(self, able: Mapping[str, bool]) -> None:
+        """What a page says of its entries: name → whether it can be done now."""
+        for name, can in able.items():
+            self[name].setEnabled(can)
+
+    def follow_history(self, history: QUndoStack) -> None:
+        """“Undo Temperature”: enabled and named by what would be undone."""
+        for name in ("undo", "redo"):
+            self[name].setEnabled(False)
+        history.canUndoChanged.connect(self["undo"].setEnabled)
+        history.canRedoChanged.connect(self["redo"].setEnabled)
+        # Methods and no lambdas: they are cut when the window goes, and the history says its last word after that.
+        history.undoTextChanged.connect(self._name_undo)
+        history.redoTextChanged.connect(self._name_redo)
+
+    def _name_undo(self, what: str) -> None:
+        self["undo"].setText(f"Undo {what}".strip())
+
+    def _name_redo(self, what: str) -> None:
+        self["redo"].setText(f"Redo {what}".strip())
+
+    def _recent_menu(self) -> QMenu:
+        """Filled whenever it is about to be seen, as another window may have opened a file meanwhile."""
+        menu = QMenu("Open recent", self._window)
+        menu.aboutToShow.connect(lambda: self._fill_recent(menu))
+        files = self["presets"].associatedObjects()
+        file_menu = next(one for one in files if isinstance(one, QMenu))
+        file_menu.insertMenu(self["presets"], menu)
+        return menu
+
+    def _fill_recent(self, menu: QMenu) -> None:
+        menu.clear()
+        prefs = self._window.session.prefs
+        there = [path for path in prefs.recent_files if path.exists()]
+        for path in there:
+            action = menu.addAction(f"{path.name}  –  {path.parent}")
+            action.triggered.connect(lambda _checked, path=path: self._window.open_path(path))
+        if there:
+            menu.addSeparator()
+        menu.addAction("Clear the list", prefs.forget_recent).setEnabled(bool(there))
+
+    def _action(self, entry: MenuEntry, call: Callable[[], object] | None = None) -> QAction:
+        action = QAction(entry.text, self._window)
+        action.setShortcut(QKeySequence(entry.keys))
+        keys = action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
+        action.setToolTip(f"{entry.tip or entry.text} ({keys})" if keys else entry.tip or entry.text)
+        # Not connected directly: `triggered` says whether the action is checked, which no slot of ours asks.
+        on_page = partial(self._window.do_on_page, entry.page, entry.slot) if entry.page else None
+        done = call or on_page or getattr(self._window, entry.slot)
+        action.triggered.connect(lambda _checked: done())
+        # An icon in a menu would repeat what the toolbar shows.
+        action.setIconVisibleInMenu(False)
+        action.setEnabled(not entry.waits)
+        self.by_name[entry.name] = action
+        return action
+
+    def _view_menu(self) -> None:
+        menu, window = self._window.menuBar().addMenu("View"), self._window
+        for page in PAGES:
+            entry = MenuEntry(page.key, page.title, page.shortcut, "show_page")
+            menu.addAction(self._action(entry, partial(window.show_page, page.key)))
+        menu.addSeparator()
+        menu.addAction(
+            self._action(MenuEntry("earlier", "Earlier completions", "Ctrl+[", "go_back", page="completions"))
+        )
+        menu.addAction(self._action(MenuEntry("later", "Later completions", "Ctrl+]", "go_on", page="completions")))
+        menu.addSeparator()
+        menu.addAction(self._action(MenuEntry("sidebar", "Collapse sidebar", "Ctrl+B", "toggle_sidebar")))
+        menu.addSeparator()
+        group = QActionGroup(window)
+        for mode, (text, keys) in THEMES.items():
+            action = self._action(MenuEntry(f"theme {mode}", text, keys, "set_theme"), partial(window.set_theme, mode))
+            action.setCheckable(True)
+            action.setChecked(mode == theme.mode())
+            menu.addAction(action)
+            group.addAction(action)

@@ -1,0 +1,167 @@
+"""Which metrics share a plot, in what order, under what title: a table. One line here is one chart on the page.
+
+A metric that no chart names appears by itself in the last one, Other. Nothing is drawn here: a colour is the name of a
+role in the palette, or a reward function's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from backend.spec.config import SETTINGS
+from backend.spec.rewards.catalog import builtin_rewards
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line of a chart. `colour` is a palette role, or reward:N for the N-th reward function.
+
+    A band is drawn from `low` to `high`, or `spread` to both sides of the line; all three are names of metrics.
+    """
+
+    metric: str
+    label: str
+    colour: str = ""
+    spread: str = ""
+    low: str = ""
+    high: str = ""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.metric, self.spread, self.low, self.high) if name)
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One plot. `pattern` (as in file names) adds a curve for every metric it fits."""
+
+    title: str
+    axis: str
+    """What the axis of values counts, with its unit where it has one."""
+    unit: str
+    help: str
+    curves: tuple[Curve, ...] = ()
+    pattern: str = ""
+    held_out: bool = False
+    """Whether it shows evaluations on held-out prompts instead of training steps."""
+
+    def claims(self, metric: str) -> bool:
+        """Whether this chart is the place of the metric."""
+        return any(metric in curve.metrics for curve in self.curves) or fnmatchcase(metric, self.pattern)
+
+
+SPARE_COLOURS = ("accent", "clip", "length", "kl", "good", "bad", "muted")
+"""Roles for curves that have no colour of their own."""
+
+# fmt: off
+CHARTS: tuple[Chart, ...] = (
+    Chart("Reward", "reward", "", "What the model is learning to raise: the weighted sum of all reward functions, averaged over the "
+          "step's completions. The band is one standard deviation to each side.",
+          (Curve("reward", "Mean", "accent", spread="reward_std"),)),
+    Chart("Rewards per function", "score", "", "The mean score of each reward function, before its weight.", pattern="rewards/*/mean"),
+    Chart("KL from the reference", "nats a token", "nats", "How far the policy has moved from the model it started as. Above 0.5, or "
+          "rising fast, it is drifting: lower the learning rate or raise the KL weight.", (Curve("kl", "KL", "kl"),)),
+    Chart("Clip ratios", "% of tokens", "share", "Share of tokens whose ratio to the sampling policy was clipped, so that they taught "
+          "nothing more. Between 5 and 20 % is healthy; it is 0 with one update per rollout.",
+          (Curve("clip_ratio_total", "Total", "clip"), Curve("clip_ratio_low", "Low", "advantage_below"),
+           Curve("clip_ratio_high", "High", "advantage_above"))),
+    Chart("Completion length", "tokens", "tokens", "Mean length of the completions; the band reaches from the shortest to the longest.",
+          (Curve("completions/mean_length", "Mean", "length", low="completions/min_length", high="completions/max_length"),)),
+    Chart("Cut off at the limit", "% of completions", "share", "Share of completions that reached the completion length without ending. At 100 % "
+          "no answer is ever finished.", (Curve("hit_max_tokens_ratio", "Cut off", "length"),)),
+    Chart("Held-out reward", "reward, scores", "", "Reward and its parts on held-out prompts, which are never trained on.",
+          (Curve("reward", "Reward", "accent"),), pattern="rewards/*/mean", held_out=True),
+    Chart("Entropy", "nats a token", "nats", "How open the policy still is, per token. Near 0 every completion of a group is the same.",
+          (Curve("entropy", "Entropy", "accent"),)),
+    Chart("Groups without signal", "% of groups", "share", "Share of groups whose completions all got the same reward: they have no "
+          "advantage, and teach nothing.", (Curve("frac_reward_zero_std", "No signal", "clip"),)),
+    Chart("Spread per function", "std of the score", "", "Standard deviation of each reward function's scores. A function that scores all alike "
+          "guides nothing.", pattern="rewards/*/std"),
+    Chart("Loss", "loss", "", "Near 0 and rising is normal for GRPO: watch the reward, not the loss.", (Curve("loss", "Loss", "muted"),)),
+    Chart("Gradient norm", "norm", "", "Size of the gradient before clipping.", (Curve("grad_norm", "Norm", "muted"),)),
+    Chart("Learning rate", "rate", "", "Size of each update, as the schedule has it.", (Curve("learning_rate", "Rate", "muted"),)),
+    Chart("Speed", "tokens/s", "tokens/s", "Tokens sampled, and tokens learned from, in a second.",
+          (Curve("rollout_tokens_per_second", "Sampling", "accent"), Curve("train_tokens_per_second", "Learning", "length"))),
+    Chart("Step time", "seconds", "s", "Where the seconds of a step go.",
+          (Curve("time/step", "Step", "text"), Curve("time/rollout", "Sampling", "accent"), Curve("time/reward", "Rewards", "clip"),
+           Curve("time/train", "Learning", "length")), pattern="time/*"),
+    Chart("Memory", "GB", "GB", "The most memory that was in use at once.", (Curve("peak_memory_gb", "Peak", "muted"),),
+          pattern="peak_memory_gb/*"),
+    Chart("Tokens", "tokens", "", "Tokens seen since the run began.", (Curve("num_tokens", "Seen", "muted"),)),
+    Chart("Other", "value", "", "Every other metric in the diary.", pattern="*"),
+)
+"""In the order of the page. `Other` is last, because it takes what is left."""
+PARTS = {"rollout": "Sampling", "reward": "Rewards", "train": "Learning", "save": "Saving", "other": "Other"}
+"""The parts of a step, by their names in metrics."""
+# fmt: on
+
+
+def curves_of(
+    chart: Chart, names: Iterable[str], rewards: list[str], charts: tuple[Chart, ...] = CHARTS
+) -> list[Curve]:
+    """The chart's curves in a run that has these metrics: those it lists, then those its pattern finds.
+
+    `names` are the metrics of the chart's kind (steps, or evaluations where it is `held_out`); `rewards` the run's reward
+    functions, whose places are their colours. The chart's own curves are there before they have data.
+    """
+    found = [
+        name for name in names if fnmatchcase(name, chart.pattern) and not any(name in c.metrics for c in chart.curves)
+    ]
+    earlier = (
+        [one for one in charts[: charts.index(chart)] if one.held_out == chart.held_out] if chart in charts else []
+    )
+    found = [name for name in found if not any(one.claims(name) for one in earlier)]
+    by_place = sorted(found, key=lambda name: _place(name, rewards))
+    return [*chart.curves, *(_found(chart, name, place, rewards) for place, name in enumerate(by_place))]
+
+
+def label_of(reward: str) -> str:
+    """The short name of a reward function: ours have one, a person's keeps its own."""
+    return next((entry.label for entry in builtin_rewards() if entry.name == reward), reward)
+
+
+def waiting_for(chart: Chart, config: Mapping[str, Any]) -> str:
+    """What an empty chart says, given the run's settings."""
+    if (
+        any(curve.metric == "kl" for curve in chart.curves)
+        and not _setting(config, "beta")
+        and not _setting(config, "log_kl")
+    ):
+        return "KL is off: its weight is 0, so no reference is computed."
+    if chart.held_out:
+        every = _setting(config, "steps_per_eval")
+        return f"Waits for the first evaluation, every {every} steps." if every else "Evaluation is off for this run."
+    return "Waits for the first step."
+
+
+def kl_is_off(config: Mapping[str, Any]) -> bool:
+    """Whether a run with these settings computes no KL at all."""
+    return not _setting(config, "beta") and not _setting(config, "log_kl")
+
+
+def _setting(config: Mapping[str, Any], key: str) -> Any:
+    return config[key] if key in config else SETTINGS[key].default
+
+
+def _reward_in(name: str) -> str:
+    """The function's name in rewards/<function>/mean; empty for other metrics."""
+    head, _, rest = name.partition("/")
+    return rest.rpartition("/")[0] if head == "rewards" else ""
+
+
+def _place(name: str, rewards: list[str]) -> int:
+    reward = _reward_in(name)
+    return rewards.index(reward) if reward in rewards else len(rewards)
+
+
+def _found(chart: Chart, name: str, place: int, rewards: list[str]) -> Curve:
+    reward = _reward_in(name)
+    if reward:
+        return Curve(name, label_of(reward), f"reward:{_place(name, rewards)}")
+    short = name.removeprefix(chart.pattern.rstrip("*"))
+    taken = {curve.colour for curve in chart.curves}
+    spare = [colour for colour in SPARE_COLOURS if colour not in taken] or SPARE_COLOURS
+    return Curve(name, PARTS.get(short, short), spare[place % len(spare)])

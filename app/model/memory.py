@@ -1,0 +1,39 @@
+"""What a run will need of this machine's memory, as the window shows it. The sums are `backend.spec.memory.estimate`'s."""
+
+from __future__ import annotations
+
+from app.model.memory_parts import MemoryPart, MemoryParts
+from backend.spec.config import Config
+from backend.spec.memory.estimate import Estimate, estimate, machine_bytes
+from backend.spec.memory.model_shape import shape_of
+from backend.spec.places import model_folder
+
+NAMES = {
+    "weights": ("Weights", "The model as it is loaded."),
+    "adapters": ("Adapters", "What LoRA or DoRA adds to the model."),
+    "optimizer": ("Optimizer", "What the optimizer remembers of every weight that learns."),
+    "gradients": ("Gradients", "One number for every weight that learns."),
+    "reference": ("Reference", "The weights of the reference model that are its own."),
+    "decoding weights": ("Decoding", "Weights with the adapters inside, while completions are sampled."),
+    "KV cache": ("KV cache", "Keys and values of the completions that are decoded together."),
+    "activations": ("Activations", "What the backward pass needs of the tokens that go through the model together."),
+    "logits": ("Logits", "A number for each word of the vocabulary, for the tokens at work."),
+    "in flight": ("In flight", "Arrays that MLX has prepared ahead of the device."),
+}
+
+
+def memory_parts_of(config: Config, prompt: int | None = None) -> MemoryParts | None:
+    """The memory of a run at the moment that needs most; None for a model that is not here or says too little of itself.
+
+    `prompt` is the length of the longest prompt in tokens, where it is known.
+    """
+    folder = model_folder(config.model)
+    shape = shape_of(folder) if folder is not None else None
+    return _shown(estimate(config, shape, machine_bytes(), prompt)) if shape is not None else None
+
+
+def _shown(found: Estimate) -> MemoryParts:
+    # The estimate has cut the step up until it fits, if it can: what is still too large has nothing left to give.
+    named = [(NAMES.get(one.name, (one.name, "")), one.bytes) for one in found.largest.segments]
+    parts = tuple(MemoryPart(name, size, about) for (name, about), size in named)
+    return MemoryParts(parts, room=found.limit, advice=found.advice, slack=0.0)

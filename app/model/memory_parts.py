@@ -1,0 +1,66 @@
+"""The memory that a run will need, as the window shows it: parts that add up, against what this machine has.
+
+Plain data. Whoever can estimate makes one from a config; here nothing is worked out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from backend.spec.config import Config
+
+GB = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPart:
+    """One use of memory: “Weights”, “KV cache”, …; `about` is a sentence for its tip."""
+
+    name: str
+    bytes: float
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryParts:
+    """`room` is what a process may use of this machine's memory, in bytes. `advice` says what to change, in a sentence.
+
+    `slack` is how far the estimate may be off, as a share of it: beyond that, a run that does not fit surely does not.
+    """
+
+    parts: tuple[MemoryPart, ...]
+    room: float
+    advice: str = ""
+    slack: float = 0.15
+
+    @property
+    def total(self) -> float:
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def verdict(self) -> str:
+        """fits, tight (it may not fit) or over (it surely does not)."""
+        if self.total * (1 + self.slack) <= self.room:
+            return "fits"
+        return "over" if self.total * (1 - self.slack) > self.room else "tight"
+
+    @property
+    def sentence(self) -> str:
+        needs, room = amount(self.total), amount(self.room)
+        return {
+            "fits": f"Needs about {needs} of {room}.",
+            "tight": f"Needs about {needs}; this machine has {room} to give, so it may not fit.",
+            "over": f"Needs about {needs}, and this machine has only {room} to give.",
+        }[self.verdict]
+
+
+Estimate = Callable[[Config], MemoryParts | None]
+"""Works out what a run needs; None where that is not known, as for a model that is not on this machine yet."""
+
+
+def amount(size: float) -> str:
+    """“9.8 GB”, “640 MB”."""
+    if size < GB:
+        return f"{size / 1e6:.0f}\u00a0MB"
+    return f"{size / GB:.1f}\u00a0GB" if size < 100 * GB else f"{size / GB:.0f}\u00a0GB"

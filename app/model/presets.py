@@ -1,0 +1,96 @@
+"""Presets: YAML files whose first comment lines are a title and a sentence, and what each would change in a form.
+
+A preset says how to train, never what: model, data and rewards stay a person's own unless its third line says that it
+replaces them. Whoever adds one adds a file to resources/presets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.model.form_values import alike, defaults
+from backend.spec import config, places
+from backend.spec.aliases import translate
+from backend.spec.config import SETTINGS
+from backend.spec.faults import Mistake
+from backend.spec.setting import Setting
+
+OWN = (
+    *("model", "data", "reference_model_path", "lm_studio_name", "run_name"),
+    *("prompt_feature", "answer_feature", "type_feature", "system_feature", "dataset_config"),
+    *("train_split", "valid_split", "test_split", "reward_functions", "reward_weights", "reward_functions_file"),
+)
+"""What a person chose for this very task."""
+REPLACES = "Replaces: everything"
+"""The third line of a preset that is a whole task of its own."""
+ORDER = ("demo", "fast_try", "reasoning", "small_memory", "gspo", "dapo", "dr_grpo", "full_small")
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """`values` are the settings it names; `replaces` whether every other one goes back to its default."""
+
+    name: str
+    title: str
+    sentence: str
+    values: Mapping[str, Any]
+    replaces: bool
+
+    def applied(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """A whole form after it, from the form before it."""
+        return {**(defaults() if self.replaces else values), **self.values}
+
+    def changes(self, values: Mapping[str, Any]) -> list[tuple[Setting, Any, Any]]:
+        """(setting, value before, value after) of everything that would become another one, in the form's order."""
+        after = self.applied(values)
+        return [
+            (about, values[key], after[key]) for key, about in SETTINGS.items() if not alike(values[key], after[key])
+        ]
+
+
+def presets(folder: Path | None = None) -> list[Preset]:
+    """Every preset, the usual ones first, then others by name. Raises Mistake for a file that is none."""
+    files = sorted((folder or places.resources() / "presets").glob("*.yaml"), key=_place)
+    return [preset(file) for file in files]
+
+
+def preset(file: Path) -> Preset:
+    """Raises Mistake where title or sentence is missing, a key is unknown, or a person's own choices would be lost."""
+    title, sentence, *more = [*_comments(file), "", ""]
+    if not title or not sentence:
+        raise Mistake("preset", f"{file.name} must begin with two comment lines: its title, and a sentence.")
+    replaces = REPLACES in more
+    values, faults = translate(_with_empty(config.read(file)))
+    faults += [fault for fault in config.problems({"model": "a/b", "data": "a/b"} | values) if fault.setting not in OWN]
+    if faults:
+        raise Mistake(faults)
+    taken = [key for key in values if key in OWN]
+    if taken and not replaces:
+        raise Mistake("preset", f"{file.name} sets {taken[0]}, but does not say that it replaces everything.")
+    return Preset(file.stem, title, sentence, values | _emptied(config.read(file)), replaces)
+
+
+def _with_empty(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in raw.items() if value is not None}
+
+
+def _emptied(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that the preset empties: `epsilon_high: null` is a choice, where None is a value of its own."""
+    return {key: None for key, value in raw.items() if value is None and key in SETTINGS and SETTINGS[key].optional}
+
+
+def _comments(file: Path) -> list[str]:
+    """The comment lines at the top."""
+    lines: list[str] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("# ").strip())
+    return lines
+
+
+def _place(file: Path) -> tuple[int, str]:
+    return (ORDER.index(file.stem) if file.stem in ORDER else len(ORDER), file.stem)

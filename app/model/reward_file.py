@@ -1,0 +1,116 @@
+"""A person's reward file as it is edited on the bench: read whole, written whole or not at all, watched for changes made
+elsewhere. Contents that the person writes here themselves are allowed to run if what stood there before was.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from PySide6.QtCore import QFileSystemWatcher, QObject, Signal
+
+from app.model.consent import Consent
+from backend.spec.faults import Mistake
+from backend.spec.rewards.user_code import read_code
+
+TEMPLATE = '''"""Reward functions: each gets all completions of a step and gives each a number, or None for no opinion."""
+
+from backend.rewards import register_reward_function
+
+
+@register_reward_function("concise", label="Concise")
+def concise(completions, **kwargs):
+    """1.0 for short answers, falling to 0 at 200 words."""
+    return [max(0.0, 1.0 - len(text.split()) / 200) for text in completions]
+
+
+@register_reward_function("mentions_answer", label="Mentions Answer")
+def mentions_answer(completions, answer, **kwargs):
+    """1.0 when the dataset's answer stands anywhere in the completion."""
+    return [1.0 if right and right in text else 0.0 for text, right in zip(completions, answer)]
+'''
+"""What a new file begins with: two functions that work."""
+
+
+class EditedRewardFile(QObject):
+    """Attributes: path – the file, or None; text – what it held when it was last read or written.
+
+    Signals: changed_elsewhere – another program wrote it.
+    """
+
+    changed_elsewhere = Signal()
+
+    def __init__(self, consent: Consent, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.path: Path | None = None
+        self.text = ""
+        self._consent = consent
+        self._watcher = QFileSystemWatcher(self)
+        self._watcher.fileChanged.connect(lambda _path: self._look())
+
+    def open(self, path: Path | None) -> None:
+        """Look at another file, or at none. Raises Mistake when it cannot be read."""
+        if self._watcher.files():
+            self._watcher.removePaths(self._watcher.files())
+        self.path, self.text = None, ""
+        if path is not None:
+            self.text = _read(path)
+            self.path = path
+            self._watcher.addPath(str(path))
+
+    @property
+    def is_as_it_was(self) -> bool:
+        """Whether the file on disk still holds `text`."""
+        try:
+            return self.path is not None and _read(self.path) == self.text
+        except Mistake:
+            return False
+
+    def save(self, text: str) -> None:
+        """Write the file. Raises Mistake."""
+        assert self.path is not None
+        allowed = self._is_allowed(self.path)
+        _write(self.path, text)
+        self.text = text
+        self._watcher.addPath(str(self.path))  # written by renaming, it is another file to the watcher
+        if allowed:
+            self._consent.allow(read_code(self.path.resolve()))
+
+    def create(self, path: Path) -> None:
+        """Write a new file to begin with, and look at it: what it holds is ours, so it may run. Raises Mistake."""
+        _write(path, TEMPLATE)
+        self._consent.allow(read_code(path.resolve()))
+        self.open(path)
+
+    def _is_allowed(self, path: Path) -> bool:
+        try:
+            return self._consent.allows(read_code(path.resolve()))
+        except Mistake:
+            return False
+
+    def _look(self) -> None:
+        if self.path is not None and self.path.exists():
+            self._watcher.addPath(str(self.path))
+            if not self.is_as_it_was:
+                self.changed_elsewhere.emit()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise Mistake("reward_functions_file", f"{path.name} is not UTF-8 text.") from None
+    except OSError as error:
+        raise Mistake("reward_functions_file", f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _write(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        if path.exists():
+            aside.chmod(path.stat().st_mode)
+        aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise Mistake("reward_functions_file", f"{path} cannot be written: {error.strerror}.") from None

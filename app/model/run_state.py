@@ -1,0 +1,170 @@
+"""What a diary has told so far: the numbers, the phase, the clock, how it ended. Events in, facts out.
+
+No Qt, no files, no timers: `app.model.run` feeds it. (One line about an archived run is `backend.spec.archive`'s.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Literal, TypeGuard
+
+from app.model.series import Series, number
+from backend.spec.events import ENDINGS, KINDS, Event
+from backend.spec.work_clock import WorkClock
+
+State = Literal["starting", "running", "paused", "stopping", "finished", "stopped", "failed", "crashed"]
+LIVE: tuple[State, ...] = ("starting", "running", "paused", "stopping")
+
+PHASE_WORDS = {
+    "loading": "loading the model",
+    "sampling": "sampling completions",
+    "scoring": "scoring",
+    "learning": "learning",
+    "evaluating": "answering held-out prompts",
+    "saving": "saving",
+    "exporting": "exporting the model",
+    "paused": "paused",
+}
+
+_RATE_WINDOW = 50
+"""Steps that the time left is worked out from: long enough to be calm, short enough to follow longer completions."""
+_KEPT = 200
+"""Notes and health findings remembered; the diary has them all."""
+
+
+class RunState:
+    """The state of one run as its diary tells it. `take` the events in order; `clear` when they are void."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.steps = Series()
+        self.evals = Series()
+        self.tested: dict[str, Any] = {}
+        self.started: Event | None = None
+        self.ending: Event | None = None
+        self.phase = ""
+        self.phase_progress: float | None = None
+        self.paused = False
+        self.stopping = False
+        self.iterations: int | None = None
+        self.step = 0
+        self.notes: deque[Event] = deque(maxlen=_KEPT)
+        self.health: deque[Event] = deque(maxlen=_KEPT)
+        self._clock = WorkClock()
+        self._pace: deque[tuple[int, float]] = deque(maxlen=_RATE_WINDOW + 1)
+
+    def begin_again(self) -> None:
+        """A new process is about to go on with this run: what the old one said of its end no longer holds."""
+        self.started = self.ending = None
+        self.phase, self.phase_progress = "", None
+        self.paused = self.stopping = False
+        self._clock.stop()
+        self._pace.clear()
+
+    def take(self, event: Event) -> None:
+        """One event; kinds that are not known, and fields of the wrong type, are passed over."""
+        kind = event.get("kind")
+        if kind not in KINDS:
+            return
+        self._clock.take(event)
+        reader = getattr(self, f"_take_{'ending' if kind in ENDINGS else kind}", None)
+        if reader is not None:  # a checkpoint tells nothing that is kept here
+            reader(event)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was taken yet."""
+        return self._clock.last_t is None
+
+    def elapsed_s(self, now: float | None = None) -> float:
+        """Seconds spent on steps, evaluation and saving; loading and pauses are not counted.
+
+        `now` (unix seconds) adds what has gone by since the last event of a run that is alive.
+        """
+        return self._clock.seconds + self._clock.since_last(now)
+
+    def eta_s(self, now: float | None = None) -> float | None:
+        """Seconds left at the pace of the last steps, or None while that cannot be said."""
+        if self.ending or not self.iterations or not self._pace:
+            return None
+        (first, then), (last, at) = self._pace[0], self._pace[-1]
+        pace = (at - then) / (last - first) if last > first else at / last if last == 1 else None
+        if pace is None:
+            return None
+        return max(0.0, pace * max(0, self.iterations - last) - (self.elapsed_s(now) - at))
+
+    def _take_started(self, event: Event) -> None:
+        self.begin_again()
+        self.started = event
+        told = event.get("iterations")
+        if isinstance(told, int) and told > 0:
+            self.iterations = told
+
+    def _take_phase(self, event: Event) -> None:
+        phase = event.get("phase", event.get("name"))
+        self.phase = phase if isinstance(phase, str) else ""
+        self.phase_progress = progress_of(event)
+        self.paused = self.phase == "paused"
+
+    def _take_command(self, event: Event) -> None:
+        word = event.get("word", event.get("command"))
+        if word == "stop":
+            self.stopping = True
+        elif word == "pause":
+            self.paused = True
+        elif word == "resume":
+            self.paused, self.phase = False, ""
+
+    def _take_step(self, event: Event) -> None:
+        step, metrics = event.get("step"), event.get("metrics")
+        if not _is_count(step) or not isinstance(metrics, dict):
+            return
+        self.steps.append(step, metrics)
+        self.step = step
+        self._pace.append((step, self._clock.seconds))
+
+    def _take_eval(self, event: Event) -> None:
+        step, metrics = event.get("step"), event.get("metrics")
+        if not _is_count(step) or not isinstance(metrics, dict):
+            return
+        if event.get("split") == "test":  # once, at the end: a result, not a curve
+            self.tested = metrics
+        else:
+            self.evals.append(step, metrics)
+
+    def _take_health(self, event: Event) -> None:
+        self.health.append(event)
+
+    def _take_note(self, event: Event) -> None:
+        self.notes.append(event)
+
+    def _take_ending(self, event: Event) -> None:
+        self.ending = event
+        self.phase, self.phase_progress = "", None
+        self.paused = self.stopping = False
+
+
+def state_of(record: RunState, *, locked: bool, young: bool, stop_said: bool = False) -> State:
+    """The state of a run from its diary and its lock. `young`: its process may still be on its way to the lock."""
+    if record.ending:
+        return record.ending["kind"]
+    if not locked:
+        return "starting" if young else "crashed"
+    if not record.started:
+        return "starting"
+    if stop_said or record.stopping:
+        return "stopping"
+    return "paused" if record.paused else "running"
+
+
+def progress_of(event: Event) -> float | None:
+    """Share of a phase that is done, 0 to 1, from `progress`, or `done` of `total`; None where it does not say."""
+    progress, done, total = (number(event.get(key)) for key in ("progress", "done", "total"))
+    share = done / total if total > 0 else progress
+    return min(1.0, max(0.0, share)) if share == share else None
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62

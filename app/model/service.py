@@ -1,0 +1,199 @@
+"""The window's desk: questions go to one warm backend process, and answers come back on the GUI thread.
+
+Nothing here waits. The process starts with the first question, never with the window; it ends with the window.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from PySide6.QtCore import QCoreApplication, QObject, QProcess, QProcessEnvironment, QTimer
+
+from backend.spec.command import backend_command, backend_environment
+from backend.spec.faults import Fault
+
+Answer = Callable[[Any], None]
+Refused = Callable[[list[Fault]], None]
+Told = Callable[[dict[str, Any]], None]
+
+GRACE_MS = 1500
+"""How long the process may take to end once nothing more is asked, before it is killed."""
+PATIENCE = 2
+"""How many processes in a row may die without having answered anything."""
+TAIL = 2000
+"""Characters of what the process printed that are kept, for when it dies."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    answer: Answer
+    refused: Refused | None
+    told: Told | None
+    owner: int | None
+    """Its key among the owners."""
+
+
+class Service(QObject):
+    """Asks `python -m backend serve`; what may be asked stands in `backend.serve.questions`."""
+
+    def __init__(self, parent: QObject | None = None, command: list[str] | None = None) -> None:
+        super().__init__(parent)
+        self._command = command or backend_command("serve")
+        self._process: QProcess | None = None
+        self._asked: dict[int, _Asked] = {}
+        self._owned: dict[int, set[int]] = {}
+        self._last, self._deaths, self._closed = 0, 0, False
+        self._waiting, self.last_words = b"", ""
+        if (app := QCoreApplication.instance()) is not None:
+            app.aboutToQuit.connect(self.close)
+
+    def ask(
+        self,
+        question: str,
+        answer: Answer,
+        *,
+        refused: Refused | None = None,
+        told: Told | None = None,
+        owner: QObject | None = None,
+        **with_: Any,
+    ) -> int:
+        """Ask; one of `answer(what was answered)` and `refused(faults)` is called later, `told(progress)` before it any
+        number of times. A question is dropped when its `owner` is destroyed. Returns the number that `cancel` takes.
+        """
+        self._last = number = self._last + 1
+        self._asked[number] = _Asked(answer, refused, told, None if owner is None else self._own(number, owner))
+        if self._closed or not self._start():
+            QTimer.singleShot(0, self, lambda: self._refuse([number], self._why_not()))
+        else:
+            self._send({"id": number, "ask": question, "with": with_})
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Take a question back: nothing is called for it any more. Nothing happens where it is answered already."""
+        if self._take(number) is not None:
+            self._send({"cancel": number})
+
+    def close(self) -> None:
+        """Take every question back and let the process end. Later questions are refused."""
+        self._closed = True
+        for number in list(self._asked):
+            self.cancel(number)
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.closeWriteChannel()
+        if not process.waitForFinished(GRACE_MS):
+            process.kill()
+            process.waitForFinished(GRACE_MS)
+
+    # Owners
+
+    def _own(self, number: int, owner: QObject) -> int:
+        key = id(owner)
+        if key not in self._owned:
+            self._owned[key] = set()
+            owner.destroyed.connect(lambda: self._disown(key))
+        self._owned[key].add(number)
+        return key
+
+    def _take(self, number: int) -> _Asked | None:
+        """The question, which is open no longer; None where it was not."""
+        asked = self._asked.pop(number, None)
+        if asked is not None and asked.owner in self._owned:
+            self._owned[asked.owner].discard(number)
+        return asked
+
+    def _disown(self, key: int) -> None:
+        for number in self._owned.pop(key):
+            self.cancel(number)
+
+    # The process
+
+    def _start(self) -> bool:
+        """Have a process to ask; False where it died too often."""
+        if self._process is None and self._deaths < PATIENCE:
+            self._waiting = b""
+            self._process = self._made()
+            self._process.start()  # may end at once where nothing can be started
+        return self._process is not None
+
+    def _made(self) -> QProcess:
+        process = QProcess(self)
+        process.setProgram(self._command[0])
+        process.setArguments(self._command[1:])
+        environment = QProcessEnvironment()
+        for name, value in backend_environment().items():
+            environment.insert(name, value)
+        process.setProcessEnvironment(environment)
+        # To methods of ours: a lambda that held the process would be let go in the middle of the process's own end.
+        process.readyReadStandardOutput.connect(self._read)
+        process.readyReadStandardError.connect(self._overhear)
+        process.finished.connect(self._ended)
+        process.errorOccurred.connect(self._went_wrong)
+        return process
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._process is not None:  # what is written before it has started waits in Qt's buffer
+            self._process.write(json.dumps(message, default=str).encode() + b"\n")
+
+    def _read(self) -> None:
+        if self._process is None:
+            return
+        # Cut at the last newline before decoding: a chunk may end in the middle of a character.
+        read = bytes(self._process.readAllStandardOutput().data())
+        whole, newline, self._waiting = (self._waiting + read).rpartition(b"\n")
+        for line in whole.split(b"\n") if newline else ():
+            self._hear(json.loads(line))
+
+    def _overhear(self) -> None:
+        if self._process is not None:
+            heard = bytes(self._process.readAllStandardError().data()).decode(errors="replace")
+            self.last_words = (self.last_words + heard)[-TAIL:]
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        if "progress" in said:
+            asked = self._asked.get(said["id"])
+            if asked is not None and asked.told is not None:
+                asked.told(said["progress"])
+            return
+        self._deaths = 0
+        self.last_words = said.get("traceback", "")
+        asked = self._take(said["id"])
+        if asked is None:
+            return
+        if "answer" in said:
+            asked.answer(said["answer"])
+        elif "faults" in said and asked.refused is not None:
+            asked.refused([Fault(**fault) for fault in said["faults"]])
+
+    def _went_wrong(self, error: QProcess.ProcessError) -> None:
+        if error == QProcess.ProcessError.FailedToStart and self._process is not None:  # others: `finished` follows
+            self.last_words = self._process.errorString()
+            self._ended()
+
+    def _ended(self) -> None:
+        self._read()
+        self._overhear()
+        if self._process is None:  # closed by ourselves
+            return
+        self._process.deleteLater()
+        self._process = None
+        self._deaths += 1
+        self._refuse(list(self._asked), self._why_not())
+
+    def _refuse(self, numbers: list[int], sentence: str) -> None:
+        for number in numbers:
+            asked = self._take(number)
+            if asked is not None and asked.refused is not None:
+                asked.refused([Fault("", sentence)])
+
+    def _why_not(self) -> str:
+        if self._closed:
+            return "The window is closing."
+        lines = [line.strip() for line in self.last_words.splitlines() if line.strip()]
+        said = f": {lines[-1].rstrip('.')}" if lines else ""
+        again = "Ask again" if self._deaths < PATIENCE else "Open GRPO Studio again"
+        return f"The helper process ended before it answered{said}. {again}."

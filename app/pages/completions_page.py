@@ -1,0 +1,189 @@
+"""The Completions page: what does the model write? Every completion of a step, with each reward beside it.
+
+Rows stand as they were written, group by group; nothing is scored or judged here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QIntValidator, QResizeEvent, QShowEvent
+from PySide6.QtWidgets import (  # fmt: skip
+    QHBoxLayout,
+    QSplitter,
+    QStackedLayout,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app import theme
+from app.model import charts
+from app.model.run import Run
+from app.model.session import Session
+from app.widgets.basic.controls import ElidedLabel, NumberEdit, Tick
+from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.verdict import Nothing
+from app.widgets.completions.completion_detail import CompletionDetail
+from app.widgets.completions.completion_table import CompletionModel, CompletionTable
+
+DETAIL, BESIDE = 210, 720
+"""First height of what is below the table; its first width where it stands beside it."""
+WIDE = 1500
+"""From this width on there is room beside the table."""
+
+
+class CompletionsPage(QWidget):
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.session = session
+        self._run: Run | None = None
+        self._shown: tuple[Run, int] | None = None
+        self._picked = 0
+        self._compose()
+        self._lay_out()
+        session.run_changed.connect(self._take_run)
+        self._take_run()
+
+    def _compose(self) -> None:
+        self.nothing = Nothing("No completions yet", "They appear here with the first step of a run.", "Go to Train")
+        self.nothing.wanted.connect(lambda: self.session.page_wanted.emit("train"))
+        self.model = CompletionModel(self)
+        self.table = CompletionTable(self.model)
+        self.detail = CompletionDetail()
+        self.table.chosen.connect(self.detail.show_completion)
+        self.table.touched.connect(self._stay)
+        self.earlier = button("Earlier", self.go_back, tip="The step before (Ctrl+[)")
+        self.later = button("Later", self.go_on, tip="The step after (Ctrl+])")
+        self.step = NumberEdit()
+        self.step.setValidator(QIntValidator(0, 2**31 - 1, self.step))
+        self.step.setFixedWidth(theme.scaled(72))
+        self.step.setAlignment(Qt.AlignmentFlag.AlignRight)
+        self.step.setAccessibleName("Step")
+        self.step.editingFinished.connect(self._typed)
+        self.newest = Tick("Follow newest")
+        self.newest.setChecked(True)
+        self.newest.toggled.connect(lambda _: self._refresh())
+        self.about = ElidedLabel()
+        self.about.setFont(theme.figures_font())
+
+    def _lay_out(self) -> None:
+        head = QHBoxLayout()
+        head.setSpacing(theme.SPACE)
+        head.addWidget(label("Completions", theme.title_font()))
+        head.addSpacing(2 * theme.SPACE)
+        head.addWidget(self.about, 1)
+        head.addWidget(self.newest)
+        head.addSpacing(theme.SPACE)
+        for part in (label("Step"), self.step, self.earlier, self.later):
+            head.addWidget(part)
+        self.parts = QSplitter(Qt.Orientation.Vertical, childrenCollapsible=False, handleWidth=theme.SPACE)
+        self.parts.addWidget(self.table.in_card())
+        self.parts.addWidget(self.detail)
+        self.parts.setStretchFactor(0, 1)
+        self.parts.setSizes([1000, theme.scaled(DETAIL)])
+        shown = QWidget()
+        column = QVBoxLayout(shown)
+        column.setContentsMargins(*(2 * theme.SPACE,) * 4)
+        column.setSpacing(12)
+        column.addLayout(head)
+        column.addWidget(self.parts, 1)
+        self._stack = QStackedLayout(self)
+        self._stack.addWidget(self.nothing)
+        self._stack.addWidget(shown)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """In a wide page the completion stands beside the table, where its lines are not too long to read."""
+        super().resizeEvent(event)
+        wide = self.width() >= theme.scaled(WIDE)
+        along = Qt.Orientation.Horizontal if wide else Qt.Orientation.Vertical
+        if along != self.parts.orientation():
+            self.parts.setOrientation(along)
+            self.detail.set_upright(wide)
+            self.parts.setSizes([self.width(), theme.scaled(BESIDE)] if wide else [self.height(), theme.scaled(DETAIL)])
+
+    # ── the run and its step ────────────────────────────────────────────────────────────────────
+
+    def _take_run(self) -> None:
+        self._run, self._shown = self.session.run, None
+        self.newest.setChecked(True)
+        if self._run is not None:
+            self._run.changed.connect(self._refresh)
+            self._run.restarted.connect(self._forget)
+        self._refresh()
+
+    def _forget(self) -> None:
+        """The file is being written anew from an earlier step on."""
+        self._shown = None
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Follow the newest step, or keep the one that was picked; nothing is done for a page that nobody sees."""
+        if not self.isVisible():
+            return
+        steps = self._run.completion_steps() if self._run else []
+        self._stack.setCurrentIndex(1 if steps else 0)
+        if self._run is None or not steps:
+            return
+        step = steps[-1] if self.newest.isChecked() else _nearest(steps, self._picked)
+        if not self.step.hasFocus():
+            self.step.setText(str(step))
+        self.earlier.setEnabled(step > steps[0])
+        self.later.setEnabled(step < steps[-1])
+        if self._shown != (self._run, step):
+            self._show_step(self._run, step)
+
+    def _show_step(self, run: Run, step: int) -> None:
+        self._shown = (run, step)
+        rows = run.groups(step)
+        names = run.reward_names
+        self.model.show_groups(rows, names, [charts.label_of(name) for name in names])
+        self.detail.set_rewards(names, [charts.label_of(name) for name in names])
+        self.table.begin()
+        count = sum(len(row.get("completions") or ()) for row in rows)
+        self.about.setText(f"{_counted(len(rows), 'prompt')}, {_counted(count, 'completion')}")
+
+    def pick(self, step: int) -> None:
+        """Show this step, or the one before it that has completions, until told to follow again."""
+        self._picked = step
+        blocked = self.newest.blockSignals(True)
+        self.newest.setChecked(False)
+        self.newest.blockSignals(blocked)
+        self._refresh()
+
+    def _stay(self) -> None:
+        """Who reads a completion of a live run does not want it replaced by the next step's."""
+        if self.newest.isChecked() and self._shown is not None and self._shown[0].is_live:
+            self.pick(self._shown[1])
+
+    def _typed(self) -> None:
+        if self.step.isModified() and self.step.text():
+            self.step.setModified(False)
+            self.pick(int(self.step.text()))
+
+    def go_back(self) -> None:
+        self.go(-1)
+
+    def go_on(self) -> None:
+        self.go(1)
+
+    def go(self, by: int) -> None:
+        """Show the step `by` steps on, among those that have completions."""
+        steps = self._run.completion_steps() if self._run else []
+        if not steps or self._shown is None:
+            return
+        place = steps.index(_nearest(steps, self._shown[1])) + by
+        if 0 <= place < len(steps):
+            self.pick(steps[place])
+
+
+def _nearest(steps: list[int], step: int) -> int:
+    """The known step at or before `step`, else the first."""
+    return steps[max(0, bisect_right(steps, step) - 1)]
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

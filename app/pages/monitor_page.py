@@ -1,0 +1,315 @@
+"""The Monitor page: what is it doing? And when it is done: what did it learn?
+
+A live run and one from the archive are the same thing here, a folder that `app.model.run` follows. This page composes: figures
+come from the run, charts from `app.model.charts`' table, and drawing is the widgets' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from PySide6.QtCore import QTimer
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
+
+from app import theme
+from app.model import charts
+from app.model.charts import CHARTS, Chart, Curve
+from app.model.run import Run
+from app.model.run_state import PHASE_WORDS
+from app.model.session import Session
+from app.widgets.basic.controls import ElidedLabel, Menu
+from app.widgets.basic.labels_and_buttons import show_file
+from app.widgets.basic.numbers import duration
+from app.widgets.basic.verdict import Action, Change, Nothing, Verdict
+from app.widgets.charts.chart_grid import ChartGrid, ShownChart
+from app.widgets.charts.plot import Plot, Trace
+from app.widgets.charts.tiles import Tile, TileRow
+from app.widgets.runs.log_view import LogView
+from app.widgets.runs.run_header import RunHeader
+from backend.spec.archive import before_after, window_of
+from backend.spec.faults import Mistake
+
+SMOOTHING = (("No smoothing", 0.0), ("Light smoothing", 0.6), ("Strong smoothing", 0.9))
+TILES = (
+    ("Reward", "reward", "accent", "", "The newest step's mean reward."),
+    ("KL", "kl", "kl", "nats", "Distance of the policy from the reference model, per token."),
+    ("Clipped", "clip_ratio_total", "clip", "share", "Share of tokens whose ratio was clipped."),
+    ("Length", "completions/mean_length", "length", "tokens", "Mean length of the newest step's completions."),
+    ("Sampling", "rollout_tokens_per_second", "text", "tokens/s", "Tokens sampled in a second."),
+    ("Peak memory", "peak_memory_gb", "text", "GB", "The most memory that was in use at once."),
+)
+"""Label, metric, colour, unit, help."""
+CLOCK_MS = 1000
+
+
+class MonitorPage(QWidget):
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.session = session
+        self._run: Run | None = None
+        self._curves: list[list[Curve]] = [[] for _ in CHARTS]
+        self._curves_for: tuple[object, ...] = ()
+        self._clock = QTimer(self, interval=CLOCK_MS)
+        self._clock.timeout.connect(self._show_time)
+        self._compose()
+        self._lay_out()
+        session.run_changed.connect(self._take_run)
+        self._take_run()
+
+    # ── composition ─────────────────────────────────────────────────────────────────────────────
+
+    def _compose(self) -> None:
+        self.nothing = Nothing(
+            "No run yet", "Start one on the Train page, or open an earlier one on the Runs page.", "Go to Train"
+        )
+        self.nothing.wanted.connect(lambda: self.session.page_wanted.emit("train"))
+        self.header = RunHeader()
+        self.smoothing = Menu()
+        for label, weight in SMOOTHING:
+            self.smoothing.addItem(label, weight)
+        self.smoothing.setMinimumContentsLength(13)
+        self.smoothing.setAccessibleName("Smoothing of the charts")
+        self.smoothing.currentIndexChanged.connect(lambda _: self.grid.set_smoothing(self.smoothing.currentData()))
+        self.header.tools.addWidget(self.smoothing)
+        self.tiles = {metric: Tile(label, role, unit, help) for label, metric, role, unit, help in TILES}
+        self.verdict = Verdict()
+        self.note = ElidedLabel()
+        self.log = LogView()
+        self.grid = ChartGrid([_plot(chart) for chart in CHARTS], self._supply, self._is_wanted)
+
+    def _lay_out(self) -> None:
+        shown = QWidget()
+        above, below = QVBoxLayout(), QVBoxLayout()
+        for part in (self.header, self.note, self.verdict, TileRow(list(self.tiles.values()))):
+            above.addWidget(part)
+        below.addWidget(self.log)
+        column = QVBoxLayout(shown)
+        column.setContentsMargins(theme.GUTTER, theme.GUTTER, 0, theme.GUTTER)
+        column.setSpacing(theme.SPACE)
+        for part in (above, below):
+            part.setContentsMargins(0, 0, theme.GUTTER, 0)
+            part.setSpacing(theme.SPACE)
+        column.addLayout(above)
+        column.addWidget(self.grid, 1)  # its scroll bar stands in the gutter
+        column.addLayout(below)
+        self._stack = QStackedLayout(self)
+        self._stack.addWidget(self.nothing)
+        self._stack.addWidget(shown)
+
+    # ── the run ─────────────────────────────────────────────────────────────────────────────────
+
+    def _take_run(self) -> None:
+        self._run = self.session.run
+        self._curves_for = ()
+        self.grid.forget_span()
+        self.log.follow(self._run.folder.log if self._run else None)
+        self.log.unfold(False)
+        if self._run is not None:
+            self._run.changed.connect(self._refresh)
+            self._run.state_changed.connect(self._show_verdict)
+        self._stack.setCurrentIndex(0 if self._run is None else 1)
+        self._show_verdict()
+        self._refresh()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Show what the run says now; nothing is done for a page that nobody sees."""
+        run = self._run
+        if run is None or not self.isVisible():
+            self._clock.stop()
+            return
+        self.header.show_run(run.folder.name, run.state, live=run.is_live)
+        doing = PHASE_WORDS.get(run.phase, run.phase) if run.is_live else ""
+        self.header.show_progress(run.step, run.iterations, doing, run.phase_progress)
+        self._show_time()
+        (self._clock.start if run.is_live else self._clock.stop)()
+        self._show_tiles(run)
+        self._show_note(run)
+        if not run.is_live:
+            self._show_verdict()
+        self._find_curves(run)
+        self.grid.refresh(run.span)
+
+    def _show_time(self) -> None:
+        if self._run is not None:
+            self.header.show_time(self._run.elapsed_s, self._run.eta_s)
+
+    def _show_tiles(self, run: Run) -> None:
+        for metric, tile in self.tiles.items():
+            tile.show_value(run.latest(metric), run.first(metric))
+        if run.latest("kl") is None and charts.kl_is_off(run.config):
+            self.tiles["kl"].show_value(None, instead="off: KL weight 0")
+
+    def _show_note(self, run: Run) -> None:
+        """The newest finding about the run's health, else the newest note."""
+        said = (run.health or run.notes)[-1:]
+        text = " ".join(str(said[0].get(key) or "") for key in ("sentence", "advice")).strip() if said else ""
+        self.note.setText(text)
+        self.note.setToolTip("\n".join(str(event.get("sentence", "")) for event in run.notes))
+        self.note.setVisible(bool(text))
+
+    # ── charts ──────────────────────────────────────────────────────────────────────────────────
+
+    def _find_curves(self, run: Run) -> None:
+        """Which curves each chart has; those of the reward functions from the start, so that no chart moves later."""
+        key = (run, len(run.names()), len(run.eval_names()), tuple(run.reward_names))
+        if key == self._curves_for:
+            return
+        self._curves_for = key
+        coming = [f"rewards/{name}/{kind}" for name in run.reward_names for kind in ("mean", "std")]
+        steps, evals = (list(dict.fromkeys([*names, *coming])) for names in (run.names(), run.eval_names()))
+        self._curves = [
+            charts.curves_of(chart, evals if chart.held_out else steps, run.reward_names) for chart in CHARTS
+        ]
+
+    def _is_wanted(self, place: int) -> bool:
+        return bool(self._curves[place])
+
+    def _supply(self, place: int) -> ShownChart:
+        run, chart = self._run, CHARTS[place]
+        if run is None:
+            return ShownChart()
+        read = run.eval_series if chart.held_out else run.series
+        traces = [_trace(curve, read) for curve in self._curves[place]]
+        return ShownChart([trace for trace in traces if trace.has_data], charts.waiting_for(chart, run.config))
+
+    # ── how it stands ───────────────────────────────────────────────────────────────────────────
+
+    def _show_verdict(self) -> None:
+        run = self._run
+        self.verdict.setVisible(run is not None and run.state not in ("starting", "running", "stopping"))
+        if run is None:
+            return
+        tell = getattr(self, f"_tell_{run.state}", None)
+        if tell is not None:
+            tell(run)
+        for one, following in pairwise([self.smoothing, *self.verdict.buttons(), self.grid]):
+            QWidget.setTabOrder(one, following)
+
+    def _tell_paused(self, run: Run) -> None:
+        self.verdict.tell("Paused", "warning", "The run waits where it is; nothing is lost.",
+                          actions=[Action("Resume", lambda: self._say("resume"), primary=True)])  # fmt: skip
+
+    def _tell_finished(self, run: Run) -> None:
+        actions = [
+            Action("Export to LM Studio…", self._export, primary=True),
+            Action("Open folder", self._open_folder),
+            Action("Completions", self._show_completions),
+        ]
+        self.verdict.tell(
+            f"Finished: {_effort(run)}", "good", advice=_averaged(run), changes=_changes(run), actions=actions
+        )
+
+    def _tell_stopped(self, run: Run) -> None:
+        told = str((run.ending or {}).get("sentence") or "Stopped; everything is saved.")
+        actions = [
+            self._resuming(run),
+            Action("Export to LM Studio…", self._export),
+            Action("Open folder", self._open_folder),
+        ]
+        self.verdict.tell(f"Stopped: {_effort(run)}", "muted", advice=told, changes=_changes(run), actions=actions)
+
+    def _tell_failed(self, run: Run) -> None:
+        bug = bool((run.ending or {}).get("traceback"))
+        advice = (
+            "This is a fault in the program and not in your settings; the log holds the details."
+            if bug
+            else "Mend what the sentence names, then go on."
+        )
+        actions = [self._resuming(run), Action("Edit settings", self._edit), Action("Open log", self.log.open_file)]
+        self.verdict.tell(f"Failed{_at(run)}", "bad", run.problem, advice, actions=actions)
+        self.log.unfold(bug)
+
+    def _tell_crashed(self, run: Run) -> None:
+        kept = run.checkpoint
+        saved = f"Everything up to step {kept:,} is saved." if kept is not None else "There is no checkpoint yet."
+        actions = [self._resuming(run), Action("Open log", self.log.open_file)]
+        self.verdict.tell(f"Crashed{_at(run)}", "bad", run.problem, saved, actions=actions)
+
+    def _resuming(self, run: Run) -> Action:
+        kept = run.checkpoint
+        return Action(f"Resume from step {kept:,}" if kept is not None else "Start over", self.resume, primary=True)
+
+    # ── what a person can do ────────────────────────────────────────────────────────────────────
+
+    def resume(self) -> None:
+        """Go on with the run from its newest checkpoint."""
+        if self._run is not None and not self._run.is_live:
+            self.session.resume_run(self._run.folder)
+
+    def _export(self) -> None:
+        if self._run is not None:
+            self.session.export_wanted.emit(self._run.folder)
+
+    def _open_folder(self) -> None:
+        if self._run is not None:
+            show_file(self._run.folder.path)
+
+    def _show_completions(self) -> None:
+        self.session.page_wanted.emit("completions")
+
+    def _edit(self) -> None:
+        if self._run is not None:
+            self.session.settings_wanted.emit(self._run.folder)
+
+    def _say(self, word: str) -> None:
+        try:
+            if self._run is not None:
+                self._run.say(word)
+        except Mistake as mistake:
+            self.session.message.emit(mistake.faults[0].sentence)
+
+
+def _plot(chart: Chart) -> Plot:
+    return Plot(chart.title, chart.axis, chart.unit, chart.help)
+
+
+def _trace(curve: Curve, read: Callable) -> Trace:
+    x, y = read(curve.metric)
+    low = high = None
+    if curve.spread:
+        spread = read(curve.spread)[1]
+        if len(spread):
+            low, high = y - spread, y + spread
+    elif curve.low and len(read(curve.low)[1]) and len(read(curve.high)[1]):
+        low, high = read(curve.low)[1], read(curve.high)[1]
+    return Trace(curve.label, curve.colour, x, y, low, high)
+
+
+def _changes(run: Run) -> list[Change]:
+    """The result: reward before → after, in training and on held-out prompts."""
+    found = [Change("Reward in training", *before_after(run.series("reward")[1].tolist()))]
+    held_out = run.eval_series("reward")[1]
+    if len(held_out) > 1:
+        found.append(Change("Held-out reward", float(held_out[0]), float(held_out[-1])))
+    tested = run.tested.get("reward")
+    if isinstance(tested, int | float):
+        found.append(Change("Test reward", None, float(tested)))
+    return [change for change in found if change.after is not None]
+
+
+def _effort(run: Run) -> str:
+    """“32 steps in 43 s”; of a run cut short, how many of how many."""
+    of = f" of {run.iterations:,}" if run.iterations and run.iterations != run.step else ""
+    return f"{run.step:,}{of} step{'s' if of or run.step != 1 else ''} in {duration(run.elapsed_s)}"
+
+
+def _averaged(run: Run) -> str:
+    """What stands behind the figures of the result."""
+    count = window_of(len(run.series("reward")[0]))
+    steps = f"{count} steps" if count > 1 else "step"
+    said = f"Training: means of the first and last {steps}."
+    evaluated = run.eval_series("reward")[0]
+    if len(evaluated) > 1:
+        began = f"after step {evaluated[0]:,}" if evaluated[0] else "before training"
+        said += f" Held-out: {began}, after step {evaluated[-1]:,}."
+    return said
+
+
+def _at(run: Run) -> str:
+    return f" after step {run.step:,}" if run.step else " before the first step"

@@ -1,0 +1,116 @@
+"""The reward file beside the scores: opened, edited, saved, made anew. It joins the file on disk, the panel that shows it,
+the setting that names it and the bench that scores with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QObject, Signal
+from PySide6.QtWidgets import QFileDialog
+
+from app.model.reward_file import EditedRewardFile
+from app.model.session import Session
+from app.widgets.rewards.reward_file_panel import RewardFilePanel
+from backend.spec.faults import Mistake
+
+SETTING = "reward_functions_file"
+
+
+class RewardEditing(QObject):
+    """Signals: opened(the file's name, or "")."""
+
+    opened = Signal(str)
+
+    def __init__(self, session: Session, panel: RewardFilePanel, parent: QObject) -> None:
+        super().__init__(parent)
+        self.session, self.draft, self.bench, self.panel = session, session.draft, session.bench, panel
+        self.file = EditedRewardFile(session.consent, self)
+        panel.save_wanted.connect(self.save)
+        panel.new_wanted.connect(self.make)
+        panel.open_wanted.connect(self.choose)
+        panel.reload_wanted.connect(self._reload)
+        self.file.changed_elsewhere.connect(self._on_changed_elsewhere)
+
+    def open(self) -> None:
+        """Show the file that the settings name, unless it is shown already or holds edits that were not saved."""
+        path = self.bench.reward_file
+        if path == self.file.path and path is not None:
+            return
+        try:
+            self.file.open(path)
+        except Mistake as mistake:
+            self.session.message.emit(mistake.faults[0].sentence)
+        self.panel.show_file(str(self.file.path or ""), self.file.text if self.file.path else None)
+        self.opened.emit(path.name if path else "")
+
+    def mark(self, error: Mapping[str, Any] | None) -> bool:
+        """Mark the line where something went wrong; whether it was in this file."""
+        mine = error is not None and self.file.path is not None and Path(error["file"]) == self.file.path.resolve()
+        self.panel.show_error(error if mine else None)
+        return mine
+
+    def save(self) -> None:
+        """Write what is edited, and score again with it."""
+        if self.file.path is None:
+            return
+        if not self.file.is_as_it_was and self.panel.reload.isHidden():
+            self.panel.say(
+                f"{self.file.path.name} was changed by another program. Save again to write over that.", reload=True
+            )
+            return
+        try:
+            self.file.save(self.panel.editor.toPlainText())
+        except Mistake as mistake:
+            self.panel.say(mistake.faults[0].sentence)
+            return
+        self.panel.say("")
+        self.panel.editor.document().setModified(False)
+        self.draft.changed.emit(SETTING)  # its functions may be others now
+        self.bench.score()
+
+    def _reload(self) -> None:
+        self.panel.say("")
+        path, self.file.path = self.file.path, None
+        if path is not None:
+            self.open()
+            self.draft.changed.emit(SETTING)  # its functions may be others now
+            self.bench.score_quietly()
+
+    def _on_changed_elsewhere(self) -> None:
+        if self.panel.is_edited:
+            self.panel.say(f"{self.panel.path.toolTip()} was changed by another program.", reload=True)
+        else:
+            self._reload()
+
+    def make(self) -> None:
+        """A new file that begins with functions which work, at a place that the person chooses."""
+        path = self.choose_new_file()
+        if path is None:
+            return
+        try:
+            self.file.create(path)
+        except Mistake as mistake:
+            self.session.message.emit(mistake.faults[0].sentence)
+            return
+        self.file.path = None
+        self.draft.set(SETTING, str(path))
+
+    def choose(self) -> None:
+        path = self.choose_file()
+        if path is not None:
+            self.draft.set(SETTING, str(path))
+
+    # Questions, each in a method of its own so that tests can answer them
+
+    def choose_file(self) -> Path | None:
+        start = str(self.session.prefs.last_folder)
+        chosen, _ = QFileDialog.getOpenFileName(self.panel, "Open reward file", start, "Python (*.py *.txt)")
+        return Path(chosen) if chosen else None
+
+    def choose_new_file(self) -> Path | None:
+        start = str(self.session.prefs.last_folder / "my_rewards.py")
+        chosen, _ = QFileDialog.getSaveFileName(self.panel, "New reward file", start, "Python (*.py)")
+        return Path(chosen) if chosen else None

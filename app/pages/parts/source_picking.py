@@ -1,0 +1,203 @@
+"""Joins the fields for models and datasets to the picker, the desk and the downloads: what is asked, kept and shown.
+
+A field goes on taking typed text; this only offers more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QObject, QTimer
+from PySide6.QtWidgets import QWidget
+
+from app.model.downloads import Download
+from app.model.session import Session
+from app.widgets.form.field import Field
+from app.widgets.form.path_field import PathField
+from app.widgets.picker.picker import Picker
+from app.widgets.picker.picker_rows import PLACES, size_text
+from backend.spec.faults import Fault
+
+SETTLE_MS = 400
+"""How long typing must rest before a model is looked up."""
+QUESTIONS = {"model": "models", "dataset": "datasets"}
+
+
+class Picking(QObject):
+    """The pickers of one page. Fields of other kinds are left alone."""
+
+    def __init__(self, session: Session, fields: Iterable[Field], page: QWidget) -> None:
+        super().__init__(page)
+        self.session, self.prefs, self._page = session, session.prefs, page
+        self._pickers: dict[str, Picker] = {}
+        self._field: PathField | None = None
+        self._fields = {
+            one.about.key: one for one in fields if isinstance(one, PathField) and one.about.kind in QUESTIONS
+        }
+        self._settle = {key: self._timer(one) for key, one in self._fields.items() if one.about.kind == "model"}
+        for one in self._fields.values():
+            one.offer_list()
+            one.pick_wanted.connect(lambda one=one: self.open(one))
+        session.draft.changed.connect(self._on_changed)
+        session.field_wanted.connect(self._on_changed)  # Run was refused: what is wrong may have been mended on disk
+        self._on_changed("")
+        session.run_changed.connect(self._remember_run)
+
+    def _timer(self, one: PathField) -> QTimer:
+        timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
+        timer.timeout.connect(lambda: self._look_up(one))
+        return timer
+
+    # The picker
+
+    def open(self, field: PathField) -> None:
+        """Show the picker for this field, and have what is on this machine looked for."""
+        self._field = field
+        kind = field.about.kind
+        picker = self._pickers.get(kind) or self._make(kind)
+        picker.begin(self.prefs.used(kind))
+        for download in self.session.downloads.of(kind):
+            self._show_download(download)
+        self._refresh(kind)
+
+    def _make(self, kind: str) -> Picker:
+        picker = self._pickers[kind] = Picker(kind, self._page.window())
+        picker.chosen.connect(self._take)
+        picker.search_wanted.connect(lambda words: self._search(kind, words))
+        picker.star_changed.connect(lambda id_, starred: self.prefs.set_favourite(kind, id_, starred))
+        picker.download_wanted.connect(lambda id_: self._download(kind, id_))
+        picker.folder_wanted.connect(lambda: self._browse(picker, folder=True))
+        picker.file_wanted.connect(lambda: self._browse(picker, folder=False))
+        self.session.downloads.changed.connect(self._show_download)
+        self.session.downloads.finished.connect(self._on_finished)
+        return picker
+
+    def _refresh(self, kind: str) -> None:
+        picker = self._pickers[kind]
+        used = [*self.prefs.used(kind), *self.prefs.favourites(kind), *self._typed(kind)]
+        self.session.service.ask(
+            QUESTIONS[kind],
+            lambda answer: picker.show_local(answer["found"], self.prefs.favourites(kind)),
+            refused=lambda faults: picker.show_trouble("", faults[0].sentence),
+            owner=picker,
+            paths=[name for name in dict.fromkeys(used) if _is_path(name)],
+        )
+
+    def _typed(self, kind: str) -> list[str]:
+        return [str(one.value()) for one in self._fields.values() if one.about.kind == kind and one.value()]
+
+    def _search(self, kind: str, words: str) -> None:
+        picker = self._pickers[kind]
+        self.session.service.ask(
+            "hub_search",
+            lambda answer: picker.show_hub(words, answer["found"], self.prefs.favourites(kind)),
+            refused=lambda faults: picker.show_trouble(words, faults[0].sentence),
+            owner=picker,
+            words=words,
+            repo_type=kind,
+        )
+
+    def _take(self, name: str) -> None:
+        if self._field is not None:
+            self._field.take(name)
+            self.prefs.remember_used(self._field.about.kind, name)
+
+    def _browse(self, picker: Picker, *, folder: bool) -> None:
+        if self._field is None:
+            return
+        before = self._field.value()
+        (self._field.choose_folder if folder else self._field.choose_file)()
+        if self._field.value() != before:
+            self.prefs.remember_used(self._field.about.kind, str(self._field.value()))
+            picker.accept()
+
+    # Downloads
+
+    def _download(self, kind: str, id_: str) -> None:
+        """Bring it here; the field has its id already, since a run would download what is missing."""
+        self._take(id_)
+        self.session.downloads.start(kind, id_)
+
+    def _show_download(self, one: Download) -> None:
+        picker = self._pickers.get(one.repo_type)
+        if picker is None:
+            return
+        if one.state == "done":
+            picker.drop_download(one.id)
+            return
+        is_new = not picker.has_download(one.id)
+        row = picker.download_row(one.id)
+        if is_new:
+            row.paused.connect(lambda: self.session.downloads.pause(one))
+            row.resumed.connect(lambda: self.session.downloads.start(one.repo_type, one.id))
+            row.given_up.connect(lambda: self.session.downloads.give_up(one))
+        row.show_progress(one.state, one.phase, one.done, one.total, one.speed, one.remaining_s, one.sentence)
+
+    def _on_finished(self, one: Download) -> None:
+        self.session.message.emit(f"{one.id} is on this machine now.")
+        if one.repo_type in self._pickers and self._pickers[one.repo_type].isVisible():
+            self._refresh(one.repo_type)
+        for key, timer in self._settle.items():
+            if self._fields[key].value() == one.id:
+                timer.start()
+
+    # What stands in a field
+
+    def _on_changed(self, key: str) -> None:
+        """A model is looked up once typing rests; every one of them ("") when a form was opened."""
+        for one in self._settle if key == "" else {key} & self._settle.keys():
+            self._fields[one].show_note("")
+            self._settle[one].start()
+
+    def _look_up(self, field: PathField) -> None:
+        name = str(self.session.draft.value(field.about.key) or "").strip()
+        if name:
+            self.session.service.ask(
+                "model_facts",
+                lambda facts: self._note(field, name, facts),
+                refused=lambda faults: self._say(field, faults),
+                owner=field,
+                name=name,
+            )
+
+    def _note(self, field: PathField, name: str, facts: dict[str, Any] | None) -> None:
+        is_base = field.about.key == "model"
+        if str(self.session.draft.value(field.about.key)).strip() != name or (facts is None and not _could_be_id(name)):
+            return
+        if is_base:
+            self.session.draft.refuse_model(name, facts["refusal"] if facts else "")
+        if facts is None:
+            field.show_note("Not on this machine: it will be downloaded when the run starts.")
+        elif facts["refusal"] and not is_base and (Path(name).expanduser() / "adapter_config.json").is_file():
+            field.show_note("An adapter of the base model.")
+        elif facts["refusal"]:
+            field.show_note("" if is_base else facts["refusal"], wrong=True)  # of the base model it is a problem
+        else:
+            said = [
+                facts["kind"],
+                facts["precision"],
+                size_text(facts["size"]),
+                PLACES[facts["where"]],
+                *facts["remarks"],
+            ]
+            field.show_note("  ·  ".join(filter(None, said)))
+
+    def _say(self, field: PathField, faults: list[Fault]) -> None:
+        field.show_note(faults[0].sentence, wrong=True)
+
+    def _remember_run(self) -> None:
+        """What a run was started with counts as used."""
+        if self.session.is_training:
+            for one in self._fields.values():
+                if one.value():
+                    self.prefs.remember_used(one.about.kind, str(one.value()))
+
+
+def _is_path(name: str) -> bool:
+    return name.startswith(("/", "~", ".")) or Path(name).exists()
+
+
+def _could_be_id(name: str) -> bool:
+    return name.count("/") == 1 and not name.startswith(("/", "~", "."))

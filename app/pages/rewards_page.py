@@ -1,0 +1,344 @@
+"""The Rewards page, the bench: what would my reward functions say? Completions from the model, a run or a file, every
+function's score for each, the verdict in words, and the reward file beside them to be mended.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import (
+    QDragEnterEvent,
+    QDropEvent,
+    QGuiApplication,
+    QResizeEvent,
+    QShowEvent,
+)
+from PySide6.QtWidgets import (
+    QFileDialog,
+    QHBoxLayout,
+    QSplitter,
+    QStackedLayout,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app import theme
+from app.model.reward_bench import RewardBench
+from app.model.session import Session
+from app.pages.parts.reward_editing import RewardEditing
+from app.widgets.basic.controls import ElidedLabel
+from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.numbers import THIN, figure
+from app.widgets.basic.segments import Segments
+from app.widgets.completions.completion_detail import CompletionDetail
+from app.widgets.rewards.reward_case_table import CaseModel, CaseTable
+from app.widgets.rewards.reward_file_panel import RewardFilePanel
+from app.widgets.rewards.reward_results import RewardResults
+from app.widgets.rewards.reward_source import RewardSource
+from backend.spec import places
+
+NARROW = 900
+"""Below this width scores and what stands beside them take turns."""
+VIEWS = {"scores": "Scores", "completion": "Completion", "file": "Reward file", "cases": "Cases"}
+
+
+class RewardsPage(QWidget):
+    """Signals: able_changed(what of the Rewards menu can be done now, as `able` tells it)."""
+
+    able_changed = Signal(dict)
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.session, self.draft = session, session.draft
+        self.bench: RewardBench = session.bench
+        self.setAcceptDrops(True)
+        self._seed = 0
+        self._narrow: bool | None = None
+        self._line: tuple[dict[str, Any], dict[str, Any] | None] | None = None
+        self._compose()
+        self._lay_out()
+        self._connect()
+        self.editing.open()
+        self._show()
+
+    # Composition
+
+    def _compose(self) -> None:
+        # Whatever stands in the page is made in its place: moved there afterwards, all of it would be dressed again.
+        self.parts = QSplitter(Qt.Orientation.Horizontal, self, childrenCollapsible=False, handleWidth=12)
+        self._beside = QWidget(self.parts)
+        self._detail_side, self._case_side = QWidget(self._beside), QWidget(self._beside)
+        self.source, self.results = RewardSource(self), RewardResults(self.parts)
+        self.detail, self.panel = CompletionDetail(self._detail_side, upright=True), RewardFilePanel(self._beside)
+        self.editing = RewardEditing(self.session, self.panel, self)
+        self.case_model = CaseModel(self)
+        self.cases = CaseTable(self.case_model)
+        self.views = Segments(VIEWS, "Show")
+        self.about = ElidedLabel()
+        self.about.setFont(theme.figures_font())
+        self.again = button("Score again", self.score, tip="Ctrl+Return")
+        self.keep = button(
+            "Keep as case", self.keep_case, tip="With the scores that your file's functions give it now (Ctrl+K)"
+        )
+        self.drop = button("Remove", self.drop_case, tip="Throw the chosen case away (Delete)")
+
+    def _lay_out(self) -> None:
+        head = QHBoxLayout()
+        head.setSpacing(theme.SPACE)
+        head.addWidget(label("Rewards", theme.title_font()))
+        head.addSpacing(theme.SPACE)
+        head.addWidget(self.about, 1)
+        head.addWidget(self.views)
+        head.addSpacing(theme.SPACE)
+        head.addWidget(self.again)
+        self._lay_out_sides()
+        self.parts.addWidget(self.results)
+        self.parts.addWidget(self._beside)
+        self.parts.setStretchFactor(0, 3)
+        self.parts.setStretchFactor(1, 2)
+        self.parts.setSizes([592, 476])
+        column = QVBoxLayout(self)
+        column.setContentsMargins(*(theme.GUTTER,) * 4)
+        column.setSpacing(12)
+        column.addLayout(head)
+        column.addWidget(self.source)
+        column.addWidget(self.parts, 1)
+
+    def _lay_out_sides(self) -> None:
+        self._beside.setMinimumWidth(theme.scaled(320))
+        self._sides = QStackedLayout(self._beside)
+        self._sides.setContentsMargins(0, 0, 0, 0)
+        for side in (self._detail_side, self.panel, self._case_side):
+            self._sides.addWidget(side)
+        self.kept = label(role="muted", wrap=True)
+        _stack(self._detail_side, self.detail, self.keep)
+        _stack(self._case_side, self.kept, self.cases.in_card(), self.drop)
+
+    def _connect(self) -> None:
+        bench, source = self.bench, self.source
+        bench.changed.connect(self._show)
+        bench.busy_changed.connect(source.show_busy)
+        bench.busy_changed.connect(self._show_able)
+        bench.progress.connect(source.show_progress)
+        source.sample_wanted.connect(self._sample)
+        source.run_wanted.connect(bench.take_run)
+        source.file_wanted.connect(self.read_completions)
+        source.paste_wanted.connect(self.paste_completions)
+        source.cancelled.connect(self.cancel)
+        source.refused.connect(self.session.message)
+        self.views.chosen.connect(lambda _: self._show_views())
+        self.results.table.chosen.connect(self._choose)
+        self.results.board.error_wanted.connect(lambda row: self._show_error(row["error"], go=True))
+        self.cases.drop_wanted.connect(bench.drop_case)
+        self.results.functions.weighed.connect(lambda weights: self.draft.set("reward_weights", weights))
+        self.panel.score_wanted.connect(self.score)
+        self.editing.opened.connect(self._name_file)
+        self.session.rows_wanted.connect(self.sample_rows)
+        self.draft.changed.connect(self._on_setting)
+        theme.signals.changed.connect(self._show)
+
+    # What is shown
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.source.show_runs([run.path for run in places.all_runs() if run.completions.exists()])
+        if self.bench.stale:
+            self.bench.score_quietly()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.results.fit(self.height())
+        self._show_views()
+
+    def _show_views(self) -> None:
+        """In a wide page the scores stand beside the rest; in a narrow one they are one of the views."""
+        narrow, key = self.width() < theme.scaled(NARROW), self.views.key
+        if narrow != self._narrow and key in ("scores", "completion"):
+            key = "scores" if narrow else "completion"
+            self.views.buttons[key].setChecked(True)
+        self._narrow = narrow
+        self.views.set_shown("scores", narrow)
+        empty = key == "completion" and not self.bench.groups
+        self.results.setVisible(not narrow or key == "scores")
+        self._beside.setVisible(key != "scores" if narrow else not empty)
+        self.about.setText(self._told(brief=narrow))
+        if key != "scores":
+            self._sides.setCurrentIndex(("completion", "file", "cases").index(key))
+
+    def _show(self) -> None:
+        bench = self.bench
+        self.source.show_size(int(self.draft.sound()["group_size"]))
+        self._show_views()
+        names, labels = ([one[key] for one in bench.functions] for key in ("name", "label"))
+        self.detail.set_rewards(names, labels)
+        self.results.show_bench(bench)
+        self._show_error(bench.failed or next((one["error"] for one in bench.functions if one["error"]), None))
+        failing = sum(bool(one["failures"]) for one in bench.cases)
+        self.case_model.show_cases(bench.cases)
+        count = len(bench.cases)
+        self.views.show_word(
+            "cases", f"Cases: {failing} of {count} fail" if failing else f"Cases ({count})" if count else "Cases"
+        )
+        self._show_able()
+        self.kept.setText(_about_cases(bench.reward_file, count))
+
+    def _told(self, *, brief: bool) -> str:
+        """What lies on the bench, and, where there is room, where it is from and how long scoring took."""
+        bench = self.bench
+        if not bench.groups:
+            return ""
+        told = f"{_counted(len(bench.groups), 'prompt')}, {_counted(bench.count, 'completion')}"
+        if brief:
+            return told
+        took = f"; scored in {_span(bench.seconds)}" if bench.seconds is not None and bench.functions else ""
+        return f"{told} {bench.origin}{took}"
+
+    def _show_error(self, error: dict[str, Any] | None, *, go: bool = False) -> None:
+        """Mark the line where the person's file went wrong; and go there."""
+        if self.editing.mark(error) and go and error is not None:
+            self.views.choose("file")
+            self.panel.editor.reveal(error["line"])
+
+    def _name_file(self, name: str) -> None:
+        self.views.show_word("file", name or VIEWS["file"])
+        self._show_able()
+
+    def able(self) -> dict[str, bool]:
+        """Entry of the Rewards menu → whether it can be done now; what can always be done is left out."""
+        bench, completion = self.bench, self._line[1] if self._line else None
+        return {
+            "score": bool(bench.groups),
+            "cancel": bool(bench.busy),
+            "keep_case": completion is not None and bench.reward_file is not None,
+            "drop_case": bool(bench.cases),
+            "save_file": self.editing.file.path is not None,
+        }
+
+    def _show_able(self) -> None:
+        able = self.able()
+        for one, name in ((self.again, "score"), (self.keep, "keep_case"), (self.drop, "drop_case")):
+            one.setEnabled(able[name])
+        self.able_changed.emit(able)
+
+    def _choose(self, row: dict[str, Any], completion: dict[str, Any] | None) -> None:
+        self._line = (row, completion)
+        self.detail.show_completion(row, completion)
+        self._show_able()
+
+    def _on_setting(self, key: str) -> None:
+        if key in ("", "reward_functions_file"):
+            self.editing.open()
+        if key in ("", "group_size"):
+            self.source.show_size(int(self.draft.sound()["group_size"]))
+
+    # What a person does, by a button or from the menu
+
+    def sample(self) -> None:
+        """Draw completions as the choices say."""
+        self.source.sources.choose("model")
+        self.source.sample.click()
+
+    def sample_rows(self, numbers: list[int]) -> None:
+        """Draw completions of these rows of the dataset."""
+        self.source.choose_rows(numbers)
+        self.sample()
+
+    def score(self) -> None:
+        self.bench.score()
+
+    def cancel(self) -> None:
+        self.bench.cancel()
+
+    def drop_case(self) -> None:
+        self.views.choose("cases")
+        self.cases.drop()
+
+    def save_file(self) -> None:
+        self.editing.save()
+
+    def new_file(self) -> None:
+        self.views.choose("file")
+        self.editing.make()
+
+    def open_file(self) -> None:
+        self.views.choose("file")
+        self.editing.choose()
+
+    def _sample(self, how: str, count: int, numbers: list[int], size: int) -> None:
+        self._seed += 1  # another draw each time
+        self.bench.sample(how, count, numbers, size, self._seed)
+
+    def read_completions(self) -> None:
+        chosen = self.choose_completions()
+        if chosen is not None:
+            self.session.prefs.last_folder = chosen.parent
+            self.bench.read(chosen)
+
+    def paste_completions(self) -> None:
+        text = QGuiApplication.clipboard().text()
+        if not text.strip():
+            self.session.message.emit("There is no text on the clipboard.")
+            return
+        self.bench.paste(text)
+
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        if _dropped(event) is not None:
+            event.acceptProposedAction()
+
+    def dropEvent(self, event: QDropEvent) -> None:
+        path = _dropped(event)
+        if path is None:
+            return
+        event.acceptProposedAction()
+        if path.suffix == ".jsonl":
+            self.bench.read(path)
+        else:
+            self.draft.set("reward_functions_file", str(path))
+
+    def keep_case(self) -> None:
+        if self._line is not None and self._line[1] is not None:
+            self.bench.keep(self._line[0], self._line[1])
+
+    # Questions, each in a method of its own so that tests can answer them
+
+    def choose_completions(self) -> Path | None:
+        start = str(self.session.prefs.last_folder)
+        chosen, _ = QFileDialog.getOpenFileName(self, "Open completions", start, "Completions (*.jsonl)")
+        return Path(chosen) if chosen else None
+
+
+def _dropped(event: QDropEvent) -> Path | None:
+    """The one file of completions, or reward file, that is being dropped."""
+    urls = event.mimeData().urls()
+    path = Path(urls[0].toLocalFile()) if len(urls) == 1 and urls[0].isLocalFile() else None
+    return path if path is not None and path.suffix in (".jsonl", ".py") else None
+
+
+def _about_cases(file: Path | None, count: int) -> str:
+    if file is None:
+        return "Cases are kept with a reward file of your own."
+    if not count:
+        return f"Choose a completion and keep it as a case: what {file.name} gives it now, it should go on giving."
+    return f"Kept in {file.stem}.cases.jsonl, and scored again with everything else."
+
+
+def _span(seconds: float) -> str:
+    return f"{round(seconds * 1000)}{THIN}ms" if seconds < 1 else f"{figure(seconds)}{THIN}s"
+
+
+def _stack(side: QWidget, *parts: QWidget) -> None:
+    """Lay out a side: at the bottom, to the right, what can be done with what is chosen above, which takes the room."""
+    column = QVBoxLayout(side)
+    column.setContentsMargins(0, 0, 0, 0)
+    column.setSpacing(theme.SPACE)
+    *above, do = parts
+    for part in above:
+        column.addWidget(part)
+    column.setStretchFactor(above[-1], 1)
+    column.addWidget(do, 0, Qt.AlignmentFlag.AlignRight)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,233 @@
+"""The Runs page: every run there is, to be looked at again, resumed, exported, or thrown away.
+
+Runs are read one at a time between two turns of the event loop, and again only when their diary has grown.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+from PySide6.QtCore import QFile, QFileSystemWatcher, QTimer
+from PySide6.QtGui import QHideEvent, QKeySequence, QShortcut, QShowEvent
+from PySide6.QtWidgets import (  # fmt: skip
+    QHBoxLayout,
+    QLineEdit,
+    QMessageBox,
+    QStackedLayout,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app import theme
+from app.model.run_state import LIVE
+from app.model.session import Session
+from app.widgets.basic.labels_and_buttons import button, label, show_file
+from app.widgets.basic.verdict import Nothing
+from app.widgets.runs.run_table import RunModel, RunRow, RunTable
+from backend.spec import archive, places
+from backend.spec.places import RunFolder
+
+EVERY_MS = 2000
+"""How often live runs are looked at while the page is on screen."""
+RESUMABLE = ("stopped", "failed", "crashed")
+
+
+class RunsPage(QWidget):
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.session = session
+        self._queue: deque[RunFolder] = deque()
+        self._known: dict[Path, tuple[int, str]] = {}
+        self._watcher = QFileSystemWatcher(self)
+        self._watcher.directoryChanged.connect(lambda _: self.refresh())
+        self._clock = QTimer(self, interval=EVERY_MS)
+        self._clock.timeout.connect(self.refresh)
+        self._turns = QTimer(self, interval=0)
+        self._turns.timeout.connect(self._read_next)
+        self._compose()
+        self._lay_out()
+        self._show_choice()
+
+    # ── composition ─────────────────────────────────────────────────────────────────────────────
+
+    def _compose(self) -> None:
+        self.nothing = Nothing(
+            "No runs yet", "Every run is kept here, with its charts, completions and model.", "Go to Train"
+        )
+        self.nothing.wanted.connect(lambda: self.session.page_wanted.emit("train"))
+        self.model = RunModel(self)
+        self.table = RunTable(self.model)
+        self.table.activated.connect(lambda _: self.open())
+        self.table.selectionModel().selectionChanged.connect(lambda *_: self._show_choice())
+        self.model.dataChanged.connect(lambda *_: self._show_choice())
+        self.search = QLineEdit()
+        self.search.setPlaceholderText("Filter by name or model")
+        self.search.setClearButtonEnabled(True)
+        self.search.setMaximumWidth(theme.scaled(260))
+        self.search.setAccessibleName("Filter the runs")
+        self.search.textChanged.connect(self.table.sorted.setFilterFixedString)
+        self.open_button = button("Open", self.open, primary=True)
+        self.resume_button = button("Resume", self.resume)
+        self.export_button = button("Export…", self.export)
+        self.settings_button = button("Use its settings", self.use_settings)
+        self.folder_button = button("Open folder", self.show_folder)
+        self.trash_button = button("Move to trash…", self.move_to_trash, tip="Delete key")
+        QShortcut(QKeySequence.StandardKey.Delete, self.table, self.move_to_trash)
+
+    def _lay_out(self) -> None:
+        head = QHBoxLayout()
+        head.addWidget(label("Runs", theme.title_font()), 1)
+        head.addWidget(self.search, 1)
+        buttons = QHBoxLayout()
+        buttons.setSpacing(theme.SPACE)
+        for one in (
+            self.open_button,
+            self.resume_button,
+            self.export_button,
+            self.settings_button,
+            self.folder_button,
+        ):
+            buttons.addWidget(one)
+        buttons.addStretch(1)
+        buttons.addWidget(self.trash_button)
+        shown = QWidget()
+        column = QVBoxLayout(shown)
+        column.setContentsMargins(*(2 * theme.SPACE,) * 4)
+        column.setSpacing(12)
+        column.addLayout(head)
+        column.addWidget(self.table.in_card(), 1)
+        column.addLayout(buttons)
+        self._stack = QStackedLayout(self)
+        self._stack.addWidget(self.nothing)
+        self._stack.addWidget(shown)
+
+    # ── reading ─────────────────────────────────────────────────────────────────────────────────
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.refresh()
+        self._clock.start()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self._clock.stop()
+        self._turns.stop()
+
+    def refresh(self) -> None:
+        """Look at the runs folder; runs whose diary has grown, and live ones, are read in the turns that follow."""
+        if not self.isVisible():
+            return
+        self._watch(places.runs_folder())
+        folders = list(places.all_runs())
+        self.model.set_paths([folder.path for folder in folders])
+        self._stack.setCurrentIndex(1 if folders else 0)
+        self._queue = deque(folder for folder in folders if self._is_news(folder))
+        self._turns.start()
+
+    def _watch(self, folder: Path) -> None:
+        if folder.is_dir() and str(folder) not in self._watcher.directories():
+            self._watcher.addPath(str(folder))
+
+    def _is_news(self, folder: RunFolder) -> bool:
+        size, state = self._known.get(folder.path, (-1, ""))
+        return state in LIVE or size != _size(folder.events) or folder.is_locked()
+
+    def _read_next(self) -> None:
+        if not self._queue:
+            self._turns.stop()
+            if not self.table.chosen_rows():
+                self.table.selectRow(0)
+            return
+        folder = self._queue.popleft()
+        size = _size(folder.events)
+        row = _row(archive.summary(folder), self._state_here(folder))
+        self._known[folder.path] = (size, row.state)
+        self.model.put(row)
+
+    def _state_here(self, folder: RunFolder) -> str:
+        """The state of the run that Monitor follows, which knows of pauses too; empty for every other."""
+        run = self.session.run
+        return run.state if run is not None and run.is_live and run.folder.path == folder.path else ""
+
+    # ── what a person can do ────────────────────────────────────────────────────────────────────
+
+    def _show_choice(self) -> None:
+        """Only what can be done with the selected run can be pressed."""
+        row = self.table.chosen()
+        for one in (self.open_button, self.settings_button, self.folder_button):
+            one.setEnabled(row is not None)
+        self.resume_button.setEnabled(row is not None and row.state in RESUMABLE)
+        self.export_button.setEnabled(row is not None and row.state not in LIVE and row.step > 0)
+        self.trash_button.setEnabled(row is not None and row.state not in LIVE)
+
+    def open(self) -> None:
+        """Look at the run on the Monitor page."""
+        row = self.table.chosen()
+        if row is not None:
+            self.session.open_run(row.path)
+            self.session.page_wanted.emit("monitor")
+
+    def resume(self) -> None:
+        row = self.table.chosen()
+        if row is not None and row.state in RESUMABLE:
+            self.session.resume_run(RunFolder(row.path))
+
+    def export(self) -> None:
+        row = self.table.chosen()
+        if row is not None:
+            self.session.export_wanted.emit(RunFolder(row.path))
+
+    def use_settings(self) -> None:
+        """Bring the run's settings into the form."""
+        row = self.table.chosen()
+        if row is not None:
+            self.session.settings_wanted.emit(RunFolder(row.path))
+
+    def show_folder(self) -> None:
+        row = self.table.chosen()
+        if row is not None:
+            show_file(row.path)
+
+    def move_to_trash(self) -> None:
+        """Ask, then hand the folder to the desktop's trash. A run that is being trained stays."""
+        row = self.table.chosen()
+        if row is None or RunFolder(row.path).is_locked() or not self._confirmed(row):
+            return
+        if self.session.run is not None and self.session.run.folder.path == row.path:
+            self.session.close_run()
+        if not QFile.moveToTrash(str(row.path)):
+            self.session.message.emit(f"{row.path} could not be moved to the trash.")
+        self.refresh()
+
+    def _confirmed(self, row: RunRow) -> bool:
+        box = QMessageBox(self)
+        box.setWindowTitle("Move to trash")
+        box.setText(f"Move {row.path.name} to the trash?")
+        box.setInformativeText("Its charts, completions, checkpoints and adapters go with it.")
+        move = box.addButton("Move to trash", QMessageBox.ButtonRole.DestructiveRole)
+        box.setDefaultButton(box.addButton(QMessageBox.StandardButton.Cancel))
+        box.exec()
+        return box.clickedButton() is move
+
+
+def _row(found: archive.Summary, state: str) -> RunRow:
+    before, after = found.reward_before, found.reward_after
+    return RunRow(
+        path=Path(found.path),
+        state=state or found.state,
+        model=found.model,
+        step=found.step or 0,
+        iterations=found.iterations,
+        reward=after,
+        change=None if before is None or after is None else after - before,
+        began=found.began,
+        worked_s=found.worked_s,
+    )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

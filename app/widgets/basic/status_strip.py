@@ -1,0 +1,63 @@
+"""The slim strip at the foot of the window: state, step of total, time left, memory, and the one sentence that matters.
+
+It shows what it is told; it follows nothing.
+"""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QPainter, QPaintEvent
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QWidget
+
+from app import theme
+from app.widgets.basic.controls import ElidedLabel
+from app.widgets.basic.numbers import duration, figure
+from app.widgets.runs.state_chip import WORDS, Dot
+
+
+class Strip(QFrame):
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._dot = Dot()
+        self.state, self.step, self.left, self.memory = (_figure() for _ in range(4))
+        self.sentence = ElidedLabel()
+        right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+        self.sentence.setAlignment(right)
+        self.sentence.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        across = QHBoxLayout(self)
+        across.setContentsMargins(12, 0, 12, 0)
+        across.setSpacing(theme.SPACE)
+        for part in (self._dot, self.state, self.step, self.left, self.memory):
+            across.addWidget(part)
+        across.addWidget(self.sentence, 1)
+        self.setFixedHeight(theme.scaled(28))
+        self.show_state("")
+        theme.signals.changed.connect(self.update)
+
+    def show_state(self, state: str) -> None:
+        self.state.setText(WORDS[state])
+        self._dot.show_state(state)
+
+    def show_progress(self, step: int, total: int, eta_s: float | None, memory_gb: float | None) -> None:
+        """Figures of a run; zero steps in total and None show nothing."""
+        self.step.setText(f"step {step:,} of {total:,}" if total else "")
+        self.left.setText(f"{duration(eta_s)} left" if eta_s is not None else "")
+        self.memory.setText(f"peak {figure(memory_gb, 'GB')}" if memory_gb is not None else "")
+        for label in (self.step, self.left, self.memory):
+            label.setVisible(bool(label.text()))
+
+    def show_sentence(self, sentence: str) -> None:
+        self.sentence.setText(sentence)
+        self.sentence.setToolTip(sentence)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(self.rect(), theme.palette().window)
+        painter.fillRect(0, 0, self.width(), 1, theme.palette().hairline)
+
+
+def _figure() -> QLabel:
+    label = QLabel()
+    label.setFont(theme.figures_font(12))
+    label.setProperty("role", "muted")
+    return label

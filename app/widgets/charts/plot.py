@@ -1,0 +1,235 @@
+"""One chart: a card with a title, a legend that tells the newest values, and curves over steps.
+
+It draws what it is given when told to, and decides nothing: which metrics share a chart is `app.model.charts`' table, how often
+to redraw is the grid's business. The pyqtgraph view behind it is built when the card is first drawn.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from PySide6.QtCore import QEvent, Qt, Signal
+from PySide6.QtGui import QContextMenuEvent, QGuiApplication, QKeyEvent, QKeySequence, QPaintEvent, QPen
+from PySide6.QtWidgets import QFileDialog, QFrame, QHBoxLayout, QMenu, QSizePolicy, QStackedLayout, QVBoxLayout
+
+from app import theme
+from app.widgets.basic.labels_and_buttons import label
+from app.widgets.basic.numbers import figure
+from app.widgets.charts.legend import Legend, LegendEntry
+from app.widgets.charts.plot_view import PlotView
+
+EMPTY = np.empty(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One curve: `x` steps `[n]` rising, `y` values `[n]` with NaN in gaps, and where wanted a band `low` to `high`.
+
+    `colour` is a role of the palette, or reward:N.
+    """
+
+    label: str
+    colour: str
+    x: np.ndarray = field(default_factory=lambda: EMPTY)
+    y: np.ndarray = field(default_factory=lambda: EMPTY)
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+
+    @property
+    def has_data(self) -> bool:
+        return bool(np.isfinite(self.y).any())
+
+    @property
+    def pen(self) -> QPen:
+        kind, _, place = self.colour.partition(":")
+        return theme.reward_pen(int(place)) if kind == "reward" else QPen(getattr(theme.palette(), self.colour))
+
+    def at(self, step: int | None) -> float | None:
+        """The value at the known step nearest to `step`; the newest number when None."""
+        if step is None:
+            found = np.flatnonzero(np.isfinite(self.y[-64:]))
+            return float(self.y[-64:][found[-1]]) if len(found) else None
+        place = nearest(self.x, step)
+        return float(self.y[place]) if place is not None and self.x[place] == step else None
+
+
+def nearest(x: np.ndarray, step: float) -> int | None:
+    """The place in `x` (rising) that is closest to `step`."""
+    if len(x) == 0:
+        return None
+    right = int(np.searchsorted(x, step))
+    around = [place for place in (right - 1, right) if 0 <= place < len(x)]
+    return min(around, key=lambda place: abs(float(x[place]) - step))
+
+
+class Plot(QFrame):
+    """A chart card.
+
+    Signals:
+        hovered(int step, or None) – the pointer stands at a step, or has left.
+        zoomed((first, last), or None) – a span of steps was chosen, or the whole run again.
+    """
+
+    hovered = Signal(object)
+    zoomed = Signal(object)
+
+    def __init__(self, title: str, axis: str = "", unit: str = "", help: str = "") -> None:
+        super().__init__()
+        self.title, self.axis, self.unit = title, axis, unit
+        self.traces: Sequence[Trace] = ()
+        self._view: PlotView | None = None
+        self._smoothing = 0.0
+        self._span: tuple[float, float] | None = None
+        self._whole: tuple[float, float] | None = None
+        self._step: int | None = None
+        self._undressed = False
+        self.setProperty("role", "card")
+        self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setAccessibleName(title)
+        self._build(help)
+        theme.signals.changed.connect(self._dress)
+
+    def _build(self, help: str) -> None:
+        name = label(self.title, theme.heading_font())
+        name.setToolTip(help)
+        self._where = label(font=theme.figures_font(theme.CAPTION), role="caption", align=Qt.AlignmentFlag.AlignRight)
+        self._legend = Legend()
+        self._waiting = label(role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
+        self._body = QStackedLayout()
+        self._body.addWidget(self._waiting)
+        head = QHBoxLayout()
+        head.addWidget(name, 1)
+        head.addWidget(self._where)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(12, 10, 10, 6)
+        column.setSpacing(4)
+        column.addLayout(head)
+        column.addWidget(self._legend)
+        column.addLayout(self._body, 1)
+
+    # ── what it shows ───────────────────────────────────────────────────────────────────────────
+
+    def show_traces(self, traces: Sequence[Trace], waiting: str = "") -> None:
+        """Draw these curves; `waiting` is what stands there while none of them has a number."""
+        self.traces = traces
+        if not any(trace.has_data for trace in traces):
+            self._waiting.setText(waiting)
+            self._body.setCurrentWidget(self._waiting)
+            self._legend.show_entries(())
+            return
+        view = self._ready_view()
+        self._body.setCurrentWidget(view)
+        view.draw(traces, self._span or self._whole, self._smoothing)
+        view.mark(self._step)
+        self._tell_values()
+
+    def set_smoothing(self, weight: float) -> None:
+        """How much of the past each point keeps, 0 to below 1; the raw line stays, faint. Shown at the next drawing."""
+        self._smoothing = weight
+
+    def set_span(self, span: tuple[float, float] | None, whole: tuple[float, float] | None = None) -> None:
+        """The steps to show: a chosen span, else the `whole` run, else all there are. Shown at the next drawing."""
+        self._span, self._whole = span, whole
+
+    def set_step(self, step: int | None) -> None:
+        """Mark a step and tell the values there; None goes back to the newest."""
+        if step != self._step:
+            self._step = step
+            if self._view is not None and self._body.currentWidget() is self._view:
+                self._view.mark(step)
+                self._tell_values()
+
+    def _tell_values(self) -> None:
+        self._where.setText("" if self._step is None else f"step {self._step:,}")
+        self._legend.show_entries(
+            [LegendEntry(trace.pen, trace.label, figure(trace.at(self._step), self.unit)) for trace in self.traces]
+        )
+
+    def _ready_view(self) -> PlotView:
+        if self._view is None:
+            self._view = PlotView(self.axis, self.unit)
+            self._view.setFocusProxy(self)
+            self._view.pointed.connect(self._point)
+            self._view.span_chosen.connect(self.zoomed)
+            self._body.addWidget(self._view)
+        return self._view
+
+    def _point(self, at: float | None) -> None:
+        steps = max((trace.x for trace in self.traces), key=len, default=EMPTY)
+        place = None if at is None else nearest(steps, at)
+        self.hovered.emit(None if place is None else int(steps[place]))
+
+    def _dress(self) -> None:
+        """Take the theme's colours: at once where that can be seen, else before the next painting."""
+        self._undressed = self._view is not None
+        if not self.visibleRegion().isEmpty():
+            self._dress_now()
+
+    def _dress_now(self) -> None:
+        if self._undressed and self._view is not None:
+            self._undressed = False
+            self._view.dress()
+            self.show_traces(self.traces, self._waiting.text())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        self._dress_now()
+        super().paintEvent(event)
+
+    def leaveEvent(self, event: QEvent) -> None:
+        super().leaveEvent(event)
+        self.hovered.emit(None)
+
+    # ── copying ─────────────────────────────────────────────────────────────────────────────────
+
+    def as_csv(self) -> str:
+        """All data behind the chart: a row a step, a column a curve (and the edges of its band)."""
+        columns = [part for trace in self.traces for part in _columns(trace)]
+        steps = sorted({int(step) for trace in self.traces for step in trace.x})
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["step", *(name for name, _ in columns)])
+        writer.writerows([step, *(_cell(values.get(step)) for _, values in columns)] for step in steps)
+        return text.getvalue()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.matches(QKeySequence.StandardKey.Copy):
+            self.copy()
+        else:
+            super().keyPressEvent(event)
+
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        menu = QMenu(self)
+        copy = menu.addAction("Copy values as CSV", self.copy)
+        copy.setShortcut(QKeySequence.StandardKey.Copy)
+        menu.addAction("Copy image", lambda: QGuiApplication.clipboard().setPixmap(self.grab()))
+        menu.addAction("Save image…", self._save_image)
+        menu.addSeparator()
+        whole = menu.addAction("Show all steps", lambda: self.zoomed.emit(None))
+        whole.setEnabled(self._span is not None)
+        for action in menu.actions()[:3]:
+            action.setEnabled(any(trace.has_data for trace in self.traces))
+        menu.popup(event.globalPos())
+
+    def copy(self) -> None:
+        """Put the values on the clipboard, as CSV."""
+        QGuiApplication.clipboard().setText(self.as_csv())
+
+    def _save_image(self) -> None:
+        path, _ = QFileDialog.getSaveFileName(self, "Save image", f"{self.title}.png", "PNG images (*.png)")
+        if path:
+            self.grab().save(path)
+
+
+def _columns(trace: Trace) -> list[tuple[str, dict[int, float]]]:
+    parts = [(trace.label, trace.y), (f"{trace.label} low", trace.low), (f"{trace.label} high", trace.high)]
+    steps = [int(step) for step in trace.x]
+    return [(name, dict(zip(steps, values.tolist(), strict=True))) for name, values in parts if values is not None]
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None or value != value else repr(value)

@@ -1,0 +1,93 @@
+"""What a dataset amounts to, in figures: rows, prompts that are too long, answers that are missing, and their lengths."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QProgressBar, QVBoxLayout, QWidget
+
+from app import theme
+from app.widgets.basic.controls import ElidedLabel
+from app.widgets.basic.labels_and_buttons import label
+from app.widgets.basic.numbers import DASH
+from app.widgets.dataset.dataset_histogram import Histogram
+
+FIGURES = {
+    "rows": ("Rows", "Rows of this split."),
+    "too_long": ("Too long", "Prompts that leave no room for the completion under Max Seq. Training leaves them out."),
+    "unanswered": (
+        "No answer",
+        "Rows whose answer is missing or empty: rewards that compare find nothing right there.",
+    ),
+    "repeated": ("Repeated", "Rows whose prompt stood in an earlier row already."),
+    "refused": (
+        "Unusable",
+        "Rows without a prompt that can be used. Training refuses the dataset until they are mended.",
+    ),
+}
+
+
+class DatasetCounts(QFrame):
+    """Figures over a histogram; what is not known yet is a dash, and what is known of a part only is marked “about”."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("role", "card")
+        self.histogram = Histogram()
+        self.about = ElidedLabel()
+        self.about.setFont(theme.figures_font(theme.CAPTION))
+        self.progress = QProgressBar(textVisible=False)
+        self.progress.setAccessibleName("Prompts counted")
+        self.progress.setFixedWidth(64)
+        self._figures = {key: _Figure(word, tip) for key, (word, tip) in FIGURES.items()}
+        figures = QHBoxLayout()
+        figures.setSpacing(12)
+        for one in self._figures.values():
+            figures.addWidget(one)
+        figures.addStretch(1)
+        foot = QHBoxLayout()
+        foot.addWidget(self.about, 1)
+        foot.addWidget(self.progress, 0, Qt.AlignmentFlag.AlignVCenter)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(12, 8, 12, 8)
+        column.setSpacing(4)
+        column.addLayout(figures)
+        column.addWidget(self.histogram, 1)
+        column.addLayout(foot)
+
+    def show_figure(self, key: str, number: int | None, *, sample: bool = False) -> None:
+        """None is not known, or there is no such thing here. Anything but rows is worth a warning above 0."""
+        self._figures[key].show_number(number, warn=key not in ("rows", "repeated"), sample=sample)
+        if key == "refused":  # seldom, and then of more weight than what is merely repeated
+            self._figures["refused"].setVisible(bool(number))
+            self._figures["repeated"].setVisible(not number)
+
+    def figure(self, key: str) -> str:
+        return self._figures[key].number.text()
+
+    def show_progress(self, seen: int, rows: int) -> None:
+        """How many prompts were counted; the bar goes once all are."""
+        self.progress.setVisible(0 < seen < rows)
+        self.progress.setRange(0, max(1, rows))
+        self.progress.setValue(seen)
+
+
+class _Figure(QWidget):
+    def __init__(self, word: str, tip: str) -> None:
+        super().__init__()
+        self._word = word
+        self.setToolTip(tip)
+        self.number = label(DASH, theme.figures_font(15))
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(label(word, theme.caption_font(), "caption"))
+        column.addWidget(self.number)
+
+    def show_number(self, number: int | None, *, warn: bool, sample: bool) -> None:
+        self.number.setText(DASH if number is None else f"{'~' * (sample and number > 0)}{number:,}")
+        self.setAccessibleName(f"{self._word}: {self.number.text()}")
+        role = "problem" if warn and number else ""
+        if self.number.property("role") != role:
+            self.number.setProperty("role", role)
+            self.number.style().unpolish(self.number)
+            self.number.style().polish(self.number)

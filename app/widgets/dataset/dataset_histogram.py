@@ -1,0 +1,120 @@
+"""How long the prompts are: bars over tokens, and the line beyond which a prompt leaves no room for its completion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from PySide6.QtCore import QEvent, QRectF, QSize, Qt
+from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
+
+from app import theme
+from app.widgets.basic.numbers import ticks
+
+BAR = 7
+"""Pixels of a bar and the gap beside it."""
+
+
+class Histogram(QWidget):
+    """Shows pairs (tokens, rows), rising. Nothing is counted here but how many rows fall under each bar."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._lengths: Sequence[tuple[int, int]] = ()
+        self._room, self._instead = 0, ""
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
+        self.setAccessibleName("Lengths of the prompts")
+        theme.signals.changed.connect(self.update)
+
+    def show_lengths(self, lengths: Sequence[tuple[int, int]], room: int, instead: str = "") -> None:
+        """`room` is how many tokens a prompt may have; `instead` is said where there are no lengths."""
+        self._lengths, self._room, self._instead = lengths, room, instead
+        longest = lengths[-1][0] if lengths else 0
+        self.setAccessibleDescription(f"From {lengths[0][0]} to {longest} tokens; {room} fit." if lengths else instead)
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        return theme.scaled_size(QSize(200, 88))
+
+    def minimumSizeHint(self) -> QSize:
+        return theme.scaled_size(QSize(120, 64))
+
+    @property
+    def _line(self) -> int:
+        """Height of the figures below the bars, and above them."""
+        return theme.scaled(16)
+
+    # Bins
+
+    def bins(self) -> list[tuple[int, int]]:
+        """(first length, rows) of every bar, each `step` tokens wide."""
+        step, count = self._step()
+        rows = [0] * count
+        for tokens, number in self._lengths:
+            rows[min(count - 1, tokens // step)] += number
+        return [(place * step, number) for place, number in enumerate(rows)]
+
+    def _step(self) -> tuple[int, int]:
+        """Tokens under a bar, and how many bars there are: up to the longest prompt, or the room if that is not far."""
+        longest = self._lengths[-1][0] if self._lengths else 1
+        reach = max(longest, self._room if self._room < 2 * longest else 0) + 1
+        step = max(1, math.ceil(reach / max(8, self.width() // BAR)))
+        return step, math.ceil(reach / step)
+
+    # Drawing
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter, colours = QPainter(self), theme.palette()
+        floor = self.height() - self._line
+        if not self._lengths:
+            painter.setPen(colours.muted)
+            words = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
+            painter.drawText(self.rect().adjusted(8, 0, -8, 0), words, self._instead)
+            return
+        painter.fillRect(QRectF(0, floor, self.width(), 1), colours.hairline)
+        bins = self.bins()
+        highest, width = max(rows for _, rows in bins), self.width() / len(bins)
+        for place, (first, rows) in enumerate(bins):
+            if rows:
+                height = max(2.0, (floor - self._line) * rows / highest)
+                colour = colours.warning if first > self._room else colours.length
+                painter.fillRect(QRectF(place * width, floor - height, max(1.0, width - 1), height), colour)
+        self._draw_axis(painter, floor, len(bins) * self._step()[0])
+
+    def _draw_axis(self, painter: QPainter, floor: int, reach: int) -> None:
+        colours = theme.palette()
+        painter.setFont(theme.figures_font(theme.CAPTION))
+        painter.setPen(colours.muted)
+        left, right = ticks([0, reach])
+        below = QRectF(0, floor + 1, self.width(), self._line)
+        painter.drawText(below, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, left)
+        painter.drawText(below, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, f"{right} tokens")
+        if 0 < self._room < reach:
+            self._draw_room(painter, floor, self.width() * self._room / reach)
+
+    def _draw_room(self, painter: QPainter, floor: int, x: float) -> None:
+        """The line, and how many tokens fit, on the side where there is space."""
+        painter.setPen(QPen(theme.palette().text, 1, Qt.PenStyle.DashLine))
+        painter.drawLine(int(x), 0, int(x), floor)
+        side = Qt.AlignmentFlag.AlignRight if x > self.width() / 2 else Qt.AlignmentFlag.AlignLeft
+        beside = (
+            QRectF(0, 0, x - 5, self._line)
+            if x > self.width() / 2
+            else QRectF(x + 5, 0, self.width() - x - 5, self._line)
+        )
+        painter.setPen(theme.palette().text)
+        painter.drawText(beside, side | Qt.AlignmentFlag.AlignTop, f"{self._room:,} fit")
+
+    def event(self, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.ToolTip and self._lengths and isinstance(event, QHelpEvent):
+            QToolTip.showText(event.globalPos(), self.told_at(event.pos().x()), self)
+            return True
+        return super().event(event)
+
+    def told_at(self, x: int) -> str:
+        """What stands under the pointer, in words."""
+        bins, step = self.bins(), self._step()[0]
+        first, rows = bins[max(0, min(len(bins) - 1, x * len(bins) // max(1, self.width())))]
+        span = f"{first:,}" if step == 1 else f"{first:,} to {first + step - 1:,}"
+        return f"{span} tokens: {rows:,} {'row' if rows == 1 else 'rows'}"

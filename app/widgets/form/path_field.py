@@ -1,0 +1,126 @@
+"""The editor for what lies on disk or on Hugging Face: typed, chosen with Browse or from a list, or dropped; with a quiet line
+about what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QIcon, QKeySequence, QShortcut
+from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QLabel, QLineEdit, QMenu, QPushButton, QWidget
+
+from app import theme
+from app.widgets.basic import icons
+from app.widgets.basic.controls import PathEdit
+from app.widgets.form import value_text
+from app.widgets.form.field import LineField
+from backend.spec import first_choices
+
+_NATIVE = QKeySequence.SequenceFormat.NativeText
+_WANTED: dict[str, Callable[[Path], bool]] = {
+    "model": Path.is_dir,
+    "dataset": lambda path: False,
+    "file": lambda path: path.suffix.lower() in (".py", ".txt"),
+}
+"""What may be dropped on a field of each kind. A dataset is the window's to take, wherever it is dropped: it brings its
+columns with it."""
+_SUCH_AS = {"model": f"such as {first_choices.MODEL}", "data": f"such as {first_choices.DATASET}"}
+
+
+class PathField(LineField):
+    """A file, a folder or an id: typed, chosen with Browse, or dropped.
+
+    Signals: pick_wanted – to be chosen from a list, once `offer_list` was called.
+    """
+
+    pick_wanted = Signal()
+    wide = True
+    _note: QLabel | None = None
+
+    def line(self) -> QLineEdit:
+        line = PathEdit(_WANTED[self.about.kind])
+        line.setPlaceholderText(_SUCH_AS.get(self.about.key, ""))
+        return line
+
+    def value(self) -> Any:
+        return value_text.path_value(self.control.text())
+
+    def text_of(self, raw: Any) -> str:
+        return value_text.path_text(raw)
+
+    def build(self) -> QWidget:
+        row = QWidget(self)
+        across = QHBoxLayout(row)
+        across.setContentsMargins(0, 0, 0, 0)
+        across.setSpacing(theme.SPACE)
+        across.addWidget(super().build(), 1)
+        self.browse = QPushButton("Browse…")
+        self.browse.setMinimumWidth(
+            theme.scaled(116)
+        )  # with and without a menu's arrow alike, so that the fields align
+        self.browse.setAccessibleName(f"Browse for {self.about.label}")
+        across.addWidget(self.browse)
+        self._wire_browse()
+        return row
+
+    def stops(self) -> list[QWidget]:
+        return [self.control, self.browse]
+
+    hand_over: Callable[[str], object] | None = None
+    """Who else decides what a chosen value brings with it, as a dataset brings its columns."""
+
+    def take(self, path: str) -> None:
+        """As if the path had been typed; an empty one (a dialog called off) changes nothing."""
+        if path and self.hand_over is not None:
+            self.hand_over(path)
+        elif path:
+            self.put(path)
+            self.say_edited()
+
+    def offer_list(self) -> None:
+        """Show an arrow that, as Down does, asks for the list of what there is."""
+        self._arrow = self.control.addAction(QIcon(), QLineEdit.ActionPosition.TrailingPosition)
+        self._arrow.setToolTip(f"Choose from a list ({QKeySequence(Qt.Key.Key_Down).toString(_NATIVE)})")
+        self._arrow.triggered.connect(self.pick_wanted)
+        shortcut = QShortcut(QKeySequence(Qt.Key.Key_Down), self.control, self.pick_wanted.emit)
+        shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
+        theme.signals.changed.connect(self._draw_arrow)
+        self._draw_arrow()
+
+    def show_note(self, sentence: str, *, wrong: bool = False) -> None:
+        """Say in one quiet line what the value is, or why it cannot be used; "" takes the line away."""
+        if self._note is None:
+            self._note = QLabel(wordWrap=True)
+            self._note.setFont(theme.caption_font())
+            self._column.addWidget(self._note)
+        self._note.setText(sentence)
+        self._note.setProperty("role", "problem" if wrong else "muted")
+        self._note.style().polish(self._note)
+        self._note.setVisible(bool(sentence))
+
+    def _draw_arrow(self) -> None:
+        self._arrow.setIcon(icons.icon("chevron-down", theme.palette().muted, 16))
+
+    def _wire_browse(self) -> None:
+        if self.about.kind == "dataset":
+            menu = QMenu(self.browse)
+            menu.addAction("File…", self.choose_file)
+            menu.addAction("Folder…", self.choose_folder)
+            self.browse.setMenu(menu)
+            self.browse.setProperty("menu", True)
+        else:
+            self.browse.clicked.connect(self.choose_folder if self.about.kind == "model" else self.choose_file)
+
+    def choose_file(self) -> None:
+        kinds = {"file": "Python (*.py *.txt)", "dataset": "Data (*.jsonl *.json *.csv *.parquet)"}
+        self.take(QFileDialog.getOpenFileName(self, self.about.label, self._start(), kinds[self.about.kind])[0])
+
+    def choose_folder(self) -> None:
+        self.take(QFileDialog.getExistingDirectory(self, self.about.label, self._start()))
+
+    def _start(self) -> str:
+        path = Path(self.value()).expanduser()
+        return str(path.parent if self.value() and path.parent.is_dir() else Path.home())

@@ -1,0 +1,151 @@
+"""Presets to choose from: each with its sentence, and what it would change in the form before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtWidgets import (
+    QDialog,
+    QDialogButtonBox,
+    QHBoxLayout,
+    QHeaderView,
+    QListWidget,
+    QListWidgetItem,
+    QTableWidget,
+    QTableWidgetItem,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app import theme
+from app.model.presets import Preset
+from app.widgets.basic.labels_and_buttons import in_card, label
+from app.widgets.form import value_text
+from backend.spec.setting import Setting
+
+SIZE = QSize(720, 480)
+LIST_WIDTH = 176
+LONGEST = 60
+"""Characters of a value that are shown."""
+
+
+class PresetPanel(QDialog):
+    """Signals: taken(Preset) – it is to be applied."""
+
+    taken = Signal(object)
+
+    def __init__(self, presets: Sequence[Preset], values: dict[str, Any], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setWindowTitle("Presets")
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self._presets, self._values = list(presets), values
+        self.list = QListWidget()
+        self.list.setAccessibleName("Presets")
+        self.list.setSpacing(3)
+        self.list.addItems([preset.title for preset in presets])
+        self.title, self.sentence = label(font=theme.title_font()), label(wrap=True, role="muted")
+        self.keeps = label(wrap=True, role="muted")
+        self.table = _table()
+        self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
+        self.apply = self.buttons.addButton("Apply", QDialogButtonBox.ButtonRole.AcceptRole)
+        self.apply.setProperty("role", "primary")
+        self.apply.setDefault(True)
+        self._lay_out()
+        self._connect()
+        self.list.setCurrentRow(0)
+
+    @property
+    def chosen(self) -> Preset:
+        return self._presets[max(0, self.list.currentRow())]
+
+    def sizeHint(self) -> QSize:
+        return theme.scaled_size(SIZE)
+
+    def _lay_out(self) -> None:
+        choices, changes = in_card(self.list), in_card(self.table)
+        choices.setFixedWidth(theme.scaled(LIST_WIDTH))
+        right = QVBoxLayout()
+        right.setSpacing(theme.SPACE)
+        for part in (self.title, self.sentence, changes, self.keeps):
+            right.addWidget(part, 1 if part is changes else 0)
+        across = QHBoxLayout()
+        across.setSpacing(2 * theme.SPACE)
+        across.addWidget(choices)
+        across.addLayout(right, 1)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(*(2 * theme.SPACE,) * 4)
+        column.setSpacing(2 * theme.SPACE)
+        column.addLayout(across, 1)
+        column.addWidget(self.buttons)
+
+    def _connect(self) -> None:
+        self.list.currentRowChanged.connect(self._show)
+        self.list.itemActivated.connect(self._take)
+        self.buttons.accepted.connect(self._take)
+        self.buttons.rejected.connect(self.reject)
+
+    def _show(self, _row: int = 0) -> None:
+        preset = self.chosen
+        changes = preset.changes(self._values)
+        self.title.setText(preset.title)
+        self.sentence.setText(preset.sentence)
+        self.table.setRowCount(len(changes))
+        for row, change in enumerate(changes):
+            for place, text in enumerate(_told(*change)):
+                item = QTableWidgetItem(text)
+                item.setToolTip(text)
+                self.table.setItem(row, place, item)
+        self.apply.setEnabled(bool(changes))
+        self.keeps.setText(_what_stays(preset, len(changes)))
+
+    def _take(self, _item: QListWidgetItem | None = None) -> None:
+        if self.apply.isEnabled():
+            self.taken.emit(self.chosen)
+            self.accept()
+
+
+def _table() -> QTableWidget:
+    table = QTableWidget(0, 3)
+    table.setHorizontalHeaderLabels(["Setting", "Now", "Then"])
+    table.setAccessibleName("What the preset changes")
+    table.verticalHeader().hide()
+    table.setShowGrid(False)
+    table.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
+    table.setSelectionMode(QTableWidget.SelectionMode.NoSelection)
+    table.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+    table.setTabKeyNavigation(False)
+    header = table.horizontalHeader()
+    header.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
+    header.setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
+    header.setHighlightSections(False)
+    return table
+
+
+def _what_stays(preset: Preset, changes: int) -> str:
+    if not changes:
+        return "The form is like this already."
+    if preset.replaces:
+        return "It replaces the whole form: model, data and rewards too. Undo brings everything back."
+    return "Model, data, columns and rewards stay as they are. Undo brings everything back."
+
+
+def _told(about: Setting, before: Any, after: Any) -> tuple[str, str, str]:
+    return about.label, shown(about, before), shown(about, after)
+
+
+def shown(about: Setting, value: Any) -> str:
+    """A value as the form shows it, cut to one line."""
+    if about.kind == "choice":
+        text = next((choice.label for choice in about.choices if choice.value == value), str(value))
+    elif about.kind == "bool":
+        text = "On" if value is True else "Off"
+    elif isinstance(value, list):
+        text = value_text.list_text([str(one) for one in value])
+    elif about.kind in ("int", "float"):
+        text = value_text.number_text(value)
+    else:
+        text = value_text.path_text(value) if value is not None else ""
+    line = " ".join(text.split())
+    return (line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…") or "empty"

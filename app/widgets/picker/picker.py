@@ -1,0 +1,328 @@
+"""The picker: choose a model or a dataset of this machine, or find one on the Hub and bring it here.
+
+Typing filters; the arrows move; Enter takes. It shows and asks by signals, and knows nothing of disks or networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from PySide6.QtCore import QEvent, QModelIndex, QObject, Qt, Signal
+from PySide6.QtGui import QKeyEvent
+from PySide6.QtWidgets import (
+    QDialog,
+    QHBoxLayout,
+    QLineEdit,
+    QStackedLayout,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app import theme
+from app.widgets.basic import icons
+from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.picker.download_row import DownloadRow
+from app.widgets.picker.picker_rows import (
+    NAME,
+    PickerEntry,
+    PickerLine,
+    PickerSection,
+    PickModel,
+    PickTable,
+    entry,
+    place_text,
+    size_text,
+)
+
+WIDTH, HEIGHT = 940, 580
+_WORDS = {
+    "model": ("model", "models", "Qwen3 4bit"),
+    "dataset": ("dataset", "datasets", "gsm8k"),
+}
+_MOVES = {Qt.Key.Key_Down: 1, Qt.Key.Key_Up: -1, Qt.Key.Key_PageDown: 10, Qt.Key.Key_PageUp: -10}
+
+
+class Picker(QDialog):
+    """Signals: chosen(what the form takes); search_wanted(words); star_changed(id, whether it is a favourite);
+    download_wanted(id); folder_wanted, file_wanted – the system's own dialog.
+    """
+
+    chosen = Signal(str)
+    search_wanted = Signal(str)
+    star_changed = Signal(str, bool)
+    download_wanted = Signal(str)
+    folder_wanted = Signal()
+    file_wanted = Signal()
+
+    def __init__(self, repo_type: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.repo_type = repo_type
+        self.shelf, self.model = PickerSection(), PickModel(self)
+        self._one, self._many, self._example = _WORDS[repo_type]
+        self._loading = True
+        self._rows: dict[str, DownloadRow] = {}
+        self.setWindowTitle(f"Choose a {self._one}")
+        self.resize(theme.scaled(WIDTH), theme.scaled(HEIGHT))
+        self._make()
+        self._lay_out()
+        self._connect()
+        self._show()
+
+    # Composition
+
+    def _make(self) -> None:
+        self.search = QLineEdit(placeholderText=f"Find a {self._one} here or on Hugging Face")
+        self.search.setAccessibleName(f"Find a {self._one}")
+        self.search.setClearButtonEnabled(True)
+        self.search.setProperty("role", "search")
+        self._glass = self.search.addAction(icons.icon("search"), QLineEdit.ActionPosition.LeadingPosition)
+        self.table = PickTable(self.model, precision=self.repo_type == "model")
+        self.table.setAccessibleName(self._many.capitalize())
+        middle = Qt.AlignmentFlag.AlignCenter
+        self.message = label(role="muted", wrap=True, align=middle)
+        self.detail = label(font=theme.caption_font(), role="muted", wrap=True, selectable=True)
+        self.detail.setMinimumHeight(2 * self.detail.fontMetrics().lineSpacing())
+        self.detail.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
+        self.folder = button("Folder…", self.folder_wanted.emit, tip=f"Choose a folder that holds a {self._one}")
+        self.file = button("File…", self.file_wanted.emit, tip="Choose a jsonl, json, csv or parquet file")
+        self.file.setVisible(self.repo_type == "dataset")
+        self.star = button("Star", self._toggle_star, tip="Keep this one on top (Ctrl+D)")
+        self.leave = button("Close", self.reject)
+        self.take = button("Use", self._take, primary=True)
+        for one in (self.folder, self.file, self.star, self.leave):
+            one.setAutoDefault(False)
+        self.take.setDefault(True)
+
+    def _lay_out(self) -> None:
+        card = self.table.in_card()
+        nothing = QWidget()
+        inside = QVBoxLayout(nothing)
+        inside.addWidget(self.message)
+        self._stack = QStackedLayout()
+        self._stack.addWidget(card)
+        self._stack.addWidget(nothing)
+        self.downloads = QVBoxLayout()
+        self.downloads.setSpacing(12)
+        buttons = QHBoxLayout()
+        buttons.setSpacing(theme.SPACE)
+        for one in (self.folder, self.file, self.star):
+            buttons.addWidget(one)
+        buttons.addStretch(1)
+        buttons.addWidget(self.leave)
+        buttons.addWidget(self.take)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(*(theme.GUTTER,) * 4)
+        column.setSpacing(12)
+        column.addWidget(self.search)
+        column.addLayout(self._stack, 1)
+        column.addWidget(self.detail)
+        column.addLayout(self.downloads)
+        column.addLayout(buttons)
+
+    def _connect(self) -> None:
+        self.search.textChanged.connect(lambda _: self._show())
+        self.search.installEventFilter(self)
+        self.table.installEventFilter(self)
+        self.table.activated.connect(lambda _: self._take())
+        self.table.star_pressed.connect(lambda _: self._toggle_star())
+        self.table.selectionModel().currentRowChanged.connect(self._show_detail)
+        theme.signals.changed.connect(self._draw)
+        self._draw()
+
+    # What is shown
+
+    def begin(self, recent: Sequence[str]) -> None:
+        """Open anew, while what is on this machine is looked for."""
+        self.shelf.recent, self._loading = list(recent), True
+        self.search.clear()
+        self._show()
+        self.search.setFocus(Qt.FocusReason.PopupFocusReason)
+        self.open()
+
+    def show_local(self, found: Sequence[Mapping[str, Any]], favourites: set[str]) -> None:
+        """What is on this machine; favourites that are not are listed as well, so that they can be had again."""
+        here = {one["id"] for one in found}
+        self.shelf.local = [entry(one, starred=one["id"] in favourites) for one in found]
+        gone = sorted(
+            one for one in favourites if one not in here and "/" in one and not one.startswith(("/", "~", "."))
+        )
+        self.shelf.local += [PickerEntry(id_, id_, "hub", starred=True) for id_ in gone]
+        self._loading = False
+        self._show()
+
+    def show_hub(self, words: str, found: Sequence[Mapping[str, Any]], favourites: set[str]) -> None:
+        """What the Hub has for these words."""
+        if words == self.shelf.hub_words:
+            self.shelf.hub = [entry(one, starred=one["id"] in favourites) for one in found]
+            nothing = PickerLine(f"Hugging Face has no {self._one} for “{words}”.", "note")
+            self.shelf.hub_line = None if found else nothing
+            self._show()
+
+    def show_trouble(self, words: str, sentence: str) -> None:
+        """Why the Hub could not be searched, or this machine could not be looked at (no words)."""
+        if not words:
+            self._loading = False
+            self.detail.setText(sentence)
+        elif words == self.shelf.hub_words:
+            self.shelf.hub, self.shelf.hub_line = [], PickerLine(sentence, "trouble")
+        self._show()
+
+    def download_row(self, id_: str) -> DownloadRow:
+        """The row of a download, made when it is first asked for."""
+        if id_ not in self._rows:
+            self._rows[id_] = DownloadRow(id_)
+            self.downloads.addWidget(self._rows[id_])
+        return self._rows[id_]
+
+    def has_download(self, id_: str) -> bool:
+        return id_ in self._rows
+
+    def drop_download(self, id_: str) -> None:
+        if row := self._rows.pop(id_, None):
+            self.downloads.removeWidget(row)
+            row.hide()
+            row.deleteLater()
+
+    def current(self) -> PickerEntry | PickerLine | None:
+        row = self.table.currentIndex().row()
+        return self.model.rows[row] if 0 <= row < len(self.model.rows) and self.table.chosen_rows() else None
+
+    def choose_id(self, id_: str) -> None:
+        """Select this entry, if it is to be seen."""
+        for place, row in enumerate(self.model.rows):
+            if isinstance(row, PickerEntry) and row.id == id_:
+                self.table.selectRow(place)
+
+    def _show(self) -> None:
+        before = self.current()
+        rows = [] if self._loading else self.shelf.rows(self.search.text())
+        self.model.show_rows(rows)
+        self.table.span_lines(rows)
+        self._stack.setCurrentIndex(0 if rows else 1)
+        self.message.setText(self._nothing())
+        self._select_first(before.id if isinstance(before, PickerEntry) else "")
+        self._show_detail()
+
+    def _select_first(self, id_: str) -> None:
+        """The entry that was selected, else the first that can be."""
+        places = self._places()
+        same = [place for place in places if isinstance(row := self.model.rows[place], PickerEntry) and row.id == id_]
+        for place in (same or places)[:1]:
+            self.table.selectRow(place)
+
+    def _nothing(self) -> str:
+        if self._loading:
+            return "Looking at what is on this machine…"
+        return (
+            f"There are no {self._many} on this machine yet.\n"
+            f"Type a name such as {self._example} to search Hugging Face, or choose a folder."
+        )
+
+    def _show_detail(self, *_: object) -> None:
+        row = self.current()
+        one = row if isinstance(row, PickerEntry) else None
+        wrong = bool(one and one.refusal and not one.partial)
+        self.detail.setText(_detail(one) if one else "")
+        self.detail.setProperty("role", "problem" if one and one.refusal else "muted")
+        self.detail.style().polish(self.detail)
+        self.star.setEnabled(one is not None)
+        self.star.setText("Remove star" if one and one.starred else "Star")
+        self.take.setText(_taking(row))
+        self.take.setEnabled(
+            row is not None and not wrong and not (isinstance(row, PickerLine) and row.role != "offer")
+        )
+
+    def _draw(self) -> None:
+        self._glass.setIcon(icons.icon("search", theme.palette().muted, 16))
+        self.table.viewport().update()
+
+    # What is done
+
+    def _take(self) -> None:
+        """Use what is selected, bring it here, or search: whatever the button says."""
+        row = self.current()
+        if not self.take.isEnabled() or row is None:
+            return
+        if isinstance(row, PickerLine):
+            self._search_hub()
+        elif row.is_here:
+            self.chosen.emit(row.id)
+            self.accept()
+        else:
+            self.download_wanted.emit(row.id)
+
+    def _search_hub(self) -> None:
+        words = self.search.text().strip()
+        if words:
+            self.shelf.hub, self.shelf.hub_words = [], words
+            self.shelf.hub_line = PickerLine("Searching…", "note")
+            self.search_wanted.emit(words)
+            self._show()
+
+    def _toggle_star(self) -> None:
+        row = self.current()
+        if isinstance(row, PickerEntry):
+            self.shelf.put(row.id, starred=not row.starred)
+            self.star_changed.emit(row.id, not row.starred)
+            self._show()
+            self.choose_id(row.id)
+
+    # The keyboard
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """The arrows move in the table while the words are typed; letters typed in the table go to the words."""
+        if event.type() != QEvent.Type.KeyPress or not isinstance(event, QKeyEvent):
+            return super().eventFilter(watched, event)
+        command = event.modifiers() & Qt.KeyboardModifier.ControlModifier
+        if command and event.key() == Qt.Key.Key_D:
+            self._toggle_star()
+        elif command and event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self._search_hub()
+        elif event.key() in _MOVES:
+            self._step(_MOVES[Qt.Key(event.key())])
+        elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self._take()
+        elif watched is self.table and event.text().isprintable() and event.text() and not command:
+            self.search.setFocus(Qt.FocusReason.OtherFocusReason)
+            self.search.insert(event.text())
+        else:
+            return super().eventFilter(watched, event)
+        return True
+
+    def _places(self) -> list[int]:
+        """Rows that can be selected."""
+        return [
+            place for place, row in enumerate(self.model.rows) if isinstance(row, PickerEntry) or row.role == "offer"
+        ]  # fmt: skip
+
+    def _step(self, by: int) -> None:
+        places = self._places()
+        if places:
+            now = self.table.currentIndex().row()
+            at = places.index(now) if now in places else -1
+            to = places[max(0, min(len(places) - 1, at + by))]
+            self.table.selectRow(to)
+            above = max(0, to - 1)  # its heading, if it has one
+            self.table.scrollTo(self.model.index(above if by < 0 else to, NAME))
+
+    def done(self, result: int) -> None:
+        self.table.setCurrentIndex(QModelIndex())
+        super().done(result)
+
+
+def _detail(one: PickerEntry) -> str:
+    """Below the table: what is wrong or worth knowing, and where it is."""
+    partial = f"{size_text(one.partial)} of it have arrived." if one.partial else ""
+    gate = "It is gated: its conditions must be accepted on its page." if one.gated else ""
+    told = " ".join(filter(None, [one.refusal, partial, gate, *one.remarks]))
+    place = place_text(one.place) or f"{one.id} on Hugging Face"
+    return f"{told}\n{place}" if told else place
+
+
+def _taking(row: PickerEntry | PickerLine | None) -> str:
+    if isinstance(row, PickerLine):
+        return "Search" if row.role == "offer" else "Use"
+    if row is None or row.is_here:
+        return "Use"
+    return "Resume" if row.partial else f"Download {size_text(row.size)}" if row.size else "Download"

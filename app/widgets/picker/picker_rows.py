@@ -1,0 +1,259 @@
+"""The rows of the picker: what is on this machine and on the Hub, under headings, with the lines that offer or say
+something in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QAbstractItemView, QHeaderView
+
+from app import theme
+from app.widgets.basic import icons
+from app.widgets.basic.base_table import BaseTable
+from app.widgets.basic.numbers import DASH, figure, moment
+
+Index = QModelIndex | QPersistentModelIndex
+RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+PLACES = {
+    "cache": "HF cache", "lmstudio": "LM Studio", "run": "Earlier run", "folder": "Folder", "hub": "Hugging Face",
+}  # fmt: skip
+NAME_LEAST = 200
+STAR, NAME, KIND, PRECISION, SIZE, CHANGED, WHERE = range(7)
+_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def size_text(size: object) -> str:
+    """Bytes as people read them: 4.29 GB."""
+    if not isinstance(size, (int, float)) or size <= 0:
+        return DASH
+    scale, unit = next(((scale, unit) for scale, unit in _SIZES if size >= scale * 0.9995), (1.0, "B"))
+    return figure(size / scale, unit)
+
+
+def place_text(place: str) -> str:
+    """A folder as people know it: from their home on, and a repository of the cache without the name of its revision."""
+    home = f"{Path.home()}/"
+    return f"~/{place.removeprefix(home)}".partition("/snapshots/")[0] if place.startswith(home) else place
+
+
+@dataclass(frozen=True, slots=True)
+class PickerEntry:
+    """One model or dataset. `id` is what the form takes; sizes in bytes, `changed` in unix seconds."""
+
+    id: str
+    name: str
+    where: str
+    place: str = ""
+    size: int | None = None
+    changed: float | None = None
+    kind: str = ""
+    precision: str = ""
+    refusal: str = ""
+    remarks: tuple[str, ...] = ()
+    partial: int = 0
+    downloads: int | None = None
+    gated: bool = False
+    starred: bool = False
+
+    @property
+    def is_here(self) -> bool:
+        return self.where != "hub" and not self.partial
+
+    def matches(self, words: Sequence[str]) -> bool:
+        text = f"{self.name} {self.id} {self.kind} {self.precision} {PLACES[self.where]}".lower()
+        return all(word in text for word in words)
+
+
+def entry(told: Mapping[str, Any], *, starred: bool = False) -> PickerEntry:
+    """An Entry of what the backend tells: of this machine, or of the Hub where it names no place."""
+    known = {key: told[key] for key in PickerEntry.__dataclass_fields__ if key in told}
+    known |= {"remarks": tuple(told.get("remarks", ())), "where": told.get("where", "hub"), "starred": starred}
+    return PickerEntry(**{"name": told["id"], **known})
+
+
+@dataclass(frozen=True, slots=True)
+class PickerLine:
+    """A row that is no entry: a heading, an offer that can be taken with Enter, or something that is said."""
+
+    text: str
+    role: Literal["heading", "offer", "note", "trouble"]
+
+
+Row = PickerEntry | PickerLine
+
+
+@dataclass(slots=True)
+class PickerSection:
+    """Everything the picker knows; `rows` is what of it is to be seen for some words."""
+
+    local: list[PickerEntry] = field(default_factory=list)
+    hub: list[PickerEntry] = field(default_factory=list)
+    recent: list[str] = field(default_factory=list)
+    hub_words: str = ""
+    """What `hub` was searched for."""
+    hub_line: PickerLine | None = None
+    """What is said in place of Hub results: that a search is under way, or failed."""
+
+    def put(self, id_: str, *, starred: bool) -> None:
+        for entries in (self.local, self.hub):
+            entries[:] = [replace(one, starred=starred) if one.id == id_ else one for one in entries]
+
+    def rows(self, typed: str) -> list[Row]:
+        words = typed.lower().split()
+        left = [one for one in self.local if one.matches(words)]
+        favourites = [one for one in left if one.starred]
+        recent = [one for id_ in self.recent for one in left if one.id == id_ and not one.starred]
+        others = [one for one in left if one not in favourites and one not in recent]
+        others.sort(key=lambda one: bool(one.refusal))  # what cannot be used comes last, each half newest first
+        rows: list[Row] = []
+        for heading, entries in (("Favourites", favourites), ("Recent", recent), ("On this machine", others)):
+            rows += [PickerLine(heading, "heading"), *entries] if entries else []
+        return rows + self._hub_rows(typed.strip())
+
+    def _hub_rows(self, typed: str) -> list[Row]:
+        here = {one.id for one in self.local}
+        if typed and typed == self.hub_words:
+            said = [self.hub_line] if self.hub_line else []
+            return [PickerLine("On Hugging Face", "heading"), *said, *(one for one in self.hub if one.id not in here)]
+        return [PickerLine(f"Search Hugging Face for “{typed}”", "offer")] if typed else []
+
+
+@dataclass(frozen=True, slots=True)
+class _PickerColumn:
+    head: str
+    text: Callable[[PickerEntry], str]
+    width: int
+    right: bool = False
+
+
+COLUMNS = (
+    _PickerColumn("", lambda one: "", 28),
+    _PickerColumn("Name", lambda one: one.name, 0),
+    _PickerColumn("Type", lambda one: one.kind or DASH, 108),
+    _PickerColumn("Weights", lambda one: one.precision or DASH, 68),
+    _PickerColumn("Size", lambda one: size_text(one.size), 76, True),
+    _PickerColumn("Changed", lambda one: moment(one.changed or None), 134, True),
+    _PickerColumn("Where", lambda one: _where(one), 136),
+)
+
+
+class PickModel(QAbstractTableModel):
+    """The rows in the order of their shelf."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.rows: list[Row] = []
+
+    def show_rows(self, rows: Iterable[Row]) -> None:
+        self.beginResetModel()
+        self.rows = list(rows)
+        self.endResetModel()
+
+    def rowCount(self, parent: Index = QModelIndex()) -> int:
+        return 0 if parent.isValid() else len(self.rows)
+
+    def columnCount(self, parent: Index = QModelIndex()) -> int:
+        return 0 if parent.isValid() else len(COLUMNS)
+
+    def flags(self, index: Index) -> Qt.ItemFlag:
+        row = self.rows[index.row()]
+        dead = isinstance(row, PickerLine) and row.role != "offer"
+        return Qt.ItemFlag.ItemIsEnabled if dead else Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if orientation != Qt.Orientation.Horizontal:
+            return None
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return RIGHT if COLUMNS[section].right else LEFT
+        return COLUMNS[section].head if role == Qt.ItemDataRole.DisplayRole else None
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        row, place = self.rows[index.row()], index.column()
+        if isinstance(row, PickerLine):
+            return _line_data(row, role) if place == STAR else None
+        if role == Qt.ItemDataRole.DisplayRole:
+            return COLUMNS[place].text(row)
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return RIGHT if COLUMNS[place].right else LEFT
+        if role == Qt.ItemDataRole.FontRole:
+            return theme.figures_font()
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return row.refusal or row.place or row.id
+        if role == Qt.ItemDataRole.DecorationRole and place == STAR:
+            colours = theme.palette()
+            return icons.icon(
+                "star-filled" if row.starred else "star", colours.clip if row.starred else colours.faint, 16
+            )
+        if role == Qt.ItemDataRole.AccessibleTextRole and place == STAR:
+            return "favourite" if row.starred else "no favourite"
+        return _colour(row, place) if role == Qt.ItemDataRole.ForegroundRole else None
+
+
+class PickTable(BaseTable):
+    """Entries under headings; a heading, an offer or a note spans the row. Signals: star_pressed(row)."""
+
+    star_pressed = Signal(int)
+
+    def __init__(self, model: PickModel, *, precision: bool) -> None:
+        super().__init__()
+        self.setModel(model)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of models differ at their end
+        self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+        for place, column in enumerate(COLUMNS):
+            self.setColumnWidth(place, theme.scaled(column.width))
+        self.setColumnHidden(PRECISION, not precision)
+        self.clicked.connect(lambda index: index.column() == STAR and self.star_pressed.emit(index.row()))
+
+    def span_lines(self, rows: Sequence[PickerEntry | PickerLine]) -> None:
+        self.clearSpans()
+        for place, row in enumerate(rows):
+            if isinstance(row, PickerLine):
+                self.setSpan(place, 0, 1, len(COLUMNS))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        places = [place for place in range(len(COLUMNS)) if place != NAME and not self.isColumnHidden(place)]
+        taken = sum(self.columnWidth(place) for place in places)
+        self.setColumnWidth(NAME, max(theme.scaled(NAME_LEAST), self.viewport().width() - taken))
+
+
+def _where(one: PickerEntry) -> str:
+    """Where it is, unless there is something more pressing to say."""
+    if one.refusal:
+        return "Unfinished" if one.partial else "Cannot be used"
+    if one.where == "hub" and one.downloads is not None:
+        return f"{_short(one.downloads)} downloads"
+    return PLACES[one.where]
+
+
+def _short(count: int) -> str:
+    """41,230 as 41.2k."""
+    scale, letter = next(((scale, letter) for scale, letter in ((1e6, "M"), (1e3, "k")) if count >= scale), (1, ""))
+    return f"{figure(count / scale)}{letter}"
+
+
+def _line_data(line: PickerLine, role: int) -> Any:
+    colours = theme.palette()
+    if role == Qt.ItemDataRole.DisplayRole:
+        return line.text
+    if role == Qt.ItemDataRole.FontRole:
+        return theme.caption_font() if line.role == "heading" else theme.body_font()
+    if role == Qt.ItemDataRole.ForegroundRole:
+        return {"offer": colours.accent, "trouble": colours.warning}.get(line.role, colours.muted)
+    return None
+
+
+def _colour(row: PickerEntry, place: int) -> Any:
+    colours = theme.palette()
+    if row.refusal:
+        return colours.warning if place == WHERE else colours.faint
+    return colours.text if place in (NAME, SIZE) else colours.muted

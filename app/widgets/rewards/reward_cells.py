@@ -1,0 +1,94 @@
+"""The cells of the reward table that can be changed: the tick, drawn in the theme's colours, and the weight, typed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from PySide6.QtCore import QEvent, QModelIndex, QPersistentModelIndex, QRect, QRegularExpression, Qt
+from PySide6.QtGui import QKeyEvent, QPainter, QRegularExpressionValidator
+from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
+
+from app import theme
+from app.widgets.basic.controls import NumberEdit, draw_tick, tick_side
+from app.widgets.form import value_text
+
+Index = QModelIndex | QPersistentModelIndex
+USE, LABEL, FUNCTION, SCORES, SOURCE, MEAN, WEIGHT = range(7)
+"""The table's columns."""
+DECIMALS = 3
+"""Of a weight."""
+NUMBER = QRegularExpression(r"[-−]?\d{0,3}(\.\d{0,3})?")
+
+
+class TickDelegate(QStyledItemDelegate):
+    """A tick drawn in the theme's colours; a click anywhere in the cell turns it."""
+
+    def paint(self, painter: QPainter, option: Any, index: Index) -> None:
+        box = QRect(0, 0, tick_side(), tick_side())
+        box.moveCenter(option.rect.center())
+        painter.save()
+        if option.state & QStyle.StateFlag.State_Selected:
+            painter.fillRect(option.rect, theme.palette().selection)
+        draw_tick(painter, box, index.data(Qt.ItemDataRole.CheckStateRole) == Qt.CheckState.Checked)
+        painter.restore()
+
+    def editorEvent(self, event: QEvent, model: Any, option: Any, index: Index) -> bool:
+        if event.type() == QEvent.Type.MouseButtonRelease:
+            turn(model, index.row())
+            return True
+        return event.type() in (QEvent.Type.MouseButtonPress, QEvent.Type.MouseButtonDblClick)
+
+
+class WeightEdit(NumberEdit):
+    """A weight being typed; up and down change it by a tenth. (A spin box has no room for its buttons here.)"""
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        by = {Qt.Key.Key_Up: 0.1, Qt.Key.Key_Down: -0.1}.get(Qt.Key(event.key()))
+        weight = self.weight()
+        if by is None or weight is None:
+            super().keyPressEvent(event)
+        else:
+            self.setText(value_text.number_text(round(weight + by, DECIMALS)))
+            self.selectAll()
+
+    def weight(self) -> float | None:
+        """None while no number stands there."""
+        try:
+            return round(float(self.text().replace("−", "-")), DECIMALS)
+        except ValueError:
+            return None
+
+
+class WeightDelegate(QStyledItemDelegate):
+    """Edits a weight; what is no number leaves it as it was."""
+
+    def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
+        edit = WeightEdit(parent=parent)
+        edit.setMinimumWidth(0)
+        edit.setValidator(QRegularExpressionValidator(NUMBER, edit))
+        edit.setAlignment(Qt.AlignmentFlag.AlignRight)
+        edit.setAccessibleName(f"Weight of {index.model().index(index.row(), LABEL).data()}")
+        return edit
+
+    def updateEditorGeometry(self, editor: QWidget, option: Any, index: Index) -> None:
+        editor.setGeometry(option.rect.adjusted(2, 5, -1, -5))
+
+    def setEditorData(self, editor: QWidget, index: Index) -> None:
+        assert isinstance(editor, WeightEdit)
+        weight = index.data(Qt.ItemDataRole.EditRole)
+        editor.setText(value_text.number_text(1.0 if weight is None else weight))
+        editor.selectAll()
+
+    def setModelData(self, editor: QWidget, model: Any, index: Index) -> None:
+        assert isinstance(editor, WeightEdit)
+        weight = editor.weight()
+        if weight is not None and weight != index.data(Qt.ItemDataRole.EditRole):
+            model.setData(index, weight, Qt.ItemDataRole.EditRole)
+
+
+def turn(model: Any, row: int) -> None:
+    """Tick the row, or take its tick away."""
+    index = model.index(row, USE)
+    ticked = index.data(Qt.ItemDataRole.CheckStateRole) == Qt.CheckState.Checked
+    wanted = Qt.CheckState.Unchecked if ticked else Qt.CheckState.Checked
+    model.setData(index, wanted, Qt.ItemDataRole.CheckStateRole)

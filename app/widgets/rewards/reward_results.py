@@ -1,0 +1,96 @@
+"""What the bench found: the verdict in words, each function's scores, and every completion with what it got."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QFrame, QStackedLayout, QVBoxLayout, QWidget
+
+from app import theme
+from app.widgets.basic.labels_and_buttons import label
+from app.widgets.rewards.reward_board import BoardModel, RewardBoard
+from app.widgets.rewards.reward_scores import ScoreModel, ScoreTable
+from app.widgets.rewards.reward_verdict import RewardVerdict
+
+SHORT, TALL = 560, 760
+"""Heights of the page below which the verdict and the functions are kept brief."""
+STALE = {
+    "level": "note",
+    "sentence": "Settings or files have changed since these scores.",
+    "advice": "Press Score again.",
+}
+
+
+class BenchFindings(Protocol):
+    """What the bench knows, as far as it is shown here."""
+
+    groups: list[dict[str, Any]]
+    findings: list[dict[str, str]]
+    functions: list[dict[str, Any]]
+    failed: dict[str, Any] | None
+    stale: bool
+
+
+class RewardResults(QWidget):
+    """Before anything was sampled it says what the page is for."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        shown = QWidget(self)
+        self.verdict = RewardVerdict(shown)
+        self.functions = BoardModel(self)
+        self.board = RewardBoard(self.functions)
+        self.completions = ScoreModel(self)
+        self.table = ScoreTable(self.completions)
+        column = QVBoxLayout(shown)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(12)
+        column.addWidget(self.verdict)
+        column.addWidget(self.board.in_card())
+        column.addWidget(self.table.in_card(), 1)
+        self._stack = QStackedLayout(self)
+        self._stack.addWidget(_nothing())
+        self._stack.addWidget(shown)
+
+    def fit(self, height: int) -> None:
+        """Leave the completions some room in a page of this height."""
+        height = round(height / theme.text_scale())
+        self.verdict.show_at_most(1 if height < SHORT else 2 if height < TALL else 99)
+        self.board.show_at_most(3 if height < SHORT else 5 if height < TALL else 8)
+
+    def show_bench(self, bench: BenchFindings) -> None:
+        """The line that was chosen stays chosen."""
+        self._stack.setCurrentIndex(1 if bench.groups or bench.failed else 0)
+        findings = [_failed(bench.failed)] if bench.failed else bench.findings
+        self.verdict.tell(([STALE] if bench.stale and not bench.failed else []) + list(findings))
+        self.functions.show_functions(bench.functions, bench.groups)
+        names, labels = ([one[key] for one in bench.functions] for key in ("name", "label"))
+        row = max(self.table.currentIndex().row(), 0)
+        self.completions.show_groups(bench.groups, names, labels)
+        self.table.begin()
+        if 0 < row < self.completions.rowCount():
+            self.table.selectRow(row)
+
+
+def _failed(error: dict[str, Any]) -> dict[str, str]:
+    return {"level": "error", "sentence": error["sentence"], "advice": "A run would stop before its first step."}
+
+
+def _nothing() -> QFrame:
+    """Before anything was sampled: what this page is for."""
+    card = QFrame()
+    card.setProperty("role", "card")
+    column = QVBoxLayout(card)
+    column.setContentsMargins(*(3 * theme.SPACE,) * 4)
+    column.setSpacing(12)
+    centre = Qt.AlignmentFlag.AlignCenter
+    column.addStretch(2)
+    column.addWidget(label("Try the rewards before training", theme.heading_font(), align=centre))
+    told = (
+        "Sample a few completions, and see what each function gives them, where the groups differ, and whether there is "
+        "anything to learn from."
+    )
+    column.addWidget(label(told, role="muted", wrap=True, align=centre))
+    column.addStretch(3)
+    return card

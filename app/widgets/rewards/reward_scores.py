@@ -1,0 +1,42 @@
+"""The completions on the bench: the completions table with narrow columns of scores, each known by its function's dot. What
+the functions are called stands above, in the same colours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from PySide6.QtCore import Qt
+
+from app.widgets.basic.base_table import BaseTable
+from app.widgets.completions.completion_table import CompletionModel, CompletionTable
+
+NARROW, TEXT = 54, 150
+"""Pixels of a column of scores, and the least of the text."""
+
+
+class ScoreModel(CompletionModel):
+    """Headings of scores are dots alone; `label` has the words."""
+
+    def label(self, column: int) -> str:
+        return " ".join(str(super().headerData(column, Qt.Orientation.Horizontal)).split())
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        is_score = orientation == Qt.Orientation.Horizontal and 0 < section <= len(self.rewards)
+        if is_score and role == Qt.ItemDataRole.DisplayRole:
+            return ""
+        if is_score and role in (Qt.ItemDataRole.ToolTipRole, Qt.ItemDataRole.AccessibleTextRole):
+            return self.label(section)
+        return super().headerData(section, orientation, role)
+
+
+class ScoreTable(CompletionTable):
+    """As the table of a run's completions; copied rows have the functions' names."""
+
+    def __init__(self, model: ScoreModel) -> None:
+        super().__init__(model, widest=NARROW, least_text=TEXT)
+        self._scores = model
+
+    def as_text(self, rows: list[int]) -> str:
+        heads = [self._scores.label(column) for column in range(self._scores.columnCount())]
+        return "\n".join(["\t".join(heads), *BaseTable.as_text(self, rows).split("\n")[1:]])

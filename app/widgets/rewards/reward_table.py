@@ -1,0 +1,354 @@
+"""The table of reward functions: tick, colour, label, function, what it scores, source, last mean, weight. A row is a
+function; ticked rows from top to bottom are `reward_functions`, their weights `reward_weights`.
+
+None ticked stays none ticked: that is a problem to show, never "all". Ticked rows can be dragged, or moved with Alt and the
+arrow keys; the others have no order of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QAbstractTableModel, QMimeData, QModelIndex, QRect, QSize, Qt, Signal
+from PySide6.QtGui import QFont, QKeyEvent, QPainter, QPixmap
+from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QWidget
+
+from app import theme
+from app.widgets.basic.base_table import BaseTable
+from app.widgets.basic.numbers import figure
+from app.widgets.form import value_text
+from app.widgets.rewards.reward_cells import (
+    FUNCTION,
+    LABEL,
+    MEAN,
+    SCORES,
+    SOURCE,
+    USE,
+    WEIGHT,
+    Index,
+    TickDelegate,
+    WeightDelegate,
+    turn,
+)
+from backend.spec.rewards.catalog import BUILT_IN, RewardEntry, metric_name
+
+HEADERS = ("Use", "Reward", "Function", "What it scores", "Source", "Mean", "Weight")
+ROW = 38
+"""Height of a row: two lines of what it scores."""
+WIDTHS = {USE: 44, LABEL: 136, FUNCTION: 212, SOURCE: 108, MEAN: 60, WEIGHT: 72}
+LEAST_SCORES = 184
+"""Pixels that what a function scores is left with, before other columns have to go."""
+_MIME = "application/x-grpo-studio-reward"
+_STEPS = {Qt.Key.Key_Up: -1, Qt.Key.Key_Down: 1}
+NOT_FOUND = "No function of this name was found."
+_ROOT = QModelIndex()
+
+
+@dataclass
+class RewardRow:
+    """One function of the table. `weight` is None where the config's weight cannot be read as a number."""
+
+    entry: RewardEntry
+    ticked: bool = False
+    weight: float | None = 1.0
+    known: bool = True
+
+
+class RewardModel(QAbstractTableModel):
+    """Rows in the order in which they would score.
+
+    Signals: picked(names, weights) after a person's change; weights are empty where each is 1.
+    """
+
+    picked = Signal(list, list)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.rows: list[RewardRow] = []
+        self.means: Mapping[str, float] = {}
+
+    def show_means(self, means: Mapping[str, float]) -> None:
+        """The mean score of each function, by name, as the bench last saw it."""
+        self.means = dict(means)
+        self._all_changed()
+
+    def show_rewards(self, entries: Sequence[RewardEntry], names: Any, weights: Any) -> None:
+        """Show what can be ticked and what the config says; a name without a function keeps a row that says so."""
+        listed = [str(name) for name in names] if isinstance(names, list) else []
+        rows = _rows(entries, listed, {row.entry.name: row.weight for row in self.rows})
+        for row, weight in zip(_ticked(rows, listed), _aligned(weights, len(listed)), strict=True):
+            row.weight = weight
+        if [row.entry for row in rows] == [row.entry for row in self.rows]:
+            self.rows = rows
+            self._all_changed()
+        else:
+            self.beginResetModel()
+            self.rows = rows
+            self.endResetModel()
+
+    def use_only(self, names: Sequence[str]) -> None:
+        """Tick exactly these, each with weight 1."""
+        for row in self.rows:
+            row.ticked, row.weight = row.entry.name in names, 1.0
+        self._say()
+
+    def move(self, row: int, to: int) -> bool:
+        """Put a ticked row where another ticked one is, those between making room; False where there is no such place."""
+        ticked = [place for place, each in enumerate(self.rows) if each.ticked]
+        if row not in ticked or not ticked:
+            return False
+        before, place = ticked.index(row), sum(each < to for each in ticked)
+        order = [self.rows[each] for each in ticked]
+        place -= place > before
+        if place == before:
+            return False
+        order.insert(place, order.pop(before))
+        for each, moved in zip(ticked, order, strict=True):
+            self.rows[each] = moved
+        self._say()
+        return True
+
+    @property
+    def ticked(self) -> list[RewardRow]:
+        return [row for row in self.rows if row.ticked]
+
+    # Qt's model
+
+    def rowCount(self, parent: Index = _ROOT) -> int:
+        return 0 if parent.isValid() else len(self.rows)
+
+    def columnCount(self, parent: Index = _ROOT) -> int:
+        return 0 if parent.isValid() else len(HEADERS)
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if orientation != Qt.Orientation.Horizontal:
+            return None
+        if role == Qt.ItemDataRole.DisplayRole:
+            return HEADERS[section]
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            side = Qt.AlignmentFlag.AlignRight if section in (MEAN, WEIGHT) else Qt.AlignmentFlag.AlignLeft
+            return side | Qt.AlignmentFlag.AlignVCenter
+        return None
+
+    def flags(self, index: Index) -> Qt.ItemFlag:
+        if not index.isValid():
+            return Qt.ItemFlag.ItemIsDropEnabled
+        usual = Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
+        if self.rows[index.row()].ticked:
+            usual |= Qt.ItemFlag.ItemIsDragEnabled
+        if index.column() == USE:
+            return usual | Qt.ItemFlag.ItemIsUserCheckable
+        return usual | Qt.ItemFlag.ItemIsEditable if index.column() == WEIGHT else usual
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        row, column = self.rows[index.row()], index.column()
+        match role:
+            case Qt.ItemDataRole.DisplayRole:
+                return figure(self.means.get(metric_name(row.entry.name))) if column == MEAN else _text(row, column)
+            case Qt.ItemDataRole.EditRole:
+                return row.weight if column == WEIGHT else None
+            case Qt.ItemDataRole.CheckStateRole if column == USE:
+                return Qt.CheckState.Checked if row.ticked else Qt.CheckState.Unchecked
+            case Qt.ItemDataRole.DecorationRole if column == LABEL:
+                return self._swatch(row)
+            case Qt.ItemDataRole.ForegroundRole:
+                return _colour(row, column)
+            case Qt.ItemDataRole.FontRole:
+                return _font(column)
+            case Qt.ItemDataRole.TextAlignmentRole if column in (MEAN, WEIGHT):
+                return Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+            case Qt.ItemDataRole.ToolTipRole:
+                return _tip(row)
+            case Qt.ItemDataRole.AccessibleTextRole if column == USE:
+                return f"{row.entry.label}, {'used' if row.ticked else 'not used'}"
+        return None
+
+    def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
+        row = self.rows[index.row()]
+        if index.column() == USE and role == Qt.ItemDataRole.CheckStateRole:
+            row.ticked = Qt.CheckState(value) == Qt.CheckState.Checked
+        elif index.column() == WEIGHT and role == Qt.ItemDataRole.EditRole:
+            row.weight = float(value)
+        else:
+            return False
+        self._say()
+        return True
+
+    # Dragging
+
+    def supportedDropActions(self) -> Qt.DropAction:
+        return Qt.DropAction.MoveAction
+
+    def mimeTypes(self) -> list[str]:
+        return [_MIME]
+
+    def mimeData(self, indexes: Sequence[QModelIndex]) -> QMimeData:
+        data = QMimeData()
+        data.setData(_MIME, str(indexes[0].row()).encode())
+        return data
+
+    def dropMimeData(self, data: QMimeData, action: Qt.DropAction, row: int, column: int, parent: Index) -> bool:
+        if not data.hasFormat(_MIME):
+            return False
+        to = row if row >= 0 else parent.row() if parent.isValid() else len(self.rows)
+        self.move(int(bytes(data.data(_MIME).data())), to)
+        return False  # it has moved already, and the view has nothing to take out
+
+    def _say(self) -> None:
+        self._all_changed()
+        weights = [1.0 if row.weight is None else row.weight for row in self.ticked]
+        plain = all(weight == 1 for weight in weights)
+        self.picked.emit([row.entry.name for row in self.ticked], [] if plain else weights)
+
+    def _all_changed(self) -> None:
+        # A tick moves the colours of every row below it.
+        if self.rows:
+            self.dataChanged.emit(self.index(0, 0), self.index(len(self.rows) - 1, len(HEADERS) - 1))
+
+    def _swatch(self, row: RewardRow) -> QPixmap:
+        ratio = 2
+        picture = QPixmap(QSize(10, 10) * ratio)
+        picture.fill(Qt.GlobalColor.transparent)
+        painter = QPainter(picture)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        place = next((place for place, other in enumerate(self.ticked) if other is row), None)
+        painter.setBrush(theme.palette().hairline if place is None else theme.reward_colour(place))
+        painter.drawRoundedRect(QRect(0, 0, 10 * ratio, 10 * ratio), 3 * ratio, 3 * ratio)
+        painter.end()
+        picture.setDevicePixelRatio(ratio)
+        return picture
+
+
+class RewardTable(BaseTable):
+    """Shows all its rows without scrolling; space ticks the present row, a click or a digit edits its weight."""
+
+    def __init__(self, model: RewardModel, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setModel(model)
+        self.setItemDelegateForColumn(USE, TickDelegate(self))
+        self.setItemDelegateForColumn(WEIGHT, WeightDelegate(self))
+        self.setAccessibleName("Reward functions")
+        self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        triggers = QAbstractItemView.EditTrigger
+        self.setEditTriggers(
+            triggers.SelectedClicked | triggers.DoubleClicked | triggers.EditKeyPressed | triggers.AnyKeyPressed
+        )
+        self.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
+        self.setDragDropOverwriteMode(False)
+        self.setAccessibleDescription("Space ticks a row; a digit changes its weight; Alt with the arrows moves it.")
+        self.setWordWrap(True)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self._shape_header()
+        model.modelReset.connect(self._fit)
+        theme.signals.changed.connect(self.viewport().update)
+        self._fit()
+
+    def _shape_header(self) -> None:
+        self.verticalHeader().setDefaultSectionSize(theme.scaled(ROW))
+        header = self.horizontalHeader()
+        header.setMinimumSectionSize(40)
+        for column, width in WIDTHS.items():
+            header.setSectionResizeMode(column, QHeaderView.ResizeMode.Fixed)
+            self.setColumnWidth(column, theme.scaled(width))
+        header.setSectionResizeMode(SCORES, QHeaderView.ResizeMode.Stretch)
+
+    def resizeEvent(self, event: Any) -> None:
+        super().resizeEvent(event)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Columns that a narrow table does without, and the mean, where the bench knows none."""
+        means = bool(self.model().means)  # type: ignore[attr-defined]
+        room = self.width() / theme.text_scale() - sum(
+            WIDTHS[column] for column in (USE, LABEL, WEIGHT, *([MEAN] if means else []))
+        )
+        named = room - WIDTHS[FUNCTION] >= LEAST_SCORES
+        self.setColumnHidden(MEAN, not means)
+        self.setColumnHidden(FUNCTION, not named)
+        self.setColumnHidden(SOURCE, not named or room - WIDTHS[FUNCTION] - WIDTHS[SOURCE] < LEAST_SCORES)
+
+    def show_means(self, means: Mapping[str, float]) -> None:
+        self.model().show_means(means)  # type: ignore[attr-defined]
+        self._make_room()
+
+    def move_row(self, by: int) -> None:
+        """Move the present row up (−1) or down (1) among the ticked ones; the cursor goes with it."""
+        model: Any = self.model()
+        row = self.currentIndex().row()
+        if not 0 <= row < len(model.rows):
+            return
+        name, column = model.rows[row].entry.name, self.currentIndex().column()
+        others = [place for place, each in enumerate(model.rows) if each.ticked and (place - row) * by > 0]
+        if others and model.move(row, others[0] + 1 if by > 0 else others[-1]):
+            place = next(place for place, each in enumerate(model.rows) if each.entry.name == name)
+            self.setCurrentIndex(model.index(place, column))
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        place = self.currentIndex()
+        if event.key() == Qt.Key.Key_Space and place.isValid():
+            turn(self.model(), place.row())
+        elif event.modifiers() & Qt.KeyboardModifier.AltModifier and event.key() in _STEPS:
+            self.move_row(_STEPS[Qt.Key(event.key())])
+        else:
+            super().keyPressEvent(event)
+
+    def _fit(self) -> None:
+        rows = self.model().rowCount()
+        self.setFixedHeight(self.horizontalHeader().sizeHint().height() + rows * theme.scaled(ROW) + 2)
+
+
+def _rows(entries: Iterable[RewardEntry], listed: list[str], weights: dict[str, float | None]) -> list[RewardRow]:
+    """Entries as rows, the ticked ones among their places in the config's order; then the names nobody knows."""
+    rows = [RewardRow(entry, entry.name in listed, weights.get(entry.name, 1.0)) for entry in entries]
+    strangers = [name for name in dict.fromkeys(listed) if name not in {row.entry.name for row in rows}]
+    rows += [RewardRow(RewardEntry(name, name, NOT_FOUND, "", 0), True, 1.0, known=False) for name in strangers]
+    in_order = iter(sorted((row for row in rows if row.ticked), key=lambda row: listed.index(row.entry.name)))
+    return [next(in_order) if row.ticked else row for row in rows]
+
+
+def _ticked(rows: list[RewardRow], listed: list[str]) -> list[RewardRow]:
+    by_name = {row.entry.name: row for row in rows}
+    return [by_name[name] for name in listed]
+
+
+def _aligned(weights: Any, count: int) -> list[float | None]:
+    """One weight a name; ones where none are given, None where what is given cannot be read."""
+    if not isinstance(weights, list) or not weights:
+        return [1.0 if weights in ([], None, "") else None] * count
+    known = [float(one) if isinstance(one, int | float) else None for one in weights]
+    return (known + [None] * count)[:count]
+
+
+def _text(row: RewardRow, column: int) -> str | None:
+    if column == WEIGHT:
+        return "–" if row.weight is None else value_text.number_text(row.weight)
+    if column == SOURCE:
+        return row.entry.source if row.entry.source in (BUILT_IN, "") else Path(row.entry.source).name
+    return {LABEL: row.entry.label, FUNCTION: row.entry.name, SCORES: row.entry.scores.replace("`", "")}.get(column)
+
+
+def _colour(row: RewardRow, column: int) -> Any:
+    colours = theme.palette()
+    if not row.known and column in (LABEL, SCORES):
+        return colours.warning
+    if not row.ticked:
+        return colours.muted
+    return colours.muted if column in (FUNCTION, SCORES, SOURCE, MEAN) else colours.text
+
+
+def _font(column: int) -> QFont | None:
+    figures, caption = theme.figures_font(), theme.caption_font()
+    fonts = {
+        FUNCTION: theme.mono_font(theme.CAPTION), SCORES: caption, SOURCE: caption, MEAN: figures, WEIGHT: figures
+    }  # fmt: skip
+    return fonts.get(column)
+
+
+def _tip(row: RewardRow) -> str:
+    where = row.entry.source if row.entry.source == BUILT_IN else f"{row.entry.source}, line {row.entry.line}"
+    return f"<p>{row.entry.scores}</p><p>{row.entry.name} ({where})</p>" if row.known else f"<p>{NOT_FOUND}</p>"

@@ -1,0 +1,196 @@
+"""A small window that puts a run's model into LM Studio or a folder, and says how that went.
+
+It composes the command and shows what comes of it; who runs the command is handed in, so that no widget starts processes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import Qt, QUrl
+from PySide6.QtGui import QCloseEvent, QDesktopServices
+from PySide6.QtWidgets import (  # fmt: skip
+    QDialog,
+    QFileDialog,
+    QGridLayout,
+    QHBoxLayout,
+    QLineEdit,
+    QPlainTextEdit,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app import theme
+from app.widgets.basic.controls import ElidedLabel, Menu, Tick
+from app.widgets.basic.labels_and_buttons import button, label
+from backend.spec.command import backend_command
+from backend.spec.places import RunFolder, lm_studio_models
+
+MakeTask = Callable[[list[str], QWidget], Any]
+"""Given a command and a parent, something with `start()`, `cancel()`, `is_running`, `line(str)` and `done(outcome)`:
+`app.model.processes.VerbProcess`."""
+
+_SETTING = re.compile(r"^[a-z_]+: ")
+_WIDTH = 520
+PRECISIONS = (("As trained", ""), ("8-bit", "8"), ("6-bit", "6"), ("4-bit", "4"))
+
+
+class ExportPanel(QDialog):
+    """Not modal: the run can be looked at meanwhile. Closing it while it works cancels the export."""
+
+    def __init__(self, run: RunFolder, make_task: MakeTask, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.run = run
+        self._make_task = make_task
+        self._task: Any = None
+        self._made: Path | None = None
+        self.setWindowTitle(f"Export {run.name}")
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setMinimumWidth(theme.scaled(_WIDTH))
+        self._build()
+        self._lay_out()
+        self._choose_destination()
+
+    def _build(self) -> None:
+        self.destination, self.precision = Menu(), Menu()
+        self.destination.addItem("LM Studio", "lmstudio")
+        self.destination.addItem("A folder", "folder")
+        self.destination.currentIndexChanged.connect(self._choose_destination)
+        for word, bits in PRECISIONS:
+            self.precision.addItem(word, bits)
+        self.folder = ElidedLabel(Qt.TextElideMode.ElideMiddle)
+        self.choose = button("Choose…", self._choose_folder)
+        self.name = QLineEdit(self.run.name)
+        self.name.textChanged.connect(self._show_ready)
+        self.overwrite = Tick("Replace a model of that name")
+        self.output = QPlainTextEdit()
+        self.output.setReadOnly(True)
+        self.output.hide()
+        self.output.setFont(theme.mono_font(theme.CAPTION))
+        self.output.setFixedHeight(96)
+        self.said = label(wrap=True, selectable=True)
+        self.said.hide()
+        self.close_button = button("Close", self.close)
+        self.reveal = button("Show folder", self._show_made)
+        self.reveal.hide()
+        self.start = button("Export", self.begin, primary=True)
+        self.start.setDefault(True)
+
+    def _lay_out(self) -> None:
+        place = QHBoxLayout()
+        place.addWidget(self.folder, 1)
+        place.addWidget(self.choose)
+        form = QGridLayout()
+        form.setHorizontalSpacing(2 * theme.SPACE)
+        form.setVerticalSpacing(theme.SPACE)
+        form.setColumnStretch(1, 1)
+        right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+        fields = (("To", self.destination), ("Name", self.name), ("Precision", self.precision), ("", self.overwrite))
+        for at, (name, field) in enumerate(fields):
+            row = at + (at > 0)  # the folder stands below “To”
+            caption = label(name, role="muted", align=right)
+            caption.setBuddy(field)
+            if name:
+                field.setAccessibleName(name)
+            form.addWidget(caption, row, 0)
+            form.addWidget(field, row, 1)
+        form.addLayout(place, 1, 1)
+        buttons = QHBoxLayout()
+        buttons.addStretch(1)
+        for one in (self.close_button, self.reveal, self.start):
+            buttons.addWidget(one)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(*(2 * theme.SPACE,) * 4)
+        column.setSpacing(theme.SPACE * 2)
+        column.addLayout(form)
+        column.addWidget(self.output)
+        column.addWidget(self.said)
+        column.addLayout(buttons)
+
+    def open_beside(self) -> None:
+        """Show it, without holding up anything else."""
+        self.show()
+        self.raise_()
+        self.name.setFocus()
+        self.name.selectAll()
+
+    # ── what is asked for ───────────────────────────────────────────────────────────────────────
+
+    def command(self) -> list[str]:
+        """The command line of what the fields say."""
+        to = self.destination.currentData()
+        arguments = [str(self.run.path), "--to", to, "--name", self.name.text().strip()]
+        if to == "folder":
+            arguments += ["--folder", str(self._folder)]
+        if self.precision.currentData():
+            arguments += ["--quantize", self.precision.currentData()]
+        return backend_command("export", *arguments, *(["--overwrite"] if self.overwrite.isChecked() else []))
+
+    def _choose_destination(self) -> None:
+        session = self.destination.currentData() == "lmstudio"
+        self._take_folder(lm_studio_models() if session else Path.home())
+        self.choose.setVisible(not session)
+        self._show_ready()
+
+    def _choose_folder(self) -> None:
+        path = QFileDialog.getExistingDirectory(self, "Folder to put the model into", str(self._folder))
+        if path:
+            self._take_folder(Path(path))
+
+    def _take_folder(self, folder: Path) -> None:
+        self._folder, home = folder, Path.home()
+        below = folder != home and folder.is_relative_to(home)
+        self.folder.setText(f"~/{folder.relative_to(home).as_posix()}" if below else str(folder))
+        self.folder.setToolTip(str(folder))
+
+    def _show_ready(self) -> None:
+        self.start.setEnabled(bool(self.name.text().strip()) and not self._is_running)
+
+    # ── what comes of it ────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _is_running(self) -> bool:
+        return self._task is not None and self._task.is_running
+
+    def begin(self) -> None:
+        self.output.clear()
+        self.output.show()
+        self.said.hide()
+        self.reveal.hide()
+        self._task = self._make_task(self.command(), self)
+        self._task.line.connect(self.output.appendPlainText)
+        self._task.done.connect(self._end)
+        self._task.start()
+        self.close_button.setText("Cancel")
+        self.start.setEnabled(False)
+
+    def _end(self, outcome: Any) -> None:
+        self.close_button.setText("Close")
+        self.output.setVisible("\n" in outcome.output)  # a single line is the sentence below
+        if outcome.ok:
+            self._made = Path(outcome.sentence)
+            self._say(f"The model is at {outcome.sentence}, loaded back and compared.", "good")
+            self.reveal.show()
+        else:
+            self._say(_SETTING.sub("", outcome.sentence), "bad")
+        self.start.setEnabled(True)
+
+    def _say(self, sentence: str, role: str) -> None:
+        self.said.setText(sentence)
+        self.said.setStyleSheet(f"color: {getattr(theme.palette(), role).name()};")
+        self.said.show()
+
+    def _show_made(self) -> None:
+        if self._made is not None:
+            QDesktopServices.openUrl(QUrl.fromLocalFile(str(self._made)))
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        if self._is_running:  # closing would kill it; ask it to clean up first, and close when it has
+            self._task.done.connect(self.close)
+            self._task.cancel()
+            event.ignore()
+        else:
+            super().closeEvent(event)

@@ -1,0 +1,117 @@
+"""The head of a run's page: its name and state, and while it lives how far it is, what it does, how long it will take."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QPainter, QPaintEvent
+from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QSizePolicy, QVBoxLayout, QWidget
+
+from app import theme
+from app.widgets.basic.controls import ElidedLabel
+from app.widgets.basic.labels_and_buttons import label
+from app.widgets.basic.numbers import duration
+from app.widgets.runs.state_chip import StateChip
+
+_FINE = 1000
+"""Parts that the bar can tell apart."""
+_STAMPED = re.compile(r"(.+)-(\d{4}-\d\d-\d\d-\d{6})((?:-\d+)?)")
+"""A run named by default: model, way of training, moment, and a number where the name was taken."""
+
+
+class RunHeader(QWidget):
+    """Title line (with room for controls at its right, `tools`); of a live run a bar, and a line of captions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._name = ElidedTitle()
+        self._when = label(role="muted")
+        self._chip = StateChip()
+        self.tools = QHBoxLayout()
+        self.tools.setSpacing(theme.SPACE)
+        self._bar = QProgressBar(textVisible=False, maximum=_FINE)
+        self._bar.setAccessibleName("Progress of the run")
+        self._doing = ElidedLabel()
+        self._doing.setFont(theme.figures_font(theme.BODY))
+        self._time = label(font=theme.figures_font(), role="muted")
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        top = QHBoxLayout()
+        top.setSpacing(12)
+        for part in (self._name, self._when):
+            top.addWidget(part, 0, Qt.AlignmentFlag.AlignBaseline)
+        top.addStretch(1)
+        top.addWidget(self._chip)
+        top.addLayout(self.tools)
+        self._live = QWidget()
+        below = QHBoxLayout()
+        below.addWidget(self._doing, 1)
+        below.addWidget(self._time)
+        progress = QVBoxLayout(self._live)
+        progress.setContentsMargins(0, 0, 0, 0)
+        progress.setSpacing(6)
+        progress.addWidget(self._bar)
+        progress.addLayout(below)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(6)
+        column.addLayout(top)
+        column.addWidget(self._live)
+
+    def show_run(self, name: str, state: str, *, live: bool) -> None:
+        """The moment that a default name ends in stands apart, in words."""
+        title, when = titled(name)
+        self._name.setText(title)
+        self._name.setToolTip(name)
+        self._when.setText(when)
+        self._chip.show_state(state)
+        self._live.setVisible(live)
+
+    def show_progress(self, step: int, total: int | None, doing: str = "", share: float | None = None) -> None:
+        """`share` is how much of the present phase is done, 0 to 1."""
+        self._bar.setValue(round(_FINE * min(1.0, step / total)) if total else 0)
+        phase = f"{doing}, {share:.0%}" if doing and share is not None else doing
+        where = f"Step {step:,} of {total:,}" if total else f"Step {step:,}"
+        self._doing.setText(" · ".join(part for part in (where, phase) if part))
+
+    def show_time(self, elapsed_s: float | None, eta_s: float | None) -> None:
+        left = f"about {duration(eta_s)} left" if eta_s is not None else ""
+        spent = f"{duration(elapsed_s)} of work" if elapsed_s else ""
+        self._time.setText(" · ".join(part for part in (spent, left) if part))
+
+
+class ElidedTitle(ElidedLabel):
+    """A page title that gives way in the middle, where names of runs differ least."""
+
+    def __init__(self) -> None:
+        super().__init__(Qt.TextElideMode.ElideMiddle)
+        self.setFont(theme.title_font())
+        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+
+    def sizeHint(self) -> QSize:
+        metrics = self.fontMetrics()
+        return QSize(metrics.horizontalAdvance(self.text()) + 4, metrics.height())
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(120, self.fontMetrics().height())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setPen(theme.palette().text)
+        text = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideMiddle, self.width())
+        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignVCenter, text)
+
+
+def titled(name: str) -> tuple[str, str]:
+    """A run's name as (what to call it, when it was made): “qwen-lora-grpo”, “3 Nov 2025, 14:05”."""
+    found = _STAMPED.fullmatch(name)
+    if found is None:
+        return name, ""
+    try:
+        then = datetime.strptime(found[2], "%Y-%m-%d-%H%M%S")
+    except ValueError:  # digits that are no date
+        return name, ""
+    return f"{found[1]}{found[3]}", f"{then.day} {then:%b %Y, %H:%M}"

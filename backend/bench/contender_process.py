@@ -1,0 +1,53 @@
+"""`python -m backend.bench.contender_process`: one contender at one case, in a process of its own, speaking JSON lines.
+
+The first line on stdin says {"contender", "case", "model"}; {"ready": …} answers it. Each line after that asks for one
+step and is answered by what the step took. The end of stdin ends the process. It runs in our environment or in the
+peers', so it imports nothing of ours that needs more than mlx and mlx-lm but where the contender is ourselves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from backend.bench.contender import Contender
+from backend.bench.stopwatch import Stopwatch
+from backend.bench.workloads import Case
+from backend.engine.cpu import blas
+
+
+def contender(name: str) -> Contender:
+    """The function behind a contender's name. Raises KeyError for an unknown one."""
+    if name.startswith("ours"):
+        from backend.bench import our_contenders
+
+        return our_contenders.contender(name)
+    from backend.bench import baseline_contenders, peer_contenders
+
+    return (peer_contenders.CONTENDERS | baseline_contenders.CONTENDERS)[name]
+
+
+def own_stdout() -> TextIO:
+    """stdout for our lines alone: whatever else is printed goes to stderr."""
+    mine = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return mine
+
+
+def main() -> None:
+    said = blas.prepare()
+    stopwatch = Stopwatch(sys.stdin, own_stdout())
+    asked: dict[str, Any] = json.loads(sys.stdin.readline())
+    import mlx.core as mx
+
+    run = contender(asked["contender"])
+    mx.random.seed(0)
+    stopwatch.say(ready={"blas": said, "device": str(mx.default_device())})
+    run(Case(**asked["case"]), Path(asked["model"]), stopwatch)
+
+
+if __name__ == "__main__":
+    main()

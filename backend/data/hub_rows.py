@@ -1,0 +1,34 @@
+"""A dataset's rows through the `datasets` library, without its patience: where the Hub cannot be had, that shows within
+seconds, and what is on this machine is used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from backend.models import inventory
+from backend.models.hub_search import reach
+from backend.spec.faults import Mistake
+
+
+def load(repo_id: str, config_name: str | None) -> Any:
+    """What `datasets.load_dataset` gives for an id. Raises Mistake where the Hub does not give it and it is not here
+    either, and whatever `datasets` raises for rows it cannot read."""
+    import datasets
+
+    try:
+        reach(repo_id, "dataset")
+    except Mistake:
+        if folder := _downloaded(repo_id):
+            return datasets.load_dataset(str(folder), config_name)
+        if not inventory.may_be_here(repo_id):
+            raise
+    return datasets.load_dataset(repo_id, config_name)
+
+
+def _downloaded(repo_id: str) -> Path | None:
+    """The snapshot in Hugging Face's cache, if there are rows in it."""
+    folder = inventory.folder_of(repo_id, "dataset")
+    found = inventory.dataset_at(folder) if folder is not None else None
+    return folder if found is not None and not found.refusal else None

@@ -1,0 +1,29 @@
+"""How many of the demo's test questions a model gets right: greedy, exact answers, over the whole test split."""
+
+from __future__ import annotations
+
+from backend.data.rows import prepare, read_splits
+from backend.generation.rollout import Rollout
+from backend.models.policy import load_policy
+from backend.rewards.functions.r1 import extract_answer
+from backend.run.checkpoint import newest
+from backend.run.evaluate import greedy_accuracy
+from backend.spec.config import Config
+from backend.spec.places import RunFolder
+from backend.types import Group
+
+
+def test_accuracy(config: Config, run: RunFolder | None) -> float:
+    """Share, 0 … 1, before training (`run` None) or with the newest checkpoint of `run`."""
+    policy = load_policy(config)
+    saved = newest(run) if run is not None else None
+    if saved is not None:
+        policy.assign(saved.weights())
+    splits = read_splits(config)
+    problems = prepare(splits.test, policy.tokenizer, config, splits.source["test"]).problems
+    return greedy_accuracy(Rollout(policy, config.max_completion_length), problems, right)
+
+
+def right(groups: list[Group]) -> list[bool]:
+    """Whether each group's first completion answers with exactly the dataset's answer."""
+    return [extract_answer(group.completions[0].text) == group.problem.answer.strip() for group in groups]

@@ -1,0 +1,143 @@
+"""Shipped reward functions that compare a completion's answer with the dataset's.
+
+Each says None where the dataset's row has no answer it could compare with. No text makes them slow: what they read of
+an answer is short, arithmetic is bounded, and mathematics runs on a fuse in a process of its own.
+"""
+
+from __future__ import annotations
+
+import re
+
+from backend.rewards.functions.answer_text import answer_part, final_answer, marked_answer
+from backend.rewards.functions.arithmetic import value
+from backend.rewards.functions.math_equality import correct
+from backend.rewards.functions.r1 import extract_answer
+from backend.rewards.registry import register_reward_function, require
+
+_OPTION = re.compile(r"[\s(\[{*\"'$]*([A-J])(?![^\W_])[\s)\]}*\"'$]*")
+_BETWEEN = re.compile(r",?\s*(?:and|or)\b|[,;&/+]", re.IGNORECASE)
+_BEHIND = re.compile(r"[)\].:,;–—-]|$")
+_SAYS = re.compile(r"\b(?:answers?|options?|choices?)\b(?:\s+(?:is|are))?[\s:*]*", re.IGNORECASE)
+_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}")
+_READ = 500
+_WORD = re.compile(r"\w+")
+
+
+@register_reward_function("accuracy_reward", label="Math Accuracy")
+def accuracy_reward(
+    prompts: list[str], completions: list[str], answer: list[str], types: list[str] | None = None
+) -> list[float | None]:
+    """1.0 when the answer equals the dataset's as mathematics, else 0.0.
+
+    The answer is in the last `<answer>` or behind the thoughts; there in the last `\\boxed{…}`, behind the last `####`,
+    or it is what stands there last. LaTeX, plain numbers, percentages and expressions are compared by math-verify,
+    words as text without case. None where the dataset's answer is empty. 0 for an empty completion; of a huge answer
+    the last 500 characters are read; a comparison that takes over a second of processor time is given up and scores 0,
+    and after five of those in one call the rest is compared as text.
+    """
+    return [None if right is None else float(right) for right in correct(completions, answer)]
+
+
+@register_reward_function("math_eval", label="Math Eval")
+def math_eval(
+    prompts: list[str],
+    completions: list[str],
+    answer: list[str],
+    types: list[str] | None = None,
+    *,
+    tolerance: float = 1e-6,
+) -> list[float | None]:
+    """1.0 when the arithmetic in the answer comes to the dataset's number, else 0.0.
+
+    The answer, found as for `accuracy_reward`, may use + - * / // % ^ and brackets, as in `(3+4)*2`; where it is an
+    equation, all its sides must agree. It is worked out exactly, in fractions; `tolerance` is the relative difference
+    that still counts as equal. None where the dataset's answer is no arithmetic. 0 for an empty completion, for words,
+    and for anything over 500 characters or with numbers of over 4096 bits.
+    """
+    require(tolerance >= 0, f"tolerance must not be below 0, as {tolerance:g} is")
+    scores: list[float | None] = []
+    for completion, right in zip(completions, answer, strict=True):
+        wanted, found = value(final_answer(right)), value(final_answer(completion))
+        near = wanted is not None and found is not None and abs(found - wanted) <= tolerance * abs(wanted)
+        scores.append(None if wanted is None else float(near))
+    return scores
+
+
+@register_reward_function("multiple_choice", label="Multiple Choice")
+def multiple_choice(
+    prompts: list[str],
+    completions: list[str],
+    answer: list[str],
+    types: list[str] | None = None,
+    *,
+    partial: bool = False,
+) -> list[float | None]:
+    """1.0 when the chosen option, or set of options, is the dataset's, else 0.0.
+
+    Options are the letters A to J, as in `B`, `(B)`, `B) Paris` or `A and C`. The choice is in the last `<answer>`,
+    box or behind `####`; else after the last “answer is”; else on the last line. With `partial`, sets score the size of
+    their overlap over that of their union. None where the dataset's answer names no option. 0 for an empty completion
+    and where no option can be found; of huge text the last 500 characters are read.
+    """
+    scores: list[float | None] = []
+    for completion, right in zip(completions, answer, strict=True):
+        wanted, chosen = _options(final_answer(right)), _choice(completion)
+        score = _overlap(wanted, chosen) if partial else float(wanted == chosen)
+        scores.append(score if wanted else None)
+    return scores
+
+
+@register_reward_function("jaccard", label="Jaccard")
+def jaccard(
+    prompts: list[str], completions: list[str], answer: list[str], types: list[str] | None = None
+) -> list[float | None]:
+    """The share of words that the answer and the dataset's have in common, of all words in either: 0.0 to 1.0.
+
+    The answer is the text in the last `<answer>`, else what follows the thoughts, else everything. Words are runs of
+    letters and digits without case, each counted once. None where the dataset's answer has no words. 0 for an empty
+    completion; text of any size is read in linear time.
+    """
+    pairs = [(_words(answer_part(text)), _words(right)) for text, right in zip(completions, answer, strict=True)]
+    return [_overlap(right, found) if right else None for found, right in pairs]
+
+
+def _words(text: str) -> set[str]:
+    return set(_WORD.findall(text.casefold()))
+
+
+def _overlap(one: set[str], other: set[str]) -> float:
+    union = len(one | other)
+    return len(one & other) / union if union else 0.0
+
+
+def _choice(text: str) -> set[str]:
+    """The options that a completion settles on; empty where it names none."""
+    part = answer_part(text)
+    if extract_answer(text) or marked_answer(part):
+        return _options(final_answer(text))
+    end = part[-_READ:]
+    said = [options for found in _SAYS.finditer(end) if (options := _options(end[found.end() :], announced=True))]
+    return said[-1] if said else _options(end.rpartition("\n")[2])
+
+
+def _options(text: str, announced: bool = False) -> set[str]:
+    """The options that a text begins with; empty where it begins with anything else, as in “A city”.
+
+    Where they were `announced`, as by “the answer is”, a capital that stands alone is one, whatever follows it.
+    """
+    text = _TEXT.sub(r"\1", text[:_READ]).strip()
+    if len(text) == 1:
+        text = text.upper()  # in the middle of a sentence a small letter would be a word
+    options: set[str] = set()
+    place = 0
+    while option := _OPTION.match(text, place):
+        place = option.end()
+        between = _BETWEEN.match(text, place)
+        in_brackets = option[0].rstrip()[-1:] != option[1]
+        if not (announced or in_brackets or between or _BEHIND.match(text, place)):
+            return set()
+        options.add(option[1])
+        if not between:
+            break
+        place = between.end()
+    return options

@@ -1,0 +1,112 @@
+"""Shipped reward functions that judge how long a completion is, in tokens, the end-of-sequence token included.
+
+A length limit that is not given is the run's `max_completion_length`. All of them say None where the sampled tokens are
+not known, as for texts scored from a file; text is never looked at, so none can be hostile.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+from backend.rewards.functions.math_equality import correct
+from backend.rewards.functions.texts import known_ids
+from backend.rewards.registry import register_reward_function, require
+
+CACHE_SHARE = 0.2
+"""DAPO's: a buffer of 4096 tokens before a limit of 20480."""
+
+
+@register_reward_function("soft_overlong_punishment_reward", label="Soft Overlong")
+def soft_overlong_punishment_reward(
+    prompts: list[str],
+    completions: list[str],
+    answer: list[str],
+    types: list[str] | None = None,
+    *,
+    completion_ids: list[list[int]] | None = None,
+    trainer_state: Any = None,
+    max_completion_length: int | None = None,
+    cache: int | None = None,
+) -> list[float | None]:
+    """0.0 up to `cache` tokens below the limit, then falling evenly to -1.0 at the limit and beyond.
+
+    Equation 13 of DAPO (arXiv:2503.14476), as TRL's function of this name. `max_completion_length` is the limit,
+    `cache` a fifth of it where it is not given. 0 for an empty completion, -1 for any huge one.
+    """
+    limit = _limit(max_completion_length, trainer_state, completions)
+    buffer = round(CACHE_SHARE * limit) if cache is None else cache
+    require(0 <= buffer <= limit, f"cache must be from 0 to max_completion_length ({limit}), not {buffer}")
+    known = known_ids(completions, completion_ids)
+    return [None if ids is None else _overlong(len(ids), limit, buffer) for ids in known]
+
+
+@register_reward_function("cosine_scaled_reward", label="Cosine Length")
+def cosine_scaled_reward(
+    prompts: list[str],
+    completions: list[str],
+    answer: list[str],
+    types: list[str] | None = None,
+    *,
+    completion_ids: list[list[int]] | None = None,
+    trainer_state: Any = None,
+    max_completion_length: int | None = None,
+    min_value_wrong: float = -1.0,
+    max_value_wrong: float = -0.5,
+    min_value_correct: float = 0.5,
+    max_value_correct: float = 1.0,
+) -> list[float | None]:
+    """Right answers from 1.0 for the shortest down to 0.5 at the limit, wrong ones from -1.0 up to -0.5, along a cosine.
+
+    The cosine reward of arXiv:2502.03373, as Open R1 has it, with length in tokens. Whether an answer is right is
+    judged as by `accuracy_reward`; None where the dataset has no answer. An empty completion is wrong and short, a
+    huge one as long as the limit.
+    """
+    limit = _limit(max_completion_length, trainer_state, completions)
+    require(min_value_wrong <= max_value_wrong, "min_value_wrong must not be above max_value_wrong")
+    require(min_value_correct <= max_value_correct, "min_value_correct must not be above max_value_correct")
+    scores: list[float | None] = []
+    for ids, right in zip(known_ids(completions, completion_ids), correct(completions, answer), strict=True):
+        shortest, longest = (max_value_correct, min_value_correct) if right else (min_value_wrong, max_value_wrong)
+        scores.append(None if ids is None or right is None else _cosine(len(ids), limit, shortest, longest))
+    return scores
+
+
+@register_reward_function("length_target", label="Length Target")
+def length_target(
+    prompts: list[str],
+    completions: list[str],
+    answer: list[str],
+    types: list[str] | None = None,
+    *,
+    completion_ids: list[list[int]] | None = None,
+    target: int = 200,
+) -> list[float | None]:
+    """1.0 at `target` tokens, falling evenly to 0.0 at none and at twice as many.
+
+    0 for an empty completion and for a huge one.
+    """
+    require(target >= 1, f"target must be at least 1, not {target}")
+    known = known_ids(completions, completion_ids)
+    return [None if ids is None else max(0.0, 1.0 - abs(len(ids) - target) / target) for ids in known]
+
+
+def _limit(given: int | None, trainer_state: Any, completions: list[str]) -> int:
+    """The length limit: given, else the run's. Where parameters are only looked at, there may be none yet."""
+    require(given is None or given >= 1, f"max_completion_length must be at least 1, not {given}")
+    limit = given or getattr(trainer_state, "max_completion_length", None)
+    require(bool(limit) or not completions, "max_completion_length must be given where no run gives it")
+    return limit or sys.maxsize
+
+
+def _overlong(length: int, limit: int, cache: int) -> float:
+    if length <= limit - cache:
+        return 0.0
+    return -1.0 if length > limit else (limit - cache - length) / cache
+
+
+def _cosine(length: int, limit: int, shortest: float, longest: float) -> float:
+    """From `shortest` at length 0 to `longest` at the limit, and no further beyond."""
+    share = min(length / limit, 1.0)
+    return longest + 0.5 * (shortest - longest) * (1.0 + math.cos(math.pi * share))

@@ -1,0 +1,129 @@
+"""The reward functions that ship with the program: one decorated function each, for the format of DeepSeek-R1
+(arXiv 2501.12948): thoughts in `<think>`, the answer in `<answer>`.
+
+They look at text only: no state, no files, no opinion (None) withheld. A completion may be huge and hostile, so every
+scan is a plain search that passes over the text a fixed number of times; no pattern here can backtrack.
+
+The three format rewards form a ladder: what earns Strict Format earns Soft Format and the whole XML Count as well.
+
+The first sentence of a docstring is what the reward table shows; `backend.spec.rewards.catalog` reads it from this text, so
+name, label and sentence are written out here and computed nowhere.
+"""
+
+from __future__ import annotations
+
+import re
+
+from backend.rewards.registry import register_reward_function
+
+_ANSWER, _END_OF_ANSWER = "<answer>", "</answer>"
+_THOUGHT_TAG = re.compile(r"</?(think|reasoning)>")
+# ASCII on purpose: str.isdigit takes "²" for a digit and refuses "-3".
+_INTEGER = re.compile(r"-?[0-9]+")
+
+
+@register_reward_function("r1_accuracy_reward_func", label="Accuracy")
+def r1_accuracy_reward_func(
+    prompts: list[str], completions: list[str], answer: list[str], types: list[str] | None = None
+) -> list[float]:
+    """2.0 when the text in the last `<answer>` equals the dataset's answer.
+
+    Both are stripped of white space before they are compared. 0 without a closed `<answer>`, for an empty one and for
+    an empty completion, even where the dataset's answer is empty too. Text of any size is searched in linear time.
+    """
+    found = [extract_answer(text) for text in completions]
+    return [2.0 if text and text == right.strip() else 0.0 for text, right in zip(found, answer, strict=True)]
+
+
+@register_reward_function("r1_int_reward_func", label="Integer Answer")
+def r1_int_reward_func(
+    prompts: list[str], completions: list[str], answer: list[str], types: list[str] | None = None
+) -> list[float]:
+    """0.5 when the text in the last `<answer>` is digits only.
+
+    The digits 0 to 9, with a minus sign before them or not, of any length; white space around them is free. 0 without
+    a closed `<answer>` and for an empty completion.
+    """
+    return [0.5 if _INTEGER.fullmatch(extract_answer(text)) else 0.0 for text in completions]
+
+
+@register_reward_function("r1_strict_format_reward_func", label="Strict Format")
+def r1_strict_format_reward_func(
+    prompts: list[str], completions: list[str], answer: list[str], types: list[str] | None = None
+) -> list[float]:
+    """0.5 for `<think>…</think><answer>…</answer>` and nothing else.
+
+    Each tag stands once and both parts have content. White space, newlines included, is free before, between, inside
+    and after them; `<reasoning>` is taken for `<think>`. 0 for an empty completion, 0.5 for a huge one in this form.
+    """
+    return [0.5 if _is_strict(text) else 0.0 for text in completions]
+
+
+@register_reward_function("r1_soft_format_reward_func", label="Soft Format")
+def r1_soft_format_reward_func(
+    prompts: list[str], completions: list[str], answer: list[str], types: list[str] | None = None
+) -> list[float]:
+    """0.5 when the tags stand in the right order, each with content.
+
+    The first thought must be closed before the last `<answer>` opens; other text may stand anywhere, and
+    `<reasoning>` is taken for `<think>`. 0 for an empty completion; a huge one is judged like any other.
+    """
+    return [0.5 if _in_order(text) else 0.0 for text in completions]
+
+
+@register_reward_function("r1_count_xml", label="XML Count")
+def r1_count_xml(
+    prompts: list[str], completions: list[str], answer: list[str], types: list[str] | None = None
+) -> list[float]:
+    """0.125 for each of the four tags that stands exactly once, minus 0.001 per trailing character, never below 0.
+
+    Trailing is what follows the last `</answer>`, white space at the very end left out; without that tag nothing
+    trails. `<reasoning>` is taken for `<think>`. 0 for an empty completion, and for one with 500 characters too many.
+    """
+    return [_xml_count(text) for text in completions]
+
+
+def extract_answer(text: str) -> str:
+    """The text in the last `<answer>` that is closed again, stripped; empty where there is none."""
+    start = _last_answer(text)
+    if start < 0:
+        return ""
+    start += len(_ANSWER)
+    return text[start : text.index(_END_OF_ANSWER, start)].strip()
+
+
+def _last_answer(text: str) -> int:
+    """Where the last `<answer>` with an `</answer>` behind it begins, or -1."""
+    return text.rfind(_ANSWER, 0, max(text.rfind(_END_OF_ANSWER), 0))
+
+
+def _tags(text: str) -> tuple[str, str, str, str]:
+    """The four tags this text is judged by: its first thought tag says whether it thinks or reasons."""
+    first = _THOUGHT_TAG.search(text)
+    word = first[1] if first else "think"
+    return f"<{word}>", f"</{word}>", _ANSWER, _END_OF_ANSWER
+
+
+def _in_order(text: str) -> bool:
+    thought, end_of_thought, _, _ = _tags(text)
+    start = text.find(thought)
+    end = text.find(end_of_thought, max(start, 0))
+    if not 0 <= start < end < _last_answer(text):
+        return False
+    return bool(text[start + len(thought) : end].strip() and extract_answer(text))
+
+
+def _is_strict(text: str) -> bool:
+    text = text.strip()
+    tags = thought, end_of_thought, answer, end_of_answer = _tags(text)
+    if any(text.count(tag) != 1 for tag in tags) or not _in_order(text):
+        return False
+    between = text[text.index(end_of_thought) + len(end_of_thought) : text.index(answer)]
+    return text.startswith(thought) and text.endswith(end_of_answer) and not between.strip()
+
+
+def _xml_count(text: str) -> float:
+    found = sum(text.count(tag) == 1 for tag in _tags(text))
+    _, closed, rest = text.rpartition(_END_OF_ANSWER)
+    trailing = len(rest.rstrip()) if closed else 0
+    return max(0.0, 0.125 * found - 0.001 * trailing)

@@ -1,0 +1,32 @@
+"""Questions about what is on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from backend.models import inventory
+from backend.serve.call import QuestionCall
+
+
+def models(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """{folders: [path, …]} → {found: [Found, …]}."""
+    return {"found": [one.to_dict() for one in inventory.models(asked.get("paths", ()))]}
+
+
+def datasets(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """{paths: [path, …]} → {found: [Found, …]}."""
+    return {"found": [one.to_dict() for one in inventory.datasets(asked.get("paths", ()))]}
+
+
+def model_facts(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any] | None:
+    """{name: id or path} → its Found, or None where it is not on this machine, or only parts of it that a run would fetch
+    the rest of."""
+    folder = inventory.folder_of(asked["name"])
+    if folder is None:
+        return None
+    name = asked["name"]
+    is_path = Path(name).expanduser().is_dir()
+    if not is_path and inventory.is_begun(folder):
+        return None
+    return inventory.model_at(folder, "" if is_path else name, "folder" if is_path else "cache", name).to_dict()

@@ -1,0 +1,303 @@
+"""Other people's words for our settings: mlx-lm-lora's and TRL's spellings, read and turned into ours.
+
+Works on the raw mapping of a YAML file or the form; values are moved and regrouped here, never judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from backend.spec.faults import Fault
+from backend.spec.rewards.entry import split_names
+
+Raw = dict[str, Any]
+
+RENAMED = {
+    "num_generations": "group_size",
+    "loss_type": "grpo_loss_type",
+    "max_grad_norm_clip": "max_grad_norm",
+    "fine_tune_type": "train_type",
+    "num_train_epochs": "epochs",
+    "max_steps": "iters",
+    "gradient_checkpointing": "grad_checkpoint",
+    "ref_model": "reference_model_path",
+    "lr_scheduler_type": "lr_schedule",
+}
+"""Another program's key → ours, where only the word differs."""
+
+CHOICES = {
+    "lr_schedule": {
+        "cosine_decay": "cosine",
+        "cosine decay": "cosine",
+        "linear_decay": "linear",
+        "linear_schedule": "linear",
+    },
+    "quantization": {"": "none", "4-bit": "4", "6-bit": "6", "8-bit": "8", "4bit": "4", "6bit": "6", "8bit": "8"},
+    "scale_rewards": {"true": "group", "false": "none"},
+    "grpo_loss_type": {"dr-grpo": "dr_grpo", "dr grpo": "dr_grpo"},
+    "importance_sampling_level": {"": "token", "default": "token"},
+}
+"""Other spellings of a menu's values, lower case."""
+
+_QAT = "quantisation-aware training does not apply to GRPO"
+_JUDGE = "GRPO asks reward functions, and no judge"
+_OTHER_LOSS = "it belongs to another way of training"
+_OTHER_COLUMN = "GRPO reads prompt, answer, type and system"
+WITHOUT_EFFECT = {
+    "train": "every run here trains",
+    "config": "the file is read already",
+    "model_family": "text models are what is trained here",
+    "adapter_path": "adapters are written into the run folder",
+    "wandb": "every run is recorded in its own folder",
+    "recurrence_chunk_size": "long texts are read in pieces of the sequence step size",
+    "fuse_dequantize": "what is fused keeps the model's own precision",
+    "fuse_remove_adapters": "adapters are kept beside the fused model",
+    **dict.fromkeys(("qat_enable", "qat_bits", "qat_group_size", "qat_mode", "qat_start_step", "qat_interval"), _QAT),
+    **dict.fromkeys(("judge", "judge_config", "judge_system", "alpha"), _JUDGE),
+    **dict.fromkeys(("sft_loss_type", "dpo_cpo_loss_type", "reward_scaling"), _OTHER_LOSS),
+    **dict.fromkeys(("lambda_mse_target", "tau_mse_target", "lambda_mse", "clip_epsilon_logits"), _OTHER_LOSS),
+    **dict.fromkeys(("completion_feature", "chosen_feature", "rejected_feature"), _OTHER_COLUMN),
+    **dict.fromkeys(("chat_feature", "text_feature", "preference_score_feature"), _OTHER_COLUMN),
+}
+"""Keys of mlx-lm-lora and its studio that are accepted and change nothing → why."""
+
+LOAD_IN = {"load_in_4bits": "4", "load_in_6bits": "6", "load_in_8bits": "8", "load_in_mxfp4": "mxfp4"}
+
+EMPTY_MEANS_DEFAULT = (
+    *("prompt_feature", "answer_feature", "type_feature", "system_feature"),
+    *("train_split", "valid_split", "test_split"),
+)
+"""Names that may be left empty, as the form's fields may be."""
+
+UNDERSTOOD = (*RENAMED, *LOAD_IN, "dataset", "lora_parameters", "optimizer_config")
+"""Keys that are read here and are none of ours: for naming the one that a wrong key was meant to be."""
+
+
+def left_out(raw: Mapping[str, Any]) -> dict[str, str]:
+    """Keys of `raw` that are accepted and change nothing → why. Those that say nothing either (null, "") are not told."""
+    told = {key: WITHOUT_EFFECT[key] for key, value in raw.items() if key in WITHOUT_EFFECT and value not in (None, "")}
+    return told | ({"delta": _OTHER_LOSS} if _is_their_delta(raw) else {})
+
+
+def also_called(key: str) -> list[str]:
+    """What other programs call one of our settings."""
+    grouped = {"data": ["dataset"], "quantization": list(LOAD_IN), "lora_keys": ["keys"]}
+    grouped |= {name: [f"lora_parameters {name}"] for name in ("rank", "scale", "dropout")}
+    return [theirs for theirs, ours in RENAMED.items() if ours == key] + grouped.get(key, [])
+
+
+def _is_their_delta(raw: Mapping[str, Any]) -> bool:
+    """mlx-lm-lora's `delta` is DPO's; ours bounds the ratio. Its files can be told by the loss that it belongs to."""
+    return raw.get("delta") is not None and "dpo_cpo_loss_type" in raw
+
+
+def translate(raw: Mapping[str, Any]) -> tuple[Raw, list[Fault]]:
+    """`raw` with every known foreign spelling replaced by ours, and what could not be read that way.
+
+    A key with the value None means "not given" unless None is a value of its own; such keys are dropped. So are the
+    values that a fault is about: a fault's setting is not in what is returned.
+    """
+    values, faults = _renamed(raw)
+    if _is_their_delta(raw):
+        del values["delta"]
+    for regroup in (*_GROUPS, _lr_schedule, _reward_lists, _stop, _empty_names):
+        faults += regroup(values)
+    for key, words in CHOICES.items():
+        if key in values:
+            values[key] = _choice(values[key], words)
+    misread = {fault.setting for fault in faults}
+    return {key: value for key, value in values.items() if value is not None and key not in misread}, faults
+
+
+def _renamed(raw: Mapping[str, Any]) -> tuple[Raw, list[Fault]]:
+    values: Raw = {}
+    faults: list[Fault] = []
+    given: dict[str, str] = {}  # ours → the key that the person wrote
+    for key, value in ((str(key), value) for key, value in raw.items() if key not in WITHOUT_EFFECT):
+        ours = RENAMED.get(key, key)
+        before = values.get(ours)
+        if before is not None and value is not None and value != before:
+            faults.append(Fault(ours, f"{given[ours]} is {before} and {key} is {value}; give one of them."))
+        if before is None:
+            values[ours], given[ours] = value, key
+    return values, faults
+
+
+def _choice(value: Any, words: Mapping[str, str]) -> Any:
+    if value is None and "" not in words:
+        return None
+    text = "" if value is None else str(value).strip().lower()
+    return words.get(text, text)
+
+
+def _dataset(values: Raw) -> list[Fault]:
+    """`dataset:` holds one id or path, or a list with one."""
+    given = {key: values.pop(key) for key in ("dataset", "data") if values.get(key) not in (None, "")}
+    for key, value in given.items():
+        if isinstance(value, list):
+            listed = cast("list[Any]", value)
+            if len(listed) != 1:
+                return [Fault("data", f"{key} lists {len(listed)} datasets; give exactly one.")]
+            given[key] = listed[0]
+    if len(given) == 2 and given["data"] != given["dataset"]:
+        return [Fault("data", f"data is {given['data']} and dataset is {given['dataset']}; give one of them.")]
+    values.pop("dataset", None)
+    if given:
+        values["data"] = next(iter(given.values()))
+    return []
+
+
+def _lora_parameters(values: Raw) -> list[Fault]:
+    """mlx-lm groups rank, scale, dropout (and keys) under `lora_parameters`."""
+    parameters = values.pop("lora_parameters", None)
+    if parameters is None:
+        return []
+    if not isinstance(parameters, Mapping):
+        return [Fault("lora_parameters", "lora_parameters must be a mapping with rank, scale and dropout.")]
+    faults: list[Fault] = []
+    for name, value in cast("Mapping[str, Any]", parameters).items():
+        ours = {"keys": "lora_keys"}.get(name, str(name))
+        if value is not None and not _fill(values, ours, value):
+            faults.append(Fault(ours, f"{ours} is {values[ours]}, and {value} in lora_parameters; give one of them."))
+    return faults
+
+
+def _load_in(values: Raw) -> list[Fault]:
+    """`load_in_4bits: true` and its sisters say what `quantization` says in one word."""
+    given = {key: values.pop(key) for key in LOAD_IN if key in values}
+    odd = [key for key, value in given.items() if _switch(value) is None]
+    if odd:
+        return [Fault("quantization", f"{odd[0]} must be true or false, not {given[odd[0]]}.")]
+    chosen = [key for key, value in given.items() if _switch(value)]
+    if len(chosen) > 1:
+        return [Fault("quantization", f"{' and '.join(chosen)} are both on; choose one.")]
+    if chosen:
+        wanted, named = LOAD_IN[chosen[0]], values.get("quantization")
+        if named is not None and _choice(named, CHOICES["quantization"]) not in ("none", wanted):
+            return [Fault("quantization", f"quantization is {named} but {chosen[0]} is on; keep one of them.")]
+        values["quantization"] = wanted
+    return []
+
+
+_OPTIMIZER_WORDS = {"weight_decay": ("weight_decay",), "betas": ("adam_beta1", "adam_beta2")}
+
+
+def _optimizer_config(values: Raw) -> list[Fault]:
+    """mlx-lm keeps each optimizer's own settings in a mapping by its name; those of the optimizer that is used count."""
+    every: Any = values.pop("optimizer_config", None)
+    optimizer = str(values.get("optimizer", "adamw"))
+    own: Any = cast("Mapping[str, Any]", every).get(optimizer) if isinstance(every, Mapping) else every
+    if not isinstance(own or {}, Mapping):
+        return [Fault("optimizer", "optimizer_config must be a mapping of optimizers to their settings.")]
+    faults: list[Fault] = []
+    for name, value in cast("Mapping[str, Any]", own or {}).items():
+        ours = _OPTIMIZER_WORDS.get(name)
+        given: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
+        if ours is None or len(given) != len(ours):
+            faults.append(
+                Fault("optimizer", f"optimizer_config has {name}: {value}, which has no place here; take it out.")
+            )
+            continue
+        for key, one in zip(ours, given, strict=True):
+            _fill(values, key, one)
+    return faults
+
+
+_GROUPS = (_dataset, _lora_parameters, _load_in, _optimizer_config)
+"""Keys that gather several settings, or one setting over several keys."""
+
+_SCHEDULES = {"cosine": ("peak", "steps", "end"), "linear": ("peak", "end", "steps")}
+"""The arguments of mlx's `cosine_decay` and `linear_schedule`, in their order."""
+_MLX_LM_ITERS = 1000
+"""How long a run is that does not say: the same here and in mlx-lm."""
+
+
+def _lr_schedule(values: Raw) -> list[Fault]:
+    """mlx-lm: {name: cosine_decay, arguments: [peak, steps, end], warmup: n, warmup_init: x}.
+
+    As there, the first argument is the peak whatever `learning_rate` says, and what is left out is 0. Keys of our own
+    beside the mapping win over what it says.
+    """
+    if not isinstance(values.get("lr_schedule"), Mapping):
+        return []
+    mapping = cast("Mapping[str, Any]", values["lr_schedule"])
+    kind = _choice(mapping.get("name"), CHOICES["lr_schedule"])
+    arguments = mapping.get("arguments")
+    if kind is None or not isinstance(arguments, list) or not 1 <= len(cast("list[Any]", arguments)) <= 3:
+        sentence = (
+            "lr_schedule must be a word, or a mapping with a name and arguments, a list of at most three numbers."
+        )
+        return [Fault("lr_schedule", sentence)]
+    said = dict(zip(_SCHEDULES.get(kind, ()), cast("list[Any]", arguments), strict=False))
+    values["lr_schedule"] = kind
+    if "steps" in said and values.get("epochs") and values.get("lr_decay_fraction") is None:
+        sentence = "lr_schedule counts the fall in steps, but the run is counted in epochs; give lr_decay_fraction too."
+        return [Fault("lr_decay_fraction", sentence)]
+    if said:
+        values["learning_rate"] = said["peak"]
+        _spread(values, said, mapping)
+    return []
+
+
+def _spread(values: Raw, said: Mapping[str, Any], mapping: Mapping[str, Any]) -> None:
+    """Our four keys for how the rate rises and falls, from a mapping of mlx-lm's."""
+    _fill(values, "lr_final", said.get("end", 0.0))
+    _fill(values, "lr_warmup_steps", mapping.get("warmup", 0))
+    _fill(values, "lr_warmup_init", mapping.get("warmup_init", 0.0))
+    if "steps" in said:
+        try:
+            share = float(said["steps"]) / float(values.get("iters") or _MLX_LM_ITERS)
+        except (TypeError, ValueError, ZeroDivisionError):
+            share = said["steps"]  # no number: let the check of the setting say so
+        _fill(values, "lr_decay_fraction", share)
+
+
+def _reward_lists(values: Raw) -> list[Fault]:
+    """Names and weights may be text, separated by commas, with or without brackets; one weight may be a bare number.
+    Empty text means the defaults."""
+    for key in ("reward_functions", "reward_weights"):
+        value = values.get(key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            values[key] = [value]
+        if key == "reward_functions" and _is_text(value):
+            names = split_names(cast("str | list[Any]", value))
+            values[key] = names or (None if isinstance(value, str) else [])
+        elif isinstance(value, str):
+            parts = [part.strip().strip("'\"") for part in value.strip().strip("[]").split(",")]
+            values[key] = [part for part in parts if part] or None
+    return []
+
+
+def _is_text(value: Any) -> bool:
+    """Text, or a list of texts."""
+    parts: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
+    return all(isinstance(part, str) for part in parts)
+
+
+def _stop(values: Raw) -> list[Fault]:
+    if isinstance(values.get("stop"), str):
+        values["stop"] = [values["stop"]] if values["stop"] else []
+    return []
+
+
+def _empty_names(values: Raw) -> list[Fault]:
+    for key in EMPTY_MEANS_DEFAULT:
+        if values.get(key) == "":
+            del values[key]
+    return []
+
+
+def _fill(values: Raw, key: str, value: Any) -> bool:
+    """Put a value where none stands; whether the key has that value then."""
+    if values.get(key) is None:
+        values[key] = value
+    return values[key] == value
+
+
+def _switch(value: Any) -> bool | None:
+    """On, off, or None for what is neither; nothing at all is off."""
+    text = str(value).strip().lower()
+    return (
+        True if text in ("true", "yes", "on", "1") else False if text in ("false", "no", "off", "0", "none") else None
+    )

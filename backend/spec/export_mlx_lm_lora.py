@@ -1,0 +1,94 @@
+"""Our settings as a file for mlx-lm-lora, and what of them that program has no key for, each with its value.
+
+The other direction is `backend.spec.aliases`; a file that goes there and back is the same run, but for what is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from backend.spec.aliases import LOAD_IN
+from backend.spec.config import SETTINGS, Config
+
+_SAME = (
+    *("model", "data", "train_type", "train_mode", "optimizer", "num_layers", "batch_size", "epochs", "iters", "seed"),
+    *("gradient_accumulation_steps", "learning_rate", "max_seq_length", "val_batches", "steps_per_report"),
+    *("steps_per_eval", "save_every", "test", "test_batches", "grad_checkpoint", "efficient_long_context"),
+    *("seq_step_size", "mask_prompt", "fuse", "lm_studio_name", "beta", "reference_model_path", "group_size"),
+    *("max_completion_length", "temperature", "top_p", "top_k", "min_p", "epsilon", "epsilon_high", "grpo_loss_type"),
+    *("importance_sampling_level", "prompt_feature", "answer_feature", "type_feature", "system_feature"),
+    *("reward_functions_file",),
+)
+"""Keys that mean the same in both programs."""
+
+_GROUPED = ("rank", "scale", "dropout", "lora_keys", "quantization", "weight_decay", "adam_beta1", "adam_beta2",
+            "lr_schedule", "lr_warmup_steps", "lr_warmup_init", "lr_decay_fraction", "lr_final",
+            "reward_functions", "reward_weights")  # fmt: skip
+_THEIR_LOSSES, _THEIR_OPTIMIZERS = ("grpo", "bnpo", "dr_grpo"), ("adam", "adamw", "muon")
+
+
+def for_mlx_lm_lora(config: Config) -> tuple[str, dict[str, Any]]:
+    """(YAML text, settings that differ from their defaults and could not be said → their values).
+
+    What was left out stands at the end of the text too, as comments.
+    """
+    values = {key: getattr(config, key) for key in _SAME if getattr(config, key) not in (None, "")}
+    values |= (
+        {"train": True} | _lora(config) | _load_in(config) | _schedule(config) | _optimizer(config) | _rewards(config)
+    )
+    if config.epochs:
+        del values["iters"]
+    missing = _unsaid(config)
+    values = {key: value for key, value in values.items() if key not in missing}
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    lines = [f"#   {key}: {value}\n".replace("\n", " ").rstrip() for key, value in missing.items()]
+    note = "\n".join(["", "# Left out, because mlx-lm-lora has no such setting:", *lines, ""]) if lines else ""
+    return text + note, missing
+
+
+def _unsaid(config: Config) -> dict[str, Any]:
+    said = {*_SAME, *_GROUPED}
+    missing = {key for key, about in SETTINGS.items() if key not in said and getattr(config, key) != about.default}
+    missing |= {"grpo_loss_type"} if config.grpo_loss_type not in _THEIR_LOSSES else set()
+    missing |= {"optimizer"} if config.optimizer not in _THEIR_OPTIMIZERS else set()
+    missing |= {"lr_schedule"} if config.lr_schedule != "constant" and config.epochs else set()
+    return {key: getattr(config, key) for key in SETTINGS if key in missing}
+
+
+def _lora(config: Config) -> dict[str, Any]:
+    if config.train_type == "full":
+        return {}
+    parameters: dict[str, Any] = {"rank": config.rank, "scale": config.scale, "dropout": config.dropout}
+    return {"lora_parameters": parameters | ({"keys": list(config.lora_keys)} if config.lora_keys else {})}
+
+
+def _load_in(config: Config) -> dict[str, Any]:
+    return {key: True for key, kind in LOAD_IN.items() if kind == config.quantization}
+
+
+def _schedule(config: Config) -> dict[str, Any]:
+    """mlx-lm's mapping; it counts the fall in steps, so a run that is counted in epochs has none."""
+    if config.lr_schedule == "constant" or config.epochs:
+        return {}
+    steps = round(config.lr_decay_fraction * config.iters)
+    named = {"cosine": ("cosine_decay", [config.learning_rate, steps, config.lr_final]),
+             "linear": ("linear_schedule", [config.learning_rate, config.lr_final, steps])}  # fmt: skip
+    name, arguments = named[config.lr_schedule]
+    warmup = {"warmup": config.lr_warmup_steps, "warmup_init": config.lr_warmup_init}
+    return {"lr_schedule": {"name": name, "arguments": arguments, **warmup}}
+
+
+def _optimizer(config: Config) -> dict[str, Any]:
+    if config.optimizer not in _THEIR_OPTIMIZERS:
+        return {}
+    own: dict[str, Any] = {"weight_decay": config.weight_decay} if config.optimizer != "adam" else {}
+    own |= {"betas": [config.adam_beta1, config.adam_beta2]} if config.optimizer != "muon" else {}
+    return {"optimizer_config": {config.optimizer: own}}
+
+
+def _rewards(config: Config) -> dict[str, Any]:
+    """Names as text with commas, and the weights as a text with brackets, as its command line reads them."""
+    weights = {"reward_weights": str(list(config.reward_weights))} if config.reward_weights else {}
+    return {"reward_functions": ",".join(config.reward_functions), **weights}

@@ -1,0 +1,282 @@
+"""Reward functions listed by reading source text: name, label, what it scores, parameters, line.
+
+It never runs a person's file, and it imports no other room, so the window may ask it as often as it likes. The price:
+it sees the names that stand in the text, not those that a file works out while it runs (`computes_names`).
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from backend.spec.faults import Fault, Mistake
+from backend.spec.rewards.entry import ALIAS, RewardCall, read_call
+from backend.spec.rewards.entry import split_names as split_names  # asked for here by whoever reads settings
+from backend.spec.rewards.parse import (
+    Parameter,
+    RewardEntry,
+    asks_for_completions,
+    binds,
+    decorations,
+    functions,
+    locate_reward_file,
+    parse_reward_file,
+    plain,
+    registered,
+)
+
+__all__ = [
+    "BUILT_IN",
+    "COMPARING_REWARDS",
+    "DEFAULT_REWARDS",
+    "Parameter",
+    "RewardEntry",
+    "anchored",
+    "argument_sentences",
+    "builtin_rewards",
+    "canonical",
+    "computes_names",
+    "entry_of",
+    "locate_reward_file",
+    "metric_name",
+    "nearest",
+    "parse_reward_file",
+    "plain_reward",
+    "plain_rewards_in_file",
+    "reward_call",
+    "reward_faults",
+    "rewards_in_file",
+    "split_names",
+]
+
+BUILT_IN = "built in"
+DEFAULT_REWARDS = (
+    "r1_accuracy_reward_func",
+    "r1_int_reward_func",
+    "r1_strict_format_reward_func",
+    "r1_soft_format_reward_func",
+    "r1_count_xml",
+)
+"""What a run is scored by when `reward_functions` is left out."""
+
+COMPARING_REWARDS = (
+    *("r1_accuracy_reward_func", "accuracy_reward", "math_eval", "multiple_choice", "jaccard"),
+    "cosine_scaled_reward",
+)
+"""Shipped functions that compare with the dataset's answer, and say nothing useful without one."""
+
+_REWARDS_FOLDER = Path(__file__).parents[2] / "rewards" / "functions"
+_REWARD_MODULES = ("r1", "answers", "formats", "texts", "lengths")
+_SETTING = "reward_functions"
+_ENDING = re.compile(r"_reward(_func)?$")
+_KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "None": "none"}
+
+
+def builtin_rewards() -> list[RewardEntry]:
+    """The reward functions that ship with the program, in the order in which they are written."""
+    return list(_builtin_rewards())
+
+
+@cache
+def _builtin_rewards() -> tuple[RewardEntry, ...]:
+    sources = (_REWARDS_FOLDER / f"{module}.py" for module in _REWARD_MODULES)
+    return tuple(entry for source in sources for entry in registered(ast.parse(source.read_bytes()), BUILT_IN))
+
+
+def rewards_in_file(path: Path) -> list[RewardEntry]:
+    """The functions that a person's file registers under names standing in its text, in the order of their lines.
+
+    Raises Mistake on `reward_functions_file` for a file that is missing, unreadable or no Python.
+    """
+    return registered(parse_reward_file(path), str(path))
+
+
+def plain_rewards_in_file(path: Path) -> list[RewardEntry]:
+    """The functions of a file that TRL could be given: registered nowhere, and asking for completions or for everything
+    (`**kwargs`). Each is an entry `file.py::name`. Raises Mistake as `rewards_in_file`."""
+    tree = parse_reward_file(path)
+    lines = {entry.line for entry in registered(tree, "")}
+    found = [one for one in functions(tree) if one.lineno not in lines and asks_for_completions(one)]
+    return [plain(function, path) for function in found if not function.name.startswith("_")]
+
+
+def computes_names(path: Path) -> bool:
+    """Whether the file registers functions in ways that cannot be read off its text (a loop, a name put together).
+
+    Then a name that `rewards_in_file` does not list may still exist, and only running the file can tell.
+    """
+    tree = parse_reward_file(path)
+    return decorations(tree) > len(registered(tree, ""))
+
+
+def entry_of(text: str, known: Iterable[RewardEntry], base: Path | None = None) -> RewardEntry | None:
+    """The function behind an entry of `reward_functions`, called by the whole entry, for a table to show; None where
+    there is none, or the text cannot be read."""
+    by_name = {entry.name: entry for entry in known}
+    try:
+        call = reward_call(text, by_name)
+        found = plain_reward(call, base) if call.file else by_name.get(call.function)
+    except Mistake:
+        return None
+    label = call.alias or (found.label if found else "")
+    return replace(found, name=text, label=label) if found else None
+
+
+def canonical(text: str) -> str:
+    """One entry of `reward_functions` as we write it: the registered name for a short one (`r1_int` →
+    `r1_int_reward_func`), arguments in one spelling. What cannot be read stays as it is."""
+    try:
+        call = read_call(text)
+    except Mistake:
+        return text
+    return _registered(call).text
+
+
+def metric_name(text: str) -> str:
+    """What the scores of an entry are called, in `rewards/<name>/mean` and in tables."""
+    try:
+        call = read_call(text)
+    except Mistake:
+        return text
+    return _registered(call).name
+
+
+def _registered(call: RewardCall) -> RewardCall:
+    return call if call.file else replace(call, function=_short_names().get(call.function, call.function))
+
+
+def reward_call(text: str, known: Iterable[str]) -> RewardCall:
+    """The call behind an entry, its function's name looked for among the `known` ones first, then among the short ones.
+
+    Raises Mistake on `reward_functions` for text that cannot be read.
+    """
+    known = set(known)
+    if text in known:
+        return RewardCall(text)
+    call = read_call(text)
+    return call if call.function in known else _registered(call)
+
+
+@cache
+def _short_names() -> dict[str, str]:
+    return {short: each.name for each in _builtin_rewards() if (short := _ENDING.sub("", each.name)) != each.name}
+
+
+def reward_faults(texts: Iterable[str], entries: Iterable[RewardEntry], base: Path | None = None) -> list[Fault]:
+    """What is wrong with the entries of `reward_functions`, as far as can be told without running anything.
+
+    `entries` are the functions there are; files before `::` are taken from the folder `base` (else where we run) and
+    read. Each fault is on `reward_functions`.
+    """
+    known = {entry.name: entry for entry in entries}
+    sentences: list[str] = []
+    names: list[str] = []
+    for text in texts:
+        try:
+            call = reward_call(text, known)
+            found = plain_reward(call, base) if call.file else known.get(call.function)
+        except Mistake as mistake:
+            sentences += [fault.sentence for fault in mistake.faults]
+            continue
+        names.append(call.name)
+        if found:
+            sentences += argument_sentences(call, found.parameters, found.source == BUILT_IN)
+        elif not call.file:
+            sentences.append(unknown_sentence(call.function, known))
+    return [Fault(_SETTING, sentence) for sentence in [*sentences, *twice_sentences(names)]]
+
+
+def unknown_sentence(name: str, known: Iterable[str]) -> str:
+    close = nearest(name, known)
+    hint = f"the nearest is {close}, and " if close else ""
+    return f"There is no reward function {name}; {hint}the known ones are {', '.join(known)}."
+
+
+def twice_sentences(names: Iterable[str]) -> list[str]:
+    """Scores are kept by name, so two entries may not share one."""
+    hint = f"give each a name of its own, as in keyword(word=so, {ALIAS}=says_so)"
+    return [f"{name} is listed {times} times; {hint}." for name, times in Counter(names).items() if times > 1]
+
+
+def argument_sentences(call: RewardCall, parameters: Sequence[Parameter], shipped: bool) -> list[str]:
+    """What is wrong with a call's arguments: unknown, of the wrong kind, or missing.
+
+    Only a shipped function can lack one: what a person's own function is not given here may be a column.
+    """
+    known = {parameter.name: parameter for parameter in parameters}
+    sentences = [_no_parameter(call, name, known) for name in call.arguments if name not in known]
+    for name, value in call.arguments.items():
+        if name in known and not _fits(value, known[name].kind):
+            wanted = " or ".join(_KINDS[kind] for kind in _kinds(known[name].kind))
+            sentences.append(f"{name} of {call.function} must be {wanted}, not {value!r}.")
+    lacking = [one.name for one in parameters if shipped and one.default is None and one.name not in call.arguments]
+    return sentences + [f"{call.function} needs {name}, as in {call.function}({name}=…)." for name in lacking]
+
+
+def _no_parameter(call: RewardCall, name: str, known: Mapping[str, Parameter]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"the nearest is {close[0]}, and " if close else ""
+    there = f"{hint}its parameters are {', '.join(known)}" if known else "it has none"
+    return f"{call.function} has no parameter {name}; {there}."
+
+
+def _kinds(annotation: str) -> list[str]:
+    """The plain kinds of an annotation such as `int | None`; none where it says anything else."""
+    kinds = [kind.strip() for kind in annotation.split("|")]
+    return kinds if all(kind in _KINDS for kind in kinds) else []
+
+
+def _fits(value: Any, annotation: str) -> bool:
+    kinds = _kinds(annotation)
+    kind = type(value).__name__ if value is not None else "None"
+    return not kinds or kind in kinds or (kind == "int" and "float" in kinds)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` was probably meant to be, or None when nothing comes close.
+
+    A short name of a known built-in function is looked at too, and answered with the full one.
+    """
+    names = {each.lower(): each for each in known}
+    names |= {short: full for short, full in _short_names().items() if full in names}
+    close = difflib.get_close_matches(name.lower(), names, n=1)
+    return names[close[0]] if close else None
+
+
+def anchored(text: str, folder: Path) -> str:
+    """An entry with the path before its `::` made absolute, if a file stands there beside the settings' file."""
+    try:
+        call = read_call(text)
+    except Mistake:
+        return text
+    path = locate_reward_file(call.file, folder)
+    return replace(call, file=str(path.resolve())).text if call.file and path.is_file() else text
+
+
+def plain_reward(call: RewardCall, base: Path | None = None) -> RewardEntry | None:
+    """The function that `file.py::function` names; None where the file has the name, but not as a `def` of its own.
+
+    Raises Mistake on `reward_functions` when the file cannot be read or has no such name.
+    """
+    path = locate_reward_file(call.file, base)
+    tree = parse_reward_file(path, _SETTING)
+    defined = {function.name: function for function in functions(tree)}
+    if call.function in defined:
+        return plain(defined[call.function], path)
+    if not binds(tree, call.function):
+        raise Mistake(_SETTING, not_in_file(call.function, path, defined))
+    return None
+
+
+def not_in_file(name: str, path: Path, functions: Iterable[str]) -> str:
+    known = [function for function in functions if not function.startswith("_")]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"the nearest is {close[0]}, and it" if close else "it"
+    return f"{path.name} has no function {name}; {hint} has {', '.join(known) or 'none'}."

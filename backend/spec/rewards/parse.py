@@ -1,0 +1,198 @@
+"""A Python file with reward functions, read as text: which functions stand in it, and what they say of themselves.
+
+Nothing is run, and nothing is known of what a file works out while it runs. `backend.spec.rewards.catalog` asks here.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from backend.spec.faults import Mistake
+
+INPUTS = (
+    *("prompts", "completions", "answer", "types", "completion_ids", "completions_ids"),
+    *("trainer_state", "log_extra", "log_metric"),
+)
+"""What every function may ask for by name, besides the dataset's columns. TRL's documentation writes `completions_ids`
+for the sampled token ids, its code `completion_ids`; both are understood."""
+
+_REWARD_FILE = "reward_functions_file"
+_REWARD_DECORATOR = "register_reward_function"
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An argument that a person may set in brackets. `kind` and `default` as they stand in the source: `int | None`,
+    `3`; the kind is empty where none is written, the default None where one must be given."""
+
+    name: str
+    kind: str
+    default: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RewardEntry:
+    """One reward function as a table shows it.
+
+    `scores` is the first sentence of its docstring, empty without one; `source` is "built in" or the file's path;
+    `line` is where its `def` stands, counted from 1.
+    """
+
+    name: str
+    label: str
+    scores: str
+    source: str
+    line: int
+    parameters: tuple[Parameter, ...] = ()
+
+
+def locate_reward_file(path: str | Path, base: Path | None = None) -> Path:
+    """Where a `reward_functions_file` lies: `~` expanded, a relative path taken from `base` (else where we run)."""
+    return (base or Path.cwd()) / Path(path).expanduser()
+
+
+def parse_reward_file(path: Path, setting: str = _REWARD_FILE) -> ast.Module:
+    """The syntax tree of a person's file, checked as far as it can be without running it.
+
+    Raises Mistake on `setting`, with the line for a syntax error.
+    """
+    source = _read(path, setting)
+    try:
+        tree = ast.parse(source)
+        # The parser lets some errors pass that only compiling finds, such as a `return` outside a function.
+        compile(tree, str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        line = f" on line {error.lineno}" if error.lineno else ""
+        raise Mistake(setting, f"{path.name} has a syntax error{line}: {error.msg}.") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise Mistake(setting, f"{path.name} cannot be read as Python: {error}.") from error
+    return tree
+
+
+def _read(path: Path, setting: str) -> bytes:
+    if path.suffix.lower() not in (".py", ".txt"):
+        raise Mistake(setting, f"{path.name} should be a Python file that ends in .py or .txt.")
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise Mistake(setting, f"There is no file {path}.") from None
+    except OSError as error:
+        raise Mistake(setting, f"{path} cannot be read: {error.strerror}.") from error
+
+
+def registered(tree: ast.Module, source: str) -> list[RewardEntry]:
+    decorators = _decorator_names(tree)
+    entries: list[RewardEntry] = []
+    for function in functions(tree):
+        for decorator in function.decorator_list:
+            entry = _entry(function, decorator, decorators, source)
+            if entry:
+                entries.append(entry)
+    return entries
+
+
+def _entry(function: Function, decorator: ast.expr, decorators: set[str], source: str) -> RewardEntry | None:
+    """The function as registered by this decorator; None if it is another one or its name does not stand in the text."""
+    call = decorator if isinstance(decorator, ast.Call) else None
+    if not _is_decorator(call.func if call else decorator, decorators):
+        return None
+    given = _arguments(call) if call else {}
+    name = _text(given["name"]) if "name" in given else function.name
+    if name is None:
+        return None
+    label = _text(given.get("label")) or _spelled_out(name or function.name)
+    return _described(function, name or function.name, label, source)
+
+
+def plain(function: Function, path: Path) -> RewardEntry:
+    return _described(function, function.name, _spelled_out(function.name), str(path))
+
+
+def _spelled_out(name: str) -> str:
+    return name.replace("_", " ").capitalize()
+
+
+def _described(function: Function, name: str, label: str, source: str) -> RewardEntry:
+    return RewardEntry(name, label, _first_sentence(function), source, function.lineno, tuple(_parameters(function)))
+
+
+def _parameters(function: Function) -> Iterator[Parameter]:
+    """What has a default or can be given by name only, and is no input: the rest are columns of the dataset."""
+    known = function.args
+    placed = [*known.posonlyargs, *known.args]
+    defaults = [None] * (len(placed) - len(known.defaults)) + known.defaults
+    optional = [(one, default) for one, default in zip(placed, defaults, strict=True) if default]
+    for one, default in [*optional, *zip(known.kwonlyargs, known.kw_defaults, strict=True)]:
+        if one.arg not in INPUTS:
+            kind = ast.unparse(one.annotation) if one.annotation else ""
+            yield Parameter(one.arg, kind, ast.unparse(default) if default else None)
+
+
+def _arguments(call: ast.Call) -> dict[str, ast.expr]:
+    given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    return {"name": call.args[0], **given} if call.args else given
+
+
+def _text(node: ast.expr | None) -> str | None:
+    """A string written out in the source; "" for a written None, as the decorator takes it; None for anything else."""
+    if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, str)):
+        return node.value or ""
+    return None
+
+
+def _first_sentence(function: Function) -> str:
+    paragraph = (ast.get_docstring(function) or "").split("\n\n")[0]
+    return _SENTENCE_END.split(" ".join(paragraph.split()))[0]
+
+
+def functions(parent: ast.AST) -> Iterator[Function]:
+    """Every function whose `def` is reached when the file is loaded: under `if` or `try` too, but in no function."""
+    for node in ast.iter_child_nodes(parent):
+        if isinstance(node, Function):
+            yield node
+        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield from functions(node)
+
+
+def asks_for_completions(function: Function) -> bool:
+    known = function.args
+    asked = {one.arg for one in [*known.posonlyargs, *known.args, *known.kwonlyargs]}
+    return bool(known.kwarg or asked & {"completions", "completion_ids", "completions_ids"})
+
+
+def binds(tree: ast.Module, name: str) -> bool:
+    """Whether running the file may give it this name other than by a `def`: by assigning, importing, or a class."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.alias) and (node.name == "*" or (node.asname or node.name) == name):
+            return True
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+            return True
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return True
+    return False
+
+
+def decorations(tree: ast.Module) -> int:
+    """How often the text names our decorator, to register with or for anything else."""
+    decorators = _decorator_names(tree)
+    return sum(_is_decorator(node, decorators) for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute))
+
+
+def _decorator_names(tree: ast.Module) -> set[str]:
+    """What the file calls our decorator: its own name, and any that it imports it as."""
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    aliases = (alias for node in imports for alias in node.names if alias.name == _REWARD_DECORATOR)
+    return {_REWARD_DECORATOR} | {alias.asname for alias in aliases if alias.asname}
+
+
+def _is_decorator(node: ast.expr, decorators: set[str]) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr == _REWARD_DECORATOR
+    return isinstance(node, ast.Name) and node.id in decorators

@@ -1,0 +1,287 @@
+"""What scored completions say about reward functions, in words: one function a rule, as in `backend.spec.health`.
+
+A rule looks at one sample, scored once, and says what it sees or nothing. To add one, write it below. What a run does
+over many steps is judged elsewhere.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+from backend.spec.faults import Mistake
+from backend.spec.health import Finding
+from backend.spec.rewards.catalog import builtin_rewards
+from backend.spec.rewards.parse import functions, parse_reward_file
+
+ALIKE = 1e-8
+"""Rewards closer than this are the same to a group's standard deviation."""
+MOST = 0.9
+"""Share of the spread from which on one function decides nearly alone."""
+SLOW_S = 0.25
+"""A function that takes less is not worth a word."""
+LEVELS = ("error", "warning", "good", "note")
+"""Of findings, in the order in which they are told."""
+
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+LOOKS_FOR = {
+    "r1_accuracy_reward_func": ("<answer>",),
+    "r1_int_reward_func": ("<answer>",),
+    "r1_strict_format_reward_func": TAGS,
+    "r1_soft_format_reward_func": TAGS,
+    "r1_count_xml": TAGS,
+    "think_format_reward": ("<think>", "</think>"),
+}
+"""What shipped functions cannot do without in a completion; `keyword` has it in its argument."""
+_MARKS = re.compile(r"</?[A-Za-z_]\w*>|\\boxed|####")
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """One function's part of a sample. `given`: one entry a completion of all groups in order, None where it had no
+    opinion, empty where it failed with `error`. `seconds` it took; `looks_for`: text without which it gives nothing."""
+
+    name: str
+    label: str
+    weight: float
+    given: Sequence[float | None] = ()
+    seconds: float = 0.0
+    error: str = ""
+    looks_for: Sequence[str] = ()
+
+    @property
+    def known(self) -> list[float]:
+        return [score for score in self.given if score is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Scored completions. `sizes`: completions of each group; `texts`, `stops` and `rewards` one a completion, in the
+    order of the groups; `answers` one a group, as the dataset has them."""
+
+    sizes: Sequence[int]
+    texts: Sequence[str]
+    rewards: Sequence[float | None]
+    functions: Sequence[Scores]
+    stops: Sequence[str] = ()
+    answers: Sequence[str] = ()
+    groups: Sequence[slice] = field(init=False)
+
+    def __post_init__(self) -> None:
+        ends = list(accumulate(self.sizes))
+        cut = [slice(end - size, end) for size, end in zip(self.sizes, ends, strict=True)]
+        object.__setattr__(self, "groups", cut)
+
+    def spreads(self, values: Sequence[float | None]) -> list[float]:
+        """The standard deviation (n − 1) inside each group; 0 for a group that has fewer than two values."""
+        known = ([value for value in values[group] if value is not None] for group in self.groups)
+        return [statistics.stdev(group) if len(group) > 1 else 0.0 for group in known]
+
+
+Found = Iterator[Finding]
+Rule = Callable[[Sample], Found]
+RULES: list[Rule] = []
+
+
+def _rule(rule: Rule) -> Rule:
+    RULES.append(rule)
+    return rule
+
+
+def verdicts(sample: Sample) -> list[Finding]:
+    """Everything the rules see, what has to be mended first; where that is nothing, what is good about it."""
+    if not sample.texts:
+        return []
+    found = [finding for rule in RULES for finding in rule(sample)]
+    if not any(finding.level in LEVELS[:2] for finding in found):
+        found.append(_healthy(sample))
+    return sorted(found, key=lambda finding: LEVELS.index(finding.level))
+
+
+@_rule
+def fails(sample: Sample) -> Found:
+    for one in sample.functions:
+        if one.error:
+            yield Finding(f"fails {one.name}", one.error, "A run would stop here.", "error")
+
+
+@_rule
+def no_signal(sample: Sample) -> Found:
+    """Groups whose completions all got the same reward, and why, as far as that can be seen."""
+    flat = [
+        group for group, spread in zip(sample.groups, sample.spreads(sample.rewards), strict=True) if spread <= ALIKE
+    ]
+    flat = [
+        group for group in flat if len(sample.texts[group]) > 1 and any(x is not None for x in sample.rewards[group])
+    ]
+    if not flat or 2 * len(flat) < len(sample.sizes):
+        return
+    several = sum(size > 1 for size in sample.sizes)
+    if several == len(flat) == 1:
+        sentence = f"All {len(sample.texts[flat[0]])} completions score the same: no signal."
+    elif several == len(flat):
+        sentence = f"Within each of the {several} prompts all completions score the same: no signal."
+    else:
+        sentence = f"Within {len(flat)} of {several} prompts all completions score the same, and teach nothing."
+    yield Finding("no_signal", sentence, _why_alike(sample, flat))
+
+
+def _why_alike(sample: Sample, flat: Sequence[slice]) -> str:
+    if all(len(set(sample.texts[group])) == 1 for group in flat):
+        return "They are the same text throughout: raise the temperature."
+    varying = [one.label for one in _working(sample) if max(sample.spreads(one.given)) > ALIKE]
+    if len(varying) > 1 and len(flat) == len(sample.sizes):
+        return f"{_listed(varying)} differ, but weighted they cancel out: change a weight."
+    if sample.rewards and all(_is_full(one) for one in _working(sample)):
+        return "Every function gives all it can: take harder prompts."
+    return "Take a larger group, a higher temperature, partial credit, or easier prompts."
+
+
+@_rule
+def single(sample: Sample) -> Found:
+    if all(size == 1 for size in sample.sizes):
+        sentence = "There is one completion for each prompt, so nothing to compare: every advantage is 0."
+        yield Finding("single", sentence, "Give two or more completions for a prompt.", "note")
+
+
+@_rule
+def never_fires(sample: Sample) -> Found:
+    """Functions that gave 0 to everything, those with one reason together."""
+    silent = [one for one in sample.functions if one.known and not any(one.known)]
+    reasons = {one.name: _why_silent(sample, one) for one in silent}
+    for reason in dict.fromkeys(reasons.values()):
+        alike = [one for one in silent if reasons[one.name] == reason]
+        sentence = f"{_listed([one.label for one in alike])} never {'fires' if len(alike) == 1 else 'fire'}: {reason}."
+        code = f"never_fires {' '.join(one.name for one in alike)}"
+        yield Finding(code, sentence, _what_then(sample, alike[0]))
+
+
+def _why_silent(sample: Sample, one: Scores) -> str:
+    texts = list(sample.texts)
+    missing = [mark for mark in one.looks_for if not any(mark in text for text in texts)]
+    if missing:
+        return f"the model writes no {_listed(missing, 'or')}"
+    if one.looks_for:
+        with_all = sum(all(mark in text for mark in one.looks_for) for text in texts)
+        return f"{with_all} of {len(texts)} completions have {_listed(one.looks_for)}, and none is what it wants"
+    return f"it gives 0 to all {len(texts)} completions"
+
+
+def _what_then(sample: Sample, one: Scores) -> str:
+    if sample.answers and not any(answer.strip() for answer in sample.answers):
+        return "The dataset's answers are empty: choose the Answer column on Train."
+    if any(not any(mark in text for text in sample.texts) for mark in one.looks_for):
+        return "Say in the system prompt what to write, or reward a first step towards it."
+    return "Read some completions beside their answers: the column may be the wrong one, or the task too hard."
+
+
+@_rule
+def silent(sample: Sample) -> Found:
+    for one in sample.functions:
+        if one.given and not one.known:
+            sentence = f"{one.label} has no opinion on any completion."
+            yield Finding(f"silent {one.name}", sentence, "Look at the columns that it asks for.")
+
+
+@_rule
+def constant(sample: Sample) -> Found:
+    """Functions that give everything the same, though not 0."""
+    same = [one for one in sample.functions if len(one.known) > 1 and _is_constant(one) and one.known[0]]
+    if not same:
+        return
+    gives = (
+        f"gives {same[0].known[0]:.3g} to every completion: it adds"
+        if len(same) == 1
+        else "give every completion the same: they add"
+    )
+    sentence = f"{_listed([one.label for one in same])} {gives} nothing to the advantage."
+    code = f"constant {' '.join(one.name for one in same)}"
+    yield Finding(code, sentence, "What it asks for may be learnt already, or too easy.", "note")
+
+
+@_rule
+def dominates(sample: Sample) -> Found:
+    """One function whose weighted spread inside groups is nearly all there is."""
+    working = _working(sample)
+    spreads = {one.label: abs(one.weight) * sum(sample.spreads(one.given)) for one in working}
+    whole = sum(spreads.values())
+    moving = [label for label, spread in spreads.items() if spread > ALIKE]
+    if len(moving) < 2 or not whole:
+        return
+    label, spread = max(spreads.items(), key=lambda pair: pair[1])
+    if spread / whole >= MOST:
+        others = "the other hardly counts" if len(moving) == 2 else f"the other {len(moving) - 1} hardly count"
+        sentence = f"{label} makes {spread / whole:.0%} of the difference between completions; {others}."
+        yield Finding("dominates", sentence, "Lower its weight, if the others are meant to be heard.", "note")
+
+
+@_rule
+def slow(sample: Sample) -> Found:
+    whole = sum(one.seconds for one in sample.functions)
+    for one in sample.functions:
+        if one.seconds >= SLOW_S and one.seconds >= MOST * whole and len(sample.functions) > 1:
+            sentence = f"{one.label} takes {one.seconds:.2g} s of {whole:.2g} s: much slower than the rest."
+            yield Finding(f"slow {one.name}", sentence, "It is called once a step with every completion.", "note")
+
+
+@_rule
+def cut_off(sample: Sample) -> Found:
+    cut = sum(stop == "length" for stop in sample.stops)
+    if sample.stops and cut / len(sample.stops) > 0.3:
+        sentence = f"{cut} of {len(sample.stops)} completions ran into the length limit."
+        yield Finding("cut_off", sentence, "Raise Completion, or strengthen a reward for the right form.")
+
+
+def _healthy(sample: Sample) -> Finding:
+    if all(size == 1 for size in sample.sizes):
+        return Finding("scored", "Every function gave scores that a run can use.", "", "good")
+    apart = sum(spread > ALIKE for spread in sample.spreads(sample.rewards))
+    there = "the completions score differently" if len(sample.sizes) == 1 else (
+        f"within {apart} of {len(sample.sizes)} prompts the completions score differently"
+    )  # fmt: skip
+    return Finding("signal", f"There is something to learn from: {there}.", "", "good")
+
+
+# ── help ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def looked_for(name: str, function: str, file: Path | None) -> tuple[str, ...]:
+    """Text that the function cannot do without: known of shipped ones; of a person's own, the tags that stand in the
+    text of its `def`. A function that asks for none, or whose file cannot be read, gives none."""
+    if file is None or function in {entry.name for entry in builtin_rewards()}:
+        return LOOKS_FOR.get(function, LOOKS_FOR.get(name, ()))
+    try:
+        tree = parse_reward_file(file)
+    except Mistake:
+        return ()
+    defined = next((one for one in functions(tree) if function in (one.name, *_strings(one.decorator_list))), None)
+    body = defined.body[1:] if defined and ast.get_docstring(defined) else defined.body if defined else []
+    return tuple(dict.fromkeys(mark for text in _strings(body) for mark in _MARKS.findall(text)))
+
+
+def _strings(nodes: Sequence[ast.AST]) -> list[str]:
+    every = (part for node in nodes for part in ast.walk(node))
+    return [part.value for part in every if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+
+
+def _working(sample: Sample) -> list[Scores]:
+    return [one for one in sample.functions if one.given and one.weight]
+
+
+def _is_full(one: Scores) -> bool:
+    """Whether it gives the same good score to everything."""
+    return _is_constant(one) and one.known[0] > 0
+
+
+def _is_constant(one: Scores) -> bool:
+    return bool(one.known) and max(one.known) - min(one.known) <= ALIKE
+
+
+def _listed(words: Sequence[str], last: str = "and") -> str:
+    words = [word for word in words if not word.startswith("</")] or list(words)
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"

@@ -1,0 +1,165 @@
+"""Group-relative advantages: how much better each completion scored than the others of its group. Plain Python, no mlx at import,
+so that scoring on the command line loads no engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+SMALLEST_STD = 1e-4
+"""Added to a standard deviation before dividing by it, as TRL does."""
+
+
+def advantages(
+    rewards: Any,
+    group_size: int,
+    *,
+    weights: Sequence[float] | None = None,
+    scale_rewards: str = "group",
+    multi_objective_aggregation: str = "sum_then_normalize",
+    baseline: str = "group",
+    names: Sequence[str] = (),
+) -> tuple[mx.array, dict[str, float]]:
+    """How much better each completion is than its group: advantages [B], float32, and the reward metrics.
+
+    `rewards` [B, K] (lists or an array) holds NaN or None where a function had no opinion; rows i·G … i·G + G − 1 share
+    a prompt. `weights`: one a function, 1 each when left out. `scale_rewards` divides by the standard deviation (n − 1)
+    of the `group`, of the `batch`, or by nothing (`none`: Dr. GRPO, arXiv:2503.20783).
+    `baseline="leave_one_out"` compares with the mean of the *other* completions of the group (RLOO, arXiv:2402.14740),
+    which is the distance from the group's mean times n/(n − 1).
+    `multi_objective_aggregation="normalize_then_sum"` normalises each function in its group first, then the sum over
+    the batch (GDPO, arXiv:2601.05242), and leaves `scale_rewards` out.
+
+    A completion that no function scored is left out of every mean and gets advantage 0. Metrics: `reward`,
+    `reward_std`, `frac_reward_zero_std`, and `rewards/<name>/mean|std` for each of `names`. Worked out in double
+    precision. Raises ValueError for shapes that do not fit and words that are not known.
+    """
+    import mlx.core as mx
+
+    values, metrics = advantage_values(
+        rewards,
+        group_size,
+        weights=weights,
+        scale_rewards=scale_rewards,
+        multi_objective_aggregation=multi_objective_aggregation,
+        baseline=baseline,
+        names=names,
+    )
+    return mx.array(values, mx.float32), metrics
+
+
+def advantage_values(
+    rewards: Any,
+    group_size: int,
+    *,
+    weights: Sequence[float] | None = None,
+    scale_rewards: str = "group",
+    multi_objective_aggregation: str = "sum_then_normalize",
+    baseline: str = "group",
+    names: Sequence[str] = (),
+) -> tuple[list[float], dict[str, float]]:
+    """What `advantages` does, in plain lists and double precision: advantages [B] and the reward metrics."""
+    rows = [[math.nan if x is None else float(x) for x in row] for row in _listed(rewards)]
+    if group_size < 1 or not rows or len(rows) % group_size:
+        raise ValueError(f"rewards has {len(rows)} rows, which are not groups of {group_size}.")
+    weights = [1.0] * len(rows[0]) if weights is None else list(weights)
+    if any(len(row) != len(weights) for row in rows) or (names and len(names) != len(weights)):
+        raise ValueError(f"rewards has {len(rows[0])} scores a row, {len(weights)} weights, {len(names)} names.")
+    totals = [_weighted_sum(row, row, weights) for row in rows]
+    if multi_objective_aggregation == "sum_then_normalize":
+        values, stds = _sum_then_normalize(totals, group_size, scale_rewards)
+        if baseline == "leave_one_out":
+            values = _leave_one_out(values, totals, group_size)
+        elif baseline != "group":
+            raise ValueError(f"baseline is group or leave_one_out, not {baseline!r}.")
+    elif multi_objective_aggregation == "normalize_then_sum":
+        values, stds = _normalize_then_sum(rows, group_size, weights)
+    else:
+        known = "sum_then_normalize or normalize_then_sum"
+        raise ValueError(f"multi_objective_aggregation is {known}, not {multi_objective_aggregation!r}.")
+    metrics = {
+        "reward": _mean(totals),
+        "reward_std": _std(totals),
+        "frac_reward_zero_std": sum(abs(std) <= 1e-8 for std in stds) / len(stds),
+    }
+    for name, column in zip(names, zip(*rows, strict=True), strict=False):
+        metrics |= {f"rewards/{name}/mean": _mean(column), f"rewards/{name}/std": _std(column)}
+    return [0.0 if math.isnan(x) else x for x in values], metrics
+
+
+def _listed(x: Any) -> list[Any]:
+    return x.tolist() if hasattr(x, "tolist") else list(x)
+
+
+def _sum_then_normalize(totals: list[float], group_size: int, scale: str) -> tuple[list[float], list[float]]:
+    """(R − mean of its group) / (std + 1e-4), and the std that belongs to each row."""
+    if scale not in ("group", "batch", "none"):
+        raise ValueError(f"scale_rewards is group, batch or none, not {scale!r}.")
+    groups = _cut(totals, group_size)
+    stds = [_std(totals, alone=0.0) if scale == "batch" else _group_std(group) for group in groups]
+    values = [
+        (total - mean) / (1.0 if scale == "none" else std + SMALLEST_STD)
+        for group, mean, std in zip(groups, map(_mean, groups), stds, strict=True)
+        for total in group
+    ]
+    return values, [std for std in stds for _ in range(group_size)]
+
+
+def _leave_one_out(values: list[float], totals: list[float], group_size: int) -> list[float]:
+    """Distances from the group's mean, stretched to distances from the mean of the others; a lone opinion has none."""
+    counts = [sum(not math.isnan(x) for x in group) for group in _cut(totals, group_size) for _ in group]
+    return [x * n / (n - 1) if n > 1 else 0.0 * x for x, n in zip(values, counts, strict=True)]
+
+
+def _normalize_then_sum(
+    rows: list[list[float]], group_size: int, weights: list[float]
+) -> tuple[list[float], list[float]]:
+    """GDPO: each function's z-score in its group, summed with the weights, normalised once more over the batch."""
+    columns = [chain.from_iterable(map(_z_scores, _cut(column, group_size))) for column in zip(*rows, strict=True)]
+    sums = [_weighted_sum(z, row, weights) for z, row in zip(zip(*columns, strict=True), rows, strict=True)]
+    mean, std = _mean(sums), _std(sums, alone=0.0)
+    return [(x - mean) / (std + SMALLEST_STD) for x in sums], [std] * len(rows)
+
+
+def _z_scores(group: Sequence[float]) -> list[float]:
+    mean, std = _mean(group), _group_std(group)
+    return [(x - mean) / (std + SMALLEST_STD) for x in group]
+
+
+def _weighted_sum(values: Sequence[float], row: Sequence[float], weights: Sequence[float]) -> float:
+    """Σ w·x over the opinions there are; NaN when `row` holds none at all."""
+    if all(map(math.isnan, row)):
+        return math.nan
+    return math.fsum(w * x for w, x in zip(weights, values, strict=True) if not math.isnan(x))
+
+
+def _cut(values: Sequence[float], size: int) -> list[Sequence[float]]:
+    return [values[i : i + size] for i in range(0, len(values), size)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean of what is not NaN. Equal values have exactly their value as mean, so their advantage is exactly 0."""
+    present = [x for x in values if not math.isnan(x)]
+    if not present:
+        return math.nan
+    return present[0] if min(present) == max(present) else math.fsum(present) / len(present)
+
+
+def _std(values: Sequence[float], alone: float = math.nan) -> float:
+    """The standard deviation with n − 1 of what is not NaN: NaN below two values, but `alone` for a list of one."""
+    if len(values) == 1:
+        return alone
+    mean = _mean(values)
+    squares = [(x - mean) ** 2 for x in values if not math.isnan(x)]
+    return math.sqrt(math.fsum(squares) / (len(squares) - 1)) if len(squares) > 1 else math.nan
+
+
+def _group_std(group: Sequence[float]) -> float:
+    """0 in a group of one (evaluation): there is nobody to differ from."""
+    return _std(group, alone=0.0)

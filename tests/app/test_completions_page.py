@@ -1,0 +1,159 @@
+"""The Completions page: every completion of a step with its scores; it follows the run until somebody picks a step."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QModelIndex, QPoint, Qt
+from PySide6.QtGui import QGuiApplication
+
+from app import theme
+from app.model.session import Session
+from app.pages.completions_page import CompletionsPage
+from app.widgets.completions.completion_table import SHARE, CompletionModel
+from backend.spec.events import JsonLines
+from backend.spec.places import hold_lock
+from tests.support import made_up_runs
+
+ROLE = Qt.ItemDataRole
+
+
+@pytest.fixture
+def page(qtbot, qapp, tmp_path: Path):
+    theme.apply(qapp, "light")
+    session = Session()
+    shown = CompletionsPage(session)
+    qtbot.addWidget(shown)
+    shown.resize(1060, 700)
+    shown.show()
+    yield shown
+    session.close_run()
+
+
+def look_at(qtbot, page: CompletionsPage, folder) -> None:
+    page.session.open_run(folder.path)
+    qtbot.waitUntil(lambda: page.session.run.caught_up and page._shown is not None, timeout=5000)
+
+
+def cell(model: CompletionModel, row: int, head: str, role: int = ROLE.DisplayRole):
+    heads = [model.headerData(c, Qt.Orientation.Horizontal) for c in range(model.columnCount())]
+    return model.data(model.index(row, heads.index(head)), role)
+
+
+def test_the_page_shows_the_newest_step_and_follows(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+    folder = made_up_runs.make_run(tmp_path / "run", steps=5, ending=None)
+    look_at(qtbot, page, folder)
+    assert page.step.text() == "5" and page.about.text() == "4 prompts, 32 completions"
+    rows = JsonLines(folder.completions)
+    rows.append({"step": 6, "prompt": "p", "answer": "a", "completions": [{"text": "t", "reward": 1.0}]})
+    page.session.run.look()
+    page._refresh()
+    assert page.step.text() == "6" and page.about.text() == "1 prompt, 1 completion"
+    page.pick(3)
+    rows.append({"step": 7, "prompt": "p", "completions": []})
+    page.session.run.look()
+    page._refresh()
+    assert page.step.text() == "3" and not page.newest.isChecked(), "a step that was picked stays"
+    page.newest.setChecked(True)
+    assert page.step.text() == "7"
+
+
+def test_earlier_and_later_step_over_what_is_missing(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+    folder = made_up_runs.make_run(tmp_path / "run", steps=1, ending=None)
+    rows = JsonLines(folder.completions)
+    rows.append({"step": 4, "prompt": "p", "completions": []})
+    look_at(qtbot, page, folder)
+    assert page.step.text() == "4" and not page.later.isEnabled()
+    page.earlier.click()
+    assert page.step.text() == "1" and not page.earlier.isEnabled()
+    page.pick(3)
+    assert page._shown[1] == 1, "the step before"
+
+
+def test_choosing_a_line_shows_it_in_full(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+    look_at(qtbot, page, made_up_runs.make_run(tmp_path / "run", steps=2))
+    one = page.session.run.groups()[0]["completions"][2]
+    page.table.selectRow(3)
+    assert page.detail.text.toPlainText() == one["text"]
+    assert page.detail.prompt.toPlainText() == page.session.run.groups()[0]["prompt"]
+    assert "Accuracy" in page.detail._scores.text() and f"{one['tokens']} tokens" in page.detail._came_to.text()
+    formats = page.detail.text.document().firstBlock().layout().formats()
+    assert formats[0].length == len("<think>") and formats[0].format.foreground().color() == theme.palette().accent
+
+
+def test_in_a_wide_page_the_completion_stands_beside_the_table(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+    page.session.open_run(made_up_runs.make_run(tmp_path / "runs" / "one", steps=1).path)
+    table = page.table.parentWidget()
+    qtbot.waitUntil(lambda: page.model.rowCount() > 0)
+    for width, beside in ((1100, False), (1900, True), (1100, False)):
+        page.resize(width, 800)
+        qtbot.waitUntil(lambda beside=beside: (page.detail.x() > table.x()) is beside)
+        assert (page.detail.y() > table.y()) is not beside
+        left, right = (pane.mapTo(page, QPoint()).x() for pane in (page.detail.prompt, page.detail.text))
+        assert (left == right) is beside, "prompt and completion one above the other"
+        assert table.width() > page.detail.width() or not beside
+
+
+def test_reading_a_completion_of_a_live_run_keeps_its_step(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+    """The next step, a second later, took the text away from under the reader's eyes."""
+    folder = made_up_runs.make_run(tmp_path / "run", steps=2, ending=None, now=True)
+    handle = hold_lock(folder)
+    try:
+        look_at(qtbot, page, folder)
+        qtbot.waitUntil(lambda: page.session.run.state == "running")
+        assert page.newest.isChecked()
+        qtbot.keyClick(page.table, Qt.Key.Key_Down)
+        assert not page.newest.isChecked() and page.step.text() == "2"
+    finally:
+        os.close(handle)
+
+
+def test_rows_are_copied_with_their_headings(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+    look_at(qtbot, page, made_up_runs.make_run(tmp_path / "run", steps=1))
+    page.table.selectRow(1)
+    qtbot.keyClick(page.table, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+    head, line = QGuiApplication.clipboard().text().split("\n")
+    assert head.split("\t")[:3] == ["Completion", "Accuracy", "Integer Answer"] and line.startswith("<think>")
+
+
+GROUP = {
+    "step": 1, "prompt": "What\nis it?", "answer": "4",
+    "completions": [
+        {"text": "a\nb", "tokens": [5, 6, 7], "stop": "eos", "rewards": {"f": 0.5, "g": None}, "reward": 0.5, "advantage": 0.7},
+        {"text": "", "tokens": 9, "stop": "length", "rewards": {"f": -1.0}, "reward": -1.0, "advantage": -0.7},
+        {"text": None, "rewards": "odd"},
+        "odd",
+    ],
+}  # fmt: skip
+
+
+def test_a_group_as_written_becomes_lines(qtbot) -> None:
+    model = CompletionModel()
+    model.show_groups([GROUP, {"step": 1}], ["f", "g"], ["F", "G"])
+    assert model.rowCount() == 5 and model.rowCount(model.index(0, 0)) == 0
+    assert cell(model, 0, "Completion") == "What is it?   answer 4"
+    assert (cell(model, 0, "Reward"), cell(model, 0, "Advantage")) == ("−0.250", ""), "the mean of the group"
+    assert [cell(model, 1, head) for head in ("Completion", "F", "G", "Reward", "Tokens", "End")] == [
+        "a b", "0.500", "–", "0.500", "3", "ended"]  # fmt: skip
+    assert [cell(model, 2, head) for head in ("Completion", "F", "Advantage", "Tokens", "End")] == [
+        "", "−1.00", "−0.700", "9", "cut off"]  # fmt: skip
+    assert [cell(model, 3, head) for head in ("Completion", "F", "Reward", "Tokens", "End")] == ["–"] * 5
+    assert cell(model, 4, "Completion") == "–"
+
+
+def test_advantage_is_blue_above_zero_and_orange_below(qtbot) -> None:
+    model = CompletionModel()
+    model.show_groups([GROUP], ["f", "g"], ["F", "G"])
+    colours = [cell(model, row, "Advantage", ROLE.ForegroundRole) for row in (1, 2)]
+    assert colours == [theme.palette().advantage_above, theme.palette().advantage_below]
+
+
+def test_a_score_has_a_bar_in_the_colour_of_its_function(qtbot) -> None:
+    model = CompletionModel()
+    model.show_groups([GROUP], ["f", "g"], ["F", "G"])
+    assert cell(model, 1, "F", SHARE) == (0.5, theme.reward_colour(0))
+    assert cell(model, 2, "F", SHARE) == (-1.0, theme.reward_colour(0))
+    assert cell(model, 1, "G", SHARE) is None and cell(model, 1, "Reward", SHARE) is None
+    assert QModelIndex() != model.index(0, 0)

@@ -1,0 +1,128 @@
+"""A person's reward code is asked about before it first runs, and again when it has changed; a refusal runs nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QLabel
+
+from app.model.consent import Consent, Request
+from app.model.prefs import Prefs
+from app.model.session import Session
+from app.widgets.rewards.consent_dialog import ConsentDialog, ShownCode
+from backend.spec.places import RunFolder
+from backend.spec.rewards.user_code import code_files, read_code
+from tests.support import small_run
+
+CODE = "import json\nimport subprocess\nfrom os import path\n\n@register_reward_function('mine')\ndef mine(completions):\n    return []\n\nasync def other(x): ...\n"
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.py"
+    file.write_text(CODE)
+    return file
+
+
+class Asked:
+    """Whoever is asked: answers as told, and remembers what was shown."""
+
+    def __init__(self, answer: bool) -> None:
+        self.answer, self.requests = answer, list[Request]()
+
+    def __call__(self, requests: Any) -> bool:
+        self.requests += requests
+        return self.answer
+
+
+def test_code_is_read_and_not_run(mine: Path) -> None:
+    code = read_code(mine)
+    assert (code.functions, code.imports) == (("mine", "other"), ("json", "subprocess", "os"))
+    assert code.reaches == ("subprocess", "os") and code.size == len(CODE)
+    mine.write_text("def f(:")
+    assert read_code(mine).functions == () and read_code(mine).size == 7
+
+
+def test_every_file_that_a_run_would_execute_is_found(mine: Path, tmp_path: Path) -> None:
+    for name in ("two.py", "three.py"):
+        (tmp_path / name).write_text("")
+    settings = {
+        "reward_functions_file": "mine.py",
+        "reward_functions": ["r1_int", "two.py::f(limit=2)", "gone.py::f", "two.py::g"],
+        "stages": [{"reward_functions": "three.py::h, r1_int"}, "odd"],
+    }
+    assert [path.name for path in code_files(settings, tmp_path)] == ["mine.py", "two.py", "three.py"]
+    assert code_files({"reward_functions": ["r1_int"], "reward_functions_file": ""}) == []
+
+
+def test_asked_once_and_again_after_a_change(mine: Path, tmp_path: Path) -> None:
+    asked, settings = Asked(True), {"reward_functions_file": str(mine)}
+    consent = Consent(tmp_path / "trusted.json", asked)
+    assert consent.given(settings) and [one.changed for one in asked.requests] == [False]
+    assert consent.given(settings) and Consent(tmp_path / "trusted.json").given(settings), "remembered across sessions"
+    assert len(asked.requests) == 1
+    mine.write_text(CODE + "\n")
+    assert consent.trusted(settings) != {str(mine): read_code(mine).fingerprint}
+    assert consent.given(settings) and [one.changed for one in asked.requests] == [False, True]
+    assert consent.trusted(settings) == {str(mine): read_code(mine).fingerprint}
+    assert consent.given({"reward_functions": ["r1_int"]}) and len(asked.requests) == 2, "what ships needs no consent"
+
+
+def test_a_refusal_is_not_remembered_as_consent(mine: Path, tmp_path: Path) -> None:
+    asked, settings = Asked(False), {"reward_functions_file": str(mine)}
+    consent = Consent(tmp_path / "trusted.json", asked)
+    assert not consent.given(settings) and not consent.given(settings)
+    assert len(asked.requests) == 2 and not (tmp_path / "trusted.json").exists()
+    assert not Consent(tmp_path / "other.json").given(settings), "with nobody to ask, nothing runs"
+
+
+def test_run_starts_nothing_without_consent(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Train as on the bench; and when a run whose file has changed is resumed."""
+    import app.model.processes
+
+    started: list[Any] = []
+    monkeypatch.setattr(app.model.processes, "start_training", lambda *told: started.append(told))
+    monkeypatch.setattr(app.model.processes, "resume_training", lambda folder: started.append(folder))
+    session = Session(Prefs(tmp_path / "prefs"))
+    session.draft.update(small_run.settings_for(tmp_path) | small_run.low_half(tmp_path))
+    assert session.draft.problems() == []
+    session.consent.ask = asked = Asked(False)
+    said: list[str] = []
+    session.message.connect(said.append)
+    session.start_run()
+    assert started == [] and len(asked.requests) == 1
+    assert said[-1] == "The reward file was not allowed to run, so nothing was started."
+    run = RunFolder(tmp_path / "run")
+    small_run.write_config(
+        run.config, {"model": "m", "data": "d", "reward_functions_file": str(tmp_path / "low_half.py")}
+    )
+    session.resume_run(run)
+    assert started == [] and len(asked.requests) == 2
+    asked.answer = True
+    session.start_run()
+    assert len(started) == 1
+    session.close_run()
+
+
+def words(dialog: ConsentDialog) -> str:
+    return "\n".join(label.text() for label in dialog.findChildren(QLabel))
+
+
+def test_the_question_says_whose_code_it_is_and_return_means_no(qtbot, mine: Path) -> None:
+    dialog = ConsentDialog([ShownCode(read_code(mine), False)])
+    qtbot.addWidget(dialog)
+    told = words(dialog)
+    for part in (str(mine), "mine, other", "json, subprocess, os", "Can reach", "Run the code in mine.py?"):
+        assert part in told
+    dialog.show()
+    QTest.keyClick(dialog, Qt.Key.Key_Return)
+    assert dialog.result() == ConsentDialog.DialogCode.Rejected
+    changed = ConsentDialog([ShownCode(read_code(mine), True)])
+    qtbot.addWidget(changed)
+    assert "mine.py has changed since you allowed it to run." in words(changed)
+    changed.allow.click()
+    assert changed.result() == ConsentDialog.DialogCode.Accepted

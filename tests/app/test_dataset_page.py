@@ -1,0 +1,586 @@
+"""The Dataset page, driven through its widgets: menus of what is really there, rows as they come into view, the prompt of
+a row, counts, faults beside what they concern; and the one line that Train keeps of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PySide6.QtCore import QItemSelectionModel, QObject, Qt, QTimer
+from PySide6.QtGui import QTextCursor
+from PySide6.QtWidgets import QApplication, QComboBox, QWidget
+from shiboken6 import isValid
+
+from app import theme
+from app.model import dataset as datasets
+from app.model.dataset import dataset_of
+from app.model.dataset_counts import Counts
+from app.model.session import Session
+from app.pages.dataset_page import ABSENT, EMPTY, DatasetPage
+from app.widgets.dataset.dataset_histogram import Histogram
+from app.widgets.dataset.dataset_line import DatasetLine
+from app.widgets.dataset.dataset_table import KEPT, PART, WAITING, Heading, RowModel
+from backend.serve.call import QuestionCall
+from backend.serve.questions import QUESTIONS
+from backend.spec.faults import Fault, Mistake
+from tests.support.latency import LatencyProbe
+from tests.support.random_models import tiny_tokenizer
+
+PATIENCE_MS = 30_000
+"""For the first question that loads a tokenizer, on a machine that is busy with other things."""
+MAPPED = {"prompt_feature": "question", "answer_feature": "solution"}
+
+
+class Desk(QObject):
+    """Answers in this process, once the event loop comes round; `held` questions wait until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.held: dict[str, list[Callable[[], None]]] = {}
+        self.cancelled: list[int] = []
+        self.instead: dict[str, Any] = {}
+
+    def ask(self, question: str, answer, *, refused=None, told=None, owner=None, **with_: Any) -> int:
+        self.asked.append((question, with_))
+        number = len(self.asked)
+
+        def work() -> None:
+            if number in self.cancelled or (owner is not None and not isValid(owner)):
+                return
+            try:
+                said = self.instead[question] if question in self.instead else handler()
+            except Mistake as mistake:
+                refused(mistake.faults)
+            else:
+                answer(said)
+
+        def handler() -> Any:
+            return QUESTIONS[question].handler()(
+                json.loads(json.dumps(with_)), QuestionCall(told or (lambda said: None))
+            )
+
+        if question in self.held:
+            self.held[question].append(work)
+        else:
+            QTimer.singleShot(0, self, work)
+        return number
+
+    def cancel(self, number: int) -> None:
+        self.cancelled.append(number)
+
+    def of(self, question: str) -> list[dict[str, Any]]:
+        return [with_ for name, with_ in self.asked if name == question]
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "SETTLE_MS", 1)
+
+
+@pytest.fixture
+def session(qapp) -> Session:
+    theme.apply(qapp, "light")
+    session = Session()
+    session._service = Desk()  # type: ignore[assignment]
+    return session
+
+
+@pytest.fixture
+def page(qtbot, session: Session) -> DatasetPage:
+    shown = DatasetPage(session)
+    qtbot.addWidget(shown)
+    shown.resize(1060, 700)
+    return shown
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (folder := tiny_tokenizer(tmp_path / "model")).joinpath("config.json").write_text("{}")
+    return folder
+
+
+def rows_in(folder: Path, count: int = 12, name: str = "rows.jsonl", **more: Any) -> str:
+    rows = [{"question": f"What is {n} plus {n}?", "solution": str(2 * n), "id": n} | more for n in range(count)]
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder / name)
+
+
+def look(qtbot, page: DatasetPage, state: str = "ready", **settings: Any) -> None:
+    page.session.draft.update(settings)
+    page.show()
+    qtbot.waitUntil(lambda: page.dataset.state == state and page.dataset._reading == 0, timeout=PATIENCE_MS)
+
+
+def counted(qtbot, page: DatasetPage) -> Counts:
+    qtbot.waitUntil(lambda: page.dataset.counts is not None and page.dataset.counts.done, timeout=PATIENCE_MS)
+    assert page.dataset.counts is not None
+    return page.dataset.counts
+
+
+def choose(menu: QComboBox, text: str) -> None:
+    """As if a person had opened the menu and taken the entry."""
+    menu.setCurrentIndex(menu.findText(text))
+    menu.activated.emit(menu.currentIndex())
+
+
+def entries(menu: QComboBox) -> list[str]:
+    return [menu.itemText(place) for place in range(menu.count())]
+
+
+def cells(page: DatasetPage, row: int) -> list[str]:
+    return [page.model.index(row, column).data() for column in range(page.model.columnCount())]
+
+
+# ── the states of the page ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_without_a_dataset_it_says_what_will_do(qtbot, page: DatasetPage, tmp_path: Path, monkeypatch) -> None:
+    page.show()
+    assert page.nothing.isVisible() and not page.table.isVisible() and EMPTY[0]
+    monkeypatch.setattr(page.path, "choose_file", lambda: page.path.take(rows_in(tmp_path)))
+    page.nothing.wanted.emit()
+    qtbot.waitUntil(lambda: page.dataset.state == "ready", timeout=5000)
+    assert page.table.isVisible() and page.session.draft.value("data").endswith("rows.jsonl")
+
+
+def test_it_asks_nothing_until_it_is_seen(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    page.session.draft.update({"data": rows_in(tmp_path)})
+    qtbot.wait(30)
+    assert page.session.service.asked == []
+
+
+def test_while_it_reads_it_says_so(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    page.session.service.held["preview"] = []
+    look_at = page.session.draft
+    look_at.update({"data": rows_in(tmp_path)})
+    page.show()
+    qtbot.waitUntil(lambda: page.dataset.state == "reading")
+    assert page.table._instead == "Reading rows.jsonl…" and page.table.accessibleDescription() == page.table._instead
+
+
+def test_a_dataset_that_is_not_here_is_fetched_when_told_to(qtbot, page: DatasetPage) -> None:
+    service = page.session.service
+    service.instead["preview"] = {"absent": True}
+    look(qtbot, page, "absent", data="owner/sums")
+    assert page.absent.isVisible() and service.of("download") == [] and ABSENT[0]
+    service.held["download"] = []
+    page.absent.wanted.emit()
+    assert service.of("download") == [{"id": "owner/sums", "repo_type": "dataset"}]
+    page.dataset._take_progress({"done": 1_500_000, "total": 4_000_000, "phase": "fetching"})
+    assert page.table._instead == "Fetching owner/sums from Hugging Face: 1.50\u202fMB of 4.00\u202fMB"
+    service.instead["download"] = {"place": "somewhere"}
+    service.held["download"][0]()
+    qtbot.waitUntil(lambda: service.of("preview")[-1]["fetch"] is True)
+
+
+def test_another_dataset_calls_a_download_off(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    service = page.session.service
+    service.instead["preview"] = {"absent": True}
+    look(qtbot, page, "absent", data="owner/sums")
+    service.held["download"] = []
+    page.absent.wanted.emit()
+    number = page.dataset._fetching
+    del service.instead["preview"]
+    look(qtbot, page, data=rows_in(tmp_path))
+    assert number in service.cancelled
+
+
+# ── columns and splits ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_columns_are_offered_and_taken_with_one_click(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    look(qtbot, page, data=rows_in(tmp_path))
+    draft = page.session.draft
+    assert (
+        page.mapping.offer.isVisible()
+        and page.mapping.offered.text() == "question looks like the prompt, solution like the answer."
+    )
+    assert "There is no column prompt" in page.mapping.problem.text() and page.mapping.problem.text().startswith(
+        "Prompt: "
+    )
+    assert page.mapping.columns["prompt_feature"].control.property("problem")
+    assert page.session.service.of("preview_counts") == [], "there are no prompts to count"
+    page.mapping.use.click()
+    assert {key: draft.value(key) for key in MAPPED} == MAPPED and "prompt_feature: question" in draft.as_yaml()
+    qtbot.waitUntil(lambda: not page.dataset.faults and not page.mapping.offer.isVisible(), timeout=5000)
+    assert not page.mapping.problem.isVisible() and not page.mapping.columns["prompt_feature"].control.property(
+        "problem"
+    )
+
+
+def test_menus_hold_the_real_columns_and_write_into_the_draft(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    look(qtbot, page, data=rows_in(tmp_path), **MAPPED)
+    menus = {key: one.control for key, one in page.mapping.columns.items()}
+    assert entries(menus["prompt_feature"]) == ["question", "solution", "id"]
+    assert entries(menus["system_feature"]) == ["None", "question", "solution", "id"]
+    assert menus["answer_feature"].currentText() == "solution" and menus["type_feature"].currentText() == "None"
+    choose(menus["type_feature"], "id")
+    assert page.session.draft.value("type_feature") == "id"
+    choose(menus["type_feature"], "None")
+    assert page.session.draft.value("type_feature") == "type"
+    qtbot.waitUntil(lambda: page.model.columnCount() == 5, timeout=5000)
+    heads = [page.model.headerData(place, Qt.Orientation.Horizontal) for place in range(5)]
+    assert heads == ["Row", "Tokens", "question → prompt", "solution → answer", "id"]
+
+
+def test_splits_are_those_the_folder_has(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    for name, count in (("train", 9), ("validation", 2), ("exam", 4)):
+        rows_in(tmp_path, count, f"{name}.jsonl")
+    look(qtbot, page, data=str(tmp_path), **MAPPED)
+    valid, test = page.mapping.splits["valid_split"].control, page.mapping.splits["test_split"].control
+    assert valid.currentText() == "validation" and valid.currentData() == "valid", "found under its other name"
+    assert test.currentText() == "None" and entries(test) == ["None", "exam", "train", "validation"]
+    choose(test, "exam")
+    qtbot.waitUntil(lambda: "test" in page.dataset.splits, timeout=5000)
+    assert page.session.draft.value("test_split") == "exam" and test.currentText() == "exam"
+    assert entries(test) == ["Default", "exam", "train", "validation"]
+    assert entries(page.which) == ["Train · 9", "Valid · 2", "Test · 4"]
+    choose(page.which, "Test · 4")
+    assert page.model.rowCount() == 4 and page.counts.figure("rows") == "4"
+
+
+def test_a_choice_of_the_hub_is_offered(qtbot, page: DatasetPage) -> None:
+    service = page.session.service
+    said = {"absent": False, "form": "hub", "names": [], "splits": {}, "columns": [], "likely": {}, "written": [],
+            "faults": [{"setting": "data", "sentence": "A config name is missing."}]}  # fmt: skip
+    service.instead |= {
+        "preview": said,
+        "preview_choices": {"configs": ["main", "socratic"], "splits": ["train", "test"]},
+    }
+    look(qtbot, page, "failed", data="owner/sums")
+    qtbot.waitUntil(lambda: page.mapping.config.control.count() == 3)
+    assert entries(page.mapping.config.control) == ["Default", "main", "socratic"] and page.mapping.config.isEnabled()
+    choose(page.mapping.config.control, "socratic")
+    assert page.session.draft.value("dataset_config") == "socratic"
+    qtbot.waitUntil(lambda: service.of("preview")[-1]["settings"]["dataset_config"] == "socratic")
+
+
+# ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_broken_file_is_said_below_its_path_until_it_is_mended(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": \n')
+    look(qtbot, page, "failed", data=str(file))
+    assert page.path._problem.text().startswith(f"The JSON in line 2 of {file} is broken: ")
+    assert page.table.isVisible() and page.path.control.isEnabled() and "above" in page.table._instead
+    rows_in(tmp_path)
+    page.dataset.read_again()
+    qtbot.waitUntil(lambda: page.dataset.state == "ready", timeout=5000)
+    assert not page.path._problem.isVisible() and page.model.rowCount() == 12
+
+
+def test_a_row_that_training_would_refuse_is_counted(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "", "answer": ""}\n')
+    look(qtbot, page, data=str(file))
+    counted(qtbot, page)
+    assert "row 2 of" in page.mapping.problem.text() and page.mapping.columns["prompt_feature"].control.property(
+        "problem"
+    )
+    assert page.counts.figure("refused") == "1" and page.counts.figure("unanswered") == "1"
+    page.table.selectRow(1)
+    qtbot.waitUntil(lambda: page.detail.title.text() == "Row 2", timeout=5000)
+    assert "row 2 of" in page.detail.note.text() and page.detail.pane.toPlainText().startswith("prompt\n")
+
+
+def test_a_helper_that_died_is_said_and_asked_again(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    page.session.service.held["preview"] = []
+    page.session.draft.update({"data": rows_in(tmp_path), **MAPPED})
+    page.show()
+    qtbot.waitUntil(lambda: bool(page.session.service.held["preview"]))
+    page.dataset._refused([Fault("", "The helper process ended before it answered. Ask again.")])
+    assert "The helper process ended" in page.path._problem.text() and page.dataset.state == "failed"
+    del page.session.service.held["preview"]
+    page.hide()
+    look(qtbot, page)
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_row_is_shown_as_the_model_will_see_it(qtbot, page: DatasetPage, tmp_path: Path, model: Path) -> None:
+    look(qtbot, page, data=rows_in(tmp_path), model=str(model), **MAPPED)
+    page.table.selectRow(3)
+    qtbot.waitUntil(lambda: page.detail.title.text() == "Row 4", timeout=PATIENCE_MS)
+    text = "<|im_start|>user\nWhat is 3 plus 3?<|im_end|>\n<|im_start|>assistant\n"
+    assert page.detail.pane.toPlainText() == text
+    cursor = QTextCursor(page.detail.pane.document())
+    shades = {}
+    for place in (1, len("<|im_start|>") + 2):
+        cursor.setPosition(place)
+        shades[place] = cursor.charFormat().background().color()
+    assert shades[1] == theme.palette().selection != shades[len("<|im_start|>") + 2], "a special token is a chip"
+    assert page.detail.about.text().endswith("Answer: 6") and " of 1,536" in page.detail.about.text()
+    page.detail.views.buttons["ids"].click()
+    ids = page.detail.pane.toPlainText().split()
+    assert ids[0] == "2" and f"{len(ids)} tokens of" in page.detail.about.text()
+    page.detail.views.buttons["columns"].click()
+    assert page.detail.pane.toPlainText() == "question\nWhat is 3 plus 3?\n\nsolution\n6\n\nid\n3"
+
+
+def test_without_a_model_it_shows_messages_and_says_why(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    look(qtbot, page, data=rows_in(tmp_path), model="", **MAPPED)
+    qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1", timeout=5000)
+    assert page.detail.pane.toPlainText() == "user\nWhat is 0 plus 0?"
+    assert page.detail.note.text() == "No model is chosen yet, so there are no tokens to show."
+    counted(qtbot, page)
+    assert page.counts.histogram._instead == page.detail.note.text() and page.counts.figure("too_long") == "–"
+
+
+def test_rows_are_fetched_as_they_come_into_view(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    look(qtbot, page, data=rows_in(tmp_path, 3000), **MAPPED)
+    asked = page.session.service
+    qtbot.waitUntil(lambda: cells(page, 0)[2] == "What is 0 plus 0?", timeout=5000)
+    assert {with_["start"] for with_ in asked.of("preview_rows")} == {0}
+    assert page.model.index(2999, 2).data() == WAITING
+    page.table.scrollToBottom()
+    qtbot.waitUntil(lambda: cells(page, 2999)[2] == "What is 2999 plus 2999?", timeout=5000)
+    assert {with_["start"] for with_ in asked.of("preview_rows")} == {0, 2900}
+    assert all(with_["count"] == PART for with_ in asked.of("preview_rows"))
+
+
+def test_a_flight_through_the_table_asks_for_where_it_ends(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    look(qtbot, page, data=rows_in(tmp_path, 3000), **MAPPED)
+    qtbot.waitUntil(lambda: cells(page, 0)[2] == "What is 0 plus 0?", timeout=5000)
+    before = len(page.session.service.of("preview_rows"))
+    for row in range(0, 3000, 50):
+        page.table.scrollTo(page.model.index(row, 0))
+        page.table.viewport().repaint()
+    qtbot.wait(100)
+    assert len(page.session.service.of("preview_rows")) - before <= 6
+
+
+def test_a_view_that_never_rests_is_served_and_no_more_than_it_takes(qtbot, qapp) -> None:
+    """A timer that every glance started anew never fired while the table was scrolled."""
+    model = RowModel()
+    wanted: list[int] = []
+    model.wanted.connect(wanted.append)
+    model.show_rows(100_000, [Heading("question", "prompt")], 100)
+    for row in range(0, 100_000, 1000):
+        assert model.index(row, 2).data() == WAITING
+        qtbot.wait(2)
+    assert len(wanted) == 2, "until one of them has come"
+    model.put(wanted[0], [{"question": "q"}] * PART, [1] * PART)
+    assert wanted[2:] == [99_000], "where it has come to rest"
+    for start in wanted[1:3]:
+        model.release(start)
+    qtbot.wait(30)
+    assert model.index(wanted[1], 2).data() == WAITING
+    qtbot.waitUntil(lambda: wanted.count(wanted[1]) == 2)
+
+
+def test_a_model_of_rows_keeps_no_more_than_its_share(qapp) -> None:
+    model = RowModel()
+    model.show_rows(1_000_000, [Heading("question", "prompt")], 100)
+    for start in range(0, PART * 3 * KEPT, PART):
+        model.put(start, [{"question": "q"}] * PART, [101] * PART)
+    assert len(model._parts) == KEPT
+    last = PART * 3 * KEPT - 1
+    assert model.index(last, 2).data() == "q" and model.index(last, 1).data() == "101"
+    assert model.data(model.index(last, 1), Qt.ItemDataRole.ForegroundRole) == theme.palette().warning
+
+
+def test_an_answer_that_comes_after_the_settings_changed_is_not_shown(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    look(qtbot, page, data=rows_in(tmp_path), **MAPPED)
+    page.session.service.held["preview_row"] = []
+    page.table.selectRow(2)
+    qtbot.waitUntil(lambda: bool(page.session.service.held["preview_row"]))
+    title = page.detail.title.text()
+    page.session.draft.set("system_prompt", "Think.")
+    page.session.service.held["preview_row"][-1]()
+    assert page.detail.title.text() == title
+
+
+# ── counts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_prompts_are_counted_against_the_room_there_is(qtbot, page: DatasetPage, tmp_path: Path, model: Path) -> None:
+    look(qtbot, page, data=rows_in(tmp_path, 40), model=str(model), **MAPPED)
+    counts = counted(qtbot, page)
+    assert page.counts.figure("rows") == "40" and page.counts.figure("too_long") == "0"
+    assert page.counts.about.text() == f"median {counts.middle} · longest {counts.longest} · 1,536 fit"
+    asked = len(page.session.service.asked)
+    page.session.draft.update({"max_completion_length": 100, "max_seq_length": 100 + counts.longest - 1})
+    assert page.counts.figure("too_long") == str(counts.lengths[-1][1]), "known without asking"
+    assert len(page.session.service.asked) == asked
+
+
+def test_going_away_calls_counting_off(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    page.session.service.held["preview_counts"] = []
+    look(qtbot, page, data=rows_in(tmp_path), **MAPPED)
+    qtbot.waitUntil(lambda: page.dataset._counting > 0)
+    number = page.dataset._counting
+    page.hide()
+    assert number in page.session.service.cancelled
+    before = len(page.session.service.of("preview_counts"))
+    page.show()
+    qtbot.waitUntil(lambda: len(page.session.service.of("preview_counts")) > before)
+
+
+def test_coming_back_keeps_the_row_that_was_read(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    look(qtbot, page, data=rows_in(tmp_path), **MAPPED)
+    page.table.selectRow(7)
+    page.hide()
+    look(qtbot, page)
+    assert page.table.currentIndex().row() == 7
+    page.hide()
+    rows_in(tmp_path, 5)
+    look(qtbot, page)
+    assert page.model.rowCount() == 5, "the file is another one now"
+
+
+def test_what_a_part_says_of_the_whole_is_worked_out() -> None:
+    counts = Counts(rows=1000, seen=100, lengths=((10, 60), (30, 30), (50, 10)))
+    assert (counts.middle, counts.longest) == (10, 50)
+    assert counts.too_long(30) == (100, False) and counts.too_long(9) == (1000, False)
+    assert Counts(rows=100, seen=100, lengths=counts.lengths).too_long(30) == (10, True)
+
+
+def test_bars_hold_every_row(qapp) -> None:
+    bars = Histogram()
+    bars.resize(200, 80)
+    for lengths, room in (([(5, 3), (120, 2), (4000, 1)], 100), ([(7, 4)], 2000), ([(0, 2)], 10)):
+        bars.show_lengths(lengths, room)
+        assert sum(rows for _, rows in bars.bins()) == sum(rows for _, rows in lengths)
+        bars.grab()
+    bars.show_lengths([(3, 1), (9, 2)], 100)
+    assert bars.told_at(199) == "9 tokens: 2 rows"
+
+
+# ── the line on Train ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_train_keeps_one_quiet_line(qtbot, session: Session, tmp_path: Path, model: Path) -> None:
+    session.draft.update({"data": rows_in(tmp_path), "model": str(model), "max_seq_length": 530, **MAPPED})
+    line = DatasetLine(dataset_of(session))
+    qtbot.addWidget(line)
+    line.show()
+    assert line.text() == "" and session.service.asked == [], "not while the window opens"
+    qtbot.waitUntil(lambda: "too long" in line.text(), timeout=PATIENCE_MS)
+    assert line.text() == "12 rows · question → prompt, solution → answer · 12 too long"
+    assert session.service.of("preview_counts")[0]["most"] == datasets.GLANCE
+    with qtbot.waitSignal(line.wanted):
+        line.click()
+    session.draft.update({"prompt_feature": "prompt"})
+    qtbot.waitUntil(lambda: line.text().startswith("There is no column prompt"), timeout=5000)
+    line.hide()
+    before = len(session.service.asked)
+    session.draft.update(MAPPED)
+    qtbot.wait(30)
+    assert len(session.service.asked) == before
+
+
+# ── by hand, and at any size ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_page_that_is_opened_late_shows_what_the_line_has_read(
+    qtbot, session: Session, tmp_path: Path, model: Path
+) -> None:
+    """Its table stayed empty: the rows had been read for the line on Train before the page was there to hear of it."""
+    session.draft.update({"data": rows_in(tmp_path), "model": str(model)} | MAPPED)
+    line = DatasetLine(dataset_of(session))
+    qtbot.addWidget(line)
+    line.show()
+    qtbot.waitUntil(lambda: dataset_of(session).state == "ready", timeout=PATIENCE_MS)
+    page = DatasetPage(session)
+    qtbot.addWidget(page)
+    page.show()
+    qtbot.waitUntil(lambda: page.model.rowCount() == 12 and cells(page, 0)[-1] != WAITING, timeout=PATIENCE_MS)
+
+
+def test_rewards_are_tried_on_the_selected_rows(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    rows_in(tmp_path, 12, "train.jsonl")
+    rows_in(tmp_path, 5, "valid.jsonl")
+    look(qtbot, page, data=str(tmp_path), **MAPPED)
+    assert page.tried.text() == "Try rewards on row 1" and page.able() == {"try_rows": True}
+    pages: list[str] = []
+    wanted: list[list[int]] = []
+    page.session.page_wanted.connect(pages.append)
+    page.session.rows_wanted.connect(wanted.append)
+    flags = QItemSelectionModel.SelectionFlag.Select | QItemSelectionModel.SelectionFlag.Rows
+    for row in (3, 4, 8):
+        page.table.selectionModel().select(page.model.index(row, 0), flags)
+    assert page.tried.text() == "Try rewards on 4 rows"
+    page.tried.click()
+    assert pages == ["rewards"] and wanted == [[1, 4, 5, 9]]
+    page.table.selectAll()
+    assert page.table.selected_rows() == [range(12)]
+    page.dataset.set_split("valid")
+    assert not page.tried.isEnabled() and "training split" in page.tried.toolTip()
+    look(qtbot, page, "failed", data=str(tmp_path / "nothing.jsonl"))
+    assert page.tried.isHidden() and page.able() == {"try_rows": False}
+
+
+def test_no_column_is_cut_in_a_small_window(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}+{n}=", "answer": str(2 * n), "type": "multiplication"} for n in range(9)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page.resize(824, 502)
+    look(qtbot, page, data=str(tmp_path / "rows.jsonl"))
+    table, last = page.table, 4
+    qtbot.waitUntil(lambda: page.model.text_of(0, last) == "multiplication", timeout=PATIENCE_MS)
+    assert table.model().columnCount() == last + 1
+    assert table.columnViewportPosition(last) + table.columnWidth(last) <= table.viewport().width()
+    assert table.columnWidth(last) > table.fontMetrics().horizontalAdvance("multiplication")
+
+
+def test_everything_has_a_name_and_its_place_in_the_order(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    look(qtbot, page, data=rows_in(tmp_path), **MAPPED)
+    stops = [
+        one for one in page.findChildren(QWidget) if one.focusPolicy() & Qt.FocusPolicy.TabFocus and one.isVisible()
+    ]
+    assert [one for one in stops if not (one.accessibleName() or getattr(one, "text", str)())] == []
+    qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1", timeout=5000)
+    page.mapping.columns["prompt_feature"].control.setFocus()
+    seen = []
+    for _ in range(7):
+        QApplication.focusWidget().focusNextChild()
+        seen.append(QApplication.focusWidget())
+    wanted = [page.mapping.columns[key].control for key in ("answer_feature", "system_feature", "type_feature")]
+    views = list(page.detail.views.buttons.values())
+    assert seen[:5] == [*wanted, page.table, page.tried] and seen[5] in views, "one stop for the three of them"
+    assert seen[6] is page.detail.pane
+
+
+def test_it_fits_the_smallest_window(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    for settings in ({}, MAPPED):
+        look(qtbot, page, data=rows_in(tmp_path), **settings)
+        least = page.minimumSizeHint()
+        assert least.width() <= 880 - 56 and least.height() <= 600 - 110
+
+
+# ── a hundred thousand rows, with the real helper ────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.alone
+def test_a_hundred_thousand_rows_never_hold_the_window_up(qtbot, tmp_path: Path, model: Path, qapp) -> None:
+    theme.apply(qapp, "light")
+    session = Session()
+    session.draft.update({"data": rows_in(tmp_path, 100_000), "model": str(model), **MAPPED})
+    page = DatasetPage(session)
+    qtbot.addWidget(page)
+    page.resize(1060, 700)
+    probe = LatencyProbe(page)
+    try:
+        page.show()
+        qtbot.waitUntil(lambda: page.model.rowCount() == 100_000 and cells(page, 0)[2] != WAITING, timeout=60_000)
+        bar = page.table.verticalScrollBar()
+        for place in range(0, bar.maximum(), bar.maximum() // 60):
+            bar.setValue(place)
+            qtbot.wait(10)
+        bar.setValue(bar.maximum())
+        qtbot.waitUntil(lambda: cells(page, 99_999)[2] == "What is 99999 plus 99999?", timeout=30_000)
+        qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1", timeout=60_000)
+        qtbot.waitUntil(lambda: page.dataset.counts is not None and page.dataset.counts.has_tokens, timeout=60_000)
+        page.table.selectRow(99_999)
+        qtbot.waitUntil(lambda: page.detail.title.text() == "Row 100,000", timeout=30_000)
+        page.hide()
+        probe.check()
+    finally:
+        session.service.close()

@@ -1,0 +1,128 @@
+"""The first-time test: somebody who has only questions and answers in a CSV gets to a running job, without reading anything.
+
+The path is written down in docs/first-run.md; whoever makes it longer has to change both.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
+from PySide6.QtGui import QDragEnterEvent, QDropEvent
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QWidget
+
+from app.model.prefs import Prefs
+from app.model.session import Session
+from app.window import Window
+from backend.spec import places
+from backend.spec.events import parse_line
+
+MOST_CLICKS = 6
+DOCUMENT = Path(__file__).parents[2] / "docs" / "first-run.md"
+
+
+class Hand:
+    """Does what a hand does, and counts: a drop and a click are one each."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+
+    def drop(self, on: QWidget, path: Path) -> None:
+        """Onto the middle of the window, and onto whatever takes it there."""
+        mime = QMimeData()
+        mime.setUrls([QUrl.fromLocalFile(str(path))])
+        mime.setText(path.as_uri())  # as file managers do, and ordinary lines would take that
+        rest = (Qt.DropAction.CopyAction, mime, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier)
+        target = on.childAt(on.rect().center()) or on
+        while not _enters(target, rest):  # what does not want it leaves it to what it stands in
+            assert target is not on, "nobody takes the file"
+            target = target.parentWidget()
+        QApplication.sendEvent(target, QDropEvent(QPointF(5, 5), *rest))
+        self.did.append("drop")
+
+    def click(self, widget: QWidget) -> None:
+        assert widget.isVisible() and widget.isEnabled(), "only what can be seen can be clicked"
+        QTest.mouseClick(widget, Qt.MouseButton.LeftButton)
+        self.did.append("click")
+
+
+def _enters(target: QWidget, rest: tuple) -> bool:
+    event = QDragEnterEvent(QPoint(5, 5), *rest)
+    event.ignore()
+    return target.acceptDrops() and QApplication.sendEvent(target, event) and event.isAccepted()
+
+
+@pytest.fixture
+def cached_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The bundled model as if it had been fetched from the Hub: this test has no network."""
+    home = tmp_path / "huggingface"
+    snapshot = home / "hub" / "models--somebody--small" / "snapshots" / "0123"
+    shutil.copytree(places.resources() / "demo" / "model", snapshot)
+    about = json.loads((snapshot / "config.json").read_text())
+    about.setdefault("architectures", ["Qwen3ForCausalLM"])
+    (snapshot / "config.json").write_text(json.dumps(about))
+    refs = snapshot.parents[1] / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("0123")
+    for name, value in {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    return "somebody/small"
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    file = tmp_path / "my questions.csv"
+    with file.open("w", newline="") as out:
+        rows = csv.writer(out)
+        rows.writerow(["Question", "Answer"])
+        rows.writerows([f"{a} + {b} = ?", a + b] for a in range(10, 18) for b in range(10, 15))
+    return file
+
+
+@pytest.fixture
+def window(qtbot, cached_model: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Window]:
+    monkeypatch.setattr(Window, "ask_about_training", lambda window: "stop")
+    session = Session(Prefs())
+    window = Window(session)
+    session.restore()
+    window.show_page("train")
+    qtbot.addWidget(window)
+    window.resize(1280, 800)
+    window.show()
+    yield window
+    session.stop_training()
+    qtbot.waitUntil(lambda: not session.is_training, timeout=60_000)
+    session.service.close()
+
+
+def kinds(run) -> list[str]:
+    lines = run.folder.events.read_bytes().splitlines() if run.folder.has_diary else []
+    return [event["kind"] for line in lines if (event := parse_line(line)) is not None]
+
+
+@pytest.mark.slow
+def test_from_a_csv_to_a_running_job_in_six_clicks(window: Window, questions: Path, cached_model: str, qtbot):
+    hand, draft = Hand(), window.session.draft
+    hand.drop(window, questions)
+    qtbot.waitUntil(lambda: draft.value("data") == str(questions))
+    assert draft.value("model") == cached_model, "the model that is here already is offered"
+    assert (draft.value("prompt_feature"), draft.value("answer_feature")) == ("Question", "Answer")
+    page = window.pages["train"]
+    qtbot.waitUntil(lambda: page.launch.run.isEnabled() and page.launch.run.property("role") == "primary")
+    hand.click(page.launch.run)
+    run = window.session.run
+    assert run is not None, window.strip.sentence.text()
+    qtbot.waitUntil(lambda: "step" in kinds(run) or "failed" in kinds(run), timeout=120_000)
+    assert "step" in kinds(run), run.folder.log.read_text()
+    assert window.shown_page == "monitor"
+    assert len(hand.did) <= MOST_CLICKS
+    told = [line for line in DOCUMENT.read_text().splitlines() if line[:2].rstrip(".").isdigit()]
+    assert len(told) == len(hand.did), "docs/first-run.md tells the same steps"

@@ -1,0 +1,672 @@
+"""The Train page: every setting can be filled in through its widget and comes back from the file; rewards are two views
+of the same values; problems stand where they are mended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
+from PySide6.QtGui import QDropEvent, QGuiApplication, QWheelEvent
+from PySide6.QtTest import QTest
+
+from app import theme
+from app.model.draft import Draft
+from app.model.memory_parts import MemoryPart, MemoryParts
+from app.model.prefs import Prefs
+from app.model.session import Session
+from app.pages.train_page import TrainPage
+from app.widgets.basic import controls
+from app.widgets.form import fields, path_field
+from app.widgets.form.memory_bar import MemoryBar
+from app.widgets.rewards import reward_table
+from app.widgets.rewards.reward_cells import LABEL, USE, WEIGHT, WeightEdit
+from app.window import Window
+from backend.spec import places
+from backend.spec.config import DEFAULT_REWARDS, SETTINGS, parse
+from backend.spec.throughput import Pace
+
+FILLED = {
+    "train_mode": "grpo",
+    "model": "someone/model",
+    "data": "someone/data",
+    "lm_studio_name": "my-model",
+    "train_type": "dora",
+    "num_layers": -1,
+    "rank": 4,
+    "scale": 12.5,
+    "dropout": 0.05,
+    "quantization": "8",
+    "iters": 60,
+    "epochs": 0,
+    "batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "num_iterations": 2,
+    "max_seq_length": 1024,
+    "seed": 7,
+    "learning_rate": 3e-4,
+    "optimizer": "muon",
+    "weight_decay": 0.02,
+    "adam_beta1": 0.8,
+    "adam_beta2": 0.99,
+    "max_grad_norm": 0.5,
+    "lr_schedule": "cosine",
+    "lr_warmup_steps": 5,
+    "lr_warmup_init": 1e-8,
+    "lr_decay_fraction": 0.5,
+    "lr_final": 1e-6,
+    "steps_per_report": 1,
+    "steps_per_eval": 20,
+    "save_every": 30,
+    "keep_checkpoints": 2,
+    "val_batches": -1,
+    "test": True,
+    "test_batches": 10,
+    "grad_checkpoint": True,
+    "memory_limit": 12.0,
+    "efficient_long_context": True,
+    "seq_step_size": 256,
+    "fuse": True,
+    "prompt_feature": "question",
+    "answer_feature": "solution",
+    "type_feature": "kind",
+    "system_feature": "sys",
+    "system_prompt": "Think first.\nThen answer.",
+    "dataset_config": "main",
+    "train_split": "train2",
+    "valid_split": "dev",
+    "test_split": "test2",
+    "validation_split": 0.1,
+    "chat_template_kwargs": {"enable_thinking": False, "n": 3},
+    "stop": ["</answer>", "a, b"],
+    "num_generations_eval": 2,
+    "run_name": "first try",
+    "beta": 0.04,
+    "reference_model_path": "someone/reference",
+    "log_kl": True,
+    "use_bias_correction_kl": False,
+    "ratio_against": "old",
+    "group_size": 8,
+    "max_completion_length": 256,
+    "temperature": 1.0,
+    "top_p": 0.9,
+    "top_k": 0,
+    "min_p": 0.05,
+    "epsilon": 0.2,
+    "epsilon_high": 0.28,
+    "grpo_loss_type": "dr_grpo",
+    "importance_sampling_level": "sequence",
+    "scale_rewards": "none",
+    "reward_functions": ["r1_count_xml", "r1_int_reward_func"],
+    "reward_weights": [2.0, -0.5],
+    "reward_timeout": 5.0,
+    "lora_keys": ["self_attn.q_proj"],
+    "steps_per_generation": 2,
+    "sync_ref_model": False,
+    "ref_model_mixup_alpha": 0.5,
+    "ref_model_sync_steps": 10,
+    "delta": 4.0,
+    "sapo_temperature_pos": 1.1,
+    "sapo_temperature_neg": 1.2,
+    "vespo_k_pos": 1.0,
+    "vespo_lambda_pos": 1.5,
+    "vespo_k_neg": 2.5,
+    "vespo_lambda_neg": 1.0,
+    "top_entropy_quantile": 0.2,
+    "entropy_coef": 0.01,
+    "entropy_adaptive": True,
+    "entropy_target": 0.3,
+    "off_policy_mask_threshold": 0.5,
+    "mask_truncated_completions": True,
+    "sampling_correction": "token_mask",
+    "sampling_correction_max": 2.0,
+    "sampling_correction_min": 0.5,
+    "advantage_baseline": "leave_one_out",
+    "multi_objective_aggregation": "sum_then_normalize",
+    "skip_zero_signal": False,
+    "dynamic_sampling": True,
+    "dynamic_sampling_rounds": 3,
+    "reward_weight_schedule": "constant",
+    "reward_weights_final": [1.0, 2.0],
+    "stages": [{"iters": 5, "reward_weights": [1.0, 0.5]}],
+}
+"""A value other than the default for (nearly) every setting that can be typed."""
+GOLDEN = Path(__file__).parents[1] / "golden"
+NOT_TYPED = {"mask_prompt", "reward_functions_file"}
+
+
+@pytest.fixture
+def page(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainPage]:
+    (tmp_path / "demo.yaml").write_text("model: demo/model\ndata: demo/data\niters: 60\n")
+    monkeypatch.setattr(places, "demo_config", lambda: tmp_path / "demo.yaml")
+    session = Session(Prefs(tmp_path / "prefs"))
+    page = TrainPage(session)
+    page.keep = session
+    qtbot.addWidget(page)
+    page.resize(1100, 760)
+    page.show()
+    yield page
+    if session._service is not None:  # a model that was typed is looked up; nobody waits for the answer any more
+        session._service.close()
+
+
+def fill(field: fields.Field, value: object) -> None:
+    """Do with the field's own control what a person would do."""
+    control = field.control
+    if isinstance(control, controls.Menu):
+        control.setCurrentIndex(control.findData(value))
+        control.activated.emit(control.currentIndex())
+    elif isinstance(control, controls.Switch):
+        if control.isChecked() != value:
+            control.click()
+    elif isinstance(control, controls.ProseEdit):
+        control.setPlainText(field.text_of(value))
+    else:
+        control.selectAll()
+        QTest.keyClicks(control, field.text_of(value))
+        if not field.text_of(value):
+            QTest.keyClick(control, Qt.Key.Key_Delete)
+
+
+def mend(draft: Draft) -> None:
+    draft.update({"model": "someone/model", "data": "someone/data"})
+
+
+def plain(text: str) -> str:
+    """With ordinary spaces for those that do not break."""
+    return text.replace("\u00a0", " ")
+
+
+def rows(page: TrainPage) -> list[tuple[str, bool, float | None]]:
+    return [(row.entry.name, row.ticked, row.weight) for row in page.rewards.model.rows]
+
+
+def click_cell(page: TrainPage, row: int, column: int) -> None:
+    table = page.rewards.table
+    QTest.mouseClick(
+        table.viewport(),
+        Qt.MouseButton.LeftButton,
+        pos=table.visualRect(table.model().index(row, column)).center(),
+    )
+
+
+def test_every_setting_filled_in_by_hand_comes_back_from_the_file(page: TrainPage, tmp_path: Path, qtbot):
+    assert set(FILLED) | NOT_TYPED == set(SETTINGS), "a new setting wants a value here"
+    assert set(page.form.fields) == set(SETTINGS), "every setting has its field"
+    for key, value in FILLED.items():
+        fill(page.form.fields[key], value)
+    assert page.draft.problems() == []
+    assert page.draft.config() == parse(FILLED)
+    page.draft.save(tmp_path / "typed.yaml")
+    fresh = Window(Session(Prefs(tmp_path / "other")))
+    qtbot.addWidget(fresh)
+    fresh.open_path(tmp_path / "typed.yaml")
+    assert fresh.session.draft.config() == parse(FILLED)
+    shown = {key: field.value() for key, field in fresh.pages["train"].form.fields.items()}
+    assert parse(shown) == parse(FILLED), "the widgets show what was loaded"
+    assert not fresh.isWindowModified()
+
+
+REWARD_FILE = """
+from mlx_lm_lora.trainer.grpo_reward_functions import register_reward_function
+
+@register_reward_function("exact_match")
+def exact_match(prompts, completions, answer, types=None):
+    return [float(one == other) for one, other in zip(completions, answer)]
+
+@register_reward_function("by_type")
+def by_type(prompts, completions, answer, types=None):
+    return [0.0] * len(completions)
+
+@register_reward_function("concise")
+def concise(prompts, completions, answer, types=None):
+    return [1.0] * len(completions)
+"""
+
+
+def test_a_config_and_a_reward_file_for_mlx_lm_lora_open_as_they_are(page: TrainPage, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "my_rewards.py").write_text(REWARD_FILE)
+    page.session.load_config(GOLDEN / "mlx_lm_lora_grpo.yaml")
+    page._show_problems()
+    assert page.draft.problems() == []
+    ticked = [(row.entry.name, row.weight) for row in page.rewards.model.ticked]
+    assert ticked == [("exact_match", 2.0), ("by_type", 1.5), ("concise", 0.5)]
+    fields = page.form.fields
+    assert fields["data"].control.text() == "mlx-community/Dolci-Think-RL-7B-2k"
+    assert fields["importance_sampling_level"].value() == "sequence"
+    assert page.left_out.sentence.text() == "Left out of mlx_lm_lora_grpo.yaml: train (every run here trains)."
+    assert page.left_out.isVisible()
+    page.left_out.close_button.click()
+    assert not page.left_out.isVisible()
+
+
+def test_each_control_explains_itself(page: TrainPage):
+    for key, field in page.form.fields.items():
+        assert field.label.buddy() is field.control, key
+        assert field.control.accessibleName() == SETTINGS[key].label
+        assert SETTINGS[key].help in field.control.toolTip()
+
+
+def test_tab_follows_the_eye(page: TrainPage):
+    for key in SETTINGS:
+        page.reveal(key)  # opens every Advanced
+    QTest.qWait(50)
+    sheet = page.form.widget()
+    seen, widget = [], page.search
+    while (widget := widget.nextInFocusChain()) is not page.search:
+        if widget.isVisible() and widget.focusPolicy() & Qt.FocusPolicy.TabFocus and sheet.isAncestorOf(widget):
+            seen.append(widget)
+    middles = [widget.mapTo(sheet, widget.rect().center()).y() for widget in seen]
+    assert len(seen) > 70
+    assert all(below - above > -16 for above, below in pairwise(middles)), "Tab never goes up the page"
+
+
+def test_scientific_notation_stays_as_typed(page: TrainPage):
+    field = page.form.fields["learning_rate"]
+    assert field.control.text() == "1e-5"
+    fill(field, "3e-4")
+    assert field.control.text() == "3e-4"
+    assert page.draft.sound()["learning_rate"] == 3e-4
+
+
+def test_the_cursor_stays_put_while_typing(page: TrainPage):
+    control = page.form.fields["run_name"].control
+    QTest.keyClicks(control, "ac")
+    control.setCursorPosition(1)
+    QTest.keyClicks(control, "b")
+    assert (control.text(), control.cursorPosition()) == ("abc", 2)
+
+
+def test_a_problem_stands_below_its_field_and_goes_again(page: TrainPage, qtbot):
+    mend(page.draft)
+    field = page.form.fields["temperature"]
+    fill(field, 0)
+    qtbot.waitUntil(lambda: field._problem is not None and field._problem.isVisible())
+    assert field._problem.text() == "Temp must be above 0, not 0."
+    fill(field, 1)
+    qtbot.waitUntil(lambda: not field._problem.isVisible())
+
+
+def test_lora_settings_are_hidden_under_full(page: TrainPage):
+    rank = page.form.fields["rank"]
+    assert not rank.isHidden()
+    fill(page.form.fields["train_type"], "full")
+    assert rank.isHidden()
+    fill(page.form.fields["train_type"], "lora")
+    assert not rank.isHidden()
+
+
+def test_a_field_that_depends_on_a_number_typed_as_text(page: TrainPage):
+    assert page.form.fields["log_kl"].isHidden()
+    fill(page.form.fields["beta"], 0)
+    assert not page.form.fields["log_kl"].isHidden()
+
+
+def test_advanced_opens_for_a_problem_inside(page: TrainPage, qtbot):
+    timeout = page.form.fields["reward_timeout"]
+    page.draft.set("reward_timeout", "soon")
+    qtbot.waitUntil(timeout.isVisible)
+    assert timeout._problem.text() == "Reward timeout must be a number, not 'soon'."
+
+
+def test_advanced_stays_as_a_person_left_it(page: TrainPage, tmp_path: Path, qtbot):
+    page.form.fields["keep_checkpoints"].parentWidget().parentWidget().button.click()
+    page.reveal("reward_timeout")
+    again = TrainPage(Session(Prefs(tmp_path / "prefs")))
+    qtbot.addWidget(again)
+    again.show()
+    assert again.form.fields["keep_checkpoints"].isVisible()
+    assert not again.form.fields["reward_timeout"].isVisible(), "what a search opened is not what a person opened"
+
+
+def test_advanced_opens_when_its_field_is_wanted(page: TrainPage):
+    timeout = page.form.fields["reward_timeout"]
+    assert not timeout.isVisible()
+    page.reveal("reward_timeout")
+    assert timeout.isVisible()
+
+
+def test_a_wanted_field_that_does_not_apply_leads_to_the_one_that_decides(page: TrainPage, qtbot):
+    fill(page.form.fields["train_type"], "full")
+    with qtbot.waitSignal(page.session.message) as heard:
+        page.reveal("rank")
+    assert heard.args == ["Rank applies only with another choice of Fine-tune."]
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("warm-up st", "lr_warmup_init"),
+        ("TOP_K", "top_k"),
+        ("num_generations", "group_size"),
+        ("load_in_4bits", "quantization"),
+        ("GSPO", "importance_sampling_level"),
+        ("rate final", "lr_final"),
+        ("how freely tokens", "temperature"),
+        ("nothing of the kind", None),
+        ("", None),
+    ],
+)
+def test_settings_are_found_by_label_key_old_name_menu_and_help(page: TrainPage, words: str, key: str | None):
+    page.search.setText(words)
+    assert page.search.found()[:1] == ([key] if key else [])
+
+
+def test_return_in_the_search_goes_to_the_first_found(page: TrainPage, qtbot):
+    QTest.keyClicks(page.search, "group_size")
+    with qtbot.waitSignal(page.search.chosen) as heard:
+        QTest.keyClick(page.search, Qt.Key.Key_Return)
+    assert heard.args == ["group_size"]
+    qtbot.waitUntil(lambda: page.search.text() == "")
+
+
+def test_the_wheel_does_not_change_a_menu(page: TrainPage):
+    menu = page.form.fields["optimizer"].control
+    before = menu.currentData()
+    here, down = QPointF(5, 5), QPoint(0, -120)
+    event = QWheelEvent(
+        here,
+        here,
+        QPoint(),
+        down,
+        Qt.MouseButton.NoButton,
+        Qt.KeyboardModifier.NoModifier,
+        Qt.ScrollPhase.NoScrollPhase,
+        False,
+    )
+    menu.wheelEvent(event)
+    assert menu.currentData() == before
+    assert not event.isAccepted()
+
+
+def test_a_menu_shows_a_value_it_does_not_know(page: TrainPage):
+    page.draft.set("optimizer", "adamx")
+    assert page.form.fields["optimizer"].control.currentText() == "adamx (unknown)"
+    assert page.draft.value("optimizer") == "adamx"
+
+
+def test_a_dropped_folder_is_the_model(page: TrainPage, tmp_path: Path):
+    line = page.form.fields["model"].control
+    mime = QMimeData()
+    mime.setUrls([QUrl.fromLocalFile(str(tmp_path))])
+    drop = QDropEvent(
+        QPointF(3, 3), Qt.DropAction.CopyAction, mime, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
+    )
+    line.dropEvent(drop)
+    assert page.draft.value("model") == str(tmp_path)
+
+
+def test_browsing_takes_what_was_chosen_and_nothing_when_called_off(page: TrainPage, monkeypatch: pytest.MonkeyPatch):
+    chosen = iter(["/some/model", ""])
+    monkeypatch.setattr(path_field.QFileDialog, "getExistingDirectory", lambda *_: next(chosen))
+    page.form.fields["model"].browse.click()
+    page.form.fields["model"].browse.click()
+    assert page.draft.value("model") == "/some/model"
+
+
+# Rewards
+
+
+def test_the_table_begins_with_the_five_defaults_ticked(page: TrainPage):
+    assert rows(page) == [(name, True, 1.0) for name in DEFAULT_REWARDS]
+    index = page.rewards.model.index(0, LABEL)
+    assert index.data() == "Accuracy"
+
+
+def test_the_other_built_in_functions_come_on_demand(page: TrainPage, qtbot):
+    known = page.draft.rewards()
+    assert len(known) > 5
+    assert page.rewards.more.text() == f"Show {len(known) - 5} more"
+    page.draft.set("reward_functions", [known[-1].name])
+    assert [row.entry.name for row in page.rewards.model.ticked] == [known[-1].name]
+    click_cell(page, 5, USE)
+    assert len(rows(page)) == 6, "a row whose tick is taken away stays where it was"
+    page.rewards.more.click()
+    assert [name for name, *_ in rows(page)] == [entry.name for entry in known]
+    assert page.rewards.more.isHidden()
+
+
+def test_a_click_unticks_and_none_ticked_stays_none(page: TrainPage, qtbot):
+    mend(page.draft)
+    for row in range(5):
+        click_cell(page, row, USE)
+    assert page.draft.value("reward_functions") == []
+    qtbot.waitUntil(lambda: page.rewards.problem.isVisible())
+    assert page.rewards.problem.text() == "No reward function is ticked; a run needs at least one."
+    assert page.form.fields["reward_functions"].control.text() == ""
+    page.rewards.use_defaults.click()
+    assert page.draft.value("reward_functions") == list(DEFAULT_REWARDS)
+    qtbot.waitUntil(lambda: not page.rewards.problem.isVisible())
+
+
+def test_space_ticks_the_present_row(page: TrainPage):
+    table = page.rewards.table
+    table.setCurrentIndex(table.model().index(1, LABEL))
+    QTest.keyClick(table, Qt.Key.Key_Space)
+    assert "r1_int_reward_func" not in page.draft.value("reward_functions")
+
+
+def test_a_weight_edited_in_the_table_travels_to_yaml_and_back(page: TrainPage, tmp_path: Path, qtbot):
+    mend(page.draft)
+    table = page.rewards.table
+    index = table.model().index(2, WEIGHT)
+    table.setCurrentIndex(index)
+    table.edit(index)
+    box = table.findChild(WeightEdit)
+    box.selectAll()
+    QTest.keyClicks(box, "2.5")
+    QTest.keyClick(box, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: page.draft.value("reward_weights") == [1.0, 1.0, 2.5, 1.0, 1.0])
+    assert page.form.fields["reward_weights"].control.text() == "1, 1, 2.5, 1, 1"
+    page.draft.save(tmp_path / "weights.yaml")
+    page.draft.reset()
+    assert rows(page)[2][2] == 1.0
+    page.draft.load(tmp_path / "weights.yaml")
+    assert rows(page)[2] == ("r1_strict_format_reward_func", True, 2.5)
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_a_weight_can_be_seen_while_it_is_typed(page: TrainPage, qapp, mode: str):
+    """The style sheet left a spin box one pixel for its text."""
+    theme.apply(qapp, mode)
+    table = page.rewards.table
+    index = table.model().index(2, WEIGHT)
+    table.setCurrentIndex(index)
+    table.edit(index)
+    edit = table.findChild(WeightEdit)
+    assert edit.contentsRect().width() > edit.fontMetrics().horizontalAdvance("−100.125")
+    QTest.keyClick(edit, Qt.Key.Key_Up)
+    assert edit.text() == "1.1" and edit.selectedText() == "1.1"
+    seen = edit.grab().toImage()
+    colours = {seen.pixelColor(x, y).name() for x in range(seen.width()) for y in range(seen.height())}
+    assert theme.palette().accent.name() in colours, "the selected text"
+    theme.apply(qapp, "light")
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_a_box_without_its_tick_can_be_seen(page: TrainPage, qapp, mode: str):
+    theme.apply(qapp, mode)
+    click_cell(page, 1, USE)
+    table = page.rewards.table
+    seen = table.viewport().grab(table.visualRect(table.model().index(1, USE))).toImage()
+    edge = max(abs(seen.pixelColor(x, seen.height() // 2).lightness() - theme.palette().card.lightness()) for x in range(seen.width()))  # fmt: skip
+    assert edge > 80
+    theme.apply(qapp, "light")
+
+
+def test_rows_of_the_reward_table_are_copied(page: TrainPage):
+    table = page.rewards.table
+    table.selectRow(1)
+    table.copy()
+    line = QGuiApplication.clipboard().text().splitlines()[1].split("\t")
+    assert line[:3] == ["yes", "Integer Answer", "r1_int_reward_func"]
+
+
+def test_what_we_ship_is_shown_without_where_it_lies(page: TrainPage):
+    ours = str(places.resources() / "demo" / "model")
+    page.draft.set("model", ours)
+    field = page.form.fields["model"]
+    assert field.control.text() == "Bundled demo/model" and field.value() == ours
+    fill(field, "Bundled demo/data")
+    assert page.draft.value("model") == str(places.resources() / "demo" / "data")
+
+
+def test_the_cursor_in_a_field_brings_its_help(page: TrainPage, qtbot):
+    page.activateWindow()
+    page.form.fields["top_k"].control.setFocus()
+    qtbot.waitUntil(lambda: page.launch._help_title.text() == SETTINGS["top_k"].label)
+
+
+def test_unticking_takes_the_weight_along_and_remembers_it(page: TrainPage):
+    page.draft.set("reward_weights", [1.0, 2.0, 3.0, 4.0, 5.0])
+    click_cell(page, 1, USE)
+    assert page.draft.value("reward_weights") == [1.0, 3.0, 4.0, 5.0]
+    click_cell(page, 1, USE)
+    assert page.draft.value("reward_weights") == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_names_typed_tick_the_rows_in_their_order(page: TrainPage):
+    fill(page.form.fields["reward_functions"], ["r1_count_xml", "r1_accuracy_reward_func"])
+    ticked = [name for name, used, _ in rows(page) if used]
+    assert ticked == ["r1_count_xml", "r1_accuracy_reward_func"]
+    assert len(rows(page)) == 5
+
+
+def test_a_name_that_no_function_has_keeps_a_row_that_says_so(page: TrainPage):
+    page.draft.set("reward_functions", ["r1_int_reward_func", "mine"])
+    assert page.rewards.model.rows[-1].known is False
+    assert page.rewards.model.index(5, reward_table.SCORES).data() == reward_table.NOT_FOUND
+
+
+def test_a_weight_that_cannot_be_read_is_a_dash_and_a_problem(page: TrainPage):
+    mend(page.draft)
+    fill(page.form.fields["reward_weights"], [1.0, "x", 1.0, 1.0, 1.0])
+    assert page.rewards.model.index(1, WEIGHT).data() == "–"
+    assert [fault.setting for fault in page.draft.problems()] == ["reward_weights"]
+
+
+def test_a_file_s_functions_get_rows_without_being_run(page: TrainPage, tmp_path: Path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "raise SystemExit\n\n@register_reward_function('mine')\ndef mine(p, c, a, t=None):\n    '''Ten for all.'''\n"
+    )
+    page.form.fields["reward_functions_file"].take(str(file))
+    assert rows(page)[-1] == ("mine", False, 1.0)
+    click_cell(page, 5, USE)
+    assert page.draft.value("reward_functions")[-1] == "mine"
+
+
+def test_a_ticked_reward_has_the_colour_of_its_place(page: TrainPage):
+    click_cell(page, 0, USE)
+    picture = page.rewards.model.index(1, LABEL).data(Qt.ItemDataRole.DecorationRole).toImage()
+    assert picture.pixelColor(10, 10).rgb() == theme.reward_colour(0).rgb()
+
+
+# The column that stays
+
+
+def test_the_sentence_says_how_long_runs_of_this_model_have_taken(page: TrainPage, monkeypatch: pytest.MonkeyPatch):
+    mend(page.draft)
+    fill(page.form.fields["iters"], 600)
+    assert page.launch.summary.text() == "4 completions for one prompt a step, 600 steps."
+    page.session.time_forecast._known = [Pace({"model": "someone/model", "train_type": "lora"}, 2.0)]
+    page.session.time_forecast.changed.emit()
+    text = plain(page.launch.summary.text())
+    assert text == "4 completions for one prompt a step, 600 steps, about 1 h 20 min."
+
+
+def test_the_memory_stands_in_the_sentence_and_as_a_bar(page: TrainPage, qtbot):
+    mend(page.draft)
+    parts = (
+        MemoryPart("Weights", 4e9),
+        MemoryPart("KV cache", 2.8e9, "Keys and values."),
+        MemoryPart("Logits", 3e9),
+        MemoryPart("Adapters", 1e6),
+    )
+    page.session.estimate = lambda config: MemoryParts(parts, 16e9, "Shorter completions need less.")
+    page._show_problems()
+    assert plain(page.launch.summary.text()).endswith("1,000 steps, 9.8 GB.")
+    bar = page.launch.memory
+    assert bar.isVisible()
+    assert plain(bar.sentence.text()) == "Needs about 9.8 GB of 16.0 GB."
+    assert "Weights 4.0 GB" in plain(bar.accessibleDescription()) and "Other 1 MB" in plain(bar.accessibleDescription())
+    assert not bar.advice.isVisible()
+    page.session.estimate = lambda config: MemoryParts(parts, 8e9, "Shorter completions need less.")
+    page._show_problems()
+    assert plain(bar.sentence.text()) == "Needs about 9.8 GB, and this machine has only 8.0 GB to give."
+    assert bar.advice.isVisible()
+    bar.grab()
+
+
+@pytest.mark.parametrize(("room", "verdict"), [(20e9, "fits"), (11e9, "tight"), (9e9, "tight"), (8e9, "over")])
+def test_only_what_surely_does_not_fit_is_over(room: float, verdict: str):
+    assert MemoryParts((MemoryPart("Weights", 10e9),), room).verdict == verdict
+
+
+def test_no_row_of_memory_says_nothing(qtbot):
+    bar = MemoryBar()
+    qtbot.addWidget(bar)
+    bar.show_footprint(MemoryParts((MemoryPart("Weights", 50e6), MemoryPart("Cursor", 0.2e6)), 8e9))
+    assert "Other" not in bar.accessibleDescription()
+    bar.show_footprint(MemoryParts((MemoryPart("Weights", 500e6), MemoryPart("Cursor", 2e6)), 8e9))
+    assert "Other 2\u00a0MB" in bar.accessibleDescription()
+
+
+def test_a_run_that_surely_does_not_fit_starts_only_when_a_person_insists(
+    page: TrainPage, monkeypatch: pytest.MonkeyPatch
+):
+    started: list[str] = []
+    monkeypatch.setattr("app.model.processes.start_training", lambda text, run: started.append(run.name))
+    mend(page.draft)
+    page.session.estimate = lambda config: MemoryParts((MemoryPart("Weights", 10e9),), 4e9)
+    said: list[str] = []
+    page.session.message.connect(said.append)
+    page.session.start_run()
+    assert not started
+    assert [plain(sentence) for sentence in said] == [
+        "Not started. Needs about 10.0 GB, and this machine has only 4.0 GB to give."
+    ]
+    page.session.go_on_without_memory = lambda memory_parts: True
+    page.session.start_run()
+    assert len(started) == 1
+    page.session.close_run()
+
+
+def test_the_plan_follows_the_form(page: TrainPage):
+    fill(page.form.fields["group_size"], 8)
+    assert page.launch.summary.text().startswith("8 completions for one prompt a step")
+
+
+def test_help_follows_the_cursor(page: TrainPage):
+    page.form.focused.emit("top_k")
+    assert page.launch._help_title.text() == "Top K"
+    assert page.launch._help_key.text() == "top_k"
+
+
+def test_the_command_is_copied_whole(page: TrainPage):
+    page.launch.copy.click()
+    assert QGuiApplication.clipboard().text() == page.draft.shown_command()
+
+
+def test_one_obvious_button_for_the_demo_and_then_for_run(page: TrainPage):
+    page.draft.load(places.demo_config())
+    assert page.banner.isVisible()
+    assert page.launch.run.property("role") == ""
+    fill(page.form.fields["iters"], 61)
+    assert not page.banner.isVisible()
+    assert page.launch.run.property("role") == "primary"
+
+
+def test_run_with_problems_goes_to_the_first_and_says_it(page: TrainPage):
+    said, wanted = [], []
+    page.session.message.connect(said.append)
+    page.session.field_wanted.connect(wanted.append)
+    page.launch.run.click()
+    assert wanted == ["model"]
+    assert said == ["Choose a base model: a folder, or an id on Hugging Face. There is one more problem."]
+    assert page.session.run is None
+    assert not places.runs_folder().exists(), "nothing is created"

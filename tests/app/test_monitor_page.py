@@ -1,0 +1,348 @@
+"""The Monitor page: what a run's folder says is what a person sees, live or from the archive, and the window never waits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PySide6.QtGui import QFont, QFontMetrics, QGuiApplication
+
+from app import theme
+from app.model.charts import CHARTS, curves_of, waiting_for
+from app.model.session import Session
+from app.pages import monitor_page
+from app.pages.monitor_page import MonitorPage
+from app.widgets.basic.numbers import duration, figure, moment, signed, ticks
+from app.widgets.charts.tiles import Tile
+from app.widgets.runs.export_panel import ExportPanel
+from app.widgets.runs.log_view import LogView
+from app.widgets.runs.run_header import titled
+from backend.spec.events import METRICS
+from backend.spec.places import RunFolder, project_root
+from tests.support import made_up_runs
+from tests.support.latency import LatencyProbe
+
+
+@pytest.fixture
+def session(qapp) -> Session:
+    theme.apply(qapp, "light")
+    return Session()
+
+
+@pytest.fixture
+def page(qtbot, session: Session):
+    shown = MonitorPage(session)
+    qtbot.addWidget(shown)
+    shown.resize(1060, 700)
+    shown.show()
+    yield shown
+    session.close_run()
+
+
+@pytest.fixture
+def look_at(qtbot, session: Session, page: MonitorPage):
+    """Open a folder and wait until the page has drawn it."""
+
+    def open_it(folder: RunFolder) -> None:
+        session.open_run(folder.path)
+        qtbot.waitUntil(lambda: session.run.caught_up, timeout=5000)
+        session.run.changed.emit()
+        qtbot.waitUntil(lambda: not page.grid._turns.isActive(), timeout=5000)
+
+    return open_it
+
+
+def plot(page: MonitorPage, title: str):
+    return next(one for one in page.grid.plots if one.title == title)
+
+
+def words(page: MonitorPage) -> list[str]:
+    return [button.text() for button in page.verdict.buttons()]
+
+
+# ── the table of charts ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_metric_of_the_diary_has_a_chart_of_its_own() -> None:
+    names = [*METRICS, *(f"rewards/{name}/{kind}" for name in made_up_runs.REWARDS for kind in ("mean", "std"))]
+    named = [chart for chart in CHARTS if chart.title != "Other" and not chart.held_out]
+    assert [name for name in names if not any(chart.claims(name) for chart in named)] == []
+    assert curves_of(CHARTS[-1], names, list(made_up_runs.REWARDS)) == []
+
+
+def test_an_unknown_metric_appears_in_other_and_nowhere_else() -> None:
+    found = {
+        chart.title: [c.metric for c in curves_of(chart, ["reward", "mine/own", "time/extra"], [])] for chart in CHARTS
+    }
+    assert found["Other"] == ["mine/own"]
+    assert "time/extra" in found["Step time"]
+    assert [title for title, metrics in found.items() if "mine/own" in metrics] == ["Other"]
+
+
+def test_a_reward_keeps_the_colour_of_its_place_in_the_config() -> None:
+    chart = next(chart for chart in CHARTS if chart.title == "Rewards per function")
+    names = ["rewards/new/mean", "rewards/b/mean", "rewards/a/mean"]
+    curves = curves_of(chart, names, ["a", "b", "new"])
+    assert [(curve.metric, curve.colour) for curve in curves] == [
+        ("rewards/a/mean", "reward:0"), ("rewards/b/mean", "reward:1"), ("rewards/new/mean", "reward:2")]  # fmt: skip
+    assert [curve.label for curve in curves_of(chart, ["rewards/r1_count_xml/mean"], ["r1_count_xml"])] == ["XML Count"]
+
+
+def test_what_a_chart_finds_by_itself_has_a_word_and_a_colour_of_its_own(qapp) -> None:
+    chart = next(chart for chart in CHARTS if chart.title == "Step time")
+    curves = curves_of(chart, ["time/save", "time/other", "time/extra"], [])
+    assert [curve.label for curve in curves[-3:]] == ["Saving", "Other", "extra"]
+    assert len({curve.colour for curve in curves}) == len(curves)
+
+
+def test_memory_has_no_zeros_in_front() -> None:
+    told = [figure(value, "GB").replace("\u202f", " ") for value in (1.234, 0.0488, None)]
+    assert told == ["1.23 GB", "48.8 MB", "–"]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+def test_a_tile_has_room_for_its_text(qtbot, monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
+    """At one and a half times the usual size the figure lost its head, and the caption its feet."""
+    monkeypatch.setattr(theme, "_scale", [scale])
+    tile = Tile("Reward", unit="tokens")
+    qtbot.addWidget(tile)
+    tile.show_value(2.17)
+    tile.resize(round(200 * scale), tile.sizeHint().height())
+    image = tile.grab().toImage()
+    card = image.pixelColor(image.width() - 14, image.height() // 2)
+    inked = [any(image.pixelColor(x, y) != card for x in range(12, image.width() - 12)) for y in range(image.height())]
+    lines = [len(list(run)) for has_ink, run in groupby(inked[3:-3]) if has_ink]
+    figures = QFontMetrics(theme.figures_font(20, QFont.Weight.DemiBold)).tightBoundingRect("2.17").height()
+    assert len(lines) == 2 and max(lines) >= figures - 1, "the label, and below it the whole figure"
+
+
+def test_an_empty_chart_says_what_it_waits_for() -> None:
+    kl = next(chart for chart in CHARTS if chart.title.startswith("KL"))
+    held_out = next(chart for chart in CHARTS if chart.held_out)
+    assert "KL is off" in waiting_for(kl, {"beta": 0})
+    assert "first step" in waiting_for(kl, {"beta": 0, "log_kl": True}) and "first step" in waiting_for(
+        kl, {"beta": 0.1}
+    )
+    assert waiting_for(held_out, {"steps_per_eval": 20}) == "Waits for the first evaluation, every 20 steps."
+    assert "off" in waiting_for(held_out, {"steps_per_eval": 0})
+
+
+# ── states ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_without_a_run_there_is_one_button_and_it_leads_to_train(qtbot, page: MonitorPage, session: Session) -> None:
+    assert page.nothing.isVisible()
+    with qtbot.waitSignal(session.page_wanted) as wanted:
+        page.nothing.wanted.emit()
+    assert wanted.args == ["train"]
+
+
+def test_a_finished_run_tells_its_result_first(page: MonitorPage, look_at, tmp_path: Path, session: Session) -> None:
+    look_at(made_up_runs.make_run(tmp_path / "run", steps=60))
+    rewards = session.run.series("reward")[1]
+    before, after = monitor_page._changes(session.run)[0].before, monitor_page._changes(session.run)[0].after
+    assert (before, after) == (pytest.approx(rewards[:10].mean()), pytest.approx(rewards[-10:].mean()))
+    assert page.verdict.isVisible() and page.verdict._title.text().startswith("Finished: 60 steps in 1")
+    assert words(page) == ["Export to LM Studio…", "Open folder", "Completions"]
+    assert page.tiles["reward"].figure() == figure(rewards[-1])
+    assert page.tiles["reward"].caption() == f"{signed(rewards[-1] - rewards[0])} since the start"
+    assert page.tiles["clip_ratio_total"].figure().endswith("%")
+
+
+def test_tab_goes_from_the_result_to_the_charts_to_the_log(page: MonitorPage, look_at, tmp_path: Path) -> None:
+    """The buttons of the result are made last, and came last."""
+    look_at(made_up_runs.make_run(tmp_path / "run", steps=30))
+    chain = [page.smoothing]
+    while chain[-1].nextInFocusChain() is not page.smoothing:
+        chain.append(chain[-1].nextInFocusChain())
+    wanted = [page.smoothing, *page.verdict.buttons(), page.grid, page.log._toggle]
+    assert [widget for widget in chain if widget in wanted] == wanted
+
+
+def test_the_charts_of_the_rewards_stand_there_from_the_start(page: MonitorPage, look_at, tmp_path: Path) -> None:
+    """They came with the first step, and pushed every other chart on."""
+    look_at(made_up_runs.make_run(tmp_path / "run", steps=0, ending=None))
+    shown = plot(page, "Rewards per function")
+    assert shown.isVisible() and shown._waiting.text() == "Waits for the first step."
+
+
+def test_charts_draw_what_the_diary_says(page: MonitorPage, look_at, tmp_path: Path, session: Session) -> None:
+    look_at(made_up_runs.make_run(tmp_path / "run", steps=30))
+    reward = plot(page, "Reward").traces[0]
+    spread = session.run.series("reward_std")[1]
+    assert np.array_equal(reward.y, session.run.series("reward")[1])
+    assert np.allclose(reward.high - reward.low, 2 * spread)
+    assert [trace.colour for trace in plot(page, "Rewards per function").traces] == [f"reward:{n}" for n in range(5)]
+    assert not plot(page, "Other").isVisible()
+
+
+def test_the_kl_chart_and_tile_say_that_kl_is_off(page: MonitorPage, look_at, tmp_path: Path) -> None:
+    folder = made_up_runs.make_run(tmp_path / "run", steps=1, beta=0, ending=None)
+    text = folder.events.read_text(encoding="utf-8")
+    folder.events.write_text(text.replace('"kl": ', '"other": '), encoding="utf-8")
+    look_at(folder)
+    assert "KL is off" in plot(page, "KL from the reference")._waiting.text()
+    assert page.tiles["kl"].caption() == "off: KL weight 0"
+
+
+def test_a_failed_run_says_why_and_can_be_resumed(
+    page: MonitorPage, look_at, tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made_up_runs.make_run(tmp_path / "run", steps=12, ending="failed")
+    (folder.checkpoints / "000010").mkdir(parents=True)
+    (folder.checkpoints / "000010" / "state.json").write_text("{}")
+    look_at(folder)
+    assert page.verdict._title.text() == "Failed after step 12"
+    assert made_up_runs.SENTENCES["failed"] in page.verdict._sentence.text()
+    assert words(page) == ["Resume from step 10", "Edit settings", "Open log"]
+    started = []
+    monkeypatch.setattr("app.model.processes.resume_training", started.append)
+    page.verdict.buttons()[0].click()
+    assert started == [folder] and session.run.state == "starting"
+    assert not page.verdict.isVisible()
+
+
+def test_a_crashed_run_without_a_checkpoint_offers_to_start_over(page: MonitorPage, look_at, tmp_path: Path) -> None:
+    look_at(made_up_runs.make_run(tmp_path / "run", steps=3, ending=None))
+    assert page.verdict._title.text() == "Crashed after step 3"
+    assert words(page)[0] == "Start over"
+
+
+def test_closing_the_run_empties_the_page(page: MonitorPage, look_at, tmp_path: Path, session: Session) -> None:
+    look_at(made_up_runs.make_run(tmp_path / "run", steps=3))
+    session.close_run()
+    assert page.nothing.isVisible()
+
+
+def test_a_default_name_is_told_in_two_parts() -> None:
+    assert titled("qwen-lora-grpo-2025-11-03-140509") == ("qwen-lora-grpo", "3 Nov 2025, 14:05")
+    assert titled("qwen-lora-grpo-2025-11-03-140509-2") == ("qwen-lora-grpo-2", "3 Nov 2025, 14:05")
+    assert titled("mine-2025-99-03-140509") == ("mine-2025-99-03-140509", "") and titled("first") == ("first", "")
+
+
+def test_a_tile_tells_the_difference_with_the_digits_of_its_figure(qtbot) -> None:
+    tile = Tile("Memory", unit="GB")
+    qtbot.addWidget(tile)
+    for now, start, said in ((0.1062, 0.1056, "+0.001"), (0.1062, 0.1061, ""), (2.5, 1.0, "+1.50"), (0.0, 0.5, "−0.500"), (0.0467, 0.0441, "+2.6"), (2.5e6, 1e6, "+1.50M")):  # fmt: skip
+        tile.show_value(now, start)
+        assert tile.caption().removesuffix(" since the start") == said
+
+
+# ── quickness ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+WRITER = """
+import random, sys, time
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from tests.support import made_up_runs
+from backend.spec.events import Diary, JsonLines
+from backend.spec.places import RunFolder, hold_lock
+folder = RunFolder(Path(sys.argv[1]))
+handle, dice = hold_lock(folder), random.Random(1)
+diary, rows = Diary(folder.events), JsonLines(folder.completions)
+diary.write("started", iterations=100000)
+began, step = time.monotonic(), 0
+while time.monotonic() - began < 4:
+    step += 1
+    diary.write("step", step=step, metrics=made_up_runs.metrics(step, 1000, dice))
+    for row in made_up_runs.groups(step, 1000, dice, prompts=1):
+        rows.append(row)
+    time.sleep(max(0, began + step / 50 - time.monotonic()))
+diary.write("finished", step=step, sentence="Done.")
+"""
+
+
+@pytest.mark.alone
+def test_fifty_steps_a_second_never_hold_up_the_window(
+    qtbot, page: MonitorPage, session: Session, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.config.write_text("iters: 100000\n")
+    changes = []
+    command = [sys.executable, "-c", WRITER, str(folder.path), str(project_root())]
+    writer = subprocess.Popen(command)
+    try:
+        session.open_run(folder.path)
+        qtbot.waitUntil(lambda: session.run.step > 10, timeout=10_000)
+        session.run.changed.connect(lambda: changes.append(session.run.step))
+        probe = LatencyProbe(page)
+        qtbot.waitUntil(lambda: session.run.state == "finished", timeout=20_000)
+        probe.check()
+    finally:
+        writer.kill()
+        writer.wait(10)
+    assert session.run.step >= 100 and len(session.run.groups()) == 1
+    assert len(changes) <= 4 * 5 + 3, "at most about four a second"
+    assert len(plot(page, "Reward").traces[0].x) > 50
+
+
+# ── the log, the export, the figures ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_log_is_followed_without_tearing_a_character(qtbot, tmp_path: Path) -> None:
+    path, view = tmp_path / "log.txt", LogView()
+    qtbot.addWidget(view)
+    path.write_bytes("one\nté".encode()[:-1])
+    view.follow(path)
+    with path.open("ab") as file:
+        file.write("é".encode()[1:] + b"\n 10%\r 60%\r100%\n")
+    view.read_on()
+    assert view.text.toPlainText().split("\n") == ["one", "té", "100%"]
+    path.write_text("anew\n")
+    view.read_on()
+    assert view.text.toPlainText() == "anew"
+    path.write_text("anew\n" + "x" * 200_000 + "\nend\n")
+    view.read_on()
+    assert view.text.toPlainText().endswith("end")
+
+
+def test_export_composes_the_command_and_shows_how_it_ended(qtbot, tmp_path: Path) -> None:
+    from app.model.processes import VerbProcess
+
+    printed = "import sys; print('Folding.', file=sys.stderr); print('Checking.', file=sys.stderr); "
+    endings = [
+        printed + "print('/models/mine')",
+        "import sys; print('lm_studio: It was not found.', file=sys.stderr); sys.exit(2)",
+    ]
+    panel = ExportPanel(
+        RunFolder(tmp_path), lambda _command, parent: VerbProcess([sys.executable, "-c", endings.pop(0)], parent)
+    )
+    qtbot.addWidget(panel)
+    panel.show()
+    panel.name.setText("mine")
+    panel.overwrite.setChecked(True)
+    panel.precision.setCurrentIndex(3)
+    arguments = [str(tmp_path), "--to", "lmstudio", "--name", "mine", "--quantize", "4", "--overwrite"]
+    assert panel.command()[-9:] == ["export", *arguments]
+    panel.begin()
+    qtbot.waitUntil(panel.said.isVisible, timeout=10_000)
+    assert "/models/mine" in panel.said.text() and panel.reveal.isVisible()
+    assert sorted(panel.output.toPlainText().split("\n")) == ["/models/mine", "Checking.", "Folding."]
+    panel.begin()
+    qtbot.waitUntil(panel.said.isVisible, timeout=10_000)
+    assert panel.said.text() == "It was not found." and not panel.reveal.isVisible()
+    panel.name.setText(" ")
+    assert not panel.start.isEnabled()
+
+
+def test_figures_read_well() -> None:
+    thin = "\u202f"
+    assert [figure(x) for x in (0, 7, 0.5, 0.01234, 12.345, 1234.5, 123456.0, 1.5e9, 2e-5)] == [
+        "0", "7", "0.500", "0.0123", "12.3", "1,234", "123k", "1.50G", "2.00e−5"]  # fmt: skip
+    assert [figure(x, "s") for x in (None, float("nan"), float("inf"), "text", True)] == ["–"] * 5
+    assert figure(0.1234, "share") == f"12.3{thin}%" and signed(-0.25) == "−0.250" and signed(0.5) == "+0.500"
+    assert [duration(s) for s in (None, 0.42, 42, 260, 7500, 97_000)] == [
+        "–", f"0.4{thin}s", f"42{thin}s", f"4{thin}min 20{thin}s", f"2{thin}h 05{thin}min", f"1{thin}d 3{thin}h"]  # fmt: skip
+    assert moment(None) == "–" and ticks([0, 4000, 12_000]) == ["0", "4k", "12k"] and ticks([0, 2e-5]) == ["0", "2e−5"]
+
+
+def test_values_of_a_chart_can_be_copied(page: MonitorPage, look_at, tmp_path: Path) -> None:
+    look_at(made_up_runs.make_run(tmp_path / "run", steps=3))
+    plot(page, "Clip ratios").copy()
+    lines = QGuiApplication.clipboard().text().splitlines()
+    assert lines[0] == "step,Total,Low,High" and [line.split(",")[0] for line in lines[1:]] == ["1", "2", "3"]

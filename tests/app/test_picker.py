@@ -1,0 +1,410 @@
+"""The picker: typing filters, the arrows move, Enter takes; the Hub is a question away, and no page waits for it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from pytestqt.qtbot import QtBot
+
+from app.model.downloads import Download, Downloads
+from app.model.prefs import Prefs
+from app.model.service import Service
+from app.model.session import Session
+from app.pages.parts import source_picking
+from app.pages.train_page import TrainPage
+from app.widgets.picker.picker import Picker
+from app.widgets.picker.picker_rows import CHANGED, NAME, SIZE, STAR, WHERE, PickerEntry, PickerLine, place_text
+from backend.spec.faults import Fault
+from tests.models.test_hub import FILES, GGUF, MLX, Repo
+from tests.support.hub_server import HubStandIn
+
+NOW = time.time()
+LOCAL: list[dict[str, Any]] = [
+    {"id": "a/small-4bit", "name": "a/small-4bit", "where": "cache", "place": "/c/a", "size": 352_000_000,
+     "changed": NOW, "kind": "qwen3", "precision": "4-bit"},
+    {"id": "/m/base", "name": "base", "where": "folder", "place": "/m/base", "size": 16_100_000_000, "changed": NOW - 9e6,
+     "kind": "llama", "precision": "bf16", "remarks": ["It has no chat template."]},
+    {"id": "a/gguf", "name": "a/gguf", "where": "cache", "size": 5, "refusal": "It is a GGUF file."},
+    {"id": "a/half", "name": "a/half", "where": "cache", "partial": 1_240_000_000, "refusal": "Unfinished: resume it."},
+]  # fmt: skip
+HUB: list[dict[str, Any]] = [
+    {
+        "id": "b/new-4bit",
+        "size": 968_000_000,
+        "kind": "qwen3",
+        "precision": "4-bit",
+        "changed": NOW,
+        "downloads": 41_230,
+    },
+    {"id": "b/bad", "size": None, "refusal": "It is a GGUF file.", "downloads": 7},
+]
+
+
+class Heard:
+    def __init__(self, picker: Picker) -> None:
+        self.chosen: list[str] = []
+        self.searched: list[str] = []
+        self.stars: list[tuple[str, bool]] = []
+        self.downloads: list[str] = []
+        picker.chosen.connect(self.chosen.append)
+        picker.search_wanted.connect(self.searched.append)
+        picker.star_changed.connect(lambda id_, starred: self.stars.append((id_, starred)))
+        picker.download_wanted.connect(self.downloads.append)
+
+
+@pytest.fixture
+def picker(qtbot: QtBot) -> Picker:
+    made = Picker("model")
+    qtbot.addWidget(made)
+    made.begin(["/m/base"])
+    made.show_local(LOCAL, set())
+    return made
+
+
+def seen(picker: Picker) -> list[str]:
+    """Every row from the top: headings in brackets."""
+    return [f"[{row.text}]" if isinstance(row, PickerLine) else row.name for row in picker.model.rows]
+
+
+def key(picker: Picker, *keys: Qt.Key, control: bool = False) -> None:
+    modifier = Qt.KeyboardModifier.ControlModifier if control else Qt.KeyboardModifier.NoModifier
+    for one in keys:
+        QTest.keyClick(picker.search, one, modifier)
+
+
+def current(picker: Picker) -> str:
+    row = picker.current()
+    return row.id if isinstance(row, PickerEntry) else row.text if row else ""
+
+
+def cell(picker: Picker, name: str, column: int) -> str:
+    place = seen(picker).index(name)
+    return str(picker.model.index(place, column).data())
+
+
+def test_it_opens_with_what_is_likely(picker: Picker):
+    assert seen(picker) == ["[Recent]", "base", "[On this machine]", "a/small-4bit", "a/gguf", "a/half"]
+    assert current(picker) == "/m/base" and picker.take.isEnabled() and picker.take.text() == "Use"
+
+
+def test_figures_have_units_and_nothing_is_a_dash(picker: Picker):
+    assert cell(picker, "base", SIZE).replace("\u202f", " ") == "16.1 GB"
+    assert cell(picker, "a/small-4bit", CHANGED).startswith("today")
+    assert cell(picker, "a/half", SIZE) == "–" and cell(picker, "a/half", WHERE) == "Unfinished"
+
+
+def test_places_are_told_from_home_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert (
+        place_text("/home/me/.cache/huggingface/hub/models--a--b/snapshots/0123")
+        == "~/.cache/huggingface/hub/models--a--b"
+    )
+    assert place_text("/home/me/models/base") == "~/models/base" and place_text("/m/base") == "/m/base"
+
+
+def test_typing_filters_by_every_word(picker: Picker):
+    QTest.keyClicks(picker.search, "a/ SMALL")
+    assert seen(picker) == ["[On this machine]", "a/small-4bit", "[Search Hugging Face for “a/ SMALL”]"]
+    picker.search.setText("zzz")
+    assert seen(picker) == ["[Search Hugging Face for “zzz”]"]
+    assert picker.take.text() == "Search", "with nothing here, Enter searches"
+
+
+def test_enter_takes_what_is_selected(picker: Picker):
+    heard = Heard(picker)
+    key(picker, Qt.Key.Key_Down, Qt.Key.Key_Return)
+    assert heard.chosen == ["a/small-4bit"] and not picker.isVisible()
+
+
+def test_the_arrows_pass_over_headings_and_stop_at_the_ends(picker: Picker):
+    key(picker, Qt.Key.Key_Up)
+    assert current(picker) == "/m/base"
+    passed = []
+    for _ in range(5):
+        key(picker, Qt.Key.Key_Down)
+        passed.append(current(picker))
+    assert passed == ["a/small-4bit", "a/gguf", "a/half", "a/half", "a/half"]
+
+
+def test_what_cannot_be_used_says_why_and_is_not_taken(picker: Picker):
+    heard = Heard(picker)
+    picker.choose_id("a/gguf")
+    assert picker.detail.text().startswith("It is a GGUF file.") and not picker.take.isEnabled()
+    assert cell(picker, "a/gguf", WHERE) == "Cannot be used"
+    key(picker, Qt.Key.Key_Return)
+    assert not heard.chosen and picker.isVisible()
+
+
+def test_what_is_unfinished_is_resumed(picker: Picker):
+    heard = Heard(picker)
+    picker.choose_id("a/half")
+    assert picker.take.text() == "Resume" and "1.24" in picker.detail.text()
+    key(picker, Qt.Key.Key_Return)
+    assert heard.downloads == ["a/half"] and picker.isVisible()
+
+
+def test_a_star_puts_on_top_and_stays_there(picker: Picker):
+    heard = Heard(picker)
+    picker.choose_id("a/small-4bit")
+    key(picker, Qt.Key.Key_D, control=True)
+    assert heard.stars == [("a/small-4bit", True)] and seen(picker)[:2] == ["[Favourites]", "a/small-4bit"]
+    assert current(picker) == "a/small-4bit"
+    picker.table.clicked.emit(picker.model.index(1, STAR))
+    assert heard.stars[-1] == ("a/small-4bit", False) and "[Favourites]" not in seen(picker)
+
+
+def test_a_favourite_that_is_gone_can_be_had_again(picker: Picker):
+    picker.show_local(LOCAL, {"c/deleted", "/gone/folder"})
+    assert seen(picker)[:2] == ["[Favourites]", "c/deleted"]
+    picker.choose_id("c/deleted")
+    assert picker.take.text() == "Download"
+
+
+def test_the_hub_is_searched_when_asked(picker: Picker):
+    heard = Heard(picker)
+    QTest.keyClicks(picker.search, "4bit")
+    key(picker, Qt.Key.Key_Return, control=True)
+    assert heard.searched == ["4bit"] and seen(picker)[-1] == "[Searching…]"
+    picker.show_hub("something else", HUB, set())
+    assert seen(picker)[-1] == "[Searching…]", "an answer to an older question"
+    picker.show_hub("4bit", HUB, set())
+    assert seen(picker) == ["[On this machine]", "a/small-4bit", "[On Hugging Face]", "b/new-4bit", "b/bad"]
+    picker.choose_id("b/new-4bit")
+    assert picker.take.text().replace("\u202f", " ") == "Download 968 MB"
+    assert cell(picker, "b/new-4bit", WHERE) == "41.2k downloads"
+    key(picker, Qt.Key.Key_Return)
+    assert heard.downloads == ["b/new-4bit"]
+
+
+def test_a_search_that_fails_or_finds_nothing_says_so(picker: Picker):
+    picker.search.setText("x")
+    picker._search_hub()
+    picker.show_trouble("x", "Hugging Face cannot be reached.")
+    assert seen(picker)[-1] == "[Hugging Face cannot be reached.]"
+    picker._search_hub()
+    picker.show_hub("x", [], set())
+    assert seen(picker)[-1] == "[Hugging Face has no model for “x”.]"
+
+
+def test_the_empty_and_the_loading_state_say_what_to_do(qtbot: QtBot):
+    picker = Picker("dataset")
+    qtbot.addWidget(picker)
+    picker.begin([])
+    assert "Looking" in picker.message.text() and picker._stack.currentIndex() == 1
+    picker.show_local([], set())
+    assert "no datasets on this machine yet" in picker.message.text() and not picker.take.isEnabled()
+    assert picker.file.isVisibleTo(picker)
+
+
+def test_every_control_has_a_name(picker: Picker):
+    row = picker.download_row("a/b")
+    for one in (picker.search, picker.table, row.pause, row.cancel, row.bar):
+        assert one.accessibleName()
+
+
+def test_letters_typed_in_the_table_go_to_the_words(picker: Picker):
+    QTest.keyClick(picker.table, Qt.Key.Key_Q)
+    assert picker.search.text() == "q"
+
+
+# ── downloads ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class FakeDesk(Service):
+    """Remembers what is asked, and answers when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: dict[int, tuple[str, dict[str, Any]]] = {}
+        self.cancelled: list[int] = []
+
+    def ask(
+        self, question: str, answer: Any, *, refused: Any = None, told: Any = None, owner: Any = None, **with_: Any
+    ):
+        number = len(self.asked) + 1
+        self.asked[number] = (question, {"answer": answer, "refused": refused, "told": told, **with_})
+        return number
+
+    def cancel(self, number: int) -> None:
+        self.cancelled.append(number)
+
+    def last(self, question: str) -> dict[str, Any]:
+        return next(about for name, about in reversed(self.asked.values()) if name == question)
+
+
+def test_a_download_is_paused_resumed_and_done(qtbot: QtBot):
+    service = FakeDesk()
+    downloads = Downloads(service)
+    one = downloads.start("model", "a/b")
+    assert downloads.start("model", "a/b") is one and len(service.asked) == 1, "not twice at a time"
+    service.last("download")["told"]({"phase": "downloading", "done": 10, "total": 40})
+    assert (one.done, one.total, one.state) == (10, 40, "running")
+    downloads.pause(one)
+    assert service.cancelled == [1] and one.state == "paused" and downloads.of("model") == [one]
+    downloads.start("model", "a/b")
+    with qtbot.waitSignal(downloads.finished):
+        service.last("download")["answer"]({"place": "/p"})
+    assert one.state == "done" and downloads.of("model") == []
+
+
+def test_a_download_that_fails_keeps_its_sentence_until_it_is_tried_again(qtbot: QtBot):
+    service = FakeDesk()
+    downloads = Downloads(service)
+    one = downloads.start("model", "a/b")
+    service.last("download")["refused"]([Fault("model", "The disk is full.")])
+    assert one.state == "failed" and one.sentence == "The disk is full."
+    downloads.start("model", "a/b")
+    assert one.state == "running" and not one.sentence
+
+
+def test_giving_up_throws_away_what_has_arrived(qtbot: QtBot):
+    service = FakeDesk()
+    downloads = Downloads(service)
+    downloads.give_up(downloads.start("dataset", "a/b"))
+    assert service.last("discard")["id"] == "a/b" and downloads.of("dataset") == []
+
+
+def test_speed_and_time_left_are_those_of_the_last_seconds():
+    one = Download("a/b", "model", total=1000)
+    for t in range(20):
+        one.done = t * 10 if t < 10 else 100 + (t - 10) * 50
+        one.mark(float(t))
+    assert one.speed == pytest.approx(50) and one.remaining_s == pytest.approx((1000 - one.done) / 50)
+
+
+# ── in the form, with the real process and a stand-in for the Hub ────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
+    stand_in = HubStandIn({"someone/tiny-4bit": Repo(FILES, MLX), "someone/tiny-gguf": Repo(FILES, GGUF)})
+    for name, value in {
+        "HF_ENDPOINT": stand_in.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1", "HOME": str(tmp_path),
+        "NO_PROXY": "127.0.0.1,localhost", "HF_HUB_OFFLINE": "0",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    for name in ("HF_TOKEN", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    with stand_in:
+        yield stand_in
+
+
+@pytest.fixture
+def page(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainPage]:
+    monkeypatch.setattr(source_picking, "SETTLE_MS", 0)
+    session = Session(Prefs(tmp_path / "prefs"))
+    made = TrainPage(session)
+    qtbot.addWidget(made)
+    made.show()
+    yield made
+    session.service.close()
+
+
+def test_from_the_field_to_a_model_on_this_machine(qtbot: QtBot, page: TrainPage, hub: HubStandIn):
+    """Down in the field, a name, the Hub, Enter: with the keyboard alone."""
+    field = page.form.fields["model"]
+    field.control.setFocus()
+    QTest.keyClick(field.control, Qt.Key.Key_Down)
+    picker = page.picking._pickers["model"]
+    assert picker.isVisible()
+    qtbot.waitUntil(lambda: "no models on this machine" in picker.message.text(), timeout=10_000)
+    QTest.keyClicks(picker.search, "tiny")
+    key(picker, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: "someone/tiny-4bit" in seen(picker), timeout=10_000)
+    assert cell(picker, "someone/tiny-gguf", WHERE) == "Cannot be used"
+    picker.choose_id("someone/tiny-4bit")
+    key(picker, Qt.Key.Key_Return)
+    assert page.draft.value("model") == "someone/tiny-4bit", "the field has its name at once"
+    qtbot.waitUntil(lambda: "[On this machine]" in seen(picker) or "[Recent]" in seen(picker), timeout=20_000)
+    picker.choose_id("someone/tiny-4bit")
+    assert picker.take.text() == "Use" and not picker.has_download("someone/tiny-4bit")
+    assert page.session.prefs.used("model") == ["someone/tiny-4bit"]
+    qtbot.waitUntil(lambda: "4-bit" in page.form.fields["model"]._note.text(), timeout=10_000)
+
+
+def test_the_process_starts_with_the_first_question_only(qtbot: QtBot, page: TrainPage):
+    assert page.session.service._process is None
+
+
+def strange_model(folder: Path, kind: str = "marvin") -> str:
+    """A folder with weights, of a kind that nobody has heard of."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(f'{{"model_type": "{kind}"}}')
+    for name in ("model.safetensors", "tokenizer.json"):
+        (folder / name).write_text("")
+    return str(folder)
+
+
+def test_a_model_that_cannot_be_loaded_is_a_problem_until_it_is_mended(
+    qtbot: QtBot, page: TrainPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Run refuses it, and looks again, as it may have been mended on disk."""
+    sentence = "strange cannot be trained. This version of mlx-lm knows no model of the kind marvin."
+    draft, field = page.draft, page.form.fields["model"]
+    said: list[str] = []
+    page.session.message.connect(said.append)
+    monkeypatch.setattr(page.session, "_launch", lambda: pytest.fail("it was started"))
+    draft.set("data", "a/b")
+    field.take(strange_model(tmp_path / "strange"))
+    qtbot.waitUntil(lambda: field._problem is not None and field._problem.text() == sentence, timeout=10_000)
+    assert [fault.sentence for fault in draft.problems()] == [sentence]
+    page.session.start_run()
+    assert said == [sentence]
+    strange_model(tmp_path / "strange", "llama")
+    page.session.start_run()
+    qtbot.waitUntil(lambda: not draft.problems(), timeout=10_000)
+    draft.set("model", str(tmp_path / "another"))
+    assert "cannot be trained" not in draft.problems()[0].sentence
+
+
+def test_a_form_that_is_opened_is_looked_into_as_well(qtbot: QtBot, page: TrainPage, tmp_path: Path):
+    config = tmp_path / "mine.yaml"
+    config.write_text(f"model: {strange_model(tmp_path / 'strange')}\ndata: a/b\n")
+    page.draft.load(config)
+    qtbot.waitUntil(lambda: bool(page.draft.problems()), timeout=10_000)
+    assert "kind marvin" in page.draft.problems()[0].sentence
+
+
+def test_an_adapter_is_no_refused_reference(qtbot: QtBot, page: TrainPage, tmp_path: Path):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    field = page.form.fields["reference_model_path"]
+    field.take(str(tmp_path / "adapter"))
+    qtbot.waitUntil(lambda: field._note is not None and bool(field._note.text()), timeout=10_000)
+    assert field._note.text() == "An adapter of the base model." and field._note.property("role") == "muted"
+
+
+@pytest.mark.alone
+def test_opening_the_picker_does_not_hold_the_window_up(qtbot: QtBot, page: TrainPage, hub: HubStandIn):
+    began = time.process_time()
+    page.picking.open(page.form.fields["model"])
+    assert time.process_time() - began < 0.1 + 0.2 * (os.environ.get("CI") is not None)
+
+
+def test_recents_and_stars_outlive_the_session(tmp_path: Path):
+    prefs = Prefs(tmp_path / "p")
+    for name in ("a/b", "c/d", "a/b"):
+        prefs.remember_used("model", name)
+    prefs.set_favourite("dataset", "x/y", True)
+    prefs.sync()
+    again = Prefs(tmp_path / "p")
+    assert again.used("model") == ["a/b", "c/d"] and again.used("dataset") == []
+    assert again.favourites("dataset") == {"x/y"}
+    again.set_favourite("dataset", "x/y", False)
+    assert again.favourites("dataset") == set()
+
+
+def test_the_table_is_copied_like_every_table(picker: Picker):
+    picker.choose_id("/m/base")
+    picker.table.copy()
+    from PySide6.QtGui import QGuiApplication
+
+    assert "base\tllama\tbf16" in QGuiApplication.clipboard().text()
+    assert picker.model.headerData(NAME, Qt.Orientation.Horizontal) == "Name"

@@ -1,0 +1,163 @@
+"""Backend processes: a training outlives the window that started it; a short verb is heard to its last byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QCoreApplication
+
+from app.model import processes
+from app.model.processes import ProcessOutcome, VerbProcess
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder, project_root
+
+CHILD = """
+import json, os, sys, time
+print("to stdout é"); print("to stderr", file=sys.stderr)
+about = {"pid": os.getpid(), "sid": os.getsid(0), "group": os.getpgid(0), "cwd": os.getcwd(),
+         "path": os.environ["PYTHONPATH"], "stdin": sys.stdin.read()}
+json.dump(about, open("about.json", "w"))
+while not os.path.exists("enough"):
+    time.sleep(0.02)
+open("survived", "w").write("yes")
+"""
+
+WINDOW = """
+import sys, time
+from pathlib import Path
+from app.model.processes import start_detached
+from backend.spec.places import RunFolder
+start_detached([sys.executable, "-c", sys.argv[2]], RunFolder(Path(sys.argv[1])))
+print("started", flush=True)
+time.sleep(60)
+"""
+
+
+def until(path: Path, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not (path.exists() and path.stat().st_size):
+        assert time.monotonic() < deadline, f"{path} was never written"
+        time.sleep(0.02)
+
+
+def started_by_a_window(folder: Path, how_it_dies: int) -> dict:
+    """Have another process start the child, end that process with a signal, and read what the child says of itself."""
+    folder.mkdir()
+    (folder / "log.txt").write_text("before\n", encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(project_root())}
+    window = subprocess.Popen(
+        [sys.executable, "-P", "-c", WINDOW, str(folder), CHILD], env=environment, stdout=subprocess.PIPE
+    )
+    try:
+        assert window.stdout is not None
+        assert window.stdout.readline() == b"started\n"
+        until(folder / "about.json")
+    finally:
+        window.send_signal(how_it_dies)
+        window.wait(10)
+        window.stdout.close()
+    return json.loads((folder / "about.json").read_text())
+
+
+@pytest.mark.parametrize("how_it_dies", [signal.SIGKILL, signal.SIGINT])
+def test_a_training_outlives_its_window(tmp_path: Path, how_it_dies: int) -> None:
+    folder = tmp_path / "run"
+    child = started_by_a_window(folder, how_it_dies)
+    os.kill(child["pid"], 0)  # raises when nobody is there
+    assert child["group"] == child["sid"] != os.getsid(0)
+    assert child["cwd"] == str(folder)
+    assert child["path"].split(os.pathsep)[0] == str(project_root())
+    assert child["stdin"] == ""
+    (folder / "enough").touch()
+    until(folder / "survived")
+    assert sorted((folder / "log.txt").read_text(encoding="utf-8").split("\n")[:3]) == sorted(
+        ["before", "to stdout é", "to stderr"]
+    )
+
+
+def test_start_training_writes_the_config_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(
+        processes, "start_detached", lambda command, run: seen.append((command, run.config.read_text()))
+    )
+    run = RunFolder(tmp_path)
+    processes.start_training("iters: 3\n", run)
+    processes.resume_training(run)
+    assert [(command[-2:], text) for command, text in seen] == [
+        (["--run", str(tmp_path)], "iters: 3\n"),
+        (["resume", str(tmp_path)], "iters: 3\n"),
+    ]
+
+
+def test_a_program_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="cannot be started"):
+        processes.start_detached([str(tmp_path / "no-such-program")], RunFolder(tmp_path))
+
+
+def test_a_config_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=r"config\.yaml cannot be written"):
+        processes.start_training("iters: 3\n", RunFolder(tmp_path / "gone"))
+
+
+def outcome_of(qtbot, *command: str) -> tuple[ProcessOutcome, list[str]]:
+    short = VerbProcess(list(command), QCoreApplication.instance())
+    lines: list[str] = []
+    short.line.connect(lines.append)
+    with qtbot.waitSignal(short.done, timeout=10_000) as ended:
+        short.start()
+    return ended.args[0], lines
+
+
+def python(qtbot, text: str) -> tuple[ProcessOutcome, list[str]]:
+    return outcome_of(qtbot, sys.executable, "-c", text)
+
+
+def test_a_character_cut_in_two_by_the_pipe_arrives_whole(qtbot) -> None:
+    # A window that decodes each read by itself shows two replacement marks here.
+    outcome, lines = python(
+        qtbot,
+        "import sys, time; out = sys.stdout.buffer\n"
+        "for piece in (b'caf\\xc3', b'\\xa9 and', b' more\\nlast'):\n"
+        "    out.write(piece); out.flush(); time.sleep(0.05)",
+    )
+    assert lines == ["café and more", "last"]
+    assert outcome == ProcessOutcome(True, 0, "last", "café and more\nlast")
+
+
+def test_only_the_last_state_of_a_progress_line_counts(qtbot) -> None:
+    assert python(qtbot, "print('10 %\\r50 %\\r100 %\\r\\nSaved.')")[1] == ["100 %", "Saved."]
+
+
+def test_a_failure_speaks_with_the_sentence_of_stderr(qtbot) -> None:
+    outcome, lines = python(
+        qtbot, "import sys; print('working'); print('The folder is full.', file=sys.stderr); sys.exit(2)"
+    )
+    assert (outcome.ok, outcome.exit_code, outcome.sentence) == (False, 2, "The folder is full.")
+    assert sorted(lines) == ["The folder is full.", "working"]
+
+
+def test_silence_is_put_into_words(qtbot) -> None:
+    assert python(qtbot, "pass")[0].sentence == "Done."
+    assert python(qtbot, "import sys; sys.exit(1)")[0].sentence == "It ended without saying why."
+
+
+def test_killed_and_missing_programs_end_too(qtbot, tmp_path: Path) -> None:
+    killed = python(qtbot, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")[0]
+    assert (killed.ok, killed.exit_code) == (False, -1)
+    missing = outcome_of(qtbot, str(tmp_path / "nothing"))[0]
+    assert not missing.ok and "cannot be started" in missing.sentence
+
+
+def test_a_task_can_be_cancelled(qtbot) -> None:
+    short = VerbProcess([sys.executable, "-c", "print('on', flush=True); import time; time.sleep(60)"])
+    short.line.connect(lambda _line: short.cancel())
+    with qtbot.waitSignal(short.done, timeout=10_000) as ended:
+        short.start()
+    assert ended.args[0].sentence == "Cancelled." and not ended.args[0].ok

@@ -1,0 +1,365 @@
+"""The Rewards page with a real desk: sample, score, edit, save and score again, cases, consent, giving up, every width."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
+from PySide6.QtGui import QDropEvent, QGuiApplication
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit, QPlainTextEdit, QTableView, QWidget
+
+from app import theme
+from app.model.prefs import Prefs
+from app.model.service import Service
+from app.model.session import Session
+from app.pages.rewards_page import RewardsPage
+from app.widgets.rewards.reward_board import WEIGHT as BOARD_WEIGHT
+from app.widgets.rewards.reward_cells import WeightEdit
+from app.widgets.rewards.reward_source import row_numbers
+from tests.support import made_up_runs, small_run
+
+PATIENCE = 60_000
+MINE = '''from backend.rewards import register_reward_function
+
+@register_reward_function("long", label="Long")
+def long(completions, **kwargs):
+    """Long is good."""
+    return [len(text) / 10 for text in completions]
+'''
+ROWS = [{"prompt": "p", "completion": text, "answer": "4"} for text in ("a", "bb", "ccc", "dddd")]
+
+
+@pytest.fixture(scope="module")
+def service(qapp):
+    made = Service()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def page(qtbot, qapp, service: Service, tmp_path: Path) -> RewardsPage:
+    theme.apply(qapp, "light")
+    session = Session(Prefs(tmp_path / "prefs"))
+    session._service = service
+    session.draft.update({"model": "m", "data": "d"})
+    session.consent.ask = lambda requests: True
+    page = RewardsPage(session)
+    page.keep_alive = session
+    qtbot.addWidget(page)
+    page.resize(1080, 700)
+    page.show()
+    return page
+
+
+@pytest.fixture
+def mine(page: RewardsPage, tmp_path: Path) -> Path:
+    """A reward file of the person's own, chosen and ticked."""
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+    page.draft.update({"reward_functions_file": str(file), "reward_functions": ["long"]})
+    return file
+
+
+def scored(qtbot, page: RewardsPage) -> None:
+    qtbot.waitUntil(lambda: not page.bench.busy and bool(page.bench.functions or page.bench.failed), timeout=PATIENCE)
+
+
+def put_rows(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+    file = tmp_path / "given.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    page.bench.read(file)
+    scored(qtbot, page)
+
+
+def edit(page: RewardsPage, before: str, after: str) -> None:
+    """Change the text in the editor, and save it with Ctrl+S."""
+    page.panel.editor.setPlainText(page.panel.editor.toPlainText().replace(before, after))
+    QTest.keyClick(page.panel.editor, Qt.Key.Key_S, Qt.KeyboardModifier.ControlModifier)
+
+
+def rewards(page: RewardsPage) -> list[float]:
+    return [one["reward"] for line in page.bench.groups for one in line["completions"]]
+
+
+def column(page: RewardsPage, name: str) -> list[str]:
+    heads = [page.results.completions.label(each) for each in range(page.results.completions.columnCount())]
+    return [
+        page.results.completions.index(row, heads.index(name)).data()
+        for row in range(page.results.completions.rowCount())
+    ]
+
+
+# ── where completions come from ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_model_is_sampled_and_its_completions_scored(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+    raw = small_run.settings_for(tmp_path, group_size=3, max_completion_length=6) | small_run.low_half(tmp_path)
+    page.draft.update({key: value for key, value in raw.items() if key in page.draft.values()})
+    assert page.source.each.text() == "3", "the run's own group size"
+    page.source.rows.setText("2")
+    told: list[tuple[int, int]] = []
+    page.bench.progress.connect(lambda done, of: told.append((done, of)))
+    page.source.sample.click()
+    assert page.bench.busy and page.source.cancel.isVisible()
+    scored(qtbot, page)
+    assert page.about.text().startswith("2 prompts, 6 completions sampled from the model; scored in ")
+    assert told[-1][1] == 2 * 3 * 6 and told[-1][0] > 0
+    assert page.results.functions.rows[0]["name"] == "low_half" and page.results.completions.rowCount() == 8
+    assert page.results.verdict.sentences() and page.results.table.currentIndex().row() == 1
+    assert page.detail.text.toPlainText() == page.bench.groups[0]["completions"][0]["text"]
+    first = [one["text"] for one in page.bench.groups[0]["completions"]]
+    page.source.how.setCurrentIndex(page.source.how.findData("numbers"))
+    page.source.numbers.setText("2, 5")
+    page.source.sample.click()
+    qtbot.waitUntil(lambda: [line["row"] for line in page.bench.groups] == [2, 5], timeout=PATIENCE)
+    scored(qtbot, page)
+    assert [one["text"] for one in page.bench.groups[0]["completions"]] != first
+
+
+def test_what_cannot_be_sampled_is_one_sentence(qtbot, page: RewardsPage) -> None:
+    page.draft.set("data", "/nowhere/rows.jsonl")
+    with qtbot.waitSignal(page.session.message, timeout=PATIENCE) as said:
+        page.source.sample.click()
+    assert said.args[0] == "There is no file or folder /nowhere/rows.jsonl." and page.source.sample.isVisible()
+
+
+def test_row_numbers_are_read() -> None:
+    assert row_numbers("1-4, 17,2") == [1, 2, 3, 4, 17]
+    assert row_numbers("") == row_numbers("4-") == row_numbers("x") == row_numbers("1-99999") == []
+
+
+def test_rows_chosen_elsewhere_are_sampled(qtbot, page: RewardsPage) -> None:
+    page.source.sources.choose("file")
+    asked: list[tuple[str, list[int]]] = []
+    page.source.sample_wanted.connect(lambda how, count, numbers, size: asked.append((how, numbers)))
+    page.session.try_rewards([7, 2, 3, 4])
+    assert asked == [("numbers", [2, 3, 4, 7])] and page.source.numbers.text() == "2-4, 7"
+    assert page.source.sources.key == "model"
+
+
+def test_the_menu_offers_what_can_be_done(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+    told: list[dict[str, bool]] = []
+    page.able_changed.connect(told.append)
+    assert not any(page.able().values())
+    (tmp_path / "mine.py").write_text(MINE)
+    page.draft.update({"reward_functions_file": str(tmp_path / "mine.py"), "reward_functions": ["long"]})
+    assert page.able()["save_file"] and told[-1] == page.able()
+    (tmp_path / "given.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    page.bench.read(tmp_path / "given.jsonl")
+    assert told[-1]["cancel"] and not told[-1]["score"]
+    scored(qtbot, page)
+    assert told[-1] == page.able() == {
+        "score": True, "cancel": False, "keep_case": True, "drop_case": False, "save_file": True,
+    }  # fmt: skip
+    page.results.table.selectRow(0)
+    assert not page.able()["keep_case"], "a prompt is no completion"
+    page.results.table.selectRow(1)
+    page.keep_case()
+    qtbot.waitUntil(lambda: told[-1]["drop_case"], timeout=PATIENCE)
+    page.cases.selectRow(0)
+    page.drop_case()
+    qtbot.waitUntil(lambda: not told[-1]["drop_case"], timeout=PATIENCE)
+
+
+def test_a_run_s_completions_are_scored_anew(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+    folder = made_up_runs.make_run(tmp_path / "runs" / "one", steps=2)
+    page.hide()
+    page.show()
+    page.source.sources.choose("run")
+    assert page.source.runs.currentText() == "one"
+    page.source.step.setText("1")
+    page.source.load.click()
+    scored(qtbot, page)
+    assert page.about.text().startswith("4 prompts, 32 completions from one, step 1")
+    kept = [one["text"] for line in map(json.loads, folder.completions.read_text().splitlines()[:1]) for one in line["completions"]]  # fmt: skip
+    assert [one["text"] for one in page.bench.groups[0]["completions"]] == kept
+
+
+def test_files_are_dropped_and_text_is_pasted(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+    file = tmp_path / "given.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    drop(page, file)
+    scored(qtbot, page)
+    assert page.bench.count == 4 and len(page.bench.groups) == 1, "one prompt is one group"
+    QGuiApplication.clipboard().setText("<answer>4</answer>")
+    page.source.sources.choose("file")
+    page.source.paste.click()
+    qtbot.waitUntil(lambda: page.bench.count == 1 and not page.bench.busy, timeout=PATIENCE)
+    assert page.bench.origin == "pasted"
+    (tmp_path / "mine.py").write_text(MINE)
+    drop(page, tmp_path / "mine.py")
+    assert page.panel.editor.toPlainText() == MINE
+
+
+def drop(page: RewardsPage, file: Path) -> None:
+    data = QMimeData()
+    data.setUrls([QUrl.fromLocalFile(str(file))])
+    action, button = Qt.DropAction.CopyAction, Qt.MouseButton.LeftButton
+    page.dropEvent(QDropEvent(QPointF(QPoint(5, 5)), action, data, button, Qt.KeyboardModifier.NoModifier))
+
+
+# ── the reward file ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_saving_scores_again_and_an_error_is_marked_on_its_line(
+    qtbot, page: RewardsPage, mine: Path, tmp_path: Path
+) -> None:
+    put_rows(qtbot, page, tmp_path)
+    assert rewards(page) == [0.1, 0.2, 0.3, 0.4] and page.views.buttons["file"].text() == "mine.py"
+    page.views.choose("file")
+    edit(page, "/ 10", "/ 5")
+    qtbot.waitUntil(lambda: rewards(page) == [0.2, 0.4, 0.6, 0.8], timeout=PATIENCE)
+    assert mine.read_text() == MINE.replace("/ 10", "/ 5") and not page.panel.is_edited
+    edit(page, "/ 5", "/ 0")
+    qtbot.waitUntil(lambda: page.panel.trouble.isVisible(), timeout=PATIENCE)
+    assert "raised ZeroDivisionError: division by zero (mine.py, line 6)" in page.panel.trouble.text()
+    assert [mark.cursor.blockNumber() for mark in page.panel.editor.extraSelections()][-1] == 5
+    assert (
+        "line 6, in long" in page.panel.frames.text()
+        and "failed on line 6" in page.results.functions.index(0, 1).data()
+    )
+    assert page.results.verdict.sentences()[0] == page.panel.trouble.text()
+    page.views.choose("completion")
+    page.results.board.clicked.emit(page.results.functions.index(0, 0))
+    assert page.views.key == "file" and page.panel.editor.textCursor().blockNumber() == 5, "a click leads there"
+    edit(page, "return [", "return [[")
+    qtbot.waitUntil(lambda: "syntax error on line 6" in page.panel.trouble.text(), timeout=PATIENCE)
+    edit(page, "return [[len(text) / 0", "return [len(text)")
+    qtbot.waitUntil(lambda: rewards(page) == [1.0, 2.0, 3.0, 4.0], timeout=PATIENCE)
+    assert not page.panel.trouble.isVisible()
+
+
+def test_what_the_person_writes_here_needs_no_question_but_what_others_write_does(
+    qtbot, page: RewardsPage, mine: Path, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+    page.session.consent.ask = lambda requests: not asked.extend(one.code.path.name for one in requests)
+    put_rows(qtbot, page, tmp_path)
+    assert asked == ["mine.py"]
+    edit(page, "/ 10", "/ 5")
+    qtbot.waitUntil(lambda: rewards(page)[0] == 0.2, timeout=PATIENCE)
+    assert asked == ["mine.py"]
+    mine.write_text(MINE.replace("/ 10", "/ 2"))
+    qtbot.waitUntil(lambda: "/ 2" in page.panel.editor.toPlainText(), timeout=PATIENCE)
+    assert page.bench.stale and asked == ["mine.py"] and rewards(page)[0] == 0.2, "shown, and not run unasked"
+    assert page.results.verdict.sentences()[0] == "Settings or files have changed since these scores."
+    page.again.click()
+    qtbot.waitUntil(lambda: rewards(page)[0] == 0.5, timeout=PATIENCE)
+    assert asked == ["mine.py", "mine.py"]
+
+
+def test_declined_code_does_not_run(qtbot, page: RewardsPage, mine: Path, tmp_path: Path) -> None:
+    mine.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n{MINE}")
+    page.session.consent.ask = lambda requests: False
+    (tmp_path / "given.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    with qtbot.waitSignal(page.session.message, timeout=PATIENCE, check_params_cb=lambda text: "not allowed" in text):
+        page.bench.read(tmp_path / "given.jsonl")
+    assert not (tmp_path / "ran").exists() and page.bench.functions == [] and not page.bench.busy
+    edit(page, "/ 10", "/ 5")
+    assert "/ 5" in mine.read_text() and not page.bench.busy, "saving what was never allowed does not allow it"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_edit_is_not_written_over_another_program_s(qtbot, page: RewardsPage, mine: Path) -> None:
+    page.panel.editor.setPlainText(MINE + "# mine\n")
+    page.panel.editor.document().setModified(True)
+    mine.write_text(MINE + "# theirs\n")
+    page.save_file()
+    assert mine.read_text().endswith("# theirs\n") and page.panel.reload.isVisibleTo(page.panel)
+    page.save_file()
+    assert mine.read_text().endswith("# mine\n"), "the second time it is meant"
+
+
+def test_a_new_file_begins_with_functions_that_work(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+    page.session.consent.ask = lambda requests: pytest.fail("it was asked about what we wrote")
+    page.editing.choose_new_file = lambda: tmp_path / "fresh.py"
+    page.panel.new.click()
+    assert [entry.name for entry in page.draft.rewards()[-2:]] == ["concise", "mentions_answer"]
+    page.draft.set("reward_functions", ["concise", "mentions_answer"])
+    put_rows(qtbot, page, tmp_path)
+    assert page.bench.failed is None and not any(one["error"] for one in page.bench.functions)
+
+
+# ── cases, weights, giving up ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_case_is_kept_fails_after_a_change_and_goes(qtbot, page: RewardsPage, mine: Path, tmp_path: Path) -> None:
+    put_rows(qtbot, page, tmp_path)
+    page.results.table.selectRow(3)
+    page.keep.click()
+    qtbot.waitUntil(lambda: page.views.buttons["cases"].text() == "Cases (1)", timeout=PATIENCE)
+    kept = json.loads((tmp_path / "mine.cases.jsonl").read_text())
+    assert (kept["completion"], kept["expected"]) == ("ccc", {"long": 0.3})
+    edit(page, "/ 10", "/ 5")
+    qtbot.waitUntil(lambda: page.views.buttons["cases"].text() == "Cases: 1 of 1 fail", timeout=PATIENCE)
+    assert page.case_model.index(0, 0).data() == "fails"
+    assert page.case_model.index(0, 2).data() == "long gave 0.6; 0.3 is expected."
+    page.views.choose("cases")
+    page.cases.selectRow(0)
+    QTest.keyClick(page.cases, Qt.Key.Key_Delete)
+    qtbot.waitUntil(lambda: page.views.buttons["cases"].text() == "Cases", timeout=PATIENCE)
+    assert not (tmp_path / "mine.cases.jsonl").exists()
+
+
+def test_a_weight_typed_on_the_bench_moves_rewards_and_the_form(
+    qtbot, page: RewardsPage, mine: Path, tmp_path: Path
+) -> None:
+    page.draft.update({"reward_functions": ["long", "keyword(word=dd)"], "reward_weights": []})
+    put_rows(qtbot, page, tmp_path)
+    assert column(page, "Advantage")[4] == column(page, "Advantage")[-1] and rewards(page)[3] == 1.4
+    assert page.session.bench.means == pytest.approx({"long": 0.25, "keyword": 0.25})
+    index = page.results.functions.index(1, BOARD_WEIGHT)
+    page.results.board.edit(index)
+    typed = page.results.board.findChild(WeightEdit)
+    assert typed.accessibleName() == "Weight of Keyword"
+    typed.selectAll()
+    QTest.keyClicks(typed, "3")
+    QTest.keyClick(typed, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: page.draft.value("reward_weights") == [1.0, 3.0])
+    qtbot.waitUntil(lambda: rewards(page)[3] == 3.4, timeout=PATIENCE)
+
+
+def test_a_function_that_hangs_is_given_up(qtbot, page: RewardsPage, mine: Path, tmp_path: Path) -> None:
+    put_rows(qtbot, page, tmp_path)
+    edit(page, "return [", "import re\n    re.match(r'(a+)+$', 'a' * 40 + 'b')\n    return [")
+    qtbot.waitUntil(lambda: page.bench.busy == "Scoring with long", timeout=PATIENCE)
+    page.source.cancel.click()
+    assert not page.bench.busy and page.source.sample.isVisible()
+    edit(page, "\n    re.match(r'(a+)+$', 'a' * 40 + 'b')", "")
+    scored(qtbot, page)
+    assert rewards(page) == [0.1, 0.2, 0.3, 0.4], "and scoring goes on"
+
+
+# ── by hand, at every size ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_in_a_narrow_page_the_scores_are_one_of_the_views(qtbot, page: RewardsPage, mine: Path, tmp_path: Path) -> None:
+    put_rows(qtbot, page, tmp_path)
+    assert page.results.table.isVisible() and page.detail.isVisible() and not page.views.buttons["scores"].isVisible()
+    assert page.views.key == "completion" and page.views.buttons["completion"].isChecked()
+    page.resize(820, 480)
+    assert page.views.key == "scores", "what is seen first says whether there is something to learn from"
+    assert page.about.text() == "1 prompt, 4 completions"
+    assert page.results.table.isVisible() and not page.detail.isVisible()
+    page.views.choose("file")
+    assert page.panel.editor.isVisible() and not page.results.table.isVisible()
+    page.resize(1400, 900)
+    assert page.results.table.isVisible() and page.panel.editor.isVisible()
+
+
+def test_everything_that_takes_the_focus_has_a_name(page: RewardsPage, mine: Path) -> None:
+    kinds = (QAbstractButton, QComboBox, QLineEdit, QPlainTextEdit, QTableView)
+    bare = [one for one in page.findChildren(QWidget) if isinstance(one, kinds) and one.focusPolicy() & Qt.FocusPolicy.TabFocus]  # fmt: skip
+    assert len(bare) > 15
+    unnamed = [one for one in bare if not (one.accessibleName() or (hasattr(one, "text") and one.text()))]
+    assert unnamed == []
+
+
+def test_copied_rows_have_the_functions_names(qtbot, page: RewardsPage, mine: Path, tmp_path: Path) -> None:
+    put_rows(qtbot, page, tmp_path)
+    page.results.table.selectRow(1)
+    page.results.table.copy()
+    assert QGuiApplication.clipboard().text().split("\n")[0].split("\t")[:3] == ["Completion", "Long", "Reward"]

@@ -1,0 +1,120 @@
+"""The reward table: order by mouse and keyboard, entries with arguments, files, means from the bench, where each is from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QModelIndex, Qt
+from PySide6.QtTest import QTest
+
+from app.model.draft import Draft
+from app.widgets.rewards.reward_cells import LABEL, MEAN, SCORES, SOURCE
+from app.widgets.rewards.reward_panel import RewardPanel
+from backend.spec.config import DEFAULT_REWARDS
+
+A, B, C, D, E = DEFAULT_REWARDS
+
+
+@pytest.fixture
+def draft(qapp) -> Draft:
+    return Draft()
+
+
+@pytest.fixture
+def panel(qtbot, draft: Draft) -> RewardPanel:
+    """The panel with the draft behind it, as the Train page joins them."""
+    panel = RewardPanel()
+    qtbot.addWidget(panel)
+
+    def show(_key: str = "") -> None:
+        panel.show_rewards(draft.rewards(), draft.value("reward_functions"), draft.value("reward_weights"))
+
+    panel.picked.connect(lambda names, weights: draft.update({"reward_functions": names, "reward_weights": weights}))
+    draft.changed.connect(show)
+    show()
+    panel.resize(900, 500)
+    panel.show()
+    return panel
+
+
+def drag(panel: RewardPanel, row: int, to: int) -> None:
+    """What Qt does with a row that is dropped before row `to`."""
+    model = panel.model
+    data = model.mimeData([model.index(row, LABEL)])
+    taken = model.dropMimeData(data, Qt.DropAction.MoveAction, to, 0, QModelIndex())
+    assert taken is False, "else the view would take the row out as well"
+
+
+def test_functions_are_dragged_to_order_with_their_weights(panel: RewardPanel, draft: Draft, tmp_path: Path) -> None:
+    draft.set("reward_weights", [1.0, 2.0, 3.0, 4.0, 5.0])
+    drag(panel, 4, 1)
+    assert draft.value("reward_functions") == [A, E, B, C, D]
+    assert draft.value("reward_weights") == [1.0, 5.0, 2.0, 3.0, 4.0]
+    drag(panel, 0, 5)
+    assert draft.value("reward_functions") == [E, B, C, D, A]
+    draft.update({"model": "m", "data": "d"})
+    draft.save(tmp_path / "order.yaml")
+    draft.reset()
+    assert [row.entry.name for row in panel.model.ticked] == list(DEFAULT_REWARDS)
+    draft.load(tmp_path / "order.yaml")
+    assert [row.entry.name for row in panel.model.ticked] == [E, B, C, D, A]
+    assert [row.weight for row in panel.model.ticked] == [5.0, 2.0, 3.0, 4.0, 1.0]
+
+
+def test_only_ticked_rows_have_an_order(panel: RewardPanel, draft: Draft) -> None:
+    draft.set("reward_functions", [A, C, E])
+    movable = [
+        bool(panel.model.flags(panel.model.index(row, LABEL)) & Qt.ItemFlag.ItemIsDragEnabled) for row in range(5)
+    ]
+    assert movable == [True, False, True, False, True]
+    drag(panel, 4, 2)
+    assert draft.value("reward_functions") == [A, E, C]
+    drag(panel, 1, 0)
+    assert draft.value("reward_functions") == [A, E, C], "a row without a tick goes nowhere"
+
+
+def test_alt_and_the_arrows_move_the_present_row(panel: RewardPanel, draft: Draft) -> None:
+    table = panel.table
+    table.setCurrentIndex(panel.model.index(0, LABEL))
+    QTest.keyClick(table, Qt.Key.Key_Down, Qt.KeyboardModifier.AltModifier)
+    assert draft.value("reward_functions") == [B, A, C, D, E]
+    assert table.currentIndex().row() == 1, "the cursor goes with it"
+    for _ in range(9):
+        QTest.keyClick(table, Qt.Key.Key_Down, Qt.KeyboardModifier.AltModifier)
+    assert draft.value("reward_functions") == [B, C, D, E, A]
+    QTest.keyClick(table, Qt.Key.Key_Up, Qt.KeyboardModifier.AltModifier)
+    assert draft.value("reward_functions") == [B, C, D, A, E]
+
+
+def test_means_of_the_bench_stand_beside_the_weights(panel: RewardPanel, draft: Draft) -> None:
+    assert panel.table.isColumnHidden(MEAN), "until there are some"
+    panel.show_means({A: 0.8125, "says_so": 0.25})
+    draft.set("reward_functions", [A, "keyword(word=so, name=says_so)"])
+    assert not panel.table.isColumnHidden(MEAN)
+    shown = {row.entry.name: panel.model.index(place, MEAN).data() for place, row in enumerate(panel.model.rows)}
+    assert (shown[A], shown["keyword(word=so, name=says_so)"], shown[B]) == ("0.812", "0.250", "–")
+
+
+def test_an_entry_with_arguments_is_its_function(panel: RewardPanel, draft: Draft, tmp_path: Path) -> None:
+    """It used to say that no such function was found."""
+    (tmp_path / "mine.py").write_text('def brevity(completions, limit=9):\n    """Short is good."""\n')
+    entry = f"{tmp_path / 'mine.py'}::brevity(limit=20)"
+    draft.set("reward_functions", ["length_target(target=80)", entry, "nothing(x=1)"])
+    rows = {row.entry.name: place for place, row in enumerate(panel.model.rows)}
+    told = panel.model.index(rows[entry], SCORES).data()
+    assert told == "Short is good." and panel.model.index(rows[entry], SOURCE).data() == "mine.py"
+    assert panel.model.index(rows["length_target(target=80)"], LABEL).data() == "Length Target"
+    assert [row.known for row in panel.model.ticked] == [True, True, False]
+    assert any("nothing" in fault.sentence for fault in draft.problems() if fault.setting == "reward_functions")
+
+
+def test_a_file_that_registers_nothing_is_told_what_to_do(draft: Draft, tmp_path: Path) -> None:
+    file = tmp_path / "trl.py"
+    file.write_text("def brevity(completions, **kwargs):\n    return []\n")
+    draft.set("reward_functions_file", str(file))
+    (sentence,) = [fault.sentence for fault in draft.problems() if fault.setting == "reward_functions_file"]
+    assert sentence == f"trl.py registers no reward function; name its functions among the reward functions instead, as {file}::brevity."  # fmt: skip
+    file.write_text("x = 1\n")
+    (sentence,) = [fault.sentence for fault in draft.problems() if fault.setting == "reward_functions_file"]
+    assert sentence == 'trl.py registers no reward function; put @register_reward_function("name") above each.'

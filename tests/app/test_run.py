@@ -1,0 +1,346 @@
+"""A run followed from its folder: the numbers, the state, the clock, and an event loop that never waits."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QCoreApplication
+
+from app.model.completion_index import CompletionIndex
+from app.model.run import Run
+from app.model.run_state import RunState
+from app.model.series import Series
+from backend.spec.archive import before_after, summary
+from backend.spec.events import Diary, JsonLines, cut_back
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+from tests.support import made_up_runs
+from tests.support.latency import LatencyProbe
+
+
+@contextmanager
+def alive(folder: RunFolder):
+    """A trainer holds the run's lock."""
+    handle = os.open(folder.lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+@pytest.fixture
+def watch(qtbot):
+    """Open a folder as the window does, read to its end."""
+    opened: list[Run] = []
+
+    def open_it(folder: RunFolder) -> Run:
+        run = Run(folder)
+        opened.append(run)
+        read_on(run)
+        return run
+
+    yield open_it
+    for run in opened:
+        run.close()
+
+
+def read_on(run: Run) -> None:
+    run.look()
+    while not run.caught_up:
+        run.look()
+
+
+def grow_old(folder: RunFolder) -> None:
+    """Have everything in the folder be written an hour ago."""
+    for path in folder.path.iterdir():
+        os.utime(path, (time.time() - 3600,) * 2)
+
+
+def test_the_numbers_of_a_finished_run(watch, tmp_path: Path) -> None:
+    run = watch(made_up_runs.make_run(tmp_path / "run", steps=60))
+    steps, reward = run.series("reward")
+    assert steps.tolist() == list(range(1, 61)) and reward.dtype == np.float64 and np.isfinite(reward).all()
+    assert (run.step, run.iterations, run.state, run.is_live) == (60, 60, "finished", False)
+    assert run.first("reward") == reward[0] and run.latest("reward") == reward[-1]
+    assert run.eval_series("accuracy")[0].tolist() == [1, 20, 40, 60]
+    assert run.reward_names == list(made_up_runs.REWARDS)
+    assert run.ending and run.ending["sentence"] == "All 60 steps are done."
+    assert run.config["beta"] == 0.05 and run.problem == ""
+    assert len(run.series("no such metric")[0]) == 0 and run.latest("no such metric") is None
+
+
+def test_the_clock_leaves_out_loading_and_pauses() -> None:
+    record = RunState()
+    for t, kind, more in (
+        (0, "started", {"iterations": 10}),
+        (1, "phase", {"phase": "loading"}),
+        (31, "phase", {"phase": "sampling"}),
+        (33, "step", {"step": 1, "metrics": {}}),
+        (35, "step", {"step": 2, "metrics": {}}),
+        (35.5, "command", {"word": "pause"}),
+        (36, "phase", {"phase": "paused"}),
+        (1036, "command", {"word": "resume"}),
+        (1036, "phase", {"phase": "sampling"}),
+        (1038, "step", {"step": 3, "metrics": {}}),
+    ):
+        record.take({"kind": kind, "t": t, **more})
+    assert record.elapsed_s() == pytest.approx(2 + 2 + 0.5 + 2)
+    assert record.eta_s(1038) == pytest.approx(7 * (2 + 0.5 + 2) / 2)
+    assert record.eta_s(1039) == pytest.approx(7 * (2 + 0.5 + 2) / 2 - 1), "it counts down between steps"
+
+
+def test_the_clock_stands_still_between_a_crash_and_its_resume() -> None:
+    record = RunState()
+    for t, kind in ((0, "started"), (0, "phase"), (10, "step"), (5000, "started"), (5000, "phase"), (5004, "step")):
+        record.take({"kind": kind, "t": t, "phase": "sampling", "step": t, "metrics": {}, "iterations": 9})
+    assert record.elapsed_s() == pytest.approx(14)
+
+
+def test_a_trainer_that_loads_before_it_says_started_does_not_move_the_clock() -> None:
+    """It says that it is loading first: forty idle seconds before a resume counted as work."""
+    record = RunState()
+    told = ((0, "loading"), (2, "sampling"), (42, "loading"), (44, "sampling"), (47, "saving"))
+    for t, phase in told:
+        record.take({"kind": "phase", "t": t, "phase": phase})
+    assert record.elapsed_s() == pytest.approx(3)
+
+
+def test_null_and_missing_metrics_are_gaps() -> None:
+    series = Series()
+    series.append(1, {"kl": 0.5})
+    series.append(2, {"kl": None, "late": 1})
+    series.append(3, {"kl": "text", "late": True})
+    series.append(4, {"kl": 10**400})
+    assert [str(x) for x in series.get("kl")[1]] == ["0.5", "nan", "nan", "nan"]
+    assert [str(x) for x in series.get("late")[1]] == ["nan", "1.0", "nan", "nan"]
+    assert series.latest("kl") == series.first("kl") == 0.5
+
+
+def test_a_step_that_comes_again_replaces_what_came_after_it() -> None:
+    series = Series()
+    for step in range(1, 3000):
+        series.append(step, {"a": step})
+    series.append(2000, {"b": 7.0})
+    steps, a = series.get("a")
+    assert len(steps) == 2000 and steps[-1] == 2000 and np.isnan(a[-1]) and a[-2] == 1999
+    assert series.latest("b") == 7.0
+
+
+def test_state_comes_from_the_diary_and_the_lock(watch, tmp_path: Path) -> None:
+    folder = made_up_runs.make_run(tmp_path / "run", steps=5, ending=None)
+    with alive(folder):
+        run = watch(folder)
+        states = []
+        run.state_changed.connect(states.append)
+        assert run.state == "running"
+        diary, clock = Diary(folder.events), made_up_runs.Clock()
+        made_up_runs.write(diary, clock, "command", word="pause")
+        made_up_runs.write(diary, clock, "phase", phase="paused")
+        read_on(run)
+        made_up_runs.write(diary, clock, "command", word="resume")
+        made_up_runs.write(diary, clock, "phase", phase="learning")
+        read_on(run)
+        run.say("stop")
+        assert folder.control.read_text() == "stop"
+    read_on(run)
+    assert states == ["paused", "running", "stopping", "crashed"]
+    made_up_runs.write(diary, clock, "stopped", step=5, reason="asked", sentence="Stopped.")
+    read_on(run)
+    assert states[-1] == "stopped"
+
+
+def test_a_fresh_folder_is_starting_until_its_process_had_its_time(watch, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.config.write_text("iters: 5\n")
+    run = watch(folder)
+    assert (run.state, run.iterations, run.is_live) == ("starting", 5, True)
+    with alive(folder):  # the lock is taken before the diary begins
+        grow_old(folder)
+        read_on(run)
+        assert run.state == "starting"
+    read_on(run)
+    assert run.state == "crashed"
+    folder.log.write_text("Traceback …\nModuleNotFoundError: No module named 'mlx'\n")
+    grow_old(folder)
+    assert run.problem == (
+        "The training process ended before its first step without saying why. "
+        "Its last words: ModuleNotFoundError: No module named 'mlx'"
+    )
+
+
+def test_a_stop_that_was_said_too_early_is_said_again(watch, tmp_path: Path) -> None:
+    # A trainer deletes the words it finds when it starts, so that a stop said while it was loading was lost.
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.config.write_text("iters: 5\n")
+    run = watch(folder)
+    run.say("stop")
+    with alive(folder):
+        folder.control.unlink()
+        diary = Diary(folder.events)
+        diary.write("started", iterations=5)
+        read_on(run)
+        assert run.state == "stopping" and folder.control.read_text() == "stop"
+        folder.control.unlink()
+        diary.write("command", word="stop")
+        read_on(run)
+        assert run.state == "stopping" and not folder.control.exists()
+
+
+def test_a_failure_is_told_in_sentences_alone(watch, tmp_path: Path) -> None:
+    folder = made_up_runs.make_run(tmp_path / "run", steps=1, ending=None)
+    two = "data: There is no file rows.jsonl.\nreward_weights: There are 2 weights for 3 functions."
+    Diary(folder.events).write("failed", step=1, sentence=two)
+    assert watch(folder).problem == "There is no file rows.jsonl. There are 2 weights for 3 functions."
+
+
+def test_a_dead_run_is_crashed_at_once_when_opened(watch, tmp_path: Path) -> None:
+    folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending=None)
+    assert watch(folder).state == "crashed"
+
+
+def test_a_relaunched_run_is_starting_until_the_lock_is_taken(watch, tmp_path: Path) -> None:
+    folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending="failed")
+    run = watch(folder)
+    assert run.state == "failed" and run.problem == made_up_runs.SENTENCES["failed"]
+    run.relaunched()
+    assert run.state == "starting"
+    with alive(folder):
+        made_up_runs.write(Diary(folder.events), made_up_runs.Clock(), "started", iterations=60, resumed_from=3)
+        read_on(run)
+        assert run.state == "running"
+    read_on(run)
+    assert run.state == "crashed", "the grace ended when the lock was taken"
+
+
+def test_a_diary_that_was_cut_back_is_read_again(watch, tmp_path: Path) -> None:
+    folder = made_up_runs.make_run(tmp_path / "run", steps=40, ending=None)
+    run = watch(folder)
+    again = []
+    run.restarted.connect(lambda: again.append(run.step))
+    text = folder.events.read_bytes()
+    cut_back(folder.events, text.rindex(b"\n", 0, text.index(b'"step": 20, "metrics"')) + 1)
+    rows = folder.completions.read_bytes()
+    cut_back(folder.completions, rows.index(b'{"step": 20,'))
+    diary = Diary(folder.events)
+    made_up_runs.write(diary, made_up_runs.Clock(), "started", iterations=60, resumed_from=19)
+    read_on(run)
+    assert again == [0] and run.step == 19
+    assert run.series("reward")[0].tolist() == list(range(1, 20))
+    assert run.completion_steps() == list(range(1, 20))
+
+
+def test_half_lines_wait_and_garbage_is_passed_over(watch, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.config.write_text("iters: 5\n")
+    line = json.dumps({"v": 1, "seq": 2, "t": 1.0, "kind": "step", "step": 1, "metrics": {"reward": 0.5}}).encode()
+    head = b'{"v": 1, "seq": 0, "t": 1.0, "kind": "started"}\nnot json\n[1, 2]\n\xff\xfe\n'
+    head += b'{"v": 1, "seq": 1, "kind": ["odd"]}\n{"kind": "step", "step": "x", "metrics": 3}\n'
+    folder.events.write_bytes(head + line[:30])
+    run = watch(folder)
+    assert run.step == 0 and run.started
+    with folder.events.open("ab") as file:
+        file.write(line[30:] + b"\n")
+    read_on(run)
+    assert run.step == 1 and run.latest("reward") == 0.5
+
+
+def test_saying_something_where_nothing_can_be_written_is_a_mistake(watch, tmp_path: Path) -> None:
+    run = watch(RunFolder(tmp_path / "gone"))
+    with pytest.raises(Mistake, match="cannot be written"):
+        run.say("stop")
+
+
+def test_the_log_tail_shows_the_last_state_of_a_progress_line(watch, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log.write_bytes(b"one\ntwo\n 10%\r 60%\r100%\nlast \xc3")
+    run = watch(folder)
+    assert run.log_tail(3) == ["two", "100%", "last �"]
+    folder.log.write_text("x" * 70_000 + "\nend\n")
+    assert run.log_tail(3) == ["end"]
+
+
+def test_completions_are_found_by_step(watch, tmp_path: Path) -> None:
+    folder = made_up_runs.make_run(tmp_path / "run", steps=30)
+    run = watch(folder)
+    newest = run.groups()
+    assert len(newest) == 4 and {row["step"] for row in newest} == {30}
+    assert [len(row["completions"]) for row in run.groups(7)] == [8, 8, 8, 8] and run.groups(7)[0]["step"] == 7
+    assert run.groups(31) == []
+
+
+def test_completion_rows_of_any_shape_and_size(tmp_path: Path) -> None:
+    path = tmp_path / "completions.jsonl"
+    index = CompletionIndex(path)
+    assert index.advance() is False and index.rows() == []
+    big = "x" * (3 << 20)
+    with path.open("wb") as file:
+        file.write(b'{"prompt": "step last", "completions": [], "step": 1}\nrubbish\n')
+        file.write(json.dumps({"step": 2, "text": big}).encode() + b"\n" + b'{"step": 3, "half')
+    while index.advance():
+        pass
+    assert index.steps() == [1, 2] and index.rows(2)[0]["text"] == big
+    with path.open("ab") as file:
+        file.write(b'": 1}\n')
+    index.advance()
+    assert index.steps() == [1, 2, 3] and index.rows()[0] == {"step": 3, "half": 1}
+
+
+def test_a_summary_reads_only_the_ends_of_a_diary(tmp_path: Path) -> None:
+    long = summary(made_up_runs.make_run(tmp_path / "long", steps=400, total=400))
+    run = Run(RunFolder(tmp_path / "long"))
+    read_on(run)
+    rewards = run.series("reward")[1]
+    run.close()
+    assert long.state == "finished" and (long.step, long.iterations, long.model) == (400, 400, "demo/model")
+    assert long.reward_after == pytest.approx(rewards[-10:].mean())
+    assert long.reward_before == pytest.approx(rewards[:10].mean())
+    assert long.worked_s == pytest.approx(400 * 1.2, abs=1)
+    empty = RunFolder(tmp_path / "empty")
+    empty.path.mkdir()
+    empty.config.write_text("model: some/model\niters: 12\n")
+    fresh = summary(empty)
+    assert (fresh.state, fresh.model, fresh.iterations, fresh.reward) == ("starting", "some/model", 12, None)
+    os.utime(empty.config, (0, 1000))
+    assert (summary(empty).state, summary(empty).began) == ("crashed", 1000), "nobody is on the way any more"
+
+
+def test_before_and_after_average_over_several_steps() -> None:
+    assert before_after(range(100)) == (4.5, 94.5)
+    assert before_after([1.0, math.nan, None, 3.0]) == (1.0, 3.0)
+    assert before_after([2.0]) == (None, 2.0)
+    assert before_after([]) == (None, None)
+
+
+@pytest.mark.alone
+def test_a_diary_of_a_hundred_thousand_steps_is_read_in_slices(qtbot, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.config.write_text("iters: 100000\n")
+    names = ["reward", "kl", *(f"rewards/{name}/mean" for name in made_up_runs.REWARDS)]
+    with folder.events.open("w") as file:
+        file.write('{"v": 1, "seq": 0, "t": 1.0, "kind": "started", "iterations": 100000}\n')
+        for step in range(1, 100_001):
+            values = ", ".join(f'"{name}": {step / 7}' for name in names)
+            file.write(f'{{"v": 1, "seq": {step}, "t": {step}.5, "kind": "step", "step": {step}, "metrics": {{{values}}}}}\n')  # fmt: skip
+        file.write('{"v": 1, "seq": 100001, "t": 100001.0, "kind": "finished", "step": 100000}\n')
+    rows = JsonLines(folder.completions)
+    rows.append({"step": 100_000, "prompt": "p", "completions": []})
+    run = Run(folder)
+    probe = LatencyProbe(run)
+    qtbot.waitUntil(lambda: run.state == "finished", timeout=30_000)
+    probe.check()
+    assert run.step == 100_000 and len(run.series("kl")[0]) == 100_000 and len(run.groups()) == 1
+    run.close()
+    QCoreApplication.processEvents()

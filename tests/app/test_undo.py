@@ -1,0 +1,213 @@
+"""Undo and redo: every act upon the form, in steps a person would count, with typing in one go as one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from app.model.draft import Draft
+from app.model.prefs import Prefs
+from app.model.presets import presets
+from app.model.session import Session
+from app.model.undo import PAUSE_S, History
+from app.window import Window
+from backend.spec import places
+from backend.spec.config import SETTINGS
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def draft(tmp_path: Path, qapp) -> Draft:
+    return Draft(tmp_path / "draft.yaml")
+
+
+@pytest.fixture
+def history(draft: Draft, clock: Clock) -> History:
+    return History(draft, clock=clock)
+
+
+def type_into(draft: Draft, key: str, text: str) -> None:
+    for end in range(1, len(text) + 1):
+        draft.set(key, text[:end])
+
+
+def test_what_is_typed_in_one_go_is_one_step(draft: Draft, history: History):
+    type_into(draft, "run_name", "first")
+    assert (history.count(), history.undoText()) == (1, "Run folder name")
+    history.undo()
+    assert draft.value("run_name") == ""
+    history.redo()
+    assert draft.value("run_name") == "first"
+
+
+def test_a_pause_or_another_field_begins_a_step(draft: Draft, history: History, clock: Clock):
+    type_into(draft, "run_name", "a")
+    clock.now += PAUSE_S
+    draft.set("run_name", "ab")
+    draft.set("seed", 7)
+    draft.set("run_name", "abc")
+    assert history.count() == 4
+    history.undo()
+    history.undo()
+    history.undo()
+    assert (draft.value("run_name"), draft.value("seed")) == ("a", 0)
+
+
+def test_what_is_typed_and_taken_away_again_is_no_step(draft: Draft, history: History):
+    draft.set("seed", 7)
+    draft.set("run_name", "a")
+    draft.set("run_name", "")
+    assert (history.count(), history.undoText()) == (1, "Seed")
+
+
+def test_two_turns_of_a_menu_are_two_steps(draft: Draft, history: History):
+    draft.set("train_type", "dora")
+    draft.set("train_type", "full")
+    history.undo()
+    assert draft.value("train_type") == "dora"
+
+
+def test_the_reward_table_is_undone_names_and_weights_together(draft: Draft, history: History):
+    before = draft.value("reward_functions")
+    draft.update({"reward_functions": ["r1_count_xml"], "reward_weights": [2.0]})
+    assert history.undoText() == "Reward functions"
+    history.undo()
+    assert (draft.value("reward_functions"), draft.value("reward_weights")) == (before, [])
+
+
+def test_opening_a_file_is_undone_with_the_file_behind_the_form(draft: Draft, history: History, tmp_path: Path):
+    (tmp_path / "a.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
+    (tmp_path / "b.yaml").write_text("model: a/b\ndata: a/b\nseed: 4\n")
+    draft.load(tmp_path / "a.yaml")
+    draft.load(tmp_path / "b.yaml")
+    assert history.undoText() == "Open b.yaml"
+    history.undo()
+    assert (draft.value("seed"), draft.path, draft.dirty) == (3, tmp_path / "a.yaml", False)
+    history.undo()
+    assert (draft.value("seed"), draft.path) == (0, None)
+    history.redo()
+    history.redo()
+    assert (draft.value("seed"), draft.path) == (4, tmp_path / "b.yaml")
+
+
+def test_undoing_past_a_save_leaves_the_form_unsaved(draft: Draft, history: History, tmp_path: Path):
+    draft.set("seed", 7)
+    draft.save(tmp_path / "c.yaml")
+    assert not draft.dirty
+    history.undo()
+    assert draft.path == tmp_path / "c.yaml"
+    assert draft.dirty, "the file says 7"
+    history.redo()
+    assert not draft.dirty
+
+
+def test_a_preset_and_a_new_config_are_one_step_each(draft: Draft, history: History):
+    before = draft.values()
+    dapo = next(preset for preset in presets() if preset.title == "DAPO")
+    draft.apply(dapo)
+    draft.reset()
+    assert (history.count(), history.undoText()) == (2, "New config")
+    history.undo()
+    assert history.undoText() == "DAPO"
+    assert draft.value("grpo_loss_type") == "dapo"
+    history.undo()
+    assert draft.values() == before
+
+
+def test_a_new_session_has_nothing_to_undo(draft: Draft, history: History, tmp_path: Path):
+    draft.set("seed", 7)
+    draft.flush()
+    draft.restore(None)
+    assert not history.canUndo()
+
+
+def test_every_setting_can_be_undone(draft: Draft, history: History):
+    before = draft.values()
+    for key in SETTINGS:
+        draft.set(key, "something else")
+    while history.canUndo():
+        history.undo()
+    assert draft.values() == before
+
+
+# In the window
+
+
+@pytest.fixture
+def window(tmp_path: Path, qtbot, monkeypatch: pytest.MonkeyPatch) -> Iterator[Window]:
+    (tmp_path / "demo.yaml").write_text("model: a/b\ndata: a/b\niters: 60\n")
+    monkeypatch.setattr(places, "demo_config", lambda: tmp_path / "demo.yaml")
+    session = Session(Prefs(tmp_path / "prefs"))
+    window = Window(session)
+    session.restore()
+    qtbot.addWidget(window)
+    window.resize(1280, 800)
+    with qtbot.waitActive(window):
+        window.show()
+        window.activateWindow()
+    window.show_page("train")
+    yield window
+    if session._service is not None:
+        session._service.close()
+
+
+def test_the_menu_names_what_it_would_undo(window: Window):
+    undo, redo = window.commands["undo"], window.commands["redo"]
+    assert not undo.isEnabled(), "the demo that the first launch shows is no edit"
+    window.session.draft.set("temperature", 0.5)
+    assert (undo.isEnabled(), undo.text()) == (True, "Undo Temp")
+    undo.trigger()
+    assert (undo.isEnabled(), redo.text()) == (False, "Redo Temp")
+    redo.trigger()
+    assert window.session.draft.value("temperature") == 0.5
+
+
+def test_the_keys_undo_the_form_and_not_the_letters_of_a_line(window: Window, qtbot):
+    field = window.pages["train"].form.fields["run_name"]
+    field.control.setFocus()
+    QTest.keyClicks(field.control, "first")
+    assert window.session.draft.value("run_name") == "first"
+    QTest.keyClick(field.control, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
+    assert (field.control.text(), window.session.draft.value("run_name")) == ("", "")
+    assert field.control.hasFocus(), "the cursor stays where it was"
+    QTest.keyClick(field.control, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier)
+    assert field.control.text() == "first"
+
+
+def test_prose_is_undone_by_the_form_too(window: Window):
+    field = window.pages["train"].form.fields["system_prompt"]
+    field.suggestion.click()
+    assert "<think>" in window.session.draft.value("system_prompt")
+    assert not field.suggestion.isVisible()
+    QTest.keyClick(field.control, Qt.Key.Key_Z, Qt.KeyboardModifier.ControlModifier)
+    assert (field.control.toPlainText(), window.session.draft.value("system_prompt")) == ("", "")
+
+
+def test_undo_from_elsewhere_shows_the_form(window: Window):
+    window.session.draft.set("seed", 5)
+    window.show_page("runs")
+    window.commands["undo"].trigger()
+    assert window.shown_page == "train"
+
+
+def test_the_file_that_undo_brings_back_is_the_one_of_the_next_launch(window: Window, tmp_path: Path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_text("model: a/b\ndata: a/b\n")
+        window.session.load_config(tmp_path / f"{name}.yaml")
+    window.commands["undo"].trigger()
+    assert window.session.prefs.config_file == tmp_path / "a.yaml"

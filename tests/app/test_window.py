@@ -1,0 +1,667 @@
+"""The frame: pages built when first shown, Run/Pause/Stop by state, questions on closing, files, themes, first launch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PySide6.QtCore import QMimeData, QObject, QPointF, Qt, QUrl, Signal
+from PySide6.QtGui import QAction, QColor, QDropEvent, QFileOpenEvent, QImage
+from PySide6.QtWidgets import QApplication
+
+import app.__main__ as start
+from app import theme
+from app.file_open_event import FileOpener
+from app.menus import MENUS, RUN_ACTIONS
+from app.model.prefs import Prefs
+from app.model.session import Session
+from app.pages import PAGES
+from app.widgets.form.preset_panel import PresetPanel
+from app.widgets.runs.state_chip import WORDS
+from app.window import NARROW, Window
+from backend.spec import first_choices, places
+from backend.spec.places import RunFolder, hold_lock, make_run_folder
+
+
+class FakeRun(QObject):
+    """A run as far as the window looks at it."""
+
+    changed = Signal()
+    state_changed = Signal(str)
+
+    def __init__(self, state: str = "running") -> None:
+        super().__init__()
+        self.state, self.said, self.problem = state, [], ""
+        self.step, self.iterations, self.eta_s = 12, 60, 75.0
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in ("starting", "running", "paused", "stopping")
+
+    def say(self, word: str) -> None:
+        self.said.append(word)
+
+    def latest(self, name: str) -> float | None:
+        return {"peak_memory_gb": 1.234}.get(name)
+
+    def become(self, state: str) -> None:
+        self.state = state
+        self.state_changed.emit(state)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "demo.yaml"
+    file.write_text("model: demo/model\ndata: demo/data\niters: 60\n")
+    monkeypatch.setattr(places, "demo_config", lambda: file)
+    return file
+
+
+@pytest.fixture
+def session(tmp_path: Path, demo: Path, qapp) -> Session:
+    return Session(Prefs(tmp_path / "prefs"))
+
+
+@pytest.fixture
+def window(session: Session, qtbot) -> Iterator[Window]:
+    window = Window(session)
+    qtbot.addWidget(window, before_close_func=lambda window: setattr(window.session, "run", None))
+    window.resize(1280, 800)
+    window.show()
+    yield window
+    if session._service is not None:
+        session._service.close()
+
+
+def look_at(session: Session, run: FakeRun) -> FakeRun:
+    session.run = run
+    run.state_changed.connect(session.run_state_changed)
+    session.run_changed.emit()
+    return run
+
+
+def enabled(window: Window) -> set[str]:
+    return {name for name in RUN_ACTIONS if window.commands[name].isEnabled()}
+
+
+# Pages
+
+
+def test_pages_are_built_when_first_shown(window: Window):
+    assert window.pages == {}
+    window.show_page("train")
+    page = window.pages["train"]
+    window.show_page("train")
+    assert window.pages == {"train": page}
+    assert window.sidebar.buttons["train"].isChecked()
+
+
+def test_an_unknown_page_is_an_error(window: Window):
+    with pytest.raises(KeyError, match="nowhere"):
+        window.show_page("nowhere")
+
+
+def test_find_goes_to_the_search_of_train(window: Window):
+    window.activateWindow()
+    window.commands["find"].trigger()
+    assert window.pages["train"].search.hasFocus()
+
+
+def test_the_sidebar_shows_icons_alone_in_a_narrow_window(window: Window, qtbot):
+    wide = window.sidebar.width()
+    window.resize(NARROW - 1, 700)
+    qtbot.waitUntil(lambda: window.sidebar.width() < wide)
+    window.resize(NARROW + 100, 700)
+    qtbot.waitUntil(lambda: window.sidebar.width() == wide)
+    window.commands["sidebar"].trigger()
+    assert window.sidebar.width() < wide
+    assert window.session.prefs.sidebar_collapsed
+
+
+def test_a_page_stands_in_the_middle_of_a_window_that_it_cannot_use(window: Window, qtbot):
+    window.resize(2560, 1440)
+    for entry in PAGES:
+        window.show_page(entry.key)
+        page = window.pages[entry.key]
+        qtbot.waitUntil(lambda page=page, entry=entry: page.width() <= entry.widest)
+        left, right = page.x(), window.stage.width() - page.x() - page.width()
+        assert abs(left - right) <= 1
+    window.resize(1280, 800)
+    qtbot.waitUntil(lambda: page.x() == 0 and page.width() == window.stage.width())
+
+
+# Menus
+
+
+def test_every_entry_finds_what_it_calls(window: Window):
+    entries = [entry for menu in MENUS.values() for entry in menu if entry]
+    for entry in entries:
+        page = next((page for page in PAGES if page.key == entry.page), None)
+        assert callable(getattr(page.load() if page else window, entry.slot)), entry.name
+
+
+def test_the_rewards_menu_goes_to_its_page_and_follows_what_it_can_do(window: Window, monkeypatch):
+    waiting = [entry.name for menu in MENUS.values() for entry in menu if entry and entry.waits]
+    assert len(waiting) > 4 and not any(window.commands[name].isEnabled() for name in waiting)
+    window.show_page("rewards")
+    page = window.pages["rewards"]
+    sampled: list[str] = []
+    monkeypatch.setattr(page, "sample", lambda: sampled.append(window.shown_page))
+    window.show_page("train")
+    window.commands["sample"].trigger()
+    assert sampled == ["rewards"]
+    page.able_changed.emit({"score": True})
+    assert window.commands["score"].isEnabled() and not window.commands["keep_case"].isEnabled()
+    monkeypatch.setattr(page.bench, "score", lambda: sampled.append("scored"))
+    window.commands["score"].trigger()
+    assert sampled[-1] == "scored"
+
+
+def test_every_action_has_a_shortcut_of_its_own(window: Window):
+    keys = [action.shortcut().toString() for action in window.commands.by_name.values()]
+    if "" in keys:  # Quit has none on platforms where the system gives it one
+        keys.remove("")
+    assert all(keys)
+    assert len(set(keys)) == len(keys)
+
+
+def test_every_entry_of_every_menu_shows_a_shortcut(window: Window):
+    entries = [action for menu in window.menuBar().actions() for action in menu.menu().actions()]
+    own = [action for action in entries if not action.isSeparator() and not action.menu()]
+    bare = [action.text() for action in own if action.shortcut().isEmpty()]
+    assert set(bare) <= {"Quit"}
+
+
+def test_copy_takes_what_is_chosen_where_the_cursor_is(window: Window):
+    window.activateWindow()
+    window.show_page("train")
+    search = window.pages["train"].search
+    search.setText("temperature")
+    search.setFocus()
+    search.selectAll()
+    window.commands["copy"].trigger()
+    assert QApplication.clipboard().text() == "temperature"
+
+
+def test_menus_lead_to_pages_and_themes(window: Window):
+    window.commands["train"].trigger()
+    assert "train" in window.pages
+    (dark,) = [
+        action for menu in window.menuBar().actions() for action in menu.menu().actions() if action.text() == "Dark"
+    ]
+    dark.trigger()
+    assert theme.is_dark()
+    assert window.session.prefs.theme == "dark"
+    window.set_theme("light")
+
+
+def test_icons_exist():
+    names = [page.icon for page in PAGES] + [entry.icon for menu in MENUS.values() for entry in menu if entry]
+    assert all((places.resources() / "icons" / f"{name}.svg").exists() for name in names if name)
+
+
+# The run
+
+
+def test_buttons_and_strip_follow_the_run(window: Window, session: Session):
+    assert enabled(window) == {"run"}
+    assert window.strip.state.text() == "No run"
+    run = look_at(session, FakeRun())
+    assert enabled(window) == {"pause", "stop", "save_now"}
+    assert window.strip.step.text() == "step 12 of 60"
+    assert window.strip.left.text().replace("\u202f", " ") == "1 min 15 s left"
+    assert window.strip.memory.text().replace("\u202f", " ") == "peak 1.23 GB"
+    run.become("paused")
+    assert window.commands["pause"].text() == "Resume"
+    run.become("stopping")
+    assert enabled(window) == set()
+    run.problem = "The dataset has no rows."
+    run.become("failed")
+    assert enabled(window) == {"run"}
+    assert window.strip.sentence.text() == "The dataset has no rows."
+    assert not window.strip.left.isVisible()
+
+
+def test_a_sentence_about_a_run_goes_with_what_it_said(window: Window, session: Session):
+    """“… is still training” stood beside “Finished”, and the problem of a failed run beside its resumed one."""
+    run = look_at(session, FakeRun("starting"))
+    session.message.emit("first is still training.")
+    run.become("running")
+    assert window.strip.sentence.text() == "first is still training."
+    run.become("finished")
+    assert window.strip.sentence.text() == ""
+    run.problem = "The dataset has no rows."
+    run.become("failed")
+    run.problem = ""
+    run.become("starting")
+    assert window.strip.sentence.text() == ""
+    run.problem = "It was killed."
+    run.become("crashed")
+    session.run = None
+    session.run_changed.emit()
+    assert window.strip.sentence.text() == ""
+
+
+@pytest.mark.parametrize("state", [state for state in WORDS if state])
+def test_every_state_has_a_word(window: Window, session: Session, state: str):
+    look_at(session, FakeRun(state))
+    assert window.strip.state.text() == WORDS[state]
+
+
+def test_the_buttons_say_their_word_to_the_run(window: Window, session: Session):
+    run = look_at(session, FakeRun())
+    window.commands["pause"].trigger()
+    run.become("paused")
+    window.commands["pause"].trigger()
+    window.commands["save_now"].trigger()
+    window.commands["stop"].trigger()
+    assert run.said == ["pause", "resume", "save", "stop"]
+
+
+def test_run_makes_a_folder_and_trains_what_the_form_says(session: Session, monkeypatch: pytest.MonkeyPatch):
+    started: list[tuple[str, RunFolder]] = []
+    monkeypatch.setattr("app.model.processes.start_training", lambda text, run: started.append((text, run)))
+    shown: list[str] = []
+    session.page_wanted.connect(shown.append)
+    session.restore()
+    session.draft.set("run_name", "first")
+    session.start_run()
+    ((text, folder),) = started
+    assert folder.path == places.runs_folder() / "first"
+    assert folder.path.is_dir()
+    assert "iters: 60" in text
+    assert session.run.folder.path == folder.path
+    assert shown == ["monitor"]
+    session.close_run()
+    assert session.run is None
+
+
+def test_a_runs_folder_that_cannot_be_made_is_one_sentence(session: Session, tmp_path: Path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "file" / "runs"))
+    said: list[str] = []
+    session.message.connect(said.append)
+    session.restore()
+    session.start_run()
+    assert len(said) == 1
+    assert "cannot be written" in said[0]
+    assert session.run is None
+
+
+def test_a_second_run_is_refused_while_one_is_live(window: Window, session: Session):
+    session.restore()
+    look_at(session, FakeRun())
+    session.start_run()
+    assert window.strip.sentence.text().startswith("One run at a time")
+
+
+def test_opening_finds_the_run_that_is_still_training(session: Session, qtbot):
+    old = make_run_folder("old")
+    old.config.write_text("model: a\n")
+    old.events.write_text(
+        '{"v": 1, "seq": 0, "t": 1.0, "kind": "finished", "step": 1, "reason": "", "sentence": "Done."}\n'
+    )
+    live = make_run_folder("live")
+    live.config.write_text("model: a\n")
+    handle = hold_lock(live)
+    try:
+        assert session.reattach()
+        assert session.run.folder.name == "live"
+        session.open_run(old.path)
+        qtbot.waitUntil(lambda: not session.run.is_live)
+        assert session.is_training, "also while another run is looked at"
+        session.stop_training()
+        assert live.control.read_text() == "stop"
+    finally:
+        os.close(handle)
+        session.close_run()
+    assert not session.is_training
+    assert not session.reattach()
+
+
+# Closing
+
+
+@pytest.mark.parametrize(("answer", "closes", "said"), [("keep", True, []), ("stop", True, ["stop"]), ("cancel", False, [])])  # fmt: skip
+def test_closing_while_a_run_is_live_asks(window: Window, session: Session, monkeypatch, answer, closes, said):
+    run = look_at(session, FakeRun())
+    monkeypatch.setattr(window, "ask_about_training", lambda: answer)
+    assert window.close() is closes
+    assert run.said == said
+
+
+def test_closing_without_a_live_run_asks_nothing(window: Window, session: Session, monkeypatch):
+    look_at(session, FakeRun("finished"))
+    monkeypatch.setattr(window, "ask_about_training", lambda: pytest.fail("asked"))
+    session.draft.set("seed", 5)
+    assert window.close()
+    assert "seed: 5" in session.prefs.draft_file.read_text(), "the form is on disk"
+
+
+def test_the_window_comes_back_as_it_was(window: Window, session: Session, qtbot):
+    window.resize(900, 640)
+    window.set_theme("dark")
+    window.close()
+    again = Window(Session(Prefs(session.prefs.folder)))
+    qtbot.addWidget(again)
+    assert again.height() < 700, "not the size of a first launch; the offscreen screen is too narrow to compare widths"
+    assert again.session.prefs.theme == "dark"
+
+
+# Files
+
+
+def test_a_config_dropped_on_the_window_opens(window: Window, tmp_path: Path, qtbot):
+    (tmp_path / "mine.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
+    mime = QMimeData()
+    mime.setUrls([QUrl.fromLocalFile(str(tmp_path / "mine.yaml"))])
+    buttons, keys = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
+    window.dropEvent(QDropEvent(QPointF(3, 3), Qt.DropAction.CopyAction, mime, buttons, keys))
+    qtbot.waitUntil(lambda: window.session.draft.value("seed") == 3)
+    assert window.document.text() == "mine.yaml"
+    assert "mine.yaml" in window.windowTitle()
+
+
+def drop(window: Window, path: Path) -> None:
+    mime = QMimeData()
+    mime.setUrls([QUrl.fromLocalFile(str(path))])
+    buttons, keys = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
+    window.dropEvent(QDropEvent(QPointF(3, 3), Qt.DropAction.CopyAction, mime, buttons, keys))
+
+
+def test_rows_dropped_anywhere_become_the_dataset_with_its_columns(window: Window, tmp_path: Path, qtbot):
+    """Beside a model of one's own nothing else changes."""
+    draft = window.session.draft
+    draft.update({"model": "me/mine", "iters": 7})
+    (tmp_path / "rows.csv").write_text("Question,Final Answer\n1+1,2\n")
+    window.show_page("runs")
+    drop(window, tmp_path / "rows.csv")
+    qtbot.waitUntil(lambda: draft.value("data") == str(tmp_path / "rows.csv"))
+    assert (draft.value("prompt_feature"), draft.value("answer_feature")) == ("Question", "Final Answer")
+    assert (draft.value("model"), draft.value("iters")) == ("me/mine", 7)
+    assert window.shown_page == "train"
+    assert window.strip.sentence.text() == "rows.csv: prompts from Question, answers from Final Answer."
+    assert window.history.undoText() == "Data rows.csv"
+
+
+def test_rows_dropped_on_the_demo_begin_a_form_for_them(window: Window, tmp_path: Path, qtbot, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "nothing"))
+    draft = window.session.draft
+    window.session.restore()
+    assert draft.is_demo
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "1+1", "output": "2"}\n')
+    drop(window, tmp_path / "rows.jsonl")
+    qtbot.waitUntil(lambda: draft.value("data") == str(tmp_path / "rows.jsonl"))
+    assert (draft.value("model"), draft.value("train_type")) == (first_choices.MODEL, "lora")
+    assert (draft.value("prompt_feature"), draft.value("answer_feature")) == ("instruction", "output")
+    assert "<answer>" in draft.value("system_prompt")
+    assert not draft.problems()
+    window.commands["undo"].trigger()
+    assert draft.is_demo
+
+
+def test_a_model_and_a_reward_file_find_their_fields(window: Window, tmp_path: Path, qtbot):
+    draft = window.session.draft
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "mine.py").write_text("")
+    drop(window, tmp_path / "model")
+    drop(window, tmp_path / "mine.py")
+    qtbot.waitUntil(lambda: draft.value("reward_functions_file") == str(tmp_path / "mine.py"))
+    assert draft.value("model") == str(tmp_path / "model")
+    before = draft.values()
+    drop(window, tmp_path / "picture.png")
+    qtbot.wait(20)
+    assert draft.values() == before
+
+
+def test_the_desktop_can_open_a_config(window: Window, tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
+    opener = FileOpener(window.open_path)
+    assert opener.eventFilter(window, QFileOpenEvent(str(tmp_path / "mine.yaml")))
+    assert window.session.draft.value("seed") == 3
+
+
+def test_recent_files_are_offered_newest_first_and_only_those_that_are_there(
+    window: Window, tmp_path: Path, monkeypatch
+):
+    for name in ("a", "b", "gone"):
+        (tmp_path / f"{name}.yaml").write_text("model: a/b\ndata: a/b\n")
+        window.open_path(tmp_path / f"{name}.yaml")
+    (tmp_path / "gone.yaml").unlink()
+    monkeypatch.setattr(window, "choose_save_path", lambda: tmp_path / "saved.yaml")
+    window.commands["save_as"].trigger()
+    menu = window.commands.recent
+    menu.aboutToShow.emit()
+    entries = [action for action in menu.actions() if not action.isSeparator()]
+    assert [action.text().split()[0] for action in entries[:-1]] == ["saved.yaml", "b.yaml", "a.yaml"]
+    entries[2].trigger()
+    assert window.document.text() == "a.yaml"
+    entries[-1].trigger()
+    assert window.session.prefs.recent_files == []
+
+
+def test_a_config_is_written_for_mlx_lm_lora_and_says_what_was_left_out(window: Window, tmp_path: Path, monkeypatch):
+    window.session.draft.update({"model": "a/b", "data": "a/b", "scale_rewards": "none"})
+    monkeypatch.setattr(window, "choose_export_path", lambda: tmp_path / "theirs.yaml")
+    window.commands["export_config"].trigger()
+    assert (
+        window.strip.sentence.text()
+        == "Wrote theirs.yaml. Left out, as mlx-lm-lora has no such setting: scale_rewards."
+    )
+    assert "lora_parameters:" in (tmp_path / "theirs.yaml").read_text()
+
+
+def test_presets_are_shown_and_taken(window: Window):
+    window.session.draft.update({"model": "a/b", "data": "a/b"})
+    window.show_page("train")
+    window.pages["train"].presets.click()
+    (panel,) = window.findChildren(PresetPanel)
+    panel.list.setCurrentRow(4)
+    panel.apply.click()
+    assert window.session.draft.value("importance_sampling_level") == "sequence"
+    assert window.history.undoText() == "GSPO"
+    assert window.strip.sentence.text() == "GSPO is set. Undo brings back what was there."
+
+
+def test_the_command_is_copied_from_the_menu(window: Window):
+    window.commands["copy_command"].trigger()
+    assert QApplication.clipboard().text() == window.session.draft.shown_command()
+
+
+def test_the_copied_command_runs_in_a_terminal_anywhere(session: Session, tmp_path: Path):
+    """Run does the same with a run folder of its own; here the form is one that `check` and `train` refuse alike."""
+    session.draft.update({"model": str(tmp_path), "data": "/nowhere.jsonl"})
+    session.draft.flush()
+    done = subprocess.run(session.draft.shown_command(), shell=True, capture_output=True, text=True, cwd=tmp_path, timeout=120)  # fmt: skip
+    assert done.returncode == 2
+    assert next(fault.sentence for fault in session.draft.problems() if fault.setting == "model") in done.stderr
+
+
+def test_two_windows_keep_a_form_each(tmp_path: Path, qapp):
+    one, other = Prefs(tmp_path / "shared"), Prefs(tmp_path / "shared")
+    assert (one.claim(), other.claim()) == (1, 2)
+    first, second = Session(one), Session(other)
+    first.draft.set("seed", 1)
+    second.draft.set("seed", 2)
+    first.draft.flush()
+    second.draft.flush()
+    assert "seed: 1\n" in one.draft_file.read_text()
+    assert "seed: 2\n" in other.draft_file.read_text()
+    one.release()
+    third = Prefs(tmp_path / "shared")
+    assert third.claim() == 1, "the form of a window that was closed is the next one's"
+
+
+def test_a_file_that_cannot_be_opened_is_a_sentence_in_the_strip(window: Window, tmp_path: Path):
+    (tmp_path / "bad.yaml").write_text("temprature: 1\n")
+    window.open_path(tmp_path / "bad.yaml")
+    assert window.strip.sentence.text() == "There is no setting temprature. Did you mean temperature?"
+
+
+def test_the_settings_of_a_run_come_into_the_form_and_are_not_saved_over(window: Window, tmp_path: Path, monkeypatch):
+    run = make_run_folder("old")
+    run.config.write_text("model: a/b\ndata: a/b\nseed: 3\n")
+    window.session.draft.set("seed", 9)
+    monkeypatch.setattr(window, "ask_about_edits", lambda: "cancel")
+    window.session.settings_wanted.emit(run)
+    assert window.session.draft.value("seed") == 9
+    monkeypatch.setattr(window, "ask_about_edits", lambda: "discard")
+    window.session.settings_wanted.emit(run)
+    assert window.session.draft.value("seed") == 3
+    assert window.session.draft.path is None, "Save must not write over the run's record"
+    assert window.stage.currentWidget() is window.pages["train"]
+
+
+@pytest.mark.parametrize(("answer", "seed"), [("cancel", 9), ("discard", 3), ("save", 3)])
+def test_edits_are_not_lost_unasked(window: Window, tmp_path: Path, monkeypatch, answer: str, seed: int):
+    (tmp_path / "other.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
+    window.session.draft.set("seed", 9)
+    monkeypatch.setattr(window, "ask_about_edits", lambda: answer)
+    monkeypatch.setattr(window, "choose_save_path", lambda: tmp_path / "kept.yaml")
+    window.open_path(tmp_path / "other.yaml")
+    assert window.session.draft.value("seed") == seed
+    assert (tmp_path / "kept.yaml").exists() is (answer == "save")
+
+
+def test_save_marks_the_form_as_saved(window: Window, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(window, "choose_save_path", lambda: tmp_path / "mine.yaml")
+    window.session.draft.set("seed", 9)
+    assert window.isWindowModified()
+    window.commands["save"].trigger()
+    assert not window.isWindowModified()
+    assert window.document.text() == "mine.yaml"
+    assert window.session.prefs.config_file == tmp_path / "mine.yaml"
+
+
+def test_a_place_that_cannot_be_written_is_a_sentence(window: Window, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(window, "choose_save_path", lambda: tmp_path / "no" / "where.yaml")
+    window.commands["save_as"].trigger()
+    assert "cannot be written" in window.strip.sentence.text()
+
+
+# First launch and later ones
+
+
+def test_the_first_launch_shows_the_demo(session: Session):
+    session.restore()
+    assert session.draft.is_demo
+    assert session.draft.path is None, "Save must not write over the bundled file"
+    assert not session.draft.problems()
+
+
+def test_a_missing_demo_is_said_and_the_defaults_shown(session: Session, demo: Path):
+    demo.unlink()
+    said: list[str] = []
+    session.message.connect(said.append)
+    session.restore()
+    assert said == [f"There is no file {demo}. The form shows the defaults."]
+
+
+def test_a_later_launch_shows_the_form_as_it_was(session: Session):
+    session.restore()
+    session.draft.set("temperature", "0.")
+    session.draft.flush()
+    again = Session(Prefs(session.prefs.folder))
+    again.restore()
+    assert again.draft.value("temperature") == "0."
+    assert not again.draft.is_demo
+
+
+def test_prefs_read_back_their_types(tmp_path: Path):
+    (tmp_path / "prefs.ini").write_text("[General]\nsidebar_collapsed=false\n")
+    assert Prefs(tmp_path).sidebar_collapsed is False, "an INI file holds the text false, and bool of that is True"
+
+
+# Light and dark
+
+
+def contrast(one: QColor, other: QColor) -> float:
+    """WCAG 2.1's ratio, 1 to 21."""
+
+    def luminance(colour: QColor) -> float:
+        parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour.getRgbF()[:3]]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("colours", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("role", ["text", "muted", "warning", "bad", "good", "accent", "kl", "clip", "length"])
+def test_words_can_be_read(colours: theme.Palette, role: str):
+    for ground in ("window", "card", "field"):
+        assert contrast(getattr(colours, role), getattr(colours, ground)) >= 4.5, ground
+    assert contrast(colours.text, colours.selection) >= 4.5
+    assert contrast(colours.accent_text, colours.accent) >= 4.5
+
+
+def test_a_change_of_theme_reaches_what_is_shown(window: Window, qapp: QApplication, qtbot):
+    window.set_theme("light")
+    window.show_page("train")
+    light = window.grab().toImage().pixelColor(300, 300)
+    with qtbot.waitSignal(theme.signals.changed):
+        window.set_theme("dark")
+    dark = window.grab().toImage().pixelColor(300, 300)
+    window.set_theme("light")
+    assert light.lightness() - dark.lightness() > 100
+
+
+def test_eight_rewards_have_eight_colours_and_the_ninth_is_dashed(qapp: QApplication):
+    assert len({theme.reward_colour(place).name() for place in range(8)}) == 8
+    assert theme.reward_pen(8).style() != theme.reward_pen(0).style()
+    assert theme.reward_pen(8).color() == theme.reward_pen(0).color()
+
+
+# Starting
+
+
+def test_without_a_display_the_demo_runs_in_the_terminal(monkeypatch, capsys):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    called: list[list[str]] = []
+
+    def execve(program: str, command: list[str], environment: dict[str, str]) -> None:
+        called.append(command)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execve", execve)
+    with pytest.raises(SystemExit):
+        start.main([])
+    assert capsys.readouterr().out == "No display was found, so the demo runs here in the terminal.\n"
+    assert called[0][-3:] == ["-m", "backend", "demo"]
+
+
+def test_a_bundled_app_is_its_own_trainer(monkeypatch):
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    seen: list[list[str]] = []
+    fake = SimpleNamespace(main=lambda: seen.append(list(sys.argv)))
+    monkeypatch.setitem(sys.modules, "backend.__main__", fake)
+    assert start.main(["--backend", "check", "c.yaml"]) == 0
+    assert seen == [["grpo-studio-backend", "check", "c.yaml"]]
+
+
+def test_a_picture_of_a_page(tmp_path: Path):
+    picture = tmp_path / "train.png"
+    arguments = ["--screenshot", str(picture), "--page", "train", "--theme", "dark", "--size", "900x620"]
+    done = subprocess.run(
+        [sys.executable, "-m", "app", *arguments], capture_output=True, text=True, timeout=60, cwd=places.project_root()
+    )
+    assert done.returncode == 0, done.stderr
+    image = QImage(str(picture))
+    assert (image.width(), image.height()) == (900, 620)
+    assert image.pixelColor(450, 590).lightness() < 100
+
+
+def test_toolbar_shows_the_four_words_in_their_order(window: Window):
+    shown = [action.text() for action in window.toolbar.actions() if isinstance(action, QAction) and action.text()]
+    assert shown == ["Run", "Pause", "Stop", "Save now"]

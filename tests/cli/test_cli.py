@@ -1,0 +1,511 @@
+"""The command line: what cannot be is said in one sentence with exit code 2 and leaves nothing behind; the rest works."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from backend.__main__ import app
+from backend.spec.command import backend_command, backend_environment
+from backend.spec.config import load
+from backend.spec.events import read_events
+from backend.spec.places import RunFolder, all_runs, hold_lock, project_root
+from backend.spec.rewards.catalog import DEFAULT_REWARDS
+from tests.support import small_run
+
+VERBS = app()
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and rows that work; `write` and `call` make settings of them."""
+    folder = tmp_path_factory.mktemp("parts")
+    small_run.settings_for(folder)
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The runs folder, not made yet; the test stands in an empty folder of its own."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(VERBS, [str(one) for one in arguments])
+
+
+def well(*arguments: object) -> Result:
+    """Call a verb that must exit with 0."""
+    result = call(*arguments)
+    assert result.exit_code == 0, (result.output, result.stderr, result.exception)
+    return result
+
+
+def refused(*arguments: object) -> str:
+    """Call a verb that must exit with 2; the one line that it says, on stderr."""
+    result = call(*arguments)
+    assert isinstance(result.exception, SystemExit) and result.exit_code == 2, (result.output, result.exception)
+    assert result.stdout == "" and "Traceback" not in result.stderr
+    (line,) = result.stderr.splitlines()
+    assert line.endswith((".", "?"))
+    return line
+
+
+def config(parts: Path, folder: Path, **changes: Any) -> Path:
+    return small_run.write_config(folder / "config.yaml", small_run.settings_for(parts, **changes))
+
+
+# ── bad input ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _file(name: str, text: str) -> Callable[[Path], str]:
+    def make(folder: Path) -> str:
+        (folder / name).write_text(text)
+        return str(folder / name)
+
+    return make
+
+
+def _model(change: Callable[[Path], None]) -> Callable[[Path], str]:
+    def make(folder: Path) -> str:
+        made = folder / "broken-model"
+        shutil.copytree(small_run.settings_for(folder.parent / "shared")["model"], made)
+        change(made)
+        return str(made)
+
+    return make
+
+
+def _quantised(model: Path) -> None:
+    about = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(about | {"quantization": {"bits": 4, "group_size": 32}}))
+
+
+def _weightless(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+
+
+def _of_no_kind(model: Path) -> None:
+    (model / "config.json").write_text('{"model_type": "qwen2.5-odd"}')
+
+
+def _unconfigured(model: Path) -> None:
+    (model / "config.json").unlink()
+
+
+def _garbled(model: Path) -> None:
+    (model / "config.json").write_text("[]")
+
+
+def _without_tokens(model: Path) -> None:
+    (model / "tokenizer.json").write_text("{")
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "missing model": ({"model": "/nowhere/model"}, "model: There is no model /nowhere/model: it is neither a folder nor an"),
+    "model without config": ({"model": _model(_unconfigured)}, "config.json is missing."),
+    "model without weights": ({"model": _model(_weightless)}, "holds no weights: model*.safetensors is missing."),
+    "model of no known kind": ({"model": _model(_of_no_kind)}, "is of the kind qwen2.5-odd, which this version of mlx-lm"),
+    "model with a garbled config": ({"model": _model(_garbled)}, "is not a model's configuration."),
+    "model with a broken tokenizer": ({"model": _model(_without_tokens)}, "cannot be loaded"),
+    "model quantised twice": ({"model": _model(_quantised), "quantization": 8}, "is quantised already; choose None to train"),
+    "full training of packed weights": ({"model": _model(_quantised), "train_type": "full"}, "packed weights cannot learn"),
+    "missing dataset": ({"data": "/nowhere/rows.jsonl"}, "data: There is no file or folder /nowhere/rows.jsonl."),
+    "empty dataset": ({"data": _file("empty.jsonl", "")}, "has no rows to train on."),
+    "missing answer column": (
+        {"data": _file("a.jsonl", '{"prompt": "x", "solution": "y"}\n'), "reward_functions": ["r1_accuracy"], "reward_weights": []},
+        "answer_feature: There is no column answer; ",
+    ),
+    "missing prompt column": ({"data": _file("a.jsonl", '{"question": "x"}\n')}, "prompt_feature: There is no column prompt; "),
+    "broken line": ({"data": _file("a.jsonl", '{"prompt": "x"}\n{"prompt"\n')}, "data: The JSON in line 2 of "),
+    "prompts too long": ({"max_seq_length": 7}, "max_seq_length: Every prompt is longer than what Max Seq leaves"),
+    "test split wanted and absent": ({"test": True}, "test: Evaluate test split is on, and "),
+    "unknown reward": (
+        {"reward_functions": ["r1_acuracy_reward_func"], "reward_weights": []},
+        "reward_functions: There is no reward function r1_acuracy_reward_func; the nearest is r1_accuracy_reward_func, and",
+    ),
+    "reward file with a syntax error": ({"reward_functions_file": _file("mine.py", "x = 1\ndef f(:\n")}, "a syntax error on line 2"),
+    "missing reward file": ({"reward_functions_file": "/nowhere/mine.py"}, "There is no file /nowhere/mine.py."),
+    "wrong number of weights": ({"reward_weights": [1.0, 2.0, 3.0]}, "reward_weights: There are 3 reward weights for 2 reward functions"),
+    "temperature 0": ({"temperature": 0}, "temperature: Temp must be above 0, not 0."),
+    "group size 1": ({"group_size": 1}, "group_size: Group must be at least 2, not 1."),
+    "negative learning rate": ({"learning_rate": -1}, "learning_rate: Learning rate must be above 0, not -1."),
+    "unknown key": ({"temprature": 1}, "temprature: There is no setting temprature. Did you mean temperature?"),
+    "not built yet": ({"tools": ["a"]}, "tools: Tools (tools) is not built yet"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_sentence_and_leaves_nothing(name: str, parts: Path, runs: Path, tmp_path: Path) -> None:
+    made = {key: value(tmp_path) if callable(value) else value for key, value in BAD[name][0].items()}
+    file = config(parts, tmp_path, **made)
+    before = sorted(tmp_path.rglob("*"))
+    said = refused("train", file)
+    assert BAD[name][1] in said
+    assert refused("check", file) == said
+    assert sorted(tmp_path.rglob("*")) == before and not runs.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("- a\n", "must hold settings as “key: value” lines, but it holds a list."),
+        ("a: [", "is not valid YAML at line"),
+    ],
+)
+def test_a_config_that_is_none_is_one_sentence(text: str, says: str, runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    assert says in refused("train", tmp_path / "bad.yaml") and says in refused("check", tmp_path / "bad.yaml")
+    assert "There is no file" in refused("train", tmp_path / "none.yaml")
+    assert not runs.exists()
+
+
+def test_a_runs_folder_that_cannot_be_written_is_one_sentence(parts: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file")
+    for folder in (tmp_path / "file", tmp_path / "file" / "deeper"):
+        said = refused("train", config(parts, tmp_path), "--runs-dir", folder)
+        assert said == f"runs_dir: The runs folder {folder} cannot be written: Not a directory."
+    assert (tmp_path / "file").read_text() == "a file"
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "..", ".hidden", "a:b", "x" * 200])
+def test_a_name_that_is_no_folder_name_is_refused(name: str, parts: Path, runs: Path, tmp_path: Path) -> None:
+    assert refused("train", config(parts, tmp_path), "--name", name).startswith("run_name: The run folder name m")
+    assert not runs.exists()
+
+
+def test_every_problem_is_said_at_once(parts: Path, tmp_path: Path) -> None:
+    file = config(parts, tmp_path, temperature=0, group_size=1, data="/nowhere.jsonl", unknown=1)
+    result = call("check", file)
+    assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["unknown", "group_size", "temperature"]
+    file = config(parts, tmp_path, model="/nowhere", data="/nowhere.jsonl", reward_functions=["a", "b"])
+    result = call("check", file)
+    said = [line.partition(":")[0] for line in result.stderr.splitlines()]
+    assert said == ["model", "data", "reward_functions", "reward_functions"] and result.exit_code == 2
+
+
+# ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_check_speaks_json(parts: Path, tmp_path: Path) -> None:
+    assert json.loads(well("check", config(parts, tmp_path), "--json").stdout) == []
+    assert well("check", config(parts, tmp_path)).stdout == "Nothing is wrong with these settings.\n"
+    result = call("check", config(parts, tmp_path, temperature=0), "--json")
+    assert result.exit_code == 2 and result.stderr == ""
+    assert json.loads(result.stdout) == [{"setting": "temperature", "sentence": "Temp must be above 0, not 0."}]
+
+
+def test_check_looks_at_the_columns_of_every_split(parts: Path, tmp_path: Path) -> None:
+    small_run.write_rows(tmp_path / "data" / "train.jsonl")
+    (tmp_path / "data" / "valid.jsonl").write_text('{"question": "x", "answer": "y"}\n')
+    said = refused("check", config(parts, tmp_path, data=str(tmp_path / "data")))
+    assert said.startswith("prompt_feature: There is no column prompt; ") and "valid.jsonl" in said
+
+
+MINE = '''
+from mlx_lm_lora.trainer.grpo_reward_functions import register_reward_function
+
+@register_reward_function("shout")
+def shout(prompts, completions, answer, types=None):
+    """1.0 for capitals."""
+    return [float(text.isupper()) for text in completions]
+
+@register_reward_function("silent")
+def silent(prompts, completions, answer, types=None):
+    return [None for _ in completions]
+
+@register_reward_function("broken")
+def broken(prompts, completions, answer, types=None):
+    return [1 / 0 for _ in completions]
+'''
+
+
+def test_reward_functions_are_listed_without_being_run(tmp_path: Path) -> None:
+    built_in = [one["name"] for one in json.loads(well("rewards", "list", "--json").stdout)]
+    assert built_in[:5] == list(DEFAULT_REWARDS)
+    (tmp_path / "mine.py").write_text(MINE + f"\nopen({str(tmp_path / 'was run')!r}, 'w')\n")
+    listed = json.loads(well("rewards", "list", "--file", tmp_path / "mine.py", "--json").stdout)
+    assert [one["name"] for one in listed] == [*built_in, "shout", "silent", "broken"]
+    assert listed[-3]["scores"] == "1.0 for capitals." and not (tmp_path / "was run").exists()
+    assert "shout" in well("rewards", "list", "--file", tmp_path / "mine.py").stdout
+    (tmp_path / "bad.py").write_text("def f(:")
+    assert "syntax error on line 1" in refused("rewards", "list", "--file", tmp_path / "bad.py")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Callable[..., list[object]]:
+    """The arguments that score two completions with functions of one's own."""
+    (tmp_path / "mine.py").write_text(MINE)
+    rows = [{"prompt": "p", "completion": "LOUD", "answer": "1"}, {"prompt": "p", "completion": "soft", "answer": "1"}]
+    (tmp_path / "given.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def arguments(*names: str, **more: Any) -> list[object]:
+        raw = {"reward_functions_file": "mine.py", "reward_functions": list(names)} | more
+        file = small_run.write_config(tmp_path / "rewards.yaml", raw)
+        return ["rewards", "score", file, "--completions", tmp_path / "given.jsonl"]
+
+    return arguments
+
+
+def test_given_completions_are_scored(bench: Callable[..., list[object]]) -> None:
+    """Of the settings only those of the rewards matter: there is no model and no dataset here."""
+    said = well(*bench("shout", "silent", reward_weights=[2.0, 1.0], temperature=0), "--json").stdout.splitlines()
+    assert json.loads(said[-1]) == {
+        "rows": [{"scores": {"shout": 1.0, "silent": None}, "reward": 2.0}, {"scores": {"shout": 0.0, "silent": None}, "reward": 0.0}]
+    }  # fmt: skip
+    assert well(*bench("shout", "silent")).stdout == "1  shout 1  silent –\n0  shout 0  silent –\n"
+    assert well(*bench("silent")).stdout == "–  silent –\n–  silent –\n"
+
+
+def test_scoring_that_cannot_be_is_one_sentence(bench: Callable[..., list[object]], tmp_path: Path) -> None:
+    assert "The reward function broken of mine.py raised ZeroDivisionError" in refused(*bench("broken"), "--json")
+    assert "There is no reward function shuot; the nearest is shout" in refused(*bench("shuot"))
+    assert "There is no setting reward_weight" in refused(*bench("shout", reward_weight=[1.0]))
+    assert "There are 2 reward weights for 1 reward functions" in refused(*bench("shout", reward_weights=[1, 2]))
+    (tmp_path / "given.jsonl").write_text('{"prompt": "p"}\n')
+    assert "Line 1 of " in refused(*bench("shout"))
+    (tmp_path / "given.jsonl").unlink()
+    assert refused(*bench("shout")).startswith("completions: ")
+
+
+# ── training ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_run_from_a_file_and_what_can_be_done_with_it(parts: Path, runs: Path, tmp_path: Path) -> None:
+    assert json.loads(well("runs", "--json").stdout) == [] and "There are no runs yet." in well("runs").stdout
+    file = config(parts, tmp_path, num_iterations=2)
+    said = well("train", file, "--name", "mine", "--set", "iters=2", "--set", "learning_rate=1e-4").stdout.splitlines()
+    run = RunFolder(runs / "mine")
+    assert said[0] == str(run.path) and said[-1] == "Finished after 2 steps."
+    settings = load(run.config)
+    assert (settings.iters, settings.learning_rate, settings.run_name) == (2, 1e-4, "mine")
+    assert small_run.kinds(run) == ["started", "step", "step", "checkpoint", "finished"] and "step 2" not in said
+    assert "Finished after 2 steps." not in run.log.read_text() and "BLAS" in run.log.read_text()
+
+    (row,) = json.loads(well("runs", "--json").stdout)
+    assert (row["name"], row["state"], row["step"], row["iterations"]) == ("mine", "finished", 2, 2)
+    assert row["sentence"] == "Finished after 2 steps." and "mine" in well("runs").stdout
+
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    assert well("resume", "mine").stdout == "The run mine has finished; there is nothing to resume.\n"
+    assert "The run mine exists already" in refused("train", file, "--name", "mine", "--set", "iters=9")
+    assert "The run mine has a diary already" in refused("train", "--run", run.path)
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+    scored = well("rewards", "score", run.config, "--completions", run.completions, "--json").stdout.splitlines()
+    rows = [one for line in run.completions.read_text().splitlines() for one in json.loads(line)["completions"]]
+    assert [(one["scores"], one["reward"]) for one in json.loads(scored[-1])["rows"]] == [
+        (one["rewards"], one["reward"]) for one in rows
+    ]
+
+
+def test_without_a_name_each_run_has_a_folder_of_its_own(parts: Path, runs: Path, tmp_path: Path) -> None:
+    folders = [well("train", config(parts, tmp_path, iters=1)).stdout.splitlines()[0] for _ in range(2)]
+    assert len(set(folders)) == 2 and all(Path(one).name.startswith(f"{parts.name}-lora-grpo-") for one in folders)
+    assert len(list(all_runs())) == 2
+
+
+def test_a_stream_is_the_diary_and_nothing_else(parts: Path, runs: Path, tmp_path: Path) -> None:
+    said = well("train", config(parts, tmp_path), "--name", "streamed", "--stream").stdout.splitlines()
+    assert [json.loads(line) for line in said] == list(read_events(runs / "streamed" / "events.jsonl"))
+
+
+def test_a_run_in_a_folder_that_the_window_made(parts: Path, runs: Path, tmp_path: Path) -> None:
+    file = config(parts, runs / "made", iters=1)
+    well("train", "--run", file.parent)
+    assert small_run.kinds(RunFolder(file.parent))[-1] == "finished"
+    (runs / "bare").mkdir()
+    assert "holds no config.yaml" in refused("train", "--run", runs / "bare")
+    assert "--set, --name and --runs-dir go with a YAML file" in refused("train", "--run", runs / "bare", "--name", "x")
+    assert "Give either a YAML file or --run" in refused("train", file, "--run", file.parent)
+    assert "Give either a YAML file or --run" in refused("train")
+
+
+def test_a_mistake_in_a_folder_that_the_window_made_is_in_its_diary(parts: Path, runs: Path) -> None:
+    """The window sees nothing but the folder."""
+    file = config(parts, runs / "made", temperature=0, group_size=1)
+    result = call("train", "--run", file.parent)
+    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 2
+    (event,) = read_events(runs / "made" / "events.jsonl")
+    assert (event["kind"], event["step"]) == ("failed", 0)
+    assert event["sentence"] == "Group must be at least 2, not 1. Temp must be above 0, not 0."
+
+
+def test_a_reward_that_fails_ends_the_run_with_its_name_and_everything_before_it_saved(
+    parts: Path, runs: Path, tmp_path: Path
+) -> None:
+    text = MINE.replace(
+        "return [1 / 0", "broken.calls = getattr(broken, 'calls', 0) + 1\n    return [1 / (broken.calls < 3)"
+    )
+    (tmp_path / "mine.py").write_text(text)
+    file = config(parts, tmp_path, reward_functions=["broken"], reward_weights=[], reward_functions_file="mine.py")
+    result = call("train", file, "--name", "sad")
+    assert result.exit_code == 2 and "Traceback" not in result.stderr
+    assert "The reward function broken of mine.py raised ZeroDivisionError" in result.stderr.splitlines()[-1]
+    run = RunFolder(runs / "sad")
+    assert [kind for kind in small_run.kinds(run) if kind != "note"] == [
+        "started",
+        "step",
+        "step",
+        "checkpoint",
+        "failed",
+    ]
+    assert (run.checkpoints / "000002" / "state.json").exists()
+    (tmp_path / "mine.py").write_text(MINE.replace("1 / 0", "1.0"))
+    assert well("resume", "sad").stdout.splitlines()[-1] == "Finished after 3 steps."
+    assert small_run.steps(run) == [1, 2, 3]
+
+
+def test_a_run_that_never_began_starts_over(parts: Path, runs: Path) -> None:
+    file = config(parts, runs / "young", iters=1)
+    well("resume", "young")
+    assert small_run.steps(RunFolder(file.parent)) == [1]
+
+
+def test_what_is_not_there_cannot_be_resumed_or_exported(runs: Path) -> None:
+    assert refused("resume", "nothing").startswith("run: There is no run nothing")
+    assert refused("export", "nothing", "--to", "folder").startswith("run: There is no run nothing")
+    assert call("export", "nothing", "--to", "nowhere").exit_code == 2
+
+
+def test_interrupting_works_again_once_training_is_over(parts: Path, runs: Path, tmp_path: Path) -> None:
+    """The demo measures accuracy after training; Ctrl-C must end that too."""
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    well("train", config(parts, tmp_path, iters=1))
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+# ── --set ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("written", "change", "key", "meant"),
+    [
+        ({"learning_rate": 1e-5}, "learning_rate=1e-4", "learning_rate", 1e-4),
+        ({"group_size": 2}, "num_generations=3", "group_size", 3),
+        ({"num_generations": 2, "group_size": None}, "group_size=3", "group_size", 3),
+        ({"lora_parameters": {"rank": 4}, "rank": None}, "rank=3", "rank", 3),
+        ({"lr_schedule": {"name": "cosine_decay", "arguments": [1e-4, 9]}}, "learning_rate=1e-3", "learning_rate", 1e-3),
+        ({"epsilon_high": 0.3}, "epsilon_high=", "epsilon_high", None),
+        ({}, "reward_weights=[2, 0.5]", "reward_weights", [2.0, 0.5]),
+        ({}, "reward_functions=r1_int,r1_count_xml", "reward_functions", ["r1_int", "r1_count_xml"]),
+        ({}, "system_prompt=Answer: yes or no", "system_prompt", "Answer: yes or no"),
+        ({}, "run_name=007", "run_name", "007"),
+        ({}, "stop=</answer>", "stop", ["</answer>"]),
+        ({}, "chat_template_kwargs={enable_thinking: true}", "chat_template_kwargs", {"enable_thinking": True}),
+        ({}, "fuse=false", "fuse", False),
+    ],
+)  # fmt: skip
+def test_a_change_goes_over_the_file_in_whatever_words(
+    parts: Path, runs: Path, tmp_path: Path, written: dict[str, Any], change: str, key: str, meant: Any
+) -> None:
+    well("train", config(parts, tmp_path, iters=1, **written), "--set", change)
+    (run,) = all_runs()
+    assert getattr(load(run.config), key) == meant
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("group_size", "set: --set group_size must be written as key=value."),
+        ("reward_weights=[1,", "reward_weights: --set reward_weights=[1, cannot be read: [1, is no YAML value."),
+        ("temprature=1", "temprature: There is no setting temprature. Did you mean temperature?"),
+        ("temperature=0", "temperature: Temp must be above 0, not 0."),
+    ],
+)
+def test_a_change_that_cannot_be_is_one_sentence(parts: Path, runs: Path, tmp_path: Path, change: str, says: str) -> None:  # fmt: skip
+    assert refused("train", config(parts, tmp_path), "--set", change) == says
+    assert not runs.exists()
+
+
+def test_a_run_can_be_read_from_anywhere(parts: Path, runs: Path, tmp_path: Path) -> None:
+    """Paths on the command line are relative to where we stand; in the run's own config.yaml they must be absolute."""
+    small_run.write_rows(Path("mine.jsonl"))
+    well("train", config(parts, tmp_path, iters=1), "--set", "data=mine.jsonl")
+    (run,) = all_runs()
+    assert yaml.safe_load(run.config.read_text())["data"] == str(Path("mine.jsonl").absolute())
+
+
+# ── real processes ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_our_backend_runs_even_where_another_backend_lies(parts: Path, tmp_path: Path) -> None:
+    """`python -m backend` would run the one in the working directory."""
+    (tmp_path / "backend").mkdir()
+    for name in ("__init__", "__main__"):
+        (tmp_path / "backend" / f"{name}.py").write_text("print('not ours')\nraise SystemExit(7)\n")
+    file = config(parts, tmp_path, temperature=0)
+    command = backend_command("train", str(file))
+    ours = subprocess.run(command, cwd=tmp_path, env=backend_environment(), capture_output=True, text=True, timeout=60)
+    assert (ours.returncode, ours.stdout, ours.stderr) == (2, "", "temperature: Temp must be above 0, not 0.\n")
+    naive = [part for part in command if part != "-P"]
+    theirs = subprocess.run(naive, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=60)
+    assert theirs.stdout == "not ours\n", "or this test shows nothing"
+
+
+@contextmanager
+def training(file: Path) -> Iterator[subprocess.Popen[str]]:
+    """A real process that trains in the folder of `file` and has done its first step."""
+    command = backend_command("train", "--run", str(file.parent), "--stream")
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=backend_environment()
+    )
+    try:
+        assert child.stdout
+        assert any('"kind": "step"' in line for line in child.stdout), child.communicate()
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_a_second_writer_is_refused_and_a_killed_run_is_told_from_a_live_one(parts: Path, runs: Path) -> None:
+    file = config(parts, runs / "live", iters=100_000)
+
+    def state() -> str:
+        return json.loads(well("runs", "--json").stdout)[0]["state"]
+
+    with training(file) as child:
+        assert state() == "running"
+        result = call("resume", "live")
+        assert result.exit_code == 2
+        assert "The run live is being trained by another process; stop that one first." in result.stderr
+        assert "has a diary already" in refused("train", "--run", file.parent)
+        assert state() == "running" and child.poll() is None
+        child.send_signal(signal.SIGKILL)
+        child.wait(10)
+        assert state() == "crashed"
+    events = list(read_events(file.parent / "events.jsonl"))
+    assert [event["seq"] for event in events] == list(range(len(events))), "the second one wrote nothing"
+
+
+def test_a_name_whose_run_is_starting_is_refused_and_its_settings_stay(parts: Path, runs: Path, tmp_path: Path) -> None:
+    file = config(parts, runs / "young", iters=5)
+    before = file.read_text()
+    handle = hold_lock(RunFolder(file.parent))
+    assert "exists already" in refused("train", config(parts, tmp_path), "--name", "young")
+    os.close(handle)
+    assert file.read_text() == before
+
+
+def test_versions_are_told_by_a_real_process() -> None:
+    told = subprocess.run(
+        [sys.executable, "-P", "-m", "backend", "--version"], env=backend_environment(), cwd=project_root() / "tests",
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert told.returncode == 0 and {"python", "mlx", "mlx-lm", "device", "BLAS"} <= {line.split()[0] for line in told.stdout.splitlines()}  # fmt: skip

@@ -1,0 +1,396 @@
+"""What the Dataset page is told: rows, columns, splits and gaps of every kind of file, faults in the words of `check`, and
+prompts that are token for token those of training."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from backend.data import preview as previews
+from backend.data import prompt_preview
+from backend.data.prompts import TokenizedPrompts
+from backend.data.rows import read_splits
+from backend.run.preflight import check
+from backend.serve import dataset_questions
+from backend.serve.call import Cancelled, QuestionCall
+from backend.serve.questions import QUESTIONS
+from backend.spec.config import parse
+from backend.spec.faults import Mistake
+from tests.support.random_models import CHAT_TEMPLATE, tiny_tokenizer
+from tests.support.small_run import settings_for
+
+ROWS = [
+    {"question": "What is 1 plus 1?", "solution": "2", "topic": "sums"},
+    {"question": "What is 1 plus 2?", "solution": "", "topic": "sums"},
+    {"question": "What is 1 plus 1?", "solution": "2", "topic": "sums"},
+]
+MAPPED = {"prompt_feature": "question", "answer_feature": "solution"}
+
+
+def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
+    if path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            table = csv.DictWriter(file, list(rows[0]))
+            table.writeheader()
+            table.writerows(rows)
+    elif path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return tiny_tokenizer(tmp_path / "model-files")  # a tokenizer is all of a model that a preview needs
+
+
+@pytest.fixture
+def ask(tmp_path: Path, model: Path):
+    """Ask a question as the loop would."""
+    (model / "config.json").write_text("{}")
+    told: list[dict[str, Any]] = []
+
+    def asked(question: str, settings: dict[str, Any], **more: Any) -> Any:
+        call = QuestionCall(told.append)
+        settings = {"model": str(model)} | settings
+        return QUESTIONS[question].handler()({"settings": settings, "split": "train"} | more, call)
+
+    asked.told = told
+    return asked
+
+
+# ── what there is ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_a_file_of_every_kind_is_looked_into(ask, tmp_path: Path, suffix: str) -> None:
+    file = write(tmp_path / f"rows{suffix}")
+    said = ask("preview", MAPPED | {"data": str(file)})
+    assert (said["absent"], said["form"], said["faults"], said["likely"]) == (False, "file", [], {})
+    assert said["splits"] == {"train": {"rows": 3, "source": str(file), "unanswered": 1, "repeated": 1}}
+    assert [(one["name"], one["kind"], one["example"]) for one in said["columns"]] == [
+        ("question", "text", "What is 1 plus 1?"), ("solution", "text", "2"), ("topic", "text", "sums")]  # fmt: skip
+    rows = ask("preview_rows", MAPPED | {"data": str(file)}, start=1, count=100)
+    assert rows["rows"] == [dict(row) for row in ROWS[1:]]
+
+
+def test_a_folder_has_the_splits_it_has_files_for(ask, tmp_path: Path) -> None:
+    for name, rows in (("train.jsonl", ROWS), ("validation.csv", ROWS[:1]), ("exam.json", ROWS[:2])):
+        write(tmp_path / name, rows)
+    (tmp_path / "notes.txt").write_text("no data")
+    said = ask("preview", MAPPED | {"data": str(tmp_path), "test_split": "exam"})
+    assert said["form"] == "folder" and said["names"] == ["exam", "train", "validation"]
+    assert {split: (about["rows"], Path(about["source"]).name) for split, about in said["splits"].items()} == {
+        "train": (3, "train.jsonl"), "valid": (1, "validation.csv"), "test": (2, "exam.json")}  # fmt: skip
+    missing = ask("preview", MAPPED | {"data": str(tmp_path), "train_split": "learn"})
+    assert missing["names"] == ["exam", "train", "validation"], "what there is can still be chosen"
+    assert [fault["setting"] for fault in missing["faults"]] == ["data"]
+
+
+def test_rows_held_out_of_train_are_a_split_without_a_file(ask, tmp_path: Path) -> None:
+    said = ask("preview", MAPPED | {"data": str(write(tmp_path / "rows.jsonl")), "validation_split": 0.34})
+    assert {split: (about["rows"], bool(about["source"])) for split, about in said["splits"].items()} == {
+        "train": (2, True), "valid": (1, False)}  # fmt: skip
+
+
+def test_cells_are_told_by_what_they_hold(ask, tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Yes?"}]
+    rows = [{"prompt": chat, "answer": None, "n": 1, "yes": True, "tags": ["a"], "more": {"b": 1}}]
+    data = str(write(tmp_path / "rows.jsonl", rows))
+    kinds = {one["name"]: one["kind"] for one in ask("preview", {"data": data})["columns"]}
+    assert kinds == {
+        "prompt": "messages", "answer": "empty", "n": "number", "yes": "yes or no", "tags": "list", "more": "object"}  # fmt: skip
+    cells = ask("preview_rows", {"data": data}, start=0, count=1)["rows"][0]
+    assert cells["prompt"] == "user: Hello\nassistant: Yes?" and cells["answer"] == "" and cells["more"] == '{"b": 1}'
+
+
+def test_a_table_is_sent_the_beginning_of_a_long_cell(ask, tmp_path: Path) -> None:
+    data = str(write(tmp_path / "rows.jsonl", [{"prompt": "x" * 100_000, "answer": "1"}]))
+    assert len(ask("preview_rows", {"data": data}, start=0, count=1)["rows"][0]["prompt"]) == dataset_questions.CELL
+    assert len(ask("preview_row", {"data": data}, index=0)["cells"][0]["text"]) == dataset_questions.FULL_CELL
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["question", "solution"], {"prompt_feature": "question", "answer_feature": "solution"}),
+        (["Problem", "Expected_Answer", "id"], {"prompt_feature": "Problem", "answer_feature": "Expected_Answer"}),
+        (["user_query", "gold_label"], {"prompt_feature": "user_query", "answer_feature": "gold_label"}),
+        (["prompt", "target"], {"answer_feature": "target"}),
+        (["a", "b"], {}),
+        (["prompt", "answer", "question"], {}),
+    ],
+)
+def test_columns_are_recognised_by_their_names(ask, tmp_path: Path, names: list[str], found: dict[str, str]) -> None:
+    data = str(write(tmp_path / "rows.jsonl", [dict.fromkeys(names, "text")]))
+    assert ask("preview", {"data": data})["likely"] == found
+
+
+def test_a_file_is_read_once_until_it_changes(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    monkeypatch.setattr(previews, "read_splits", lambda config: reads.append(config.data) or read_splits(config))
+    file = write(tmp_path / "rows.jsonl")
+    for _ in range(3):
+        ask("preview", MAPPED | {"data": str(file)})
+        ask("preview_rows", MAPPED | {"data": str(file)}, start=0, count=1)
+    assert len(reads) == 1
+    before = ask("preview", MAPPED | {"data": str(file)})["written"]
+    write(file, ROWS[:1])
+    after = ask("preview", MAPPED | {"data": str(file)})
+    assert after["splits"]["train"]["rows"] == 1 and after["written"] != before and len(reads) == 2
+
+
+# ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def break_json(folder: Path) -> dict[str, Any]:
+    (folder / "broken.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b", \n')
+    return {"data": str(folder / "broken.jsonl")}
+
+
+FAULTS = {
+    "missing file": lambda folder: {"data": str(folder / "none.jsonl")},
+    "no kind of ours": lambda folder: {"data": str((folder / "a.txt").write_text("x") and folder / "a.txt")},
+    "broken JSON": break_json,
+    "empty file": lambda folder: {"data": str(write(folder / "empty.jsonl", []))},
+    "no such column": lambda folder: {"data": str(write(folder / "c.jsonl"))},
+    "no such answer": lambda folder: {"data": str(write(folder / "c.jsonl")), **MAPPED, "answer_feature": "gold"},
+    "no such type": lambda folder: {"data": str(write(folder / "c.jsonl")), **MAPPED, "type_feature": "kind"},
+    "no such split": lambda folder: {
+        "data": str(write(folder / "train.jsonl").parent), **MAPPED, "valid_split": "exam",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_faults_are_said_as_check_says_them(ask, tmp_path: Path, case: str) -> None:
+    settings = settings_for(tmp_path / "check") | FAULTS[case](tmp_path)
+    said = ask("preview", settings)
+    theirs = [fault.to_dict() for fault in check(settings)]
+    assert theirs and said["faults"] == theirs
+
+
+def test_a_row_without_a_prompt_is_counted_and_said_as_check_says_it(ask, tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "answer": "1"}, {"prompt": " ", "answer": "2"}, {"answer": "3"}]
+    settings = settings_for(tmp_path / "check") | {"data": str(write(tmp_path / "rows.jsonl", rows))}
+    counts = ask("preview_counts", settings)
+    assert (counts["refused"], counts["seen"], counts["rows"]) == (2, 3, 3)
+    assert counts["faults"] == [fault.to_dict() for fault in check(settings)]
+    row = ask("preview_row", settings, index=2)
+    assert "row 3 of" in row["faults"][0]["sentence"] and row["cells"] == [
+        {"name": "answer", "kind": "text", "text": "3"}]  # fmt: skip
+
+
+def test_settings_that_cannot_be_used_stand_at_their_defaults() -> None:
+    config = previews.settings_of({"data": "d", "max_seq_length": -1, "prompt_feature": "", "reward_functions": []})
+    assert (config.max_seq_length, config.prompt_feature, config.data) == (2048, "prompt", "d")
+    assert config.reward_functions
+
+
+def test_a_row_that_is_gone_is_said(ask, tmp_path: Path) -> None:
+    data = str(write(tmp_path / "rows.jsonl"))
+    with pytest.raises(Mistake, match=r"has no row 4 any more"):
+        ask("preview_row", MAPPED | {"data": data}, index=3)
+    assert ask("preview_rows", MAPPED | {"data": data}, start=100, count=100)["rows"] == []
+
+
+# ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+CHATS = [
+    {"prompt": "What is 17 plus 25?", "answer": 42, "kind": "sum", "sys": "Be brief."},
+    {"prompt": [{"role": "user", "content": "日本語, and half a line\n"}, {"role": "assistant", "content": "so"},
+                {"role": "user", "content": "<|im_end|> in the text"}]},
+    {"prompt": "x " * 900, "answer": "long"},
+]  # fmt: skip
+
+
+def test_what_is_shown_is_what_training_tokenises(ask, tmp_path: Path, model: Path) -> None:
+    settings = settings_for(tmp_path / "run") | {
+        "data": str(write(tmp_path / "rows.jsonl", CHATS)), "system_feature": "sys", "type_feature": "kind",
+        "system_prompt": "Think first.", "chat_template_kwargs": {"enable_thinking": True}, "max_seq_length": 4000,
+    }  # fmt: skip
+    config = parse(settings)
+    tokenizer = prompt_preview.tokenizer_for(config)
+    trained = TokenizedPrompts(read_splits(config).train, tokenizer, config, "rows")
+    for index, chat in enumerate(CHATS):
+        row, problem = ask("preview_row", settings, index=index), trained[index]
+        assert problem is not None
+        assert [token for piece in row["pieces"] for token in piece["ids"]] == problem.tokens
+        assert row["tokens"] == len(problem.tokens) and row["messages"] == problem.messages
+        assert "".join(piece["text"] for piece in row["pieces"]) == tokenizer.decode(problem.tokens)
+        assert (row["answer"], row["type"]) == (problem.answer, chat.get("kind"))
+    lengths = dict(ask("preview_counts", settings)["lengths"])
+    assert lengths == {len(problem.tokens): 1 for problem in trained if problem}
+    assert ask("preview_rows", settings, start=0, count=3)["tokens"] == [len(one.tokens) for one in trained if one]
+
+
+def test_special_tokens_stand_apart(ask, tmp_path: Path) -> None:
+    row = ask("preview_row", MAPPED | {"data": str(write(tmp_path / "rows.jsonl"))}, index=0)
+    assert [(piece["text"], piece["special"]) for piece in row["pieces"]] == [
+        ("<|im_start|>", True), ("user\nWhat is 1 plus 1?", False), ("<|im_end|>", True), ("\n", False),
+        ("<|im_start|>", True), ("assistant\n", False),
+    ]  # fmt: skip
+
+
+def test_a_text_that_begins_otherwise_than_it_goes_on_is_shown_as_it_stands() -> None:
+    """Tokenizers of the SentencePiece kind leave out the space that a text begins with."""
+    words = {1: "<s>", 5: " one", 6: " two"}
+
+    def decode(ids: list[int], **_: Any) -> str:
+        return "".join(words[number] for number in ids).removeprefix(" ")
+
+    tokenizer = SimpleNamespace(decode=decode, all_special_ids=[1], added_tokens_decoder={})
+    assert [piece["text"] for piece in prompt_preview.pieces([5, 6, 1, 5], tokenizer)] == ["one two", "<s>", " one"]
+
+
+def test_a_tokenizer_without_a_template_is_said(ask, tmp_path: Path, model: Path) -> None:
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    assert settings.pop("chat_template") == CHAT_TEMPLATE
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    row = ask("preview_row", MAPPED | {"data": str(write(tmp_path / "rows.jsonl"))}, index=0)
+    assert row["has_template"] is False and row["tokens"] and row["pieces"][0]["text"] == "What is 1 plus 1?"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "No model is chosen yet, so there are no tokens to show."),
+        ("owner/not-here", "The model owner/not-here is not on this machine yet, so there are no tokens to show."),
+        (
+            "/no/such/model",
+            "There is no model /no/such/model: it is neither a folder nor an owner/name id on Hugging Face.",
+        ),
+    ],
+)
+def test_without_the_model_there_are_messages_and_a_sentence(ask, tmp_path: Path, name: str, said: str) -> None:
+    settings = MAPPED | {"data": str(write(tmp_path / "rows.jsonl")), "model": name}
+    row, counts = ask("preview_row", settings, index=0), ask("preview_counts", settings)
+    assert row["tokens"] is None and row["messages"] == [{"role": "user", "content": "What is 1 plus 1?"}]
+    assert row["faults"] == [{"setting": "model", "sentence": said}]
+    assert counts["no_tokens"] == said and counts["seen"] == 3
+    assert ask("preview_rows", settings, start=0, count=3)["tokens"] == [None] * 3
+
+
+# ── counting ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_sample_comes_first_and_every_row_comes_once() -> None:
+    places = list(prompt_preview.order(10_007, 100))
+    assert sorted(places) == list(range(10_007))
+    assert max(places[:100]) > 9000 and places[:2] == [0, 100]
+    assert list(prompt_preview.order(3)) == [0, 1, 2]
+
+
+def test_counting_is_called_off_and_taken_up_again(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"prompt": "word " * (1 + n % 7), "answer": "1"} for n in range(400)]
+    settings = {"data": str(write(tmp_path / "rows.jsonl", rows))}
+    assert ask("preview_counts", settings, most=50)["seen"] == 50
+    looked: list[int] = []
+    look = prompt_preview.made_of
+    monkeypatch.setattr(prompt_preview, "made_of", lambda index, *rest: looked.append(index) or look(index, *rest))
+    monkeypatch.setattr(dataset_questions, "TELL_EVERY_S", 0.0)
+    call = QuestionCall()
+    call.tell = lambda said: call.take_back() if said["seen"] > 150 else None
+    with pytest.raises(Cancelled):
+        dataset_questions.preview_counts({"settings": settings | {"model": ""}, "split": "train"}, call)
+    looked.clear()
+    ask("preview_counts", settings | {"model": ""})
+    assert 0 < len(looked) < 250 and len(set(looked)) == len(looked), "no row is looked at twice"
+
+
+def test_another_system_prompt_is_counted_anew(ask, tmp_path: Path) -> None:
+    settings = MAPPED | {"data": str(write(tmp_path / "rows.jsonl"))}
+    short = ask("preview_counts", settings)["lengths"]
+    long = ask("preview_counts", settings | {"system_prompt": "Think."})["lengths"]
+    assert sum(rows for _, rows in short) == sum(rows for _, rows in long) == 3 and long[0][0] > short[0][0]
+
+
+# ── Hugging Face ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
+    monkeypatch.setattr(previews, "_opened", None)
+    return tmp_path
+
+
+def test_a_dataset_that_is_not_here_is_not_fetched(ask, caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(previews, "read_splits", lambda config: pytest.fail("it was read"))
+    assert ask("preview", {"data": "owner/MySums"}) == {"absent": True}
+    (caches / "hub" / "datasets--owner--MySums" / "blobs").mkdir(parents=True)
+    assert ask("preview", {"data": "owner/MySums"}) == {"absent": True}, "a download that never ended"
+
+
+@pytest.mark.parametrize("place", ["hub/datasets--owner--MySums/snapshots", "datasets/owner___my_sums"])
+def test_a_dataset_in_a_cache_is_read(ask, caches: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """`datasets` would look for it on the network here, so what it gives is put in its place."""
+    import datasets
+
+    (caches / place).mkdir(parents=True)
+    asked: list[Any] = []
+    found = datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS[:1]))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *which: asked.append(which) or found)
+    said = ask("preview", MAPPED | {"data": "owner/MySums", "dataset_config": "main"})
+    assert asked == [("owner/MySums", "main")] and said["form"] == "hub"
+    assert {split: (about["rows"], about["source"]) for split, about in said["splits"].items()} == {
+        "train": (3, "owner/MySums, train"), "test": (1, "owner/MySums, test")}  # fmt: skip
+
+
+def test_configurations_and_splits_are_asked_of_the_hub(ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    asked: list[Any] = []
+    monkeypatch.setattr(datasets, "get_dataset_config_names", lambda data: ["main", "socratic"])
+    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *which: asked.append(which) or ["train", "test"])
+    choices = ask("preview_choices", {"data": "owner/sums", "dataset_config": "socratic"})
+    assert choices == {"configs": ["main", "socratic"], "splits": ["train", "test"]}
+    assert asked == [("owner/sums", "socratic")]
+
+    def unreachable(*_: Any) -> Any:
+        raise ConnectionError
+
+    monkeypatch.setattr(datasets, "get_dataset_config_names", unreachable)
+    monkeypatch.setattr(datasets, "get_dataset_split_names", unreachable)
+    assert ask("preview_choices", {"data": "owner/sums"}) == {"configs": [], "splits": []}
+
+
+# ── a hundred thousand rows ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.alone
+def test_a_hundred_thousand_rows_are_here_in_two_seconds(ask, tmp_path: Path) -> None:
+    """Seconds of work, not of the clock: this machine may be busy with other things."""
+    line = json.dumps({"question": "What is the sum of %d and 4, and why is it so?", "solution": "12", "id": 1})
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(line.replace("%d", str(n)) for n in range(100_000)))
+    settings = MAPPED | {"data": str(file)}
+    began = time.process_time()
+    said = ask("preview", settings)
+    ask("preview_rows", settings, start=0, count=100)
+    first = time.process_time() - began
+    assert said["splits"]["train"] == {"rows": 100_000, "source": str(file), "unanswered": 0, "repeated": 0}
+    assert first < 2.0, f"the first rows took {first:.1f} s"
+    prompt_preview.tokenizer_for(
+        previews.settings_of({"model": ""} | settings | {"model": str(tmp_path / "model-files")})
+    )
+    began = time.process_time()
+    for start in range(0, 100_000, 10_000):
+        assert ask("preview_rows", settings, start=start, count=100)["tokens"][0]
+    each = (time.process_time() - began) / 10
+    assert each < 0.1, f"a part of the table took {each * 1e3:.0f} ms"

@@ -1,0 +1,466 @@
+"""Rows become problems: every kind of file, folder and Hub id; columns, chats and templates; and an order that resumes."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.data.rows import Prepared, PromptStream, batches, check_columns, prepare, read_splits, render
+from backend.spec.command import backend_environment
+from backend.spec.config import Config, parse
+from backend.spec.faults import Mistake
+from backend.types import Problem
+from tests.support.random_models import tiny_tokenizer
+
+ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n), "type": "math"} for n in range(6)]
+
+
+def settings(data: Any = "unused", **raw: Any) -> Config:
+    return parse({"model": "m", "data": str(data), "max_seq_length": 600, "max_completion_length": 500} | raw)
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    """The rows as a file of the kind that the path's ending says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(list(rows)), encoding="utf-8")
+    elif path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    else:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+def mistake(work: Any, *arguments: Any) -> tuple[str, str]:
+    """(setting, sentence) of the one Mistake that `work` raises."""
+    with pytest.raises(Mistake) as caught:
+        work(*arguments)
+    (fault,) = caught.value.faults
+    assert fault.sentence.endswith(".") and "\n" not in fault.sentence
+    return fault.setting, fault.sentence
+
+
+# ── files and folders ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_a_file_of_any_kind_is_all_for_training(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"rows{suffix}", ROWS)
+    splits = read_splits(settings(path))
+    assert splits.train == ROWS and not splits.valid and not splits.test
+    assert splits.source == {"train": str(path)}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_a_folder_of_any_kind_has_splits(tmp_path: Path, suffix: str) -> None:
+    for name, rows in (("train", ROWS), ("validation", ROWS[:2]), ("test", ROWS[2:3]), ("readme", ROWS)):
+        write(tmp_path / f"{name}{suffix}", rows)
+    splits = read_splits(settings(tmp_path))
+    assert (splits.train, splits.valid, splits.test) == (ROWS, ROWS[:2], ROWS[2:3])
+    assert splits.source["valid"] == str(tmp_path / f"validation{suffix}")
+
+
+def test_valid_is_taken_before_its_other_names(tmp_path: Path) -> None:
+    for name, rows in (("train", ROWS), ("dev", ROWS[:1]), ("valid", ROWS[:2]), ("val", ROWS[:3])):
+        write(tmp_path / f"{name}.jsonl", rows)
+    assert len(read_splits(settings(tmp_path)).valid) == 2
+
+
+def test_splits_may_be_called_anything(tmp_path: Path) -> None:
+    for name, rows in (("learn", ROWS), ("dev", ROWS[:1]), ("valid", ROWS[:2])):
+        write(tmp_path / f"{name}.jsonl", rows)
+    splits = read_splits(settings(tmp_path, train_split="learn", valid_split="dev"))
+    assert (splits.train, splits.valid, splits.test) == (ROWS, ROWS[:1], [])
+
+
+def test_a_split_that_was_asked_for_and_is_not_there_is_a_mistake(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", ROWS)
+    setting, sentence = mistake(read_splits, settings(tmp_path, valid_split="holdout"))
+    assert setting == "valid_split" and sentence.startswith("There is no split holdout.")
+    setting, sentence = mistake(read_splits, settings(tmp_path, train_split="learn"))
+    assert setting == "data" and "has none of learn.jsonl, learn.json, learn.csv, learn.parquet" in sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.jsonl", '{"prompt": "x"}\n\n{"prompt": \n', "The JSON in line 3 of {path} is broken: Expecting value."),
+        ("a.jsonl", '{"prompt": "x"}\n[1]\n', "The JSON in line 2 of {path} must be an object with columns."),
+        ("a.jsonl", "\n  \n", "The dataset {path} has no rows to train on."),
+        ("a.jsonl", "", "The dataset {path} has no rows to train on."),
+        ("a.jsonl", b"\xff\xfe{", "{path} is not UTF-8 text."),
+        ("a.json", '[\n{"prompt": "x"},\n{"prompt" 1}]', "The JSON in {path} is broken at line 3: Expecting ':' delimiter."),
+        ("a.json", '{"prompt": "x"}', "{path} must hold a list of objects."),
+        ("a.json", "[]", "The dataset {path} has no rows to train on."),
+        ("a.csv", "prompt,answer\n", "The dataset {path} has no rows to train on."),
+        ("a.csv", "prompt,answer\na,1\nb,2,3\n", "The CSV in line 3 of {path} is broken: it has more fields than the header has columns."),
+        ("a.csv", 'prompt,answer\na,1\n"b,2\n', "The CSV in line 3 of {path} is broken: unexpected end of data."),
+        ("a.parquet", "PAR1 not really", "{path} cannot be read as parquet: "),
+        ("a.txt", "words", "{path} must end in .jsonl, .json, .csv or .parquet."),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, name: str, content: str | bytes, says: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    setting, sentence = mistake(read_splits, settings(path))
+    assert setting == "data" and sentence.startswith(says.format(path=path))
+
+
+@pytest.mark.parametrize("name", ["/nowhere/at/all", "./rows", "~/rows", "a/b/c", "rows.jsonl", "owner/rows.parquet"])
+def test_what_is_plainly_a_path_is_not_looked_up_on_the_hub(name: str) -> None:
+    """`datasets` retries for over twenty seconds where there is no network."""
+    assert mistake(read_splits, settings(name)) == ("data", f"There is no file or folder {name}.")
+
+
+def test_a_byte_order_mark_and_odd_line_ends_do_no_harm(tmp_path: Path) -> None:
+    text = '﻿{"prompt": "a\u2028b", "answer": "1"}\r\n{"prompt": "c", "answer": "2"}'
+    (tmp_path / "a.jsonl").write_text(text, encoding="utf-8", newline="")
+    assert [row["prompt"] for row in read_splits(settings(tmp_path / "a.jsonl")).train] == ["a\u2028b", "c"]
+    (tmp_path / "a.csv").write_text("﻿prompt,answer\r\nx,1\r\n", encoding="utf-8", newline="")
+    assert read_splits(settings(tmp_path / "a.csv")).train == [{"prompt": "x", "answer": "1"}]
+
+
+def test_a_csv_field_may_be_longer_than_a_hundred_thousand_characters(tmp_path: Path) -> None:
+    long = "x" * 200_000
+    path = write(
+        tmp_path / "a.csv", [{"prompt": long, "answer": "1"}, {"prompt": 'quoted "y",\nand on', "answer": "2"}]
+    )
+    assert [row["prompt"] for row in read_splits(settings(path)).train] == [long, 'quoted "y",\nand on']
+
+
+def test_a_share_is_held_out_once_and_for_all(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"prompt": str(n), "answer": ""} for n in range(50)])
+    first, again, other = (read_splits(settings(path, validation_split=0.1, seed=seed)) for seed in (1, 1, 2))
+    assert len(first.valid) == 5 and len(first.train) == 45
+    numbers = [int(row["prompt"]) for row in first.train + first.valid]
+    assert sorted(numbers) == list(range(50)) and numbers[:45] == sorted(numbers[:45])
+    assert first.valid == again.valid != other.valid
+    assert len(read_splits(settings(path, validation_split=0.001)).valid) == 1, "a share above 0 holds at least one"
+    setting, sentence = mistake(read_splits, settings(path, validation_split=0.999))
+    assert setting == "validation_split" and "Holding out 50 of 50 rows" in sentence
+
+
+def test_nothing_is_held_out_where_there_is_a_valid_split(tmp_path: Path) -> None:
+    for name in ("train", "valid"):
+        write(tmp_path / f"{name}.jsonl", ROWS)
+    assert read_splits(settings(tmp_path, validation_split=0.5)).train == ROWS
+
+
+# ── a dataset on the Hub, from a stand-in on this machine ────────────────────────────────────────────────────────────
+
+HUB_FILES = {
+    "README.md": b"# Sums\n",
+    "train.jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in ROWS),
+    "validation.jsonl": json.dumps(ROWS[0]).encode() + b"\n",
+}
+COMMIT = "c0ffee" + "0" * 34
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of Hugging Face as `datasets` asks of it: one dataset of plain files, owner/sums."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if not path.startswith(("/datasets/owner/sums/", "/api/datasets/owner/sums")):
+            self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
+        elif "/resolve/" in path:
+            data = HUB_FILES.get(path.rpartition("/")[2])
+            named = {"ETag": hashlib.sha1(data).hexdigest(), "X-Repo-Commit": COMMIT} if data else {}
+            self.answer(200 if data else 404, data or b"", named or {"X-Error-Code": "EntryNotFound"})
+        elif "/tree/" in path:
+            in_root = path.endswith(COMMIT)
+            files = [{"type": "file", "path": name, "size": len(data), "oid": name} for name, data in HUB_FILES.items()]
+            self.answer(200, json.dumps(files if in_root else []).encode(), {"Content-Type": "application/json"})
+        else:
+            about = {
+                "id": "owner/sums",
+                "_id": "1",
+                "sha": COMMIT,
+                "siblings": [{"rfilename": name} for name in HUB_FILES],
+            }
+            self.answer(200, json.dumps(about).encode(), {"Content-Type": "application/json"})
+
+    do_HEAD = do_GET
+
+    def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in (headers | {"Content-Length": str(len(body))}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+ASK_THE_HUB = """
+import json
+from backend.data.rows import read_splits
+from backend.spec.config import parse
+from backend.spec.faults import Mistake
+for more in ({}, {"data": "owner/none"}, {"train_split": "learn"}, {"test_split": "exam"}, {"dataset_config": "large"}):
+    try:
+        splits = read_splits(parse({"model": "m", "data": "owner/sums"} | more))
+        print(json.dumps([splits.train, splits.valid, splits.test, splits.source]))
+    except Mistake as mistake:
+        print(json.dumps([fault.to_dict() for fault in mistake.faults]))
+"""
+
+
+def test_a_hub_id_is_read_through_datasets(tmp_path: Path) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environment = backend_environment() | {
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1",
+        "HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1",
+    }  # fmt: skip
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-P", "-c", ASK_THE_HUB], env=environment, capture_output=True, text=True, timeout=120
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert asked.returncode == 0, asked.stderr
+    found, none, learn, exam, large = map(json.loads, asked.stdout.splitlines())
+    assert found == [ROWS, ROWS[:1], [], {"train": "owner/sums, train", "valid": "owner/sums, validation"}]
+    assert none[0]["setting"] == "data" and "has no dataset owner/none" in none[0]["sentence"]
+    assert learn == [{"setting": "train_split", "sentence": "owner/sums has no split learn; it has train, validation."}]
+    assert exam == [{"setting": "test_split", "sentence": "There is no split exam. owner/sums has train, validation."}]
+    assert large[0]["setting"] == "data" and "large" in large[0]["sentence"]
+
+
+# ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_missing_column_is_named_beside_the_columns_there_are() -> None:
+    rows = [{"question": "a", "solution": "b"}]
+    assert [(fault.setting, fault.sentence) for fault in check_columns(rows, settings(), "rows.jsonl")] == [
+        ("prompt_feature", "There is no column prompt; rows.jsonl has the columns question, solution."),
+        ("answer_feature", "There is no column answer; rows.jsonl has the columns question, solution."),
+    ]
+    mapped = settings(prompt_feature="question", answer_feature="solution")
+    assert not check_columns(rows, mapped, "rows.jsonl")
+
+
+def test_a_column_of_later_rows_is_a_column() -> None:
+    assert not check_columns([{"prompt": "a"}, {"prompt": "b", "answer": "c"}], settings(), "rows")
+
+
+def test_an_answer_is_asked_for_only_where_it_is_used() -> None:
+    rows = [{"prompt": "a"}]
+    assert not check_columns(rows, settings(reward_functions=["r1_count_xml"]), "rows")
+    for raw in ({"reward_functions": ["r1_accuracy"]}, {"reward_functions": ["mine"], "answer_feature": "solution"}):
+        assert [fault.setting for fault in check_columns(rows, settings(**raw), "rows")] == ["answer_feature"]
+
+
+def test_type_and_system_may_be_absent_unless_they_were_asked_for() -> None:
+    assert not check_columns(ROWS, settings(), "rows")
+    asked = check_columns(ROWS, settings(type_feature="kind", system_feature="role"), "rows")
+    assert [fault.setting for fault in asked] == ["type_feature", "system_feature"]
+
+
+# ── problems ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from mlx_lm.utils import load_tokenizer
+
+    folder = tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    return load_tokenizer(folder)
+
+
+def prepared(tokenizer: Any, rows: Sequence[dict[str, Any]], **raw: Any) -> Prepared:
+    return prepare(rows, tokenizer, settings(**raw), "rows.jsonl")
+
+
+def text_of(tokenizer: Any, problem: Problem) -> str:
+    return tokenizer.decode(problem.tokens)
+
+
+def test_a_row_becomes_a_problem(tokenizer: Any) -> None:
+    row = {"prompt": "What is 3 plus 4?", "answer": 7, "type": None, "extra": [1]}
+    (problem,) = prepared(tokenizer, [row]).problems
+    assert (problem.index, problem.prompt, problem.answer, problem.type) == (0, "What is 3 plus 4?", "7", None)
+    assert problem.row is row
+    assert text_of(tokenizer, problem) == "<|im_start|>user\nWhat is 3 plus 4?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_prompt_may_be_a_list_of_messages(tokenizer: Any) -> None:
+    chat = [
+        {"role": "user", "content": "one", "name": None},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "three"},
+    ]
+    (problem,) = prepared(tokenizer, [{"prompt": chat, "answer": "x"}], system_prompt="be brief").problems
+    assert problem.prompt == "three" and [message["role"] for message in problem.messages] == [
+        "system", "user", "assistant", "user",
+    ]  # fmt: skip
+    assert problem.messages[1] == {"role": "user", "content": "one"} and "name" in chat[0], "the row is left as it was"
+
+
+def test_messages_survive_parquet(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [{"prompt": [{"role": "user", "content": "hi"}], "answer": "x"}]
+    path = write(tmp_path / "a.parquet", rows)
+    assert prepared(tokenizer, read_splits(settings(path)).train).problems[0].prompt == "hi"
+
+
+def test_a_rows_system_message_comes_before_the_common_one(tokenizer: Any) -> None:
+    own = [{"role": "system", "content": "in the chat"}, {"role": "user", "content": "b"}]
+    rows = [
+        {"prompt": "a", "answer": "", "system": "in the row"},
+        {"prompt": own, "answer": "", "system": "in the row"},
+        {"prompt": "c", "answer": "", "system": None},
+        {"prompt": "d", "answer": "", "system": ""},
+    ]
+    found = prepared(tokenizer, rows, system_prompt="common").problems
+    assert [problem.messages[0]["content"] for problem in found] == ["in the row", "in the chat", "common", "common"]
+    assert [len(problem.messages) for problem in found] == [2] * 4
+    other = prepared(tokenizer, [{"prompt": "a", "answer": "", "role": "mine"}], system_feature="role").problems
+    assert other[0].messages[0] == {"role": "system", "content": "mine"}
+
+
+def test_template_options_reach_the_template(tokenizer: Any) -> None:
+    rows = [{"prompt": "a", "answer": ""}]
+    plain, thinking = (
+        prepared(tokenizer, rows, chat_template_kwargs=options).problems[0]
+        for options in ({}, {"enable_thinking": True})
+    )
+    assert text_of(tokenizer, thinking) == text_of(tokenizer, plain) + "<think>\n"
+
+
+def test_a_tokenizer_without_a_template_gets_plain_text(tmp_path: Path) -> None:
+    from mlx_lm.utils import load_tokenizer
+
+    folder = tiny_tokenizer(tmp_path)
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    about = json.loads((folder / "tokenizer_config.json").read_text())
+    del about["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    bare = load_tokenizer(folder)
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    assert bare.decode(render(messages, bare, {})) == "be brief\n\nhi"
+
+
+def test_prompts_that_leave_no_room_are_left_out_whole_and_counted(tokenizer: Any) -> None:
+    rows = [{"prompt": "word " * count, "answer": str(count)} for count in (1, 40, 2, 300, 3)]
+    sizes = [len(problem.tokens) for problem in prepared(tokenizer, rows, max_seq_length=9000).problems]
+    found = prepared(tokenizer, rows, max_seq_length=500 + sizes[2])
+    assert [problem.answer for problem in found.problems] == ["1", "2"] and found.too_long == 3
+    assert found.longest == max(sizes) and [problem.index for problem in found.problems] == [0, 2]
+    assert [len(problem.tokens) for problem in found.problems] == [sizes[0], sizes[2]], "never cut"
+    assert prepared(tokenizer, rows, max_seq_length=501).problems == []
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["", "  ", None, 3, [], ["hi"], [{"role": "user"}], [{"role": "user", "content": [{"type": "image"}]}], {}],
+)
+def test_a_prompt_that_is_none_names_its_row(tokenizer: Any, prompt: Any) -> None:
+    rows = [ROWS[0], {"prompt": prompt, "answer": "x"}]
+    setting, sentence = mistake(prepared, tokenizer, rows)
+    assert setting == "prompt_feature" and sentence.startswith(
+        "The column prompt of row 2 of rows.jsonl must hold text"
+    )
+
+
+def test_half_a_character_names_its_row(tokenizer: Any) -> None:
+    """JSON may hold one half of a surrogate pair; no tokenizer takes it."""
+    row = json.loads('{"prompt": "a \\ud83d b", "answer": "1"}')
+    setting, sentence = mistake(prepared, tokenizer, [ROWS[0], row])
+    assert setting == "prompt_feature" and sentence.startswith("The text of row 2 of rows.jsonl is broken")
+
+
+def test_a_template_that_refuses_a_chat_is_quoted(tmp_path: Path) -> None:
+    """Gemma's template raises on a system message."""
+    from mlx_lm.utils import load_tokenizer
+
+    folder = tiny_tokenizer(tmp_path)
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    about = json.loads((folder / "tokenizer_config.json").read_text())
+    refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    about["chat_template"] = refuse + about["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    picky = load_tokenizer(folder)
+    assert prepared(picky, ROWS).problems
+    with pytest.raises(Mistake) as caught:
+        prepared(picky, ROWS, system_prompt="be brief")
+    assert str(caught.value) == (
+        "prompt_feature: The model's chat template refuses row 1 of rows.jsonl: System role not supported."
+    )
+
+
+# ── order ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def problems(count: int) -> list[Problem]:
+    return [Problem(n, str(n), [], [], "") for n in range(count)]
+
+
+def order(prompt_stream: PromptStream, *takes: int) -> list[int]:
+    return [problem.index for take in takes for problem in prompt_stream.take(take)]
+
+
+@hypothesis.settings(deadline=None)
+@given(count=st.integers(1, 40), seed=st.integers(0, 2**32 - 1), takes=st.lists(st.integers(0, 17), max_size=12))
+def test_every_problem_comes_once_an_epoch_however_it_is_taken(count: int, seed: int, takes: list[int]) -> None:
+    prompt_stream = PromptStream(problems(count), seed)
+    taken = order(prompt_stream, *takes)
+    assert prompt_stream.cursor == len(taken) and prompt_stream.epoch == len(taken) / count
+    for start in range(0, len(taken), count):
+        epoch = taken[start : start + count]
+        assert len(set(epoch)) == len(epoch)
+        assert len(epoch) < count or sorted(epoch) == list(range(count))
+
+
+@hypothesis.settings(deadline=None)
+@given(count=st.integers(1, 30), at=st.integers(0, 100))
+def test_a_cursor_is_all_it_takes_to_go_on(count: int, at: int) -> None:
+    unbroken = order(PromptStream(problems(count), 3), 150)
+    assert order(PromptStream(problems(count), 3, cursor=at), 150 - at) == unbroken[at:]
+    prompt_stream = PromptStream(problems(count), 3)
+    prompt_stream.take(120)
+    prompt_stream.cursor = at  # a step that was stopped puts its problems back
+    assert order(prompt_stream, 150 - at) == unbroken[at:]
+
+
+def test_epochs_and_seeds_are_shuffled_differently() -> None:
+    prompt_stream = PromptStream(problems(20), 0)
+    first, second = order(prompt_stream, 20), order(prompt_stream, 20)
+    assert (
+        first != second != sorted(second)
+        and first != list(range(20))
+        and order(PromptStream(problems(20), 1), 20) != first
+    )
+
+
+def test_batches_come_in_file_order_and_no_more_than_asked() -> None:
+    def cut(count: int, size: int, wanted: int) -> list[list[int]]:
+        return [[problem.index for problem in batch] for batch in batches(problems(count), size, wanted)]
+
+    assert cut(5, 2, -1) == [[0, 1], [2, 3], [4]] and cut(5, 2, 2) == [[0, 1], [2, 3]]
+    assert cut(5, 2, 9) == [[0, 1], [2, 3], [4]] and cut(5, 2, 0) == [] and cut(0, 2, -1) == []

@@ -1,0 +1,233 @@
+"""The bundled demo: its files are what our script makes, nothing held out was ever shown, and it needs no network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+import pytest
+
+from backend.demo import char_tokenizer as demo_tokenizer
+from backend.demo import demo_model as demo_model
+from backend.demo import warmup
+from backend.demo.build import rebuild
+from backend.demo.sums import NUMBERS, Sum, careful, pools, sloppy
+from backend.demo.warmup import encode
+from backend.rewards.functions import r1
+from backend.spec.config import DEFAULT_REWARDS, Config, load
+from backend.spec.places import demo_config, resources
+
+DEMO = resources() / "demo"
+EVERY_SUM = [Sum(a, b) for a in NUMBERS for b in NUMBERS]
+SHIPPED_SEED = 0
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Any:
+    """(model, tokenizer) as mlx-lm opens them, with every way out of the machine shut."""
+
+    def shut(*_: object) -> None:
+        raise AssertionError("opening the demo's model looked for the network")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", shut)
+        return mlx_lm.load(str(DEMO / "model"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(shipped: Any) -> Any:
+    return shipped[1]
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return load(demo_config())
+
+
+def rows(split: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (DEMO / "data" / f"{split}.jsonl").read_text("utf-8").splitlines()]
+
+
+def unordered(prompt: str) -> frozenset[str]:
+    return frozenset(prompt.rstrip("=").split("+"))
+
+
+# ---- data ------------------------------------------------------------------------------------------------------
+
+
+def test_the_splits_are_as_large_as_promised():
+    assert [len(rows(split)) for split in ("test", "valid")] == [256, 128]
+    assert len(rows("train")) > 2000
+
+
+def test_no_sum_stands_in_two_pools_not_even_mirrored():
+    warmup = {unordered(one.prompt) for one in pools(SHIPPED_SEED).warmup}
+    seen = [warmup, *({unordered(row["prompt"]) for row in rows(split)} for split in ("train", "valid", "test"))]
+    assert len(set.union(*seen)) == sum(map(len, seen)) == 4095
+
+
+def test_no_row_stands_twice():
+    prompts = [row["prompt"] for split in ("train", "valid", "test") for row in rows(split)]
+    assert len(set(prompts)) == len(prompts)
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_the_shipped_rows_are_what_the_script_deals(split: str):
+    assert rows(split) == [one.row() for one in getattr(pools(SHIPPED_SEED), split)]
+
+
+def test_every_answer_is_the_sum():
+    for row in rows("train") + rows("valid") + rows("test"):
+        first, second = row["prompt"].rstrip("=").split("+")
+        assert row == {"prompt": f"{first}+{second}=", "answer": str(int(first) + int(second)), "type": "addition"}
+
+
+# ---- the two ways of answering ---------------------------------------------------------------------------------
+
+
+def test_a_careful_answer_earns_everything_that_the_rewards_give():
+    texts, answers = [careful(one) for one in EVERY_SUM], [one.answer for one in EVERY_SUM]
+    for name, most in zip(DEFAULT_REWARDS, (2.0, 0.5, 0.5, 0.5, 0.5), strict=True):
+        assert set(getattr(r1, name)(answers, texts, answers, None)) == {most}, name
+
+
+def test_a_careful_answer_reads_like_work_on_paper():
+    assert careful(Sum(47, 68)) == "<think>7+8+0=15,4+6+1=11</think><answer>115</answer>"
+
+
+def test_a_sloppy_answer_forgets_every_carry():
+    assert sloppy(Sum(47, 68)) == "<think></think><answer>05</answer>"
+    assert sloppy(Sum(41, 28)) == "<think></think><answer>69</answer>"
+
+
+def test_sloppy_answers_are_right_for_a_quarter_of_all_sums():
+    right = [r1.extract_answer(sloppy(one)) == one.answer for one in EVERY_SUM]
+    assert 0.2 < sum(right) / len(right) < 0.3
+
+
+# ---- tokenizer -------------------------------------------------------------------------------------------------
+
+
+def test_text_comes_back_from_its_tokens(tokenizer: Any):
+    for one in EVERY_SUM[::97]:
+        for text in (one.prompt, careful(one), sloppy(one), one.answer):
+            assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_tags_are_single_tokens_that_survive_the_skipping_of_special_ones(tokenizer: Any):
+    tags = "<think></think><answer></answer>"
+    ids = tokenizer.encode(tags)
+    assert len(ids) == 4
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == tags
+
+
+def test_what_it_has_no_token_for_is_unknown(tokenizer: Any):
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("4é x7")) == ["4", "<unk>", " ", "<unk>", "7"]
+
+
+def test_the_chat_template_asks_as_the_warm_up_did(tokenizer: Any):
+    messages = [{"role": "user", "content": "47+38="}]
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    start, end = "<|im_start|>", "<|im_end|>"
+    wanted = [start, "user", "\n", *"47+38=", end, "\n", start, "assistant", "\n"]
+    assert tokenizer.convert_ids_to_tokens(ids) == wanted
+    prompt, answer = encode(demo_tokenizer.make(), Sum(47, 38), sloppy(Sum(47, 38)))
+    assert ids == prompt
+    assert tokenizer.convert_ids_to_tokens(answer)[-1] == end
+
+
+def test_the_shipped_tokenizer_is_the_one_in_the_script(tokenizer: Any, tmp_path: Path):
+    made = demo_tokenizer.make()
+    assert tokenizer.get_vocab() == made.get_vocab() == {t: i for i, t in enumerate(demo_tokenizer.VOCABULARY)}
+    demo_tokenizer.save(made, tmp_path)
+    theirs, ours = (
+        [json.loads((folder / name).read_text("utf-8")) for name in ("tokenizer_config.json", "tokenizer.json")]
+        for folder in (DEMO / "model", tmp_path)
+    )
+    assert theirs[0] == ours[0]
+    # Not the whole file: how the rest is written down changes with the version of tokenizers.
+    assert [theirs[1][part] for part in ("added_tokens", "decoder")] == [
+        ours[1][part] for part in ("added_tokens", "decoder")
+    ]
+
+
+# ---- model -----------------------------------------------------------------------------------------------------
+
+
+def test_the_model_has_about_a_million_float32_parameters(shipped: Any):
+    weights = demo_model.parameters(shipped[0])
+    assert 800_000 < sum(weight.size for weight in weights.values()) < 1_200_000
+    assert {weight.dtype for weight in weights.values()} == {mx.float32}
+
+
+def test_the_model_ends_where_the_tokenizer_says(tokenizer: Any):
+    config = json.loads((DEMO / "model" / "config.json").read_text("utf-8"))
+    assert config == demo_model.CONFIG
+    assert {config["eos_token_id"]} == set(tokenizer.eos_token_ids) == {tokenizer.eos_token_id}
+    assert config["pad_token_id"] == tokenizer.pad_token_id
+
+
+def test_the_weights_say_that_they_are_mlx_s(shipped: Any, tmp_path: Path):
+    demo_model.save(shipped[0], tmp_path)
+    for folder in (DEMO / "model", tmp_path):
+        _, metadata = mx.load(str(folder / "model.safetensors"), return_metadata=True)
+        assert metadata == {"format": "mlx"}
+
+
+def test_the_folder_holds_nothing_else():
+    assert {str(path.relative_to(DEMO)) for path in DEMO.rglob("*") if path.is_file()} == {
+        *(f"model/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")),
+        *(f"data/{split}.jsonl" for split in ("train", "valid", "test")),
+    }
+
+
+# ---- preset ----------------------------------------------------------------------------------------------------
+
+
+def test_the_preset_points_at_the_demo_and_shows_kl_and_clipping(config: Config):
+    assert (Path(config.model), Path(config.data)) == (DEMO / "model", DEMO / "data")
+    assert config.beta > 0
+    assert config.num_iterations == 2
+    assert tuple(config.reward_functions) == DEFAULT_REWARDS
+
+
+def test_the_longest_careful_answer_fits(config: Config):
+    tokenizer = demo_tokenizer.make()
+    lengths = [tuple(map(len, encode(tokenizer, one, careful(one)))) for one in [*EVERY_SUM[::7], Sum(99, 99)]]
+    assert max(answer for _, answer in lengths) <= config.max_completion_length
+    assert max(prompt for prompt, _ in lengths) + config.max_completion_length <= config.max_seq_length
+
+
+# ---- making it again -------------------------------------------------------------------------------------------
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_the_same_seed_makes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(warmup, "ROWS", 4)
+    told: list[str] = []
+    rebuild(tmp_path / "once", steps=2, progress=told.append)
+    mx.random.normal((3,))  # what was drawn before must not matter
+    rebuild(tmp_path / "again", steps=2)
+    rebuild(tmp_path / "other", seed=1, steps=2)
+    once, again, other = (digests(tmp_path / name) for name in ("once", "again", "other"))
+    assert once == again
+    assert set(once) == set(digests(DEMO))
+    changed = {name for name in once if once[name] != other[name]}
+    assert changed == {"model/model.safetensors", *(f"data/{split}.jsonl" for split in ("train", "valid", "test"))}
+    assert told[0].startswith("Warm-up step 2 of 2")
+
+
+@pytest.mark.slow
+def test_the_shipped_model_has_something_to_learn(config: Config):
+    from backend.demo.accuracy import test_accuracy as accuracy
+
+    assert 0.10 <= accuracy(config, None) <= 0.50

@@ -1,0 +1,35 @@
+"""The demo's promise, too long for CI: `make proofs` runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from backend.spec.command import backend_command, backend_environment
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_demo_gains_thirty_points_within_four_minutes(seed: int, tmp_path: Path) -> None:
+    command = backend_command("demo", "--runs-dir", str(tmp_path), "--seed", str(seed), "--json", "--no-progress")
+    done = subprocess.run(command, env=backend_environment(), capture_output=True, text=True, check=True, cwd=tmp_path)
+    result = json.loads(done.stdout.splitlines()[-1])
+    print(result)
+    assert result["after"] - result["before"] >= 0.3 and result["seconds"] <= 240
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_every_loss_improves_the_held_out_reward(seed: int) -> None:
+    """`docs/algorithms.md` holds the figures; the demo's model begins at a held-out reward of about 1.24."""
+    from backend.bench.loss_comparison import VARIANTS, measure
+
+    for name, changes in VARIANTS.items():
+        found = measure(changes, seed)
+        print(name, found)
+        assert found["reward_held_out"] > found["reward_before"], name

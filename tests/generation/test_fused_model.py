@@ -1,0 +1,284 @@
+"""The decoding face is the policy: the same log-probabilities and greedy tokens, by fewer products, without more memory."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten, tree_map
+
+from backend.bench.kernels import kernels, qwen3_policy
+from backend.generation import fused_linear, fused_model
+from backend.generation.fused_linear import Product, Shared
+from backend.generation.fused_model import FusedModel
+from backend.generation.rollout import Rollout
+from backend.generation.sampler import GREEDY, Sampling
+from backend.models.policy import Policy, load_policy
+from backend.spec.config import parse
+from backend.types import Problem
+from tests.support import random_models
+
+BIASED = {"attention_bias": True}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def policy_of(models: Path, arch: str = "qwen3", train_type: str = "lora", **how: Any) -> Policy:
+    """A policy whose adapters matter. `bits`, `tie`, `own` make the model; the rest are settings."""
+    making = {key: how.pop(key) for key in ("bits", "tie", "own", "dtype") if key in how}
+    folder = models / "-".join(
+        [arch, *(f"{key}{value}" for key, value in making.items() if key != "own"), str("own" in making)]
+    )
+    if not folder.exists():
+        random_models.tiny_model(folder, arch, **making)
+    raw = {"model": str(folder), "data": "none", "num_layers": -1, "train_type": train_type, "beta": 0} | how
+    policy = load_policy(parse(raw))
+    shake(policy, 1)
+    policy.model.eval()
+    return policy
+
+
+def shake(policy: Policy, seed: int) -> None:
+    mx.random.seed(seed)
+    policy.model.update(tree_map(lambda x: x + 0.03 * mx.random.normal(x.shape), policy.model.trainable_parameters()))
+
+
+def logps(model: Any, tokens: mx.array) -> mx.array:
+    logits = model(tokens).astype(mx.float32)
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def distance(policy: Policy, fused: FusedModel) -> float:
+    tokens = mx.array(np.random.default_rng(3).integers(60, 320, (3, 17)))
+    return mx.abs(logps(policy.model, tokens) - logps(fused.model, tokens)).max().item()  # pyright: ignore
+
+
+# ---- the same numbers ------------------------------------------------------------------------------------------
+
+CASES: list[dict[str, Any]] = [
+    *({"train_type": kind} for kind in ("lora", "dora", "full")),
+    *({"train_type": kind, "bits": 4} for kind in ("lora", "dora")),
+    {"bits": 8, "tie": False},
+    {"tie": False},
+    {"arch": "llama", "tie": False, "own": BIASED},
+    {"arch": "llama", "train_type": "dora", "own": BIASED},
+    {"arch": "llama", "bits": 4, "own": BIASED},
+    {"arch": "qwen2", "bits": 4},
+    {"quantization": "mxfp4"},
+    {"lora_keys": ["self_attn.q_proj", "mlp.down_proj"]},
+    {"lora_keys": ["self_attn.v_proj"], "bits": 4},
+    {"lora_keys": ["self_attn.k_proj"], "train_type": "dora", "bits": 4},
+    {"num_layers": 1, "bits": 4},
+    *({"arch": arch} for arch in ("mixtral", "qwen3_moe", "olmo2", "phi3", "smollm3")),
+    {"arch": "qwen3_moe", "bits": 4},
+]
+NEEDS = {"phi3": {"num_key_value_heads": 2}, "smollm3": {"no_rope_layer_interval": 2}}
+
+
+@pytest.mark.parametrize("merge", [True, False], ids=["merged", "packed"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_face_says_what_the_policy_says(models: Path, case: dict[str, Any], merge: bool) -> None:
+    arch = case.get("arch", "qwen3")
+    policy = policy_of(models, **({"own": NEEDS[arch]} if arch in NEEDS else {}) | case)
+    before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
+    fused = FusedModel(policy.model, policy.split_model, merge=merge)
+    assert bool(fused.bundles) == (merge or case.get("train_type") != "full")
+    for seed in (2, 3):  # and goes on saying it when the policy has learnt
+        fused.refresh()
+        # Which experts a token goes to, and with what share, magnifies rounding.
+        assert distance(policy, fused) < (3e-4 if "moe" in arch else 1e-4)
+        tokens = mx.array([[5, 70, 200, 9]])
+        split_model = fused.split_model.logits(fused.split_model.hidden(tokens))
+        np.testing.assert_allclose(np.array(split_model), np.array(fused.model(tokens)), atol=1e-5)
+        fused.release()
+        if seed == 2:
+            after = dict(tree_flatten(policy.model.parameters()))
+            assert all(np.array_equal(np.array(after[name]), x) for name, x in before.items())
+            shake(policy, seed)
+
+
+@pytest.mark.parametrize(
+    "case", [{}, {"bits": 4}, {"train_type": "dora"}, {"train_type": "full"}, {"arch": "llama"}], ids=str
+)
+@pytest.mark.parametrize("merge", [True, False], ids=["merged", "packed"])
+def test_greedy_tokens_and_their_log_probabilities_are_the_plain_ones(
+    models: Path, case: dict[str, Any], merge: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = policy_of(models, **case)
+    rng = np.random.default_rng(0)
+    problems = [Problem(i, "", [], rng.integers(60, 320, n).tolist(), "") for i, n in enumerate([1, 30, 7, 70])]
+    fast = Rollout(policy, 20, merge=merge).sample(problems, 2, GREEDY, 0, 0)
+    monkeypatch.setattr(fused_model, "_bundles", lambda model, merge: [])
+    plain = Rollout(policy, 20)
+    assert plain.fused.model is policy.model
+    for a, b in zip(fast, plain.sample(problems, 2, GREEDY, 0, 0), strict=True):
+        for one, other in zip(a.completions, b.completions, strict=True):
+            assert one.tokens == other.tokens
+            np.testing.assert_allclose(one.logps, other.logps, atol=1e-4)
+
+
+def test_sixteen_bits_stay_within_their_own_rounding(models: Path) -> None:
+    """Against the same weights in float32, the merged and the packed face are no farther off than the policy itself."""
+    policy = policy_of(models, dtype="bfloat16")
+    exact = copy.deepcopy(policy.model)
+    exact.set_dtype(mx.float32)
+    tokens = mx.array(np.random.default_rng(3).integers(60, 320, (4, 24)))
+    wanted = logps(exact, tokens)
+    noise = mx.abs(logps(policy.model, tokens) - wanted).mean().item()
+    for merge in (True, False):
+        fused = FusedModel(policy.model, policy.split_model, merge=merge)
+        fused.refresh()
+        assert fused.bundles
+        assert mx.abs(logps(fused.model, tokens) - wanted).mean().item() < 1.5 * noise
+
+
+# ---- fewer products --------------------------------------------------------------------------------------------
+
+
+def packed(fused: FusedModel) -> list[list[str]]:
+    names = {id(module): name.rpartition(".")[2] for name, module in fused.policy.named_modules()}
+    return [sorted(names[id(member)] for member in bundle.members) for bundle in fused.bundles]
+
+
+def test_layers_that_read_the_same_input_become_one_product(models: Path) -> None:
+    attention, gates = ["k_proj", "q_proj", "v_proj"], ["gate_proj", "up_proj"]
+    for arch in ("qwen3", "llama"):
+        policy = policy_of(models, arch)
+        found = packed(FusedModel(policy.model, policy.split_model))
+        assert found == [attention, ["o_proj"], gates, ["down_proj"]] * 2
+    policy = policy_of(models, "mixtral")
+    found = packed(FusedModel(policy.model, policy.split_model))
+    assert found.count(attention) == 2 and gates not in found, "experts are no plain linear layers"
+
+
+def test_only_layers_of_one_kind_become_one_product(models: Path) -> None:
+    """Published models keep some layers in more bits than others, or in none."""
+    policy = policy_of(models, tie=False)
+    base = policy.reference_model or policy.model
+    for layer in base.layers:
+        layer.self_attn.q_proj.linear = nn.QuantizedLinear.from_linear(layer.self_attn.q_proj.linear, 32, 8)
+        layer.self_attn.k_proj.linear = nn.QuantizedLinear.from_linear(layer.self_attn.k_proj.linear, 32, 4)
+        layer.mlp.up_proj.linear = nn.QuantizedLinear.from_linear(layer.mlp.up_proj.linear, 32, 4)
+    fused = FusedModel(policy.model, policy.split_model)
+    assert all(len(bundle.members) == 1 for bundle in fused.bundles) and len(fused.bundles) == 14
+    fused.refresh()
+    assert distance(policy, fused) < 1e-4
+
+
+@pytest.mark.parametrize(("bits", "most"), [(4, 720), (None, 480)], ids=["4-bit", "bf16"])
+def test_kernels_in_a_decoding_step(bits: int | None, most: int) -> None:
+    """28 layers, adapters everywhere, the draw included. Counted on few layers: each adds the same number."""
+    two, three = (kernels(Rollout(qwen3_policy(bits=bits, layers=n), 4), Sampling()).total() for n in (2, 3))
+    assert two + 26 * (three - two) <= most
+
+
+def test_a_product_is_worked_out_once_and_nothing_of_it_is_kept() -> None:
+    product, calls = Product(nn.Linear(4, 6)), []
+    product.weight = mx.arange(24, dtype=mx.float32).reshape(6, 4)
+    shared = Shared(product, [2, 3, 1])
+    product._base = lambda x: calls.append(x) or x @ product.weight.T
+    for x in (mx.ones((1, 4)), mx.ones((1, 4))):
+        parts = [shared.take(place, x) for place in (1, 0, 2)]
+        whole = x @ product.weight.T
+        assert mx.array_equal(mx.concatenate([parts[1], parts[0], parts[2]], axis=1), whole)
+        assert shared.input is None and not shared.slices
+    assert len(calls) == 2
+    first, again = shared.take(0, x), shared.take(0, x)  # called twice with one input: worked out again, and right
+    assert mx.array_equal(first, again)
+
+
+# ---- never wrong -----------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_reads_its_layers_weights_itself_is_left_alone(models: Path) -> None:
+    policy = policy_of(models)
+    attention = policy.model.layers[0].self_attn
+
+    class Peeking(type(attention)):
+        def __call__(self, x: mx.array, *rest: Any, **more: Any) -> mx.array:
+            return super().__call__(x, *rest, **more) * self.o_proj.linear.weight.shape[0] / 32
+
+    attention.__class__ = Peeking
+    fused = FusedModel(policy.model, policy.split_model)
+    assert fused.model is policy.model and not fused.bundles and fused.split_model is policy.split_model
+
+
+def test_a_face_that_is_only_wrong_is_not_used(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fresh adapter is zero: its mistakes would show in no logits, and do all the same."""
+    fresh = policy_of(models)
+    for module in fresh.model.modules():
+        if "lora_b" in module:
+            module.lora_b = mx.zeros_like(module.lora_b)
+    right = fused_linear._with_delta
+    monkeypatch.setattr(fused_linear, "_with_delta", lambda member: 2 * right(member) - member.linear.weight)
+    fused = FusedModel(fresh.model, fresh.split_model)
+    assert fused.model is fresh.model and not fused.bundles
+
+
+def test_adapters_and_random_numbers_are_left_as_they_were(models: Path) -> None:
+    policy = policy_of(models)
+    before = {name: np.array(x) for name, x in policy.trainable().items()}
+    mx.random.seed(5)
+    FusedModel(policy.model, policy.split_model)
+    drawn = mx.random.uniform().item()
+    mx.random.seed(5)
+    assert drawn == mx.random.uniform().item()
+    assert all(np.array_equal(np.array(policy.trainable()[name]), x) for name, x in before.items())
+    assert policy.model.training is False
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------
+
+
+def active() -> int:
+    mx.synchronize()
+    mx.clear_cache()
+    return mx.get_active_memory()
+
+
+@pytest.mark.parametrize("bits", [4, None], ids=["4-bit", "float32"])
+def test_packed_weights_are_the_storage_and_not_a_copy(models: Path, bits: int | None) -> None:
+    """The policy's arrays and its reference's become views; the adapters' packed form is all that comes on top."""
+    policy = policy_of(models, bits=bits, beta=0.1)
+    assert policy.reference_model is not None
+    weights = sum(x.nbytes for _, x in tree_flatten(policy.reference_model.parameters()))
+    mx.eval(policy.model.parameters())
+    before = active()
+    fused = FusedModel(policy.model, policy.split_model, merge=False, others=[policy.reference_model])
+    assert fused.bundles
+    assert active() - before < 0.02 * weights
+    mine, theirs = (tree.layers[0].self_attn for tree in (policy.model, policy.reference_model))
+    assert mine.k_proj.linear.weight is theirs.k_proj.weight
+    fused.refresh()
+    assert 0 < active() - before < 4 * sum(x.nbytes for x in policy.trainable().values()) + 4096
+    fused.release()
+    assert active() - before < 0.02 * weights
+
+
+@pytest.mark.parametrize("train_type", ["lora", "full"])
+def test_merged_weights_live_for_a_rollout(models: Path, train_type: str) -> None:
+    policy = policy_of(models, train_type=train_type)
+    rollout = Rollout(policy, 10)
+    before, seen = active(), []
+    rollout.sample([Problem(0, "", [], [5, 6, 7], "")], 2, Sampling(), 0, 0, lambda drawn: seen.append(active()))
+    assert max(seen) > before + 30_000
+    assert active() <= before + 1000, "what was made for the rollout stays behind"
+
+
+def test_a_step_is_traced_once_and_not_once_a_rollout(models: Path) -> None:
+    policy = policy_of(models)
+    rollout, traces = Rollout(policy, 10), []
+    hidden = rollout.fused.split_model.hidden
+    rollout.fused.split_model.hidden = lambda tokens, cache: traces.append(tokens.shape) or hidden(tokens, cache)
+    for seed in range(3):
+        rollout.sample([Problem(0, "", [], [5, 6, 7], "")], 4, Sampling(), seed, 0)
+        shake(policy, seed)
+    assert traces.count((4, 1)) == 1

@@ -1,0 +1,245 @@
+"""Which room may import which, as data, and a walk over every import statement, lazy ones included.
+
+A room is a module or folder named in RULES. Every module of `app/` and `backend/` lies in exactly one (the longest name that fits);
+a module that no rule names is an offence, and so is an import that its room's rule does not allow.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+ANY = {"*"}
+SPEC, TYPES = "backend.spec", "backend.types"
+ADVANTAGES = "backend.training.advantages"
+MODEL = {"app.model"}
+PLAIN_DATA = {"app.model.memory_parts", "app.model.presets"}
+"""What widgets draw: data classes without Qt and without the session."""
+SHELL = MODEL | {"app.theme", "app.stylesheet", "app.widgets"}
+FRAME = SHELL | {"app.pages", "app.page_stack", "app.menus", "app.file_menu", "app.questions", "app.drop_target"}
+PLOTS = {"PySide6", "pyqtgraph", "numpy"}
+NUMBERS = {"mlx", "numpy"}
+
+# room → (our rooms that it may import besides itself, packages that it may import besides the standard library)
+RULES: dict[str, tuple[set[str], set[str]]] = {
+    # ── backend, from the bottom up ──
+    "backend": (set(), set()),
+    SPEC: (set(), {"yaml", "pydantic"}),
+    TYPES: ({SPEC}, set()),
+    "backend.ranks": (set(), {"mlx"}),
+    ADVANTAGES: (set(), {"mlx"}),
+    "backend.rewards": ({SPEC, TYPES, ADVANTAGES}, {"math_verify", "regex"}),
+    "backend.engine": ({SPEC, "backend.ranks"}, {*NUMBERS, "mlx_lm"}),
+    "backend.models": ({SPEC, "backend.engine"}, {"mlx", "mlx_lm", "huggingface_hub"}),
+    "backend.data": (
+        {SPEC, TYPES, "backend.models"},
+        {"datasets", "huggingface_hub", "jinja2", "mlx_lm", "pyarrow"},
+    ),
+    "backend.generation": ({SPEC, TYPES, "backend.engine"}, {*NUMBERS, "mlx_lm"}),
+    "backend.training.losses": (set(), {"mlx"}),
+    "backend.training.microbatch": (set(), set()),
+    "backend.training.batch": ({TYPES, "backend.training.microbatch"}, {"mlx"}),
+    "backend.training": ({SPEC, "backend.engine", "backend.models", "backend.ranks"}, NUMBERS),
+    "backend.run": (
+        {SPEC, TYPES, "backend.ranks", "backend.rewards"}
+        | {f"backend.{room}" for room in ("data", "models", "generation", "training")},
+        {*NUMBERS, "mlx_lm"},
+    ),
+    "backend.serve": ({SPEC, *(f"backend.{room}" for room in ("data", "models", "rewards", "run"))}, set()),
+    "backend.demo": (
+        {SPEC, TYPES, *(f"backend.{room}" for room in ("data", "generation", "models", "rewards", "run", "training"))},
+        {*NUMBERS, "mlx_lm", "tokenizers", "transformers"},
+    ),
+    "backend.bench": ({"backend"}, ANY),
+    "backend.cli": ({"backend"}, {"rich", "typer", "yaml", "tokenizers"}),
+    "backend.__main__": ({"backend"}, {"mlx", "typer"}),
+    # ── app, from the bottom up ──
+    "app": (set(), set()),
+    "app.stylesheet": (set(), set()),
+    "app.theme": ({SPEC, "app.stylesheet"}, {"PySide6"}),
+    "app.model.undo": ({SPEC, "app.model"}, {"PySide6"}),
+    "app.model": ({SPEC}, {"PySide6.QtCore", "numpy"}),
+    "app.widgets": ({SPEC, "app.theme", "app.stylesheet", *PLAIN_DATA}, PLOTS),
+    "app.pages.parts": (SHELL | {SPEC}, PLOTS),
+    "app.pages": (SHELL | {SPEC, "app.pages.parts"}, PLOTS),
+    "app.questions": (set(), {"PySide6"}),
+    "app.drop_target": ({SPEC}, {"PySide6"}),
+    "app.file_open_event": (set(), {"PySide6"}),
+    "app.file_menu": (SHELL | {SPEC, "app.questions"}, {"PySide6"}),
+    "app.page_stack": (SHELL | {"app.pages"}, {"PySide6"}),
+    "app.menus": (SHELL | {"app.pages"}, {"PySide6"}),
+    "app.window": (FRAME | {SPEC}, {"PySide6"}),
+    "app.__main__": (FRAME | {SPEC, "app.window", "app.file_open_event"}, {"PySide6"}),
+}
+
+LIGHT = {SPEC, TYPES, "backend.rewards"}
+HEAVY = {"mlx", "mlx_lm", "transformers", "datasets", "torch"}
+EXCEPTIONS = {("app/__main__.py", "backend.__main__")}
+"""A bundled app has one executable: called with --backend it is the trainer, and that process opens no window."""
+
+
+# What is imported
+
+
+@cache
+def imports_of(path: Path) -> list[tuple[int, str]]:
+    return list(imports(path.read_text("utf-8")))
+
+
+def imports(source: str) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import that can run, wherever it stands; `import_module("…")` with a plain name too."""
+    tree = ast.parse(source)
+    for_typing = {id(node) for block in _typing_blocks(tree) for node in ast.walk(block)}
+    for node in ast.walk(tree):
+        if id(node) in for_typing:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"line {node.lineno}: a relative import"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+            yield from ((node.lineno, each.value) for each in node.args[:1] if isinstance(each, ast.Constant))
+
+
+def _typing_blocks(tree: ast.Module) -> list[ast.stmt]:
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+    return [statement for block in blocks for statement in block.body]
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of ours by its dotted name."""
+    paths = [path for house in ("app", "backend") for path in (ROOT / house).rglob("*.py")]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+
+def module_of(imported: str) -> str | None:
+    """The module that `from a.b import c` runs: a.b.c where that is one, else a.b."""
+    known = (name for name in (imported, imported.rpartition(".")[0]) if name in modules())
+    return next(known, None)
+
+
+# Whether it may be
+
+
+def lies_in(module: str, rooms: set[str]) -> bool:
+    return any(module == room or module.startswith(f"{room}.") for room in rooms)
+
+
+def room_of(module: str) -> str | None:
+    """The longest name in RULES that `module` lies in; the roots `app` and `backend` stand for their `__init__` alone."""
+    if module in ("app", "backend"):
+        return module
+    rooms = (room for room in RULES if room not in ("app", "backend") and lies_in(module, {room}))
+    return max(rooms, key=len, default=None)
+
+
+def offence(importer: str, imported: str) -> str:
+    """Why this import is against the rules; "" where it is not."""
+    top = imported.split(".")[0]
+    room = room_of(importer)
+    if room is None:
+        return f"no rule names {importer}"
+    if top in sys.stdlib_module_names:
+        return ""
+    if importer.startswith("backend") and top in ("app", "PySide6", "pyqtgraph"):
+        return "the backend knows no window"
+    if importer.startswith("app") and top == "backend" and not lies_in(imported, {SPEC}):
+        return "of the backend the app may import backend.spec alone"
+    if top in ("app", "backend"):
+        return _offence_at_home(room, importer, imported)
+    if room in LIGHT and top in HEAVY:
+        return "it must import without the engine"
+    allowed = RULES[room][1]
+    return "" if allowed == ANY or lies_in(imported, allowed) else f"{room} may not import {top}"
+
+
+def _offence_at_home(room: str, importer: str, imported: str) -> str:
+    module = module_of(imported) or imported
+    theirs = room_of(module)
+    if room == theirs == "app.pages" and importer != "app.pages" and module not in ("app.pages", importer):
+        return "a page may not import a page"
+    if theirs == room or lies_in(module, {room}) or lies_in(module, RULES[room][0]):
+        return ""
+    return f"{room} may not import {theirs or module}"
+
+
+def offences(name: str, path: Path) -> list[str]:
+    file = str(path.relative_to(ROOT))
+    found = ((line, each, offence(name, each)) for line, each in imports_of(path))
+    return [
+        f"{file}:{line} imports {each}: {why}" for line, each, why in found if why and (file, each) not in EXCEPTIONS
+    ]
+
+
+def test_every_import_keeps_to_the_rooms():
+    found = [line for name, path in sorted(modules().items()) for line in offences(name, path)]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported"),
+    [
+        ("app.window", "backend.run.trainer"),
+        ("app.window", "mlx.core"),
+        ("app.window", "pyqtgraph"),
+        ("app.widgets.form.form", "app.model.draft.Draft"),
+        ("app.pages.train_page", "app.pages.monitor_page"),
+        ("app.pages.train_page", "backend.rewards.functions.r1"),
+        ("app.model.draft", "PySide6.QtWidgets"),
+        ("app.model.run", "app.widgets.charts.plot"),
+        ("app.model.session", "transformers"),
+        ("app.model.session", "app.pages"),
+        ("app.model.run_summary", "backend.types"),
+        ("backend.spec.config", "numpy"),
+        ("backend.spec.rewards.catalog", "backend.rewards.functions.r1"),
+        ("backend.rewards.runner.score", "mlx.core"),
+        ("backend.training.losses", "mlx_lm"),
+        ("backend.training.losses", "backend.models.policy"),
+        ("backend.generation.rollout", "backend.models.policy"),
+        ("backend.training.optimizer", "backend.run.trainer"),
+        ("backend.run.trainer", "app.model.run"),
+        ("backend.__main__", "PySide6.QtCore"),
+    ],
+)
+def test_the_walk_would_notice(importer: str, imported: str):
+    assert offence(importer, imported)
+
+
+def test_lazy_imports_and_import_module_are_seen():
+    source = 'def f():\n    import mlx.core\n    importlib.import_module("backend.run.trainer")\n'
+    assert list(imports(source)) == [(2, "mlx.core"), (3, "backend.run.trainer")]
+
+
+def test_a_module_that_no_rule_names_is_an_offence() -> None:
+    assert offence("backend.corridor", "json") == "no rule names backend.corridor"
+    assert (
+        offence("backend.training.losses", "backend.corridor")
+        == "backend.training.losses may not import backend.corridor"
+    )
+
+
+def test_every_rule_names_a_room_that_is_there() -> None:
+    assert not [room for room in RULES if room not in modules()]
+
+
+def test_exceptions_are_still_needed():
+    for file, imported in EXCEPTIONS:
+        assert imported in [module for _, module in imports_of(ROOT / file)]
+
+
+def test_colours_live_in_the_theme_alone():
+    colour = re.compile(r"#[0-9a-fA-F]{6}\b")
+    sources = [path for name, path in modules().items() if name.startswith("app") and name != "app.theme"]
+    pictures = list((ROOT / "resources" / "icons").glob("*.svg"))
+    assert pictures
+    assert not [path.name for path in sources + pictures if colour.search(path.read_text("utf-8"))]

@@ -1,0 +1,367 @@
+"""Hugging Face, played by a stand-in on 127.0.0.1: search, download, resume; and whatever goes wrong ends in one plain
+sentence and leaves the cache sound.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from huggingface_hub import constants, get_session, snapshot_download, try_to_load_from_cache
+from huggingface_hub.utils import _http
+
+from backend.data.rows import read_splits
+from backend.models import hub_download, hub_errors, hub_search, inventory
+from backend.run.preflight import check_model
+from backend.serve.call import Cancelled, QuestionCall
+from backend.spec.config import Config
+from backend.spec.faults import Mistake
+from tests.support.hub_server import COMMIT, TOKEN, HubStandIn, Repo
+
+BIG = random.Random(7).randbytes(400_000)
+FILES = {
+    "config.json": json.dumps({"model_type": "qwen3", "quantization": {"bits": 4, "group_size": 64}}).encode(),
+    "tokenizer.json": b"{}",
+    "tokenizer_config.json": b'{"chat_template": "x"}',
+    "model.safetensors": BIG,
+    "README.md": b"not wanted by mlx-lm",
+}
+MLX = {
+    "tags": ["mlx", "safetensors", "4-bit"], "downloads": 7000, "lastModified": "2026-03-01T10:00:00.000Z",
+    "config": {"model_type": "qwen3"}, "safetensors": {"parameters": {"U32": 1000, "BF16": 10}, "total": 1010},
+}  # fmt: skip
+PLAIN = {"tags": ["safetensors"], "downloads": 90_000, "config": {"model_type": "qwen3"}}
+STRANGE = {"tags": ["safetensors"], "downloads": 5, "config": {"model_type": "marvin"}}
+GGUF = {"tags": ["gguf"], "downloads": 6}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
+    """The stand-in, in place of Hugging Face, and a cache of our own."""
+    stand_in = HubStandIn(
+        {
+            "someone/tiny-4bit": Repo(FILES, MLX),
+            "someone/tiny": Repo(FILES, PLAIN),
+            "someone/tiny-strange": Repo(FILES, STRANGE),
+            "someone/tiny-gguf": Repo({"tiny.gguf": BIG}, GGUF),
+            "someone/gated": Repo(FILES, gated=True),
+            "someone/private": Repo(FILES, private=True),
+        },
+        {"someone/sums": Repo({"train.jsonl": b'{"prompt": "1+1", "answer": "2"}\n', "README.md": b""},
+                              {"mainSize": 33, "tags": ["size_categories:1K<n<10K"]})},
+    )  # fmt: skip
+    point_at(stand_in.url, tmp_path / "cache", monkeypatch)
+    monkeypatch.setattr(hub_download, "RETRIES_S", (0.01, 0.01, 0.01))
+    with stand_in:
+        yield stand_in
+    _http.close_session()
+
+
+def point_at(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have huggingface_hub, which reads its environment once, ask there and keep here."""
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", cache.parent / "datasets")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(cache.parent / "datasets"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache.parent / "token"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+
+
+def said(mistake: Any) -> str:
+    return mistake.value.faults[0].sentence
+
+
+class Hearer(QuestionCall):
+    """Hears progress, and takes the question back once so many bytes have come."""
+
+    def __init__(self, until: float = float("inf")) -> None:
+        self.heard: list[dict[str, Any]] = []
+        self.until = until
+        super().__init__(self._hear)
+
+    def _hear(self, told: dict[str, Any]) -> None:
+        self.heard.append(told)
+        if told["done"] >= self.until:
+            self.take_back()
+
+
+# ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_search_tells_what_a_person_chooses_by(hub: HubStandIn):
+    found = {one["id"]: one for one in hub_search.search("tiny", "model")}
+    assert next(iter(found)) == "someone/tiny-4bit", "models in MLX form come first, however many download another"
+    first = found["someone/tiny-4bit"]
+    assert (first["size"], first["kind"], first["precision"], first["downloads"]) == (4020, "qwen3", "4-bit", 7000)
+    assert first["changed"] == 1772359200 and not first["refusal"] and not found["someone/tiny"]["refusal"]
+    assert "no model of the kind marvin" in found["someone/tiny-strange"]["refusal"]
+    assert "GGUF" in found["someone/tiny-gguf"]["refusal"]
+
+
+def test_datasets_are_searched_too(hub: HubStandIn):
+    assert [(one["id"], one["size"], one["kind"]) for one in hub_search.search("sums", "dataset")] == [
+        ("someone/sums", 33, "1K<rows<10K")
+    ]
+
+
+def test_a_plan_is_what_mlx_lm_loads(hub: HubStandIn):
+    plan = hub_search.plan("someone/tiny", "model")
+    assert plan.commit == COMMIT and set(plan.files) == set(FILES) - {"README.md"}
+    assert plan.total == sum(len(FILES[name]) for name in plan.files)
+
+
+# ── downloading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_download_is_a_model_in_the_cache(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hub_download, "TELL_S", 0.0)
+    hearer = Hearer()
+    place = hub_download.download("someone/tiny", "model", hearer)
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == {
+        name: data for name, data in FILES.items() if name != "README.md"
+    }
+    done = [told["done"] for told in hearer.heard]
+    assert done == sorted(done) and done[-1] == hearer.heard[-1]["total"] == sum(map(len, FILES.values())) - 20
+    assert len(set(done)) > 10, "progress, not only a beginning and an end"
+    hub.down = True  # what mlx-lm asks for is all there, without asking anybody
+    assert (
+        Path(snapshot_download("someone/tiny", allow_patterns=list(hub_search.WANTED["model"]), local_files_only=True))
+        == place
+    )
+    (found,) = inventory.models()
+    assert (found.id, found.kind, found.precision, found.refusal, found.where) == (
+        "someone/tiny", "qwen3", "4-bit", "", "cache",
+    )  # fmt: skip
+    assert found.size == done[-1]
+
+
+def test_a_dataset_is_downloaded_whole(hub: HubStandIn):
+    place = hub_download.download("someone/sums", "dataset", QuestionCall())
+    assert (place / "train.jsonl").read_bytes().startswith(b'{"prompt"')
+    assert [(one.id, one.kind, one.refusal) for one in inventory.datasets()] == [("someone/sums", "jsonl", "")]
+
+
+def test_nothing_is_fetched_twice(hub: HubStandIn):
+    hub_download.download("someone/tiny", "model", QuestionCall())
+    hub_download.download("someone/tiny", "model", QuestionCall())
+    assert hub.sent["model.safetensors"] == len(BIG)
+
+
+def test_a_connection_that_breaks_once_is_tried_again_from_there(hub: HubStandIn):
+    hub.break_after = 100_000
+    place = hub_download.download("someone/tiny", "model", QuestionCall())
+    assert (place / "model.safetensors").read_bytes() == BIG
+    assert hub.sent["model.safetensors"] == len(BIG)
+
+
+def test_a_hub_that_goes_away_leaves_a_download_that_can_go_on(hub: HubStandIn):
+    hub.down_after = 150_000
+    with pytest.raises(Mistake) as mistake:
+        hub_download.download("someone/tiny", "model", QuestionCall())
+    assert "broke off" in said(mistake) and "what has arrived is kept" in said(mistake)
+    assert_unfinished("someone/tiny")
+    hub.down, hub.down_after = False, 0
+    place = hub_download.download("someone/tiny", "model", QuestionCall())
+    assert (place / "model.safetensors").read_bytes() == BIG
+    assert hub.sent["model.safetensors"] == len(BIG), "what had arrived was fetched again"
+    assert not list(place.parents[1].rglob("*.incomplete"))
+
+
+def assert_unfinished(id_: str) -> None:
+    """The cache is sound: the model is not taken for whole, by us or by the library, and what has arrived is there."""
+    (found,) = inventory.models()
+    assert found.id == id_ and found.partial > 0 and "unfinished" in found.refusal
+    assert not isinstance(try_to_load_from_cache(id_, "model.safetensors"), str)
+
+
+def test_a_pause_keeps_what_has_arrived(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hub_download, "TELL_S", 0.0)
+    with pytest.raises(Cancelled):
+        hub_download.download("someone/tiny", "model", Hearer(until=200_000))
+    assert_unfinished("someone/tiny")
+    again = Hearer()
+    place = hub_download.download("someone/tiny", "model", again)
+    began = next(told["done"] for told in again.heard if told["phase"] == "downloading")
+    assert began >= 190_000, "progress goes on where it was"
+    assert (place / "model.safetensors").read_bytes() == BIG
+
+
+def test_a_server_without_ranges_is_read_from_the_start(hub: HubStandIn):
+    hub.break_after, hub.knows_ranges = 100_000, False
+    place = hub_download.download("someone/tiny", "model", QuestionCall())
+    assert (place / "model.safetensors").read_bytes() == BIG
+
+
+def test_damage_is_thrown_away(hub: HubStandIn):
+    hub.damage = True
+    with pytest.raises(Mistake) as mistake:
+        hub_download.download("someone/tiny", "model", QuestionCall())
+    assert "arrived damaged" in said(mistake)
+    assert not list(Path(constants.HF_HUB_CACHE).rglob("model.safetensors"))
+    assert not [
+        path for path in Path(constants.HF_HUB_CACHE).rglob("*") if path.is_file() and path.stat().st_size > 9999
+    ]
+    hub.damage = False
+    assert (hub_download.download("someone/tiny", "model", QuestionCall()) / "model.safetensors").read_bytes() == BIG
+
+
+def test_two_downloads_of_one_model_do_not_write_into_one_another(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+    plan = hub_search.plan("someone/tiny", "model")
+    blob = hub_download._Download(plan, QuestionCall()).blobs / hub.repos["models"]["someone/tiny"].etag(
+        "model.safetensors"
+    )
+    blob.parent.mkdir(parents=True)
+    monkeypatch.setattr(hub_download, "LOCK_S", 0.1)
+    held = hub_download._held(hub_download._partial(blob), "someone/tiny", "model")
+    with held, pytest.raises(Mistake, match="being downloaded already"):
+        hub_download.download("someone/tiny", "model", QuestionCall())
+
+
+def test_what_is_given_up_leaves_nothing(hub: HubStandIn):
+    hub.down_after = 150_000
+    with pytest.raises(Mistake):
+        hub_download.download("someone/tiny", "model", QuestionCall())
+    assert hub_download.discard("someone/tiny", "model") > 100_000
+    assert not list(Path(constants.HF_HUB_CACHE).rglob("*.incomplete"))
+    hub.down, hub.down_after = False, 0
+    hub_download.download("someone/tiny", "model", QuestionCall())
+    assert hub_download.discard("someone/tiny", "model") == 0 and inventory.models()[0].refusal == "", (
+        "whole files stay"
+    )
+
+
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def refused(id_: str) -> str:
+    with pytest.raises(Mistake) as mistake:
+        hub_download.download(id_, "model", QuestionCall())
+    (fault,) = mistake.value.faults
+    assert fault.setting == "model" and fault.sentence.endswith(".") and fault.sentence.count(". ") == 0
+    assert inventory.models() == [], "something is taken for a model"
+    return fault.sentence
+
+
+def test_what_is_not_there(hub: HubStandIn):
+    assert "has no model someone/nothing" in refused("someone/nothing")
+
+
+def test_what_is_private(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+    assert "it is private: then log in" in refused("someone/private")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert hub_download.download("someone/private", "model", QuestionCall()).is_dir()
+
+
+def test_a_gate(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+    told = refused("someone/gated")
+    assert "is gated: accept its conditions at" in told and f"{hub.url}/someone/gated" in told
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert hub_download.download("someone/gated", "model", QuestionCall()).is_dir()
+
+
+def test_a_wrong_token(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    assert "does not accept the token" in refused("someone/tiny")
+    with pytest.raises(Mistake, match="does not accept the token"):
+        hub_search.search("tiny", "model")
+
+
+def test_no_token_is_ever_written(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub_download.download("someone/private", "model", QuestionCall())
+    written = [path for path in Path(constants.HF_HUB_CACHE).parent.rglob("*") if path.is_file()]
+    assert written and not [path for path in written if TOKEN.encode() in path.read_bytes()]
+
+
+def test_a_full_disk_is_seen_beforehand(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=hub_download.SPARE + 1000))
+    told = refused("someone/tiny")
+    assert "needs 0.4 MB more, and the disk" in told and "has 67.1 MB free" in told
+    assert hub.sent["model.safetensors"] == 0
+
+
+def test_a_disk_that_fills_up_meanwhile(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+    def full(download: Any, etag: str, size: int) -> None:
+        if size > 100_000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hub_download._Download, "_count", full)
+        with pytest.raises(Mistake) as mistake:
+            hub_download.download("someone/tiny", "model", QuestionCall())
+    assert "is full" in said(mistake)
+    assert_unfinished("someone/tiny")
+    assert (hub_download.download("someone/tiny", "model", QuestionCall()) / "model.safetensors").read_bytes() == BIG
+
+
+def test_without_a_network_it_takes_a_moment_and_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The library alone tries for some twenty seconds."""
+    point_at("http://127.0.0.1:9", tmp_path / "cache", monkeypatch)
+    for ask in (
+        lambda: hub_search.search("tiny", "model"),
+        lambda: hub_search.plan("someone/tiny", "model"),
+        lambda: hub_search.config_file("someone/tiny"),
+        lambda: check_model("someone/tiny", "model"),
+    ):
+        began = time.monotonic()
+        with pytest.raises(Mistake) as mistake:
+            ask()
+        assert "cannot be reached" in said(mistake) and time.monotonic() - began < 5
+
+
+def test_what_is_cached_is_found_without_a_network(hub: HubStandIn):
+    hub_download.download("someone/tiny", "model", QuestionCall())
+    hub.down = True
+    asked = len(hub.asked)
+    assert hub_search.config_file("someone/tiny").read_bytes() == FILES["config.json"]
+    assert len(hub.asked) == asked
+
+
+def test_a_downloaded_dataset_is_read_without_a_network(hub: HubStandIn):
+    hub_download.download("someone/sums", "dataset", QuestionCall())
+    hub.down = True
+    began = time.monotonic()
+    splits = read_splits(Config(model="-", data="someone/sums"))
+    assert splits.train == [{"prompt": "1+1", "answer": "2"}] and time.monotonic() - began < 10
+
+
+def test_a_dataset_that_is_nowhere_takes_a_moment_and_a_sentence(hub: HubStandIn):
+    hub.down = True
+    began = time.monotonic()
+    with pytest.raises(Mistake, match="cannot be reached"):
+        read_splits(Config(model="-", data="someone/sums"))
+    assert time.monotonic() - began < 5
+
+
+def test_offline_by_wish_is_said_as_such(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set" in refused("someone/tiny")
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (403, "does not let the token"),
+        (429, "asked too often"),
+        (503, "trouble of its own (503)"),
+        (418, "error (418)"),
+    ],
+)
+def test_other_answers_of_the_hub_have_their_sentence(status: int, words: str):
+    request = httpx2.Request("GET", "https://huggingface.co/api/models/a/b")
+    error = hub_errors.HfHubHTTPError("", response=httpx2.Response(status, request=request))
+    assert words in hub_errors.sentence(error, "a/b", "model")
+    get_session()

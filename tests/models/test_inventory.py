@@ -1,0 +1,247 @@
+"""What is on this machine, and whether mlx-lm can load it: told from names, sizes and config.json alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from backend.models import inventory, support
+from backend.serve.call import QuestionCall
+from backend.serve.inventory_questions import model_facts
+from backend.spec.command import backend_environment
+
+PLAIN = ("model.safetensors", "tokenizer.json", "tokenizer_config.json")
+COMMIT = "a" * 40
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home and a cache of our own."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path
+
+
+def model(folder: Path, config: dict[str, Any] | None = None, *names: str) -> Path:
+    """A folder with a model's files, ten bytes each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names or PLAIN:
+        (folder / name).write_bytes(b"x" * 10)
+    (folder / "tokenizer_config.json").write_text('{"chat_template": "t"}')
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def cached(home: Path, id_: str, *names: str, config: dict[str, Any] | None = None) -> Path:
+    repo = home / "hub" / f"models--{id_.replace('/', '--')}"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(COMMIT)
+    return model(repo / "snapshots" / COMMIT, config or {"model_type": "qwen3"}, *names)
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "words"),
+    [
+        ({"model_type": "qwen3"}, PLAIN, ""),
+        ({"model_type": "mistral"}, PLAIN, ""),  # by its second name, which mlx-lm remaps
+        ({"model_type": "lfm2-vl"}, PLAIN, ""),  # a module whose name is no identifier
+        ({"model_type": "bailing_hybrid", "architectures": ["BailingMoeV3ForCausalLM"]}, PLAIN, ""),
+        ({"model_type": "marvin"}, PLAIN, "no model of the kind marvin"),
+        ({"model_type": ["qwen3"]}, PLAIN, "names no model_type"),
+        ({"model_type": "qwen3", "model_file": "mine.py"}, PLAIN, "code of its own (mine.py)"),
+        (None, PLAIN, "no config.json"),
+        (None, ("tiny.Q4.gguf",), "GGUF file"),
+        (None, ("adapter_config.json", "adapters.safetensors"), "adapter without its base"),
+        ({"model_type": "qwen3"}, ("tiny.gguf", "tokenizer.json"), "GGUF weights only"),
+        ({"model_type": "qwen3"}, ("pytorch_model.bin", "tokenizer.json"), "PyTorch's pickled"),
+        ({"model_type": "qwen3"}, ("tokenizer.json",), "no model*.safetensors"),
+        ({"model_type": "qwen3"}, ("model.safetensors",), "no tokenizer"),
+        ({"model_type": "qwen3", "quantization_config": {"quant_method": "bitsandbytes"}}, PLAIN, "bitsandbytes"),
+        ({"model_type": "qwen3", "quantization_config": {"quant_method": "awq"}}, PLAIN, ""),
+        (
+            {"model_type": "qwen3", "quantization_config": {"quant_method": "compressed-tensors", "format": "float"}},
+            PLAIN,
+            "in the format float",
+        ),
+    ],
+)
+def test_why_a_model_cannot_be_loaded(config: dict[str, Any] | None, names: tuple[str, ...], words: str):
+    told = support.refusal(config, names)
+    assert words in told and bool(told) == bool(words) and (not told or told.endswith("."))
+
+
+@pytest.mark.parametrize(
+    ("config", "precision"),
+    [
+        ({"quantization": {"bits": 4, "group_size": 64}}, "4-bit"),
+        ({"quantization": {"bits": 4, "mode": "mxfp4"}}, "mxfp4"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, "8-bit"),
+        ({"torch_dtype": "bfloat16"}, "bf16"),
+        ({"text_config": {"dtype": "float16"}}, "fp16"),
+        ({}, ""),
+    ],
+)
+def test_how_the_weights_are_kept(config: dict[str, Any], precision: str):
+    assert support.precision_of(config) == precision
+
+
+def test_what_mlx_lm_knows_is_what_its_own_code_finds():
+    """Read from the names of its files; asking mlx-lm itself must give the same for every second name."""
+    from mlx_lm.utils import MODEL_REMAPPING, _get_classes
+
+    assert support._remappings()[0] == MODEL_REMAPPING
+    for kind in ("qwen3", "mistral", "gemma3_text", "nothing"):
+        known = support.module_of({"model_type": kind}) in support.architectures()
+        try:
+            _get_classes({"model_type": kind})
+        except ValueError:
+            assert not known
+        else:
+            assert known
+
+
+def test_looking_needs_no_engine():
+    """A listing must not wait three seconds for mlx-lm, nor lower the limits of this process as importing it does."""
+    look = (
+        "import sys; from backend import local; local.models(); "
+        "print([name for name in ('mlx', 'mlx_lm', 'transformers', 'datasets') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", look], env=backend_environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_place_is_looked_at(home: Path, monkeypatch: pytest.MonkeyPatch):
+    cached(home, "someone/tiny")
+    model(home / ".lmstudio" / "models" / "them" / "theirs", {"model_type": "llama"})
+    model(home / "mine", {"model_type": "llama", "torch_dtype": "float32"})
+    run = home / "runs" / "first"
+    model(run / "fused", {"model_type": "qwen3"})
+    (run / "config.yaml").write_text("")
+    found = {one.where: one for one in inventory.models([str(home / "mine"), "~/mine", str(home / "gone")])}
+    assert {where: (one.id, one.name) for where, one in found.items()} == {
+        "cache": ("someone/tiny", "someone/tiny"),
+        "lmstudio": (str(home / ".lmstudio/models/them/theirs"), "them/theirs"),
+        "folder": (str(home / "mine"), "mine"),
+        "run": (str(run / "fused"), "first"),
+    }
+    assert not any(one.refusal or one.remarks for one in found.values())
+    assert found["folder"].precision == "fp32" and found["folder"].kind == "llama" and found["folder"].size > 20
+
+
+def test_the_newest_comes_first(home: Path):
+    for name, t in (("a/old", 1000), ("a/new", 3000), ("a/middle", 2000)):
+        for file in cached(home, name).iterdir():
+            os.utime(file, (t, t))
+    assert [one.name for one in inventory.models()] == ["a/new", "a/middle", "a/old"]
+
+
+def test_a_folder_of_models_gives_each(home: Path):
+    model(home / "many" / "one", {"model_type": "llama"})
+    model(home / "many" / "two", {"model_type": "qwen3"})
+    assert {one.name for one in inventory.models([str(home / "many")])} == {"one", "two"}
+
+
+def test_missing_shards_are_counted(home: Path):
+    folder = cached(home, "a/sharded", "model-00001-of-00002.safetensors", "tokenizer.json")
+    index = {"weight_map": {"x": "model-00001-of-00002.safetensors", "y": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert inventory.models()[0].refusal == "1 of its 2 weight files are missing."
+
+
+def test_a_missing_chat_template_is_a_remark(home: Path):
+    folder = cached(home, "a/base")
+    (folder / "tokenizer_config.json").write_text("{}")
+    (found,) = inventory.models()
+    assert not found.refusal and "no chat template" in found.remarks[0]
+
+
+def test_a_leftover_beside_a_whole_model_does_no_harm(home: Path):
+    repo = cached(home, "a/whole").parents[1]
+    (repo / "blobs").mkdir()
+    (repo / "blobs" / "abc.incomplete").write_bytes(b"x" * 100)
+    (found,) = inventory.models()
+    assert found.refusal == "" and found.partial == 0
+
+
+def test_a_model_of_which_only_the_description_was_fetched_is_not_listed(home: Path):
+    folder = cached(home, "a/looked-at")
+    for name in (*PLAIN,):
+        (folder / name).unlink()
+    assert inventory.models() == []
+
+
+@pytest.mark.parametrize(
+    ("names", "config", "begun"),
+    [
+        (("README.md",), {"model_type": "qwen3"}, True),
+        (("tokenizer.json",), {"model_type": "qwen3"}, True),
+        (PLAIN, {"model_type": "qwen3"}, False),
+        (("pytorch_model.bin", "tokenizer.json"), {"model_type": "qwen3"}, False),
+        (("README.md",), {"model_type": "marvin"}, False),
+    ],
+)
+def test_what_a_run_would_fetch_is_no_reason_against_a_model(
+    home: Path, names: tuple[str, ...], config: dict[str, Any], begun: bool
+):
+    folder = cached(home, "a/b", *names, config=config)
+    assert inventory.is_begun(folder) is begun
+    facts = model_facts({"name": "a/b"}, QuestionCall(lambda said: None))
+    assert (facts is None) is begun
+    assert model_facts({"name": str(folder)}, QuestionCall(lambda said: None)) is not None, "a folder is all there is"
+
+
+def test_shards_that_are_missing_in_the_cache_are_fetched(home: Path):
+    folder = cached(home, "a/b", "model-1.safetensors", "tokenizer.json")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert inventory.is_begun(folder)
+
+
+def test_broken_things_do_not_break_the_list(home: Path):
+    cached(home, "a/fine")
+    broken = home / "hub" / "models--a--broken" / "snapshots" / COMMIT
+    broken.mkdir(parents=True)
+    (broken / "config.json").write_text("{")
+    (broken / "tokenizer.json").write_text("{}")
+    (broken / "model.safetensors").symlink_to("nowhere")
+    (home / "hub" / "models--").mkdir()
+    (home / "hub" / "a file").write_text("")
+    assert {one.name: bool(one.refusal) for one in inventory.models()} == {"a/fine": False, "a/broken": True}
+
+
+def test_datasets_are_told_by_their_rows(home: Path):
+    repo = home / "hub" / "datasets--a--sums"
+    (repo / "snapshots" / COMMIT / "data").mkdir(parents=True)
+    (repo / "snapshots" / COMMIT / "data" / "train.parquet").write_bytes(b"x" * 50)
+    (home / "rows.csv").write_text("a,b\n")
+    (home / "empty").mkdir()
+    found = {one.name: one for one in inventory.datasets([str(home / "rows.csv"), str(home / "empty"), "/gone"])}
+    assert {name: (one.id, one.kind, one.size) for name, one in found.items() if not one.refusal} == {
+        "a/sums": ("a/sums", "parquet", 50), "rows.csv": (str(home / "rows.csv"), "csv", 4),
+    }  # fmt: skip
+    assert "holds no rows" in found["empty"].refusal
+
+
+def test_what_the_pictures_show_is_found(home: Path, monkeypatch: pytest.MonkeyPatch):
+    """The pickers in docs/screenshots/: models and datasets that were never downloaded, one of each kind of trouble."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "packaging"))
+    import made_up  # type: ignore[import-not-found]
+
+    made_up.fill(home)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / ".cache" / "huggingface" / "hub"))
+    found = inventory.models()
+    usable = {one.id for one in found if not one.refusal}
+    assert {made_up.FAVOURITE["model"], made_up.RECENT["model"]} <= usable and len(usable) == 6
+    assert sorted(bool(one.partial) for one in found if one.refusal) == [False, True]
+    assert {one.id for one in inventory.datasets()} == {id_ for id_, *_ in made_up.DATASETS}
+    assert sum(file.stat().st_blocks * 512 for file in home.rglob("*")) < 1e6, "weights are holes"

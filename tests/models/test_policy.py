@@ -1,0 +1,380 @@
+"""The model that learns and the one it is held to: what trains, what is shared, what is refused, what comes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm import load
+from mlx_lm import utils as mlx_lm_utils
+
+from backend.engine.forward import split
+from backend.models import policy as policy_module
+from backend.models.policy import Policy, adapter_config, load_policy, save_adapters, save_model
+from backend.spec.config import Config, parse
+from backend.spec.faults import Mistake
+from tests.support import random_models
+
+TOKENS = mx.array([[5, 6, 70, 8]])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def folder_of(models: Path, arch: str = "qwen3", **how: Any) -> Path:
+    folder = models / "-".join([arch, *(f"{key}={value}" for key, value in how.items())])
+    return folder if folder.exists() else random_models.tiny_model(folder, arch, **how)
+
+
+def config_of(model: Path | str, **settings: Any) -> Config:
+    return parse({"model": str(model), "data": "none", "num_layers": -1} | settings)
+
+
+def update(policy: Policy, rate: float = 0.05) -> None:
+    """Two real optimizer updates: DoRA and LoRA move A only once B is no longer 0."""
+    optimizer = optim.SGD(rate)
+    for _ in range(2):
+        grads = nn.value_and_grad(policy.model, lambda: mx.logsumexp(policy.model(TOKENS), axis=-1).mean())()[1]
+        optimizer.update(policy.model, grads)
+        mx.eval(policy.model.parameters())
+
+
+def refused(setting: str, **settings: Any) -> str:
+    """The sentence with which `load_policy` refuses these settings; it stands at `setting`."""
+    with pytest.raises(Mistake) as caught:
+        load_policy(config_of(**settings))
+    (fault,) = caught.value.faults
+    assert fault.setting == setting
+    assert fault.sentence.endswith(".") and "\n" not in fault.sentence
+    return fault.sentence
+
+
+# ---- adapters --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "llama", "gemma3_text", "qwen3_moe", "mamba"])
+def test_only_adapters_train(models: Path, arch: str) -> None:
+    policy = load_policy(config_of(folder_of(models, arch)))
+    names = list(policy.trainable())
+    assert names and all(name.endswith((".lora_a", ".lora_b")) for name in names)
+    before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
+    update(policy)
+    moved = {
+        name for name, x in tree_flatten(policy.model.parameters()) if not np.array_equal(np.array(x), before[name])
+    }
+    assert moved and moved <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("asked", "adapted"), [(-1, {0, 1, 2}), (1, {2}), (2, {1, 2}), (3, {0, 1, 2}), (16, {0, 1, 2})]
+)
+def test_num_layers_counts_from_the_last(models: Path, asked: int, adapted: set[int]) -> None:
+    notes: list[str] = []
+    config = config_of(folder_of(models, layers=3), num_layers=asked)
+    policy = load_policy(config, notes.append)
+    assert {int(name.split("layers.")[1].split(".")[0]) for name in policy.trainable()} == adapted
+    assert adapter_config(policy, config)["num_layers"] == len(adapted)
+    assert notes == (["Layers is 16, and the model has 3: all of them get adapters."] if asked == 16 else [])
+
+
+def test_adapters_have_the_rank_and_scale_asked_for_and_begin_as_nothing(models: Path) -> None:
+    folder = folder_of(models)
+    policy = load_policy(config_of(folder, rank=5, scale=7.5))
+    layer = policy.model.layers[0].self_attn.q_proj
+    assert layer.lora_a.shape[1] == layer.lora_b.shape[0] == 5 and layer.scale == 7.5
+    assert mx.array_equal(policy.model(TOKENS), load(str(folder))[0](TOKENS))
+
+
+def test_the_seed_decides_where_adapters_begin(models: Path) -> None:
+    first, again, other = (load_policy(config_of(folder_of(models), seed=seed)).trainable() for seed in (1, 1, 2))
+    assert all(mx.array_equal(first[name], again[name]) for name in first)
+    assert all(not mx.array_equal(first[name], other[name]) for name in first if name.endswith("lora_a"))
+
+
+def test_dropout_drops_while_learning_and_follows_the_seed(models: Path) -> None:
+    policy = load_policy(config_of(folder_of(models), dropout=0.5))
+    update(policy)
+
+    def outputs(seed: int) -> mx.array:
+        mx.random.seed(seed)
+        return policy.model(TOKENS)
+
+    policy.model.train()
+    assert mx.array_equal(outputs(1), outputs(1))
+    assert not mx.allclose(outputs(1), outputs(2))
+    policy.model.eval()
+    assert mx.array_equal(outputs(1), outputs(2))
+
+
+@pytest.mark.parametrize("train_type", ["lora", "dora"])
+@pytest.mark.parametrize(
+    "how", [{}, {"dtype": "bfloat16"}, {"hidden": 64, "bits": 4}], ids=["float32", "bfloat16", "4 bits"]
+)
+def test_saved_adapters_load_through_mlx_lm_to_the_last_bit(
+    models: Path, tmp_path: Path, train_type: str, how: dict[str, Any]
+) -> None:
+    folder = folder_of(models, layers=3, **how)
+    config = config_of(folder, train_type=train_type, num_layers=2, rank=4)
+    policy = load_policy(config)
+    update(policy)
+    save_adapters(policy, config, tmp_path)
+    policy.model.eval()
+    loaded = load(str(folder), adapter_path=str(tmp_path))[0]
+    assert mx.array_equal(loaded(TOKENS), policy.model(TOKENS))
+    assert not mx.allclose(loaded(TOKENS), load(str(folder))[0](TOKENS), atol=1e-3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapters.safetensors"]
+
+
+def test_saving_adapters_again_replaces_them_whole(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(folder_of(models))
+    policy = load_policy(config)
+    save_adapters(policy, config, tmp_path)
+    before = (tmp_path / "adapters.safetensors").read_bytes()
+    update(policy)
+
+    def half_way(path: str, *rest: Any, **more: Any) -> None:
+        Path(path).write_bytes(b"half of it")
+        raise RuntimeError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "save_safetensors", half_way)
+        with pytest.raises(RuntimeError):
+            save_adapters(policy, config, tmp_path)
+    assert (tmp_path / "adapters.safetensors").read_bytes() == before
+    save_adapters(policy, config, tmp_path)
+    assert (tmp_path / "adapters.safetensors").read_bytes() != before
+
+
+def test_saved_weights_go_back_where_they_came_from_and_nowhere_else(models: Path) -> None:
+    policy, other = (load_policy(config_of(folder_of(models))) for _ in range(2))
+    update(policy)
+    other.assign(policy.trainable())
+    assert mx.array_equal(other.model(TOKENS), policy.model(TOKENS))
+    smaller = load_policy(config_of(folder_of(models), rank=2))
+    fewer = dict(list(policy.trainable().items())[1:])
+    for wrong in (smaller.trainable(), fewer):
+        with pytest.raises(ValueError, match="do not belong"):
+            policy.assign(wrong)
+
+
+# ---- reference -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def twins(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """Every reference made from the model itself, as it is made."""
+    made: list[nn.Module] = []
+    twin = policy_module.twin
+    monkeypatch.setattr(policy_module, "twin", lambda model: made.append(twin(model)) or made[-1])
+    return made
+
+
+def said_by(folder: Path) -> mx.array:
+    """The logits of the model as it was loaded."""
+    split_model = split(load(str(folder))[0])
+    return split_model.logits(split_model.hidden(TOKENS))
+
+
+@pytest.mark.parametrize(
+    ("arch", "train_type"),
+    [("qwen3", "lora"), ("qwen3", "dora"), ("qwen3_moe", "lora"), ("mamba", "lora"), ("mamba", "dora")],
+)
+def test_the_reference_shares_every_array_and_never_moves(
+    models: Path, twins: list[nn.Module], arch: str, train_type: str
+) -> None:
+    folder = folder_of(models, arch)
+    policy = load_policy(config_of(folder, train_type=train_type, beta=0.1))
+    mine = {id(x) for _, x in tree_flatten(policy.model.parameters())}
+    for step in range(2):
+        assert all(id(x) in mine for _, x in tree_flatten(twins[0].parameters())), "a second copy in memory"
+        reference = policy.reference.logits(policy.reference.hidden(TOKENS))
+        assert mx.array_equal(reference, said_by(folder))
+        assert mx.allclose(policy.model(TOKENS), reference, atol=1e-3) == (step == 0)
+        update(policy)
+
+
+def test_under_full_fine_tuning_the_reference_stays_at_the_start(models: Path, twins: list[nn.Module]) -> None:
+    folder = folder_of(models)
+    policy = load_policy(config_of(folder, train_type="full", beta=0.1))
+    mine = {id(x) for _, x in tree_flatten(policy.model.parameters())}
+    assert all(id(x) in mine for _, x in tree_flatten(twins[0].parameters())), "shared until the first update"
+    update(policy)
+    reference = policy.reference.logits(policy.reference.hidden(TOKENS))
+    assert mx.array_equal(reference, said_by(folder))
+    assert not mx.allclose(policy.model(TOKENS), reference, atol=1e-3)
+    assert not tree_flatten(twins[0].trainable_parameters())
+
+
+def test_no_reference_is_built_unless_something_reads_it(models: Path, twins: list[nn.Module]) -> None:
+    folder = folder_of(models)
+    assert load_policy(config_of(folder, beta=0)).reference is None and not twins
+    for settings in ({"beta": 0.1}, {"beta": 0, "log_kl": True}, {"beta": 0, "ratio_against": "reference"}):
+        assert load_policy(config_of(folder, **settings)).reference is not None
+
+
+def test_another_model_can_be_the_reference(models: Path, twins: list[nn.Module]) -> None:
+    other = folder_of(models, "llama")
+    policy = load_policy(config_of(folder_of(models), beta=0.1, reference_model_path=str(other)))
+    reference = policy.reference.logits(policy.reference.hidden(TOKENS))
+    assert mx.array_equal(reference, said_by(other)) and not twins
+
+
+def test_a_reference_with_other_tokens_is_refused(models: Path) -> None:
+    other = folder_of(models, vocab=300)
+    sentence = refused("reference_model_path", model=folder_of(models), beta=0.1, reference_model_path=str(other))
+    assert str(other) in sentence and "other tokens" in sentence
+
+
+# ---- full fine-tuning ------------------------------------------------------------------------------------------
+
+
+def test_every_weight_trains_under_full(models: Path) -> None:
+    policy = load_policy(config_of(folder_of(models, tie=False), train_type="full", beta=0))
+    assert policy.trainable().keys() == dict(tree_flatten(policy.model.parameters())).keys()
+    before = {name: np.array(x) for name, x in policy.trainable().items()}
+    update(policy)
+    still = [name for name, x in policy.trainable().items() if np.array_equal(np.array(x), before[name])]
+    assert not still
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_full_model_saved_opens_with_mlx_lm_as_it_came(models: Path, tmp_path: Path, dtype: str) -> None:
+    folder, notes = folder_of(models, dtype=dtype), []
+    config = config_of(folder, train_type="full", beta=0)
+    policy = load_policy(config, notes.append)
+    assert {x.dtype for x in policy.trainable().values()} == {mx.float32}
+    assert len(notes) == (dtype != "float32")
+    update(policy)
+    save_model(policy, config.model, tmp_path)
+    loaded, tokenizer, saved = load(str(tmp_path), return_config=True)
+    for name, x in tree_flatten(loaded.parameters()):
+        assert x.dtype == getattr(mx, dtype)
+        assert mx.array_equal(x, policy.trainable()[name].astype(x.dtype)), name
+    assert {x.dtype for x in policy.trainable().values()} == {mx.float32}, "saving left the run's weights alone"
+    assert saved["eos_token_id"] == 1 and not [key for key in saved if "studio" in key]
+    assert tokenizer.encode("17 plus 25") == load(str(folder))[1].encode("17 plus 25")
+
+
+def test_float32_masters_keep_updates_that_bfloat16_would_swallow(models: Path) -> None:
+    policy = load_policy(config_of(folder_of(models, dtype="bfloat16"), train_type="full", beta=0))
+    weight = policy.trainable()["model.layers.0.mlp.up_proj.weight"]
+    moved = {name: x + 1e-5 for name, x in policy.trainable().items()}
+    policy.assign(moved)
+    changed = policy.trainable()["model.layers.0.mlp.up_proj.weight"] != weight
+    assert changed.astype(mx.float32).mean().item() > 0.99
+
+
+def test_arrays_that_came_in_float32_are_saved_in_float32(models: Path, tmp_path: Path) -> None:
+    """Router biases and state-space decays come in 32 bits beside 16-bit weights; casting them all alike lost them."""
+    mixed = random_models.tiny_model(tmp_path / "mixed", dtype="bfloat16")
+    arrays: Any = mx.load(str(mixed / "model.safetensors"))
+    name = "model.norm.weight"
+    arrays[name] = arrays[name].astype(mx.float32) + 1e-4
+    mx.save_safetensors(str(mixed / "model.safetensors"), dict(arrays), metadata={"format": "mlx"})
+    policy = load_policy(config_of(mixed, train_type="full", beta=0))
+    save_model(policy, str(mixed), tmp_path / "out")
+    loaded = dict(tree_flatten(load(str(tmp_path / "out"))[0].parameters()))
+    assert loaded[name].dtype == mx.float32 and mx.array_equal(loaded[name], arrays[name])
+    assert loaded["model.embed_tokens.weight"].dtype == mx.bfloat16
+
+
+def test_a_model_from_the_hub_is_saved_without_asking_the_hub(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mlx-lm fetches a model card where it is given an id: a run that ended offline lost its last minute's work."""
+    policy = load_policy(config_of(folder_of(models), train_type="full", beta=0))
+    monkeypatch.setattr(mlx_lm_utils, "hf_repo_to_path", lambda name: folder_of(models))
+    monkeypatch.setattr("huggingface_hub.ModelCard.load", lambda name: pytest.fail("it went to the Hub"))
+    save_model(policy, "owner/name", tmp_path)
+    assert mx.array_equal(load(str(tmp_path))[0](TOKENS), policy.model(TOKENS))
+
+
+# ---- quantisation ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("train_type", "quantization"),
+    [("lora", "4"), ("lora", "6"), ("lora", "8"), ("lora", "mxfp4"), ("dora", "4"), ("dora", "8")],
+)
+def test_a_quantised_base_trains(
+    models: Path, capsys: pytest.CaptureFixture[str], train_type: str, quantization: str
+) -> None:
+    settings = {"train_type": train_type, "quantization": quantization, "beta": 0.1}
+    policy = load_policy(config_of(folder_of(models, hidden=64), **settings))
+    assert policy_module.is_quantised(policy.model)
+    assert all(x.dtype == mx.float32 for x in policy.trainable().values())
+    before, start = policy.model(TOKENS), policy.reference.logits(policy.reference.hidden(TOKENS))
+    update(policy)
+    assert not mx.allclose(policy.model(TOKENS), before, atol=1e-3)
+    assert mx.array_equal(policy.reference.logits(policy.reference.hidden(TOKENS)), start)
+    assert capsys.readouterr().out == "", "stdout may carry the diary"
+
+
+def test_a_model_that_comes_quantised_trains_as_it_is(models: Path) -> None:
+    policy = load_policy(config_of(folder_of(models, hidden=64, bits=4), beta=0))
+    before = policy.model(TOKENS)
+    update(policy)
+    assert not mx.allclose(policy.model(TOKENS), before, atol=1e-3)
+
+
+def test_quantising_what_cannot_be_quantised_is_refused(models: Path) -> None:
+    quantised = folder_of(models, hidden=64, bits=4)
+    assert "quantised already" in refused("quantization", model=quantised, quantization="4")
+    assert "LoRA" in refused("train_type", model=quantised, train_type="full", beta=0)
+    # Nothing is 64 wide in a model that is 32 wide: it used to train unquantised and say nothing.
+    narrow = random_models.tiny_model(models / "narrow", "qwen3_moe")
+    sentence = refused("quantization", model=narrow, quantization="8")
+    assert "64" in sentence and "None" in sentence
+
+
+def test_experts_refuse_dora_in_a_sentence(models: Path) -> None:
+    assert "DORA" in refused("train_type", model=folder_of(models, "qwen3_moe"), train_type="dora", beta=0)
+
+
+# ---- models that are not there ---------------------------------------------------------------------------------
+
+
+def test_a_missing_model_is_named(models: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    for name in (str(gone), "./gone", "a/b/c", "justaname"):
+        sentence = refused("model", model=name)
+        assert sentence.startswith(f"There is no model {name}:")
+    assert "config.json is missing" in refused("model", model=tmp_path)
+    assert "config.json is missing" in refused(
+        "reference_model_path", model=folder_of(models), reference_model_path=str(tmp_path)
+    )
+
+
+def test_a_broken_model_gives_its_reason(models: Path, tmp_path: Path) -> None:
+    broken = random_models.tiny_model(tmp_path / "broken")
+    (broken / "model.safetensors").unlink()
+    assert refused("model", model=broken).startswith(f"The model {broken} cannot be loaded: ")
+    strange = random_models.tiny_model(tmp_path / "strange")
+    config = json.loads((strange / "config.json").read_text()) | {"model_type": "nobody_knows"}
+    (strange / "config.json").write_text(json.dumps(config))
+    assert "nobody_knows" in refused("model", model=strange)
+
+
+def test_a_model_that_the_hub_does_not_give_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*args: Any, **more: Any) -> None:
+        raise OSError("Repository Not Found for url\nand a long story")
+
+    monkeypatch.setattr(mlx_lm_utils, "load", unreachable)
+    sentence = "The model owner/name cannot be loaded: Repository Not Found for url."
+    assert refused("model", model="owner/name") == sentence
+
+
+def test_the_ends_and_the_padding_come_from_the_tokenizer(models: Path) -> None:
+    policy = load_policy(config_of(folder_of(models)))
+    assert (policy.eos_ids, policy.pad_id) == ([1], 0)

@@ -1,0 +1,95 @@
+"""`lora_keys`: adapters go where they were asked for and nowhere else, and a name that fits nothing is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm import load
+
+from backend.models.policy import load_policy, save_adapters
+from backend.spec.config import Config, parse
+from backend.spec.faults import Mistake
+from backend.training.batch import pack
+from backend.training.learner import Learner
+from tests.support import random_models
+from tests.support.reference_forward import given
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def config_of(models: Path, arch: str = "qwen3", **settings: Any) -> Config:
+    folder = models / arch
+    if not folder.exists():
+        random_models.tiny_model(folder, arch, tie=False)
+    return parse({"model": str(folder), "data": "none", "num_layers": -1, "beta": 0} | settings)
+
+
+def adapted(config: Config) -> set[str]:
+    """The modules that learn, by their names within a layer (or within the model, for what is in no layer)."""
+    names = {name.rsplit(".", 1)[0] for name in load_policy(config).trainable()}
+    return {name.split("layers.")[1].split(".", 1)[1] if "layers." in name else name for name in names}
+
+
+@pytest.mark.parametrize("train_type", ["lora", "dora"])
+@pytest.mark.parametrize(
+    "keys",
+    [["self_attn.q_proj"], ["self_attn.v_proj", "mlp.down_proj"], ["lm_head"], ["mlp.up_proj", "model.embed_tokens"]],
+    ids=str,
+)
+def test_only_what_was_named_learns(models: Path, train_type: str, keys: list[str]) -> None:
+    config = config_of(models, lora_keys=keys, train_type=train_type, learning_rate=1e-2)
+    assert adapted(config) == set(keys)
+    policy = load_policy(config)
+    before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
+    learner = Learner(policy, config, 2)
+    for seed in (0, 1):
+        learner.learn(pack(given(policy.model, seed=seed), pad_id=0))
+    moved = {
+        name for name, x in tree_flatten(policy.model.parameters()) if not np.array_equal(np.array(x), before[name])
+    }
+    assert moved == set(policy.trainable())
+
+
+def test_without_names_every_linear_layer_learns(models: Path) -> None:
+    attention, mlp = (f"self_attn.{x}_proj" for x in "qkvo"), (f"mlp.{x}_proj" for x in ("gate", "up", "down"))
+    assert adapted(config_of(models)) == {*attention, *mlp}
+    assert "mlp.switch_mlp.gate_proj" in adapted(config_of(models, "qwen3_moe"))
+
+
+def test_the_saved_adapter_knows_its_modules(models: Path, tmp_path: Path) -> None:
+    config = config_of(models, lora_keys=["self_attn.q_proj", "lm_head"], learning_rate=1e-2)
+    policy = load_policy(config)
+    learner = Learner(policy, config, 2)
+    for seed in (0, 1):
+        learner.learn(pack(given(policy.model, seed=seed), pad_id=0))
+    save_adapters(policy, config, tmp_path)
+    policy.model.eval()
+    tokens = mx.array([[5, 6, 7]])
+    loaded = load(config.model, adapter_path=str(tmp_path))[0]
+    assert mx.array_equal(loaded(tokens), policy.model(tokens))
+    assert not mx.allclose(loaded(tokens), load(config.model)[0](tokens), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [(["q_proj"], "q_proj"), (["self_attn.q_proj", "mlp.w1", "nope"], "mlp.w1, nope"), (["self_attn"], "self_attn")],
+    ids=str,
+)
+def test_a_name_that_fits_nothing_is_one_sentence_with_those_that_do(models: Path, keys: list[str], named: str) -> None:
+    """Beside a name that fits, one that does not used to be left out in silence."""
+    with pytest.raises(Mistake) as caught:
+        load_policy(config_of(models, lora_keys=keys))
+    (fault,) = caught.value.faults
+    assert (fault.setting, fault.sentence) == (
+        "lora_keys",
+        f"No layer of this model is called {named}; there are lm_head, mlp.down_proj, mlp.gate_proj, mlp.up_proj, "
+        f"model.embed_tokens, self_attn.k_proj, self_attn.o_proj, self_attn.q_proj, self_attn.v_proj.",
+    )

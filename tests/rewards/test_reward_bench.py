@@ -1,0 +1,311 @@
+"""Scoring on the bench: a process apart that a person's code can hang, crash or end; cases; the command line."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.rewards.cases import cases_file, new_case, read_cases, rerun, write_cases
+from backend.rewards.completion_lines import group_of, groups_in, line_of, together
+from backend.rewards.sandbox.client import SandboxClient, SandboxTask
+from backend.rewards.trial_scoring import Rules, score_lines
+from backend.serve import reward_questions as handlers
+from backend.serve.call import Cancelled, QuestionCall
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+from backend.spec.rewards.user_code import read_code
+from backend.training.advantages import advantages
+from tests.support import small_run
+
+HEAD = "import os, re\nfrom backend.rewards import register_reward_function\n"
+LENGTH = '@register_reward_function("length")\ndef length(completions, **kw):\n    return [float(len(c)) for c in completions]\n'
+BROKEN = '@register_reward_function("broken")\ndef broken(completions, **kw):\n    return [share(c) for c in completions]\n\ndef share(c):\n    return 1 / 0\n'
+GONE = '@register_reward_function("gone")\ndef gone(completions, **kw):\n    os._exit(3)\n'
+HANGS = '@register_reward_function("hangs")\ndef hangs(completions, **kw):\n    re.match(r"(a+)+$", "a" * 40 + "b")\n'
+
+
+@pytest.fixture
+def scorer():
+    made = SandboxClient()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.py"
+    file.write_text(HEAD + LENGTH)
+    return file
+
+
+def line(*texts: str, **about: Any) -> dict[str, Any]:
+    return {"prompt": "p", "answer": "4", "completions": [{"text": text} for text in texts], **about}
+
+
+def scores(scorer: SandboxClient, names: list[str], file: Path | None, timeout: float = 20.0) -> dict[str, Any]:
+    return {one.name: one for one in scorer.score(SandboxTask(names, [line("a", "bbb")], file, timeout))}
+
+
+def processor_s() -> float:
+    """Processor time of this process and of those that it has ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
+
+
+# ── a process apart ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_code_that_ends_its_process_or_holds_it_takes_nothing_else_along(scorer: SandboxClient, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(HEAD + GONE + HANGS + LENGTH)
+    found = scores(scorer, ["gone", "hangs", "length"], file, timeout=1.0)
+    assert (
+        found["gone"].error.sentence == "The reward function gone of mine.py ended the process it ran in (exit code 3)."
+    )
+    assert "hangs of mine.py was still running after 1 s (reward_timeout)" in found["hangs"].error.sentence
+    assert (found["gone"].error.line, found["hangs"].error.line) == (3, 6)
+    assert found["length"].scores == [1.0, 3.0] and found["length"].error is None
+
+
+def test_an_error_has_the_person_s_own_lines_and_no_others(scorer: SandboxClient, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(HEAD + BROKEN + LENGTH)
+    found = scores(scorer, ["broken", "length", "r1_int"], file)
+    error = found["broken"].error
+    assert [(frame.line, frame.function) for frame in error.frames] == [(5, "broken"), (8, "share")]
+    assert (error.line, error.frames[-1].code, error.file) == (8, "return 1 / 0", str(file))
+    assert found["length"].scores == [1.0, 3.0], "one that fails hides none of the others"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence", "at"),
+    [
+        ("x = 1\ndef f(:\n", "mine.py has a syntax error on line 2", 2),
+        ("import json\nraise ValueError('no')\n", "mine.py cannot be loaded: ValueError: no (mine.py, line 2).", 2),
+        (
+            "import os\nos._exit(1)\n",
+            "mine.py ended the process it ran in (exit code 1) while it was being loaded.",
+            None,
+        ),
+        ("while True:\n    pass\n", "mine.py was still running after 0.5 s (reward_timeout).", 0),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_one_sentence(
+    scorer: SandboxClient, tmp_path: Path, text: str, sentence: str, at
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    with pytest.raises(Mistake) as caught:
+        scores(scorer, ["length"], file, timeout=0.5)
+    assert caught.value.faults[0].sentence.startswith(sentence)
+    if at is not None:
+        assert caught.value.blame.line == at  # type: ignore[attr-defined]
+    file.write_text(HEAD + LENGTH)
+    assert scores(scorer, ["length"], file)["length"].scores == [1.0, 3.0], "and the next one is scored"
+
+
+def test_a_changed_file_is_read_by_a_fresh_process(scorer: SandboxClient, mine: Path) -> None:
+    assert scores(scorer, ["length"], mine)["length"].scores == [1.0, 3.0]
+    first = scorer._process
+    assert scores(scorer, ["length"], mine) and scorer._process is first, "kept warm while nothing changes"
+    mine.write_text(HEAD + LENGTH.replace("len(c)", "-len(c)"))
+    assert scores(scorer, ["length"], mine)["length"].scores == [-1.0, -3.0]
+    assert scorer._process is not first
+
+
+def test_what_code_prints_is_told_and_harms_nothing(scorer: SandboxClient, mine: Path) -> None:
+    mine.write_text(
+        HEAD + LENGTH.replace("    return", '    print("seen", len(completions)); os.write(1, b"raw")\n    return')
+    )
+    found = scores(scorer, ["length"], mine)["length"]
+    assert (found.printed, found.scores) == ("seen 2\n", [1.0, 3.0])
+
+
+def test_giving_up_ends_the_process_at_once(scorer: SandboxClient, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(HEAD + HANGS)
+    until = time.monotonic() + 0.6
+
+    def poll() -> None:
+        if time.monotonic() > until:
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        scorer.score(SandboxTask(["hangs"], [line("a")], file, 60.0), poll)
+    assert scorer._process is None and time.monotonic() < until + 2
+
+
+def test_two_hundred_completions_are_scored_again_in_under_a_second(scorer: SandboxClient, tmp_path: Path) -> None:
+    """Changed file included: a fresh interpreter reads it. Processor seconds, for other tests may run at the same time."""
+    file = tmp_path / "my_rewards.py"
+    file.write_text(HEAD + LENGTH)
+    lines = [line(*["<think>17 and 25 are 42</think><answer>42</answer>" * 12] * 8) for _ in range(25)]
+    rules = Rules(
+        ["length", "r1_accuracy", "r1_int", "r1_strict_format", "r1_soft_format", "r1_count_xml"], [1.0] * 6, file
+    )
+    score_lines(scorer, lines, rules)
+    scorer.close()
+    file.write_text(HEAD + LENGTH + "\n# edited\n")
+    began = processor_s()
+    found = score_lines(scorer, lines, rules)
+    scorer.close()
+    assert sum(map(len, found["scored"])) == 200
+    assert processor_s() - began < 1.0
+
+
+# ── rewards, advantages, words ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_rewards_and_advantages_are_a_run_s(scorer: SandboxClient, mine: Path) -> None:
+    lines = [line("a", "bbb", "cc", "dddd"), line("aa", "a", "a", "aaaaa")]
+    found = score_lines(scorer, lines, Rules(["length", "r1_int", "keyword(word=bb)"], [2.0, 1.0, -9.0], mine))
+    told = [one for group in found["scored"] for one in group]
+    assert [one["reward"] for one in told] == [2.0, -3.0, 4.0, 8.0, 4.0, 2.0, 2.0, 10.0]
+    wanted, _ = advantages([[one["reward"]] for one in told], 4)
+    assert [one["advantage"] for one in told] == pytest.approx(wanted.tolist())
+    assert [one["name"] for one in found["functions"]] == ["length", "r1_int_reward_func", "keyword"]
+    assert "Integer Answer never fires: the model writes no <answer>." in [one["sentence"] for one in found["findings"]]
+
+
+def test_groups_of_unequal_size_and_a_function_that_failed(scorer: SandboxClient, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(HEAD + LENGTH + BROKEN)
+    found = score_lines(scorer, [line("a"), line("a", "bbb")], Rules(["broken", "length"], [1.0, 1.0], file))
+    assert found["scored"][0][0] == {"rewards": {"length": 1.0}, "reward": 1.0, "advantage": 0.0}
+    assert [round(one["advantage"], 2) for one in found["scored"][1]] == [-0.71, 0.71]
+    assert found["findings"][0]["level"] == "error" and found["functions"][0]["error"]["line"] == 11
+
+
+def test_lines_keep_columns_messages_and_token_ids() -> None:
+    told = {"prompt": "p", "answer": "1", "columns": {"kind": 3}, "messages": [{"role": "user", "content": "p"}],
+            "completions": [{"text": "t", "tokens": [5, 6], "stop": "length"}]}  # fmt: skip
+    group = group_of(told, 0, "Row 1")
+    assert (group.problem.row, group.completions[0].tokens, group.completions[0].stop) == (
+        {"kind": 3},
+        [5, 6],
+        "length",
+    )
+    assert line_of(group)["completions"] == told["completions"] and line_of(group)["columns"] == {"kind": 3}
+
+
+def test_a_line_for_each_completion_becomes_groups() -> None:
+    rows = [{"prompt": p, "completion": c, "answer": "1"} for p, c in (("p", "a"), ("p", "b"), ("q", "c"), ("p", "d"))]
+    groups = together(groups_in("\n".join(map(json.dumps, rows)), "x"))
+    assert [len(group.completions) for group in groups] == [2, 1, 1]
+
+
+# ── cases ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_cases_pass_until_the_function_changes(scorer: SandboxClient, mine: Path) -> None:
+    case = new_case(line("bbb"), "bbb", {"length": 3.0})
+    write_cases(mine, [case])
+    assert cases_file(mine).name == "mine.cases.jsonl" and read_cases(mine) == [case]
+    assert rerun(scorer, mine, read_cases(mine), 20.0)[0].passed
+    mine.write_text(HEAD + LENGTH.replace("len(c)", "len(c) / 2"))
+    assert rerun(scorer, mine, read_cases(mine), 20.0)[0].failures == ("length gave 1.5; 3 is expected.",)
+    mine.write_text(HEAD + LENGTH.replace("length", "size"))
+    assert rerun(scorer, mine, read_cases(mine), 20.0)[0].failures == ("length gave no score; 3 is expected.",)
+    write_cases(mine, [])
+    assert not cases_file(mine).exists()
+
+
+def test_a_case_of_a_call_with_arguments_knows_its_entry(scorer: SandboxClient, mine: Path) -> None:
+    entry = "keyword(word=so, name=says_so)"
+    case = new_case(line("so it is"), "so it is", {"says_so": 1.0}, {"says_so": entry, "length": "length"})
+    assert case["calls"] == {"says_so": entry}
+    assert rerun(scorer, mine, [case], 20.0)[0].passed
+
+
+def test_a_case_that_cannot_be_read_names_its_line(mine: Path) -> None:
+    cases_file(mine).write_text('{"completion": "x", "expected": {"length": 1}}\n{"completion": "x"}\n')
+    with pytest.raises(Mistake, match=r"Line 2 of mine\.cases\.jsonl needs a text under completion"):
+        read_cases(mine)
+
+
+# ── the window's questions ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def asked_score(file: Path, **about: Any) -> dict[str, Any]:
+    settings = {"reward_functions": ["length"], "reward_functions_file": str(file), "reward_timeout": 20.0}
+    return {"settings": settings, "groups": [line("a", "bbb")], **about}
+
+
+def test_code_that_was_not_allowed_as_it_is_does_not_run(mine: Path, tmp_path: Path) -> None:
+    mine.write_text(HEAD + f"open({str(tmp_path / 'ran')!r}, 'w')\n" + LENGTH)
+    trusted = {str(mine): read_code(mine).fingerprint}
+    for given in ({}, {"trusted": {str(mine): "0"}}):
+        with pytest.raises(Mistake, match=r"mine\.py has not been allowed to run as it is now"):
+            handlers.score(asked_score(mine, **given), QuestionCall())
+    mine.write_text(mine.read_text() + "# changed\n")
+    with pytest.raises(Mistake, match="has not been allowed"):
+        handlers.score(asked_score(mine, trusted=trusted), QuestionCall())
+    assert not (tmp_path / "ran").exists()
+    trusted = {str(mine): read_code(mine).fingerprint}
+    assert handlers.score(asked_score(mine, trusted=trusted), QuestionCall())["scored"][0][1]["reward"] == 3.0
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_run_s_completions_come_back_by_step(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    rows = [{"step": step, "prompt": f"p{step}", "answer": "1", "type": None,
+             "completions": [{"text": f"t{step}", "tokens": 7, "stop": "length"}]} for step in (1, 3)]  # fmt: skip
+    run.completions.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 4, "unfin')
+    newest = handlers.run_completions({"run": str(tmp_path)}, QuestionCall())
+    assert (newest["steps"], newest["step"], newest["groups"][0]["prompt"]) == ([1, 3], 3, "p3")
+    assert newest["groups"][0]["completions"] == [{"text": "t3", "tokens": 7, "stop": "length"}]
+    assert handlers.run_completions({"run": str(tmp_path), "step": 2}, QuestionCall())["step"] == 1
+    with pytest.raises(Mistake, match="has no completions yet"):
+        handlers.run_completions({"run": str(tmp_path / "none")}, QuestionCall())
+
+
+def test_pasted_text_is_lines_or_one_completion() -> None:
+    assert handlers.read_completions({"text": "just text"}, QuestionCall())[0]["completions"][0]["text"] == "just text"
+    assert (
+        len(
+            handlers.read_completions({"text": '{"completion": "a"}\n{"completion": "b"}'}, QuestionCall())[0][
+                "completions"
+            ]
+        )
+        == 2
+    )
+    with pytest.raises(Mistake, match="Line 1 of what was pasted"):
+        handlers.read_completions({"text": "{broken"}, QuestionCall())
+
+
+# ── the command line ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def backend(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "backend", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_line_samples_keeps_and_scores_again(tmp_path: Path) -> None:
+    raw = small_run.settings_for(tmp_path, group_size=2, max_completion_length=6) | small_run.low_half(tmp_path)
+    config = small_run.write_config(tmp_path / "config.yaml", raw)
+    said = backend("rewards", "sample", config, "-n", 3, "--out", tmp_path / "kept.jsonl", "--json")
+    assert said.returncode == 0, said.stderr
+    rows = json.loads(said.stdout.splitlines()[-1])["rows"]
+    assert len(rows) == 6 and {"scores", "reward", "advantage", "completion"} <= set(rows[0])
+    assert "6 of 6 completions ran into the length limit." in said.stderr, "the verdict"
+    again = backend("rewards", "score", config, "--completions", tmp_path / "kept.jsonl", "--json")
+    wanted = [{"scores": row["scores"], "reward": row["reward"]} for row in rows]
+    assert json.loads(again.stdout.splitlines()[-1])["rows"] == wanted, "token ids were kept"
+
+
+def test_the_command_line_reruns_cases(mine: Path) -> None:
+    assert "No cases are kept in" in backend("rewards", "cases", mine).stderr
+    write_cases(mine, [new_case(line("bbb"), "bbb", {"length": 3.0}), new_case(line("a"), "a", {"length": 2.0})])
+    said = backend("rewards", "cases", mine)
+    assert (said.returncode, said.stdout) == (2, "1 of 2 cases pass.\n")
+    assert said.stderr == "case 2: length gave 1; 2 is expected.\n"
+    write_cases(mine, [new_case(line("bbb"), "bbb", {"length": 3.0})])
+    assert backend("rewards", "cases", mine).returncode == 0

@@ -1,0 +1,349 @@
+"""An entry of `reward_functions` is read as it is meant, written in one way, and refused in a sentence; nothing is run."""
+
+from __future__ import annotations
+
+import keyword
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.rewards.resolve import resolve
+from backend.rewards.runner.score import score
+from backend.spec.faults import Mistake
+from backend.spec.rewards.catalog import (
+    anchored,
+    builtin_rewards,
+    canonical,
+    metric_name,
+    plain_rewards_in_file,
+    reward_faults,
+    rewards_in_file,
+)
+from backend.spec.rewards.entry import RewardCall, read_call, split_names
+from tests.support.scoring import group
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write(text: str, name: str = "mine.py") -> Path:
+        path = tmp_path / name
+        path.write_text(dedent(text))
+        return path
+
+    return write
+
+
+def sentence_of(text: str) -> str:
+    with pytest.raises(Mistake) as caught:
+        read_call(text)
+    (fault,) = caught.value.faults
+    assert fault.setting == "reward_functions" and fault.sentence.endswith(".") and len(fault.sentence) < 300
+    return fault.sentence
+
+
+def sentences(*texts: str, entries=None, base: Path | None = None) -> list[str]:
+    faults = reward_faults(texts, builtin_rewards() if entries is None else entries, base)
+    assert all(fault.setting == "reward_functions" for fault in faults)
+    return [fault.sentence for fault in faults]
+
+
+# Reading
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ("r1_int", RewardCall("r1_int")),
+        (" r1_int ( ) ", RewardCall("r1_int")),
+        ("keyword(word=therefore)", RewardCall("keyword", {"word": "therefore"})),
+        ("keyword(word='a, (b', case=true)", RewardCall("keyword", {"word": "a, (b", "case": True})),
+        ("f(a=-1, b=2.5, c=none, d=False, e=[1, x])", RewardCall("f", {"a": -1, "b": 2.5, "c": None, "d": False, "e": [1, "x"]})),
+        ("keyword(word=so, name=says_so)", RewardCall("keyword", {"word": "so"}, alias="says_so")),
+        (r'regex_match(pattern="^\d+$")', RewardCall("regex_match", {"pattern": r"^\d+$"})),
+        (r'regex_match(pattern=r"\bx")', RewardCall("regex_match", {"pattern": r"\bx"})),
+        ("mine.py::f", RewardCall("f", file="mine.py")),
+        ("~/my files (1)/mine.py::f(limit=3)", RewardCall("f", {"limit": 3}, file="~/my files (1)/mine.py")),
+        ('keyword(word="a::b")', RewardCall("keyword", {"word": "a::b"})),
+        ("a name with spaces", RewardCall("a name with spaces")),
+    ],
+)  # fmt: skip
+def test_an_entry_is_read_as_it_is_meant(text: str, call: RewardCall) -> None:
+    assert read_call(text) == call
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("   ", "is empty"),
+        ("(a=1)", "it names no function"),
+        ("::f", "it names no function"),
+        ("mine.py::", "it names no function"),
+        ("f(", "what stands in its brackets is not a list of arguments"),
+        ("f(a=1", "what stands in its brackets"),
+        ("f(a=1)(b=2)", "what stands in its brackets"),
+        ("f(a=1) or g(b=2)", "what stands in its brackets"),
+        ("f(a=\0)", "what stands in its brackets"),
+        ("f(" + "[" * 5000, "what stands in its brackets"),
+        ("f(therefore)", "each of its arguments needs a name, as in keyword(word=therefore)"),
+        ("f(**x)", "each of its arguments needs a name"),
+        ("f(a=1, a=2)", "an argument is given twice"),
+        ("f(a=well-known)", "a is neither a number nor text; text with signs or spaces needs quotes"),
+        ("f(a=__import__('os'))", "a is neither a number nor text"),
+        ("f(a=x.y)", "a is neither"),
+        ("f(a=1e999)", "a is neither"),
+        ("f(a=1j)", "a is neither"),
+        ("f(a=b'x')", "a is neither"),
+        ("f(a=[[1, {}]])", "a is neither"),
+        ("f(name='a/b')", "its name must be made of letters, digits, dots, dashes and underscores"),
+        ("f(name='')", "its name must"),
+        ("f(name=3)", "its name must"),
+    ],
+)
+def test_what_cannot_be_read_is_told_in_one_sentence(text: str, words: str) -> None:
+    assert words in sentence_of(text)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=4,
+)
+names = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True).filter(lambda n: n.isidentifier() and not _is_keyword(n))
+
+
+def _is_keyword(name: str) -> bool:
+    return keyword.iskeyword(name) or name == "name"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    names, st.dictionaries(names, values, max_size=3), st.sampled_from(["", "a.b-c_1"]), st.sampled_from(["", "x y.py"])
+)
+def test_what_is_written_out_reads_back_and_survives_a_list_in_text(function, arguments, alias, file) -> None:
+    call = RewardCall(function, arguments, alias, file)
+    again = read_call(call.text)
+    assert again == call and again.text == call.text
+    assert [type(value) for value in again.arguments.values()] == [type(value) for value in arguments.values()]
+    assert split_names(f"first, {call.text}, last") == ["first", call.text, "last"]
+
+
+# Lists of entries
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ("", []),
+        (" [ ] ", []),
+        ("a,b , ,c", ["a", "b", "c"]),
+        ("['a', \"b\"]", ["a", "b"]),
+        ("a, soft(x=1, y=[2, 3]), b", ["a", "soft(x=1, y=[2, 3])", "b"]),
+        ('[regex_match(pattern="[0-9],]"), b]', ['regex_match(pattern="[0-9],]")', "b"]),
+        ("f(w='a\\', ('), b", ["f(w='a\\', (')", "b"]),
+        ("'f(w=\"x\")', b", ['f(w="x")', "b"]),
+        ("it's.py::f, b", ["it's.py::f", "b"]),
+        ("a), b", ["a)", "b"]),
+        (["a", "soft(x=1", "y=2)", "b"], ["a", "soft(x=1, y=2)", "b"]),  # YAML's flow lists cut at every comma
+        (["my, file.py::f", "b"], ["my, file.py::f", "b"]),
+        (["keyword(word=':)')", "b"], ["keyword(word=':)')", "b"]),
+        ([], []),
+    ],
+)
+def test_entries_are_split_at_the_commas_between_them_only(given, names: list[str]) -> None:
+    assert split_names(given) == names
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "metric"),
+    [
+        ("r1_int", "r1_int_reward_func", "r1_int_reward_func"),
+        ("accuracy", "accuracy_reward", "accuracy_reward"),
+        ("think_format", "think_format_reward", "think_format_reward"),
+        ("repetition_penalty( ngram_size = 4 )", "repetition_penalty_reward(ngram_size=4)", "repetition_penalty_reward"),
+        ("keyword(word='so',name=says)", 'keyword(word="so", name="says")', "says"),
+        ("mine.py::r1_int", "mine.py::r1_int", "r1_int"),
+        ("mine.py::f(a=1)", "mine.py::f(a=1)", "f"),
+        ("my_own", "my_own", "my_own"),
+        ("broken(", "broken(", "broken("),
+    ],
+)  # fmt: skip
+def test_an_entry_has_one_spelling_and_a_name_for_its_scores(text: str, written: str, metric: str) -> None:
+    assert (canonical(text), metric_name(text)) == (written, metric)
+    assert canonical(written) == written
+
+
+# What is wrong with arguments, told alike by the text and by the functions themselves
+
+
+ARGUMENT_MISTAKES = [
+    ("keyword", ["keyword needs word, as in keyword(word=…)."]),
+    ("keyword(wrod=so)", ["keyword has no parameter wrod; the nearest is word, and its parameters are word, case.", "keyword needs word, as in keyword(word=…)."]),
+    ("r1_int(scale=2)", ["r1_int_reward_func has no parameter scale; it has none."]),
+    ("keyword(word=3)", ["word of keyword must be text, not 3."]),
+    ("keyword(word=so, case=1)", ["case of keyword must be true or false, not 1."]),
+    ("length_target(target=true)", ["target of length_target must be a whole number, not True."]),
+    ("length_target(target=2.5)", ["target of length_target must be a whole number, not 2.5."]),
+    ("soft_overlong_punishment(cache=x)", ["cache of soft_overlong_punishment_reward must be a whole number or none, not 'x'."]),
+    ("keyword(word=a), keyword(word=b)", ["keyword is listed 2 times; give each a name of its own, as in keyword(word=so, name=says_so)."]),
+    ("keyword(word=a), keyword(word=b, name=r1_int), mine(x=1)", ["There is no reward function mine; the known ones are"]),
+    ("keyword(", ["The reward function keyword( cannot be read: what stands in its brackets"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), ARGUMENT_MISTAKES)
+def test_wrong_arguments_are_told_without_running_and_again_before_a_run(text: str, expected: list[str]) -> None:
+    found = sentences(*split_names(text))
+    assert len(found) == len(expected) and all(map(str.startswith, found, expected))
+    with pytest.raises(Mistake) as caught:
+        resolve(split_names(text))
+    assert [fault.sentence for fault in caught.value.faults] == found
+    assert all(fault.setting == "reward_functions" for fault in caught.value.faults)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "keyword(word=a), keyword(word=b, name=b)",
+        "math_eval(tolerance=0)",  # a whole number is a number
+        "soft_overlong_punishment(cache=none)",
+        "soft_overlong_punishment(max_completion_length=512, cache=64)",
+        "soft_overlong_punishment(cache=64)",
+        r'regex_match(pattern=r"^\d+\b")',
+    ],
+)
+def test_right_arguments_are_taken(text: str) -> None:
+    assert sentences(*split_names(text)) == []
+    assert len(resolve(split_names(text))) == len(split_names(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("repetition_penalty(ngram_size=0)", "ngram_size must be from 1 to 100, not 0"),
+        ("repetition_penalty(max_penalty=0.5)", "max_penalty must not be above 0, as 0.5 is"),
+        ("math_eval(tolerance=-1)", "tolerance must not be below 0, as -1 is"),
+        ("keyword(word='')", "word must not be empty"),
+        ("length_target(target=0)", "target must be at least 1, not 0"),
+        ("soft_overlong_punishment(max_completion_length=0)", "max_completion_length must be at least 1, not 0"),
+        ("soft_overlong_punishment(cache=-1)", "cache must be from 0 to max_completion_length"),
+        ("soft_overlong_punishment(max_completion_length=9, cache=10)", "cache must be from 0 to max_completion_length (9)"),
+        ("cosine_scaled(min_value_wrong=1.0)", "min_value_wrong must not be above max_value_wrong"),
+        ("cosine_scaled(max_value_correct=0.0)", "min_value_correct must not be above max_value_correct"),
+        ("regex_match(pattern='(')", "pattern is no regular expression: missing )"),
+        ("regex_match(pattern='\\bx')", 'pattern holds a backspace: write r"\\b"'),
+    ],
+)  # fmt: skip
+def test_values_out_of_range_are_refused_before_a_run(text: str, words: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        resolve([text])
+    (fault,) = caught.value.faults
+    assert fault.setting == "reward_functions" and f"cannot be used: {words}" in fault.sentence
+    assert fault.sentence.startswith(canonical(text)) and fault.sentence.endswith(".")
+
+
+def test_an_argument_reaches_the_function_and_no_column_takes_its_place() -> None:
+    one = group("so be it", "SO", word="nonsense", case=True)
+    score([one], resolve(["keyword(word=so)"]), [1.0], 5.0)
+    assert [completion.scores for completion in one.completions] == [{"keyword": 1.0}, {"keyword": 1.0}]
+
+
+OWN = '''
+    from backend.rewards import register_reward_function
+
+    @register_reward_function("scaled")
+    def scaled(prompts, completions, answer, types=None, *, factor: float = 2.0, offset=0, level=None):
+        """`factor` times the length, and an offset."""
+        return [factor * len(text) + offset + sum(level or [0]) for text in completions]
+
+    @register_reward_function("odd(1)")
+    def odd(completions): return [7.0] * len(completions)
+
+    @register_reward_function("needs")
+    def needs(completions, *, ground_truth): return [float(each) for each in ground_truth]
+'''
+
+
+def test_a_persons_own_function_takes_arguments_too(write) -> None:
+    path = write(OWN)
+    entries = rewards_in_file(path)
+    listed = ["scaled(factor=3, name=three)", "scaled(offset=[1])", "odd(1)", "needs"]
+    assert [(one.name, one.kind, one.default) for one in entries[0].parameters] == [
+        ("factor", "float", "2.0"),
+        ("offset", "", "0"),
+        ("level", "", "None"),
+    ]
+    assert sentences(*listed, entries=entries) == []
+    assert sentences("scaled(faktor=3)", "scaled(factor=x, name=b)", entries=entries) == [
+        "scaled has no parameter faktor; the nearest is factor, and its parameters are factor, offset, level.",
+        "factor of scaled must be a number, not 'x'.",
+    ]
+    one = group("ab", level=1, ground_truth=5)
+    functions = resolve(
+        ["scaled(factor=3, name=three)", "scaled", "odd(1)", "needs", "scaled(level=[10], name=ten)"], path
+    )
+    score([one], functions, [1.0] * 5, 5.0)
+    # a column fills a person's parameter, as in TRL, unless the entry sets it
+    bare = group("a")
+    score([bare], resolve(["needs(ground_truth=[3])"], path), [1.0], 5.0)
+    assert bare.completions[0].scores == {"needs": 3.0}
+    assert one.completions[0].scores == {"three": 7.0, "scaled": 5.0, "odd(1)": 7.0, "needs": 5.0, "ten": 14.0}
+
+
+# Files before ::
+
+
+PLAIN = '''
+    import functools
+    from os.path import join as joined
+
+    def brevity(completions, limit=10, **kwargs):
+        """Short is good. Very."""
+        return [float(len(c) <= limit) for c in completions]
+
+    async def judged(completion_ids): return [0.0 for _ in completion_ids]
+    def helper(text): return text
+    def _hidden(completions): return [0.0]
+    short = functools.partial(brevity, limit=3)
+    if True:
+        def nested(prompts, **kwargs): return [0.0 for _ in prompts]
+    from backend.rewards import register_reward_function
+    @register_reward_function("known")
+    def registered(completions): return [0.0 for _ in completions]
+'''
+
+
+def test_plain_functions_of_a_file_are_listed_and_checked_by_reading(write, tmp_path: Path) -> None:
+    path = write(PLAIN)
+    entries = plain_rewards_in_file(path)
+    assert [(one.name, one.label, one.scores, one.line) for one in entries] == [
+        ("brevity", "Brevity", "Short is good.", 5),
+        ("judged", "Judged", "", 9),
+        ("nested", "Nested", "", 14),
+    ]
+    good = ["mine.py::brevity(limit=3)", "mine.py::short", "mine.py::joined", "mine.py::helper", f"{path}::nested"]
+    assert sentences(*good, base=tmp_path) == []
+    assert sentences("mine.py::brevty", "mine.py::brevity(limits=3)", "gone.py::f", "mine.md::f", base=tmp_path) == [
+        "mine.py has no function brevty; the nearest is brevity, and it has brevity, judged, helper, nested, registered.",
+        "brevity has no parameter limits; the nearest is limit, and its parameters are limit.",
+        f"There is no file {tmp_path / 'gone.py'}.",
+        "mine.md should be a Python file that ends in .py or .txt.",
+    ]
+
+
+def test_a_broken_file_before_colons_is_told_with_its_line(write, tmp_path: Path) -> None:
+    write("x = 1\ndef f(:\n")
+    assert sentences("mine.py::f", base=tmp_path) == ["mine.py has a syntax error on line 2: invalid syntax."]
+
+
+def test_paths_beside_the_settings_file_are_anchored(write, tmp_path: Path) -> None:
+    path = write(PLAIN)
+    assert anchored("mine.py::brevity(limit=3)", tmp_path) == f"{path}::brevity(limit=3)"
+    for text in ("gone.py::f", "keyword(word=so)", "broken(", "mine.py"):
+        assert anchored(text, tmp_path) == text

@@ -1,0 +1,336 @@
+"""A person's reward file loads with the library it was written for absent, or fails in one sentence and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from textwrap import dedent
+from types import ModuleType
+
+import pytest
+
+from backend.rewards import get_reward_function
+from backend.rewards.registry import REWARD_REGISTRY
+from backend.rewards.resolve import resolve
+from backend.rewards.runner.score import RewardError, score
+from backend.rewards.user_files import load_reward_file
+from backend.spec.faults import Mistake
+from backend.types import Completion, Group, Problem
+
+LIBRARY = "mlx_lm_lora.trainer.grpo_reward_functions"
+
+# The shape of the file that users of mlx-lm-lora write: two snippets pasted one after the other, each with its imports.
+PASTED = f"""
+    import json
+    from {LIBRARY} import register_reward_function
+
+    @register_reward_function("same")
+    def same(prompts, completions, answer, types=None):
+        return [1.0 if c.strip() == a.strip() else 0.0 for c, a in zip(completions, answer)]
+
+    @register_reward_function("is_json")
+    def is_json(prompts, completions, answer, types=None):
+        def one(text):
+            try:
+                return 1.0 if json.loads(text) is not None else 0.5
+            except Exception:
+                return 0.0
+        return [one(c) for c in completions]
+
+    import json
+    from {LIBRARY} import register_reward_function
+
+    @register_reward_function("per_type")
+    def per_type(prompts, completions, answer, types=None):
+        types = types or [None] * len(completions)
+        return [2.0 if t == "math" else 0.5 for t in types]
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write(text: str, name: str = "mine.py") -> Path:
+        path = tmp_path / name
+        path.write_text(dedent(text))
+        return path
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """Whatever a test loads, the built-in table and the library's place in sys.modules stay as they were."""
+    table, library = dict(REWARD_REGISTRY), library_modules()
+    yield
+    assert table == REWARD_REGISTRY
+    assert library_modules() == library
+
+
+def library_modules() -> dict[str, ModuleType]:
+    return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "mlx_lm_lora"}
+
+
+def sentence_of(path: Path) -> str:
+    before = set(sys.modules)
+    with pytest.raises(Mistake) as caught:
+        load_reward_file(path)
+    assert set(sys.modules) == before
+    assert [fault.setting for fault in caught.value.faults] == ["reward_functions_file"]
+    sentence = caught.value.faults[0].sentence
+    assert sentence.endswith(".") and "\n" not in sentence
+    return sentence
+
+
+def run(path: Path, *names: str, kind: str | None = None) -> list[dict[str, float | None]]:
+    group = Group(
+        Problem(0, "p", [], [], "4", kind), [Completion([1], [0.0], text, "eos") for text in ("4", '{"a": 1}')]
+    )
+    score([group], resolve(list(names), path), [1.0] * len(names), 5.0)
+    return [completion.scores for completion in group.completions]
+
+
+@pytest.mark.parametrize("name", ["mine.py", "mine.txt"])
+def test_a_file_written_for_mlx_lm_lora_loads_and_scores_unchanged(write, name: str) -> None:
+    path = write(PASTED, name)
+    assert list(load_reward_file(path).functions) == ["same", "is_json", "per_type"]
+    expected = [{"same": 1.0, "is_json": 1.0, "per_type": 2.0}, {"same": 0.0, "is_json": 1.0, "per_type": 2.0}]
+    assert run(path, "same", "is_json", "per_type", kind="math") == expected
+    assert run(path, "per_type")[0] == {"per_type": 0.5}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"import {LIBRARY} as lib",
+        "from mlx_lm_lora.trainer import grpo_reward_functions as lib",
+        "import mlx_lm_lora; lib = mlx_lm_lora.trainer.grpo_reward_functions",
+        "import backend.rewards as lib",
+    ],
+)
+def test_the_decorator_is_found_under_every_import(write, line: str) -> None:
+    path = write(f"""
+        {line}
+        @lib.register_reward_function()
+        def mine(prompts, completions, answer, types=None): return [0] * len(completions)
+    """)
+    assert list(load_reward_file(path).functions) == ["mine"]
+
+
+def test_the_rest_of_the_librarys_module_is_there_too(write) -> None:
+    path = write(f"""
+        from {LIBRARY} import *
+        from {LIBRARY} import RewardFunctions, REWARD_REGISTRY, r1_count_xml, r1_extract_xml_answer
+        calls: list[RewardFunctions] = get_default_reward_functions()
+        assert len(calls) == 5 and get_reward_function("r1_count_xml") is r1_count_xml is calls[-1]
+        assert r1_extract_xml_answer("<answer> 4 </answer>") == "4"
+        register_reward_function("mine")(r1_int_reward_func)
+        REWARD_REGISTRY["direct"] = r1_int_reward_func
+        assert set(list_available_reward_functions()) >= {{"mine", "direct", "r1_accuracy_reward_func"}}
+    """)
+    assert sorted(load_reward_file(path).functions) == ["direct", "mine"]
+
+
+def test_a_function_may_import_the_library_when_it_is_called(write) -> None:
+    path = write("""
+        from backend.rewards import register_reward_function
+        @register_reward_function("helper")
+        def helper(prompts, completions, answer, types=None): return [7.0] * len(completions)
+
+        @register_reward_function("late")
+        def late(prompts, completions, answer, types=None):
+            from mlx_lm_lora.trainer.grpo_reward_functions import get_reward_function
+            return get_reward_function("helper")(prompts, completions, answer, types)
+    """)
+    assert run(path, "late")[0] == {"late": 7.0}
+
+
+def test_our_stand_in_wins_over_the_real_library_and_leaves_again(
+    write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "mlx_lm_lora" / "trainer"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").write_text("")
+    (package / "grpo_reward_functions.py").write_text("REAL = True\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    path = write(PASTED)
+    assert len(load_reward_file(path).functions) == 3
+    assert library_modules() == {}
+    try:
+        real = __import__(LIBRARY, fromlist=["REAL"])
+        assert real.REAL
+        assert len(load_reward_file(path).functions) == 3
+        assert sys.modules[LIBRARY] is real
+    finally:
+        for name in library_modules():
+            del sys.modules[name]
+
+
+def test_a_syntax_error_is_told_with_its_line(write) -> None:
+    assert sentence_of(write("x = 1\ndef f(:\n    pass\n")) == "mine.py has a syntax error on line 2: invalid syntax."
+
+
+def test_an_error_that_only_compiling_finds_has_its_line_too(write) -> None:
+    assert "on line 2: 'return' outside function" in sentence_of(write("x = 1\nreturn x\n"))
+
+
+def test_a_reload_that_fails_leaves_the_first_loading_in_place(write) -> None:
+    first = load_reward_file(write(PASTED)).functions["same"]
+    sentence_of(write("1 / 0"))
+    assert vars(sys.modules["reward_file_mine"])["same"] is first
+
+
+@pytest.mark.parametrize("text", [b"x = '\xff'\n", b"x = 1\0\n", b"(" * 5000])
+def test_a_file_that_is_no_python_text_is_a_mistake(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "mine.py"
+    path.write_bytes(text)
+    assert "mine.py" in sentence_of(path)
+
+
+def test_an_exception_while_loading_names_the_line_and_registers_nothing(write) -> None:
+    path = write("""
+        from backend.rewards import register_reward_function
+        @register_reward_function("half")
+        def half(completions): return [0] * len(completions)
+        import no_such_module_here
+    """)
+    sentence = sentence_of(path)
+    assert sentence.startswith("mine.py cannot be loaded: ModuleNotFoundError: No module named 'no_such_module_here'")
+    assert "(mine.py, line 5)" in sentence
+    with pytest.raises(KeyError):
+        get_reward_function("half")
+
+
+def test_a_file_that_ends_the_process_does_not(write) -> None:
+    assert "SystemExit: 1 (mine.py, line 2)" in sentence_of(write("import sys\nsys.exit(1)\n"))
+
+
+def test_a_file_that_registers_nothing_says_what_to_do(write) -> None:
+    assert "@register_reward_function" in sentence_of(write("def f(completions): return [0]\n"))
+
+
+def test_files_that_cannot_be_opened(tmp_path: Path, write) -> None:
+    assert f"There is no file {tmp_path / 'gone.py'}" in sentence_of(tmp_path / "gone.py")
+    (tmp_path / "folder.py").mkdir()
+    assert "cannot be read" in sentence_of(tmp_path / "folder.py")
+    assert ".py or .txt" in sentence_of(write("x = 1", "rewards.json"))
+
+
+def test_a_relative_path_is_taken_from_the_base_folder_and_home_is_expanded(
+    write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(PASTED)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    assert load_reward_file("mine.py", tmp_path).path == path
+    assert load_reward_file(os.path.join("~", "mine.py"), Path("/nowhere")).path == path
+
+
+def test_a_persons_function_wins_over_a_built_in_one_in_this_run_only_and_says_so(write) -> None:
+    path = write("""
+        from backend.rewards import register_reward_function
+        @register_reward_function("r1_count_xml")
+        def mine(prompts, completions, answer, types=None): return [9.0] * len(completions)
+    """)
+    (mine,) = resolve(["r1_count_xml"], path)
+    assert mine.file == path and mine.call(["p"], ["c"], ["a"]) == [9.0]
+    assert mine.note == "r1_count_xml of mine.py takes the place of the built-in function of that name."
+    (beside,) = resolve(["r1_int"], path)
+    assert beside.file is None and beside.note is None
+    (shipped,) = resolve(["r1_count_xml"])
+    assert shipped.call(["p"], ["c"], ["a"]) == [0.0] and shipped.note is None
+
+
+def test_a_persons_function_may_have_the_short_name_of_a_built_in_one(write) -> None:
+    path = write("""
+        from backend.rewards import register_reward_function
+        @register_reward_function("r1_int")
+        def mine(completions): return [9.0] * len(completions)
+    """)
+    assert [function.name for function in resolve(["r1_int", "r1_int_reward_func"], path)] == [
+        "r1_int",
+        "r1_int_reward_func",
+    ]
+
+
+def test_the_file_does_not_inherit_our_own_future_imports(write) -> None:
+    path = write("""
+        from backend.rewards import register_reward_function
+        @register_reward_function("plain")
+        def plain(completions: 1 + 1): return [plain.__annotations__["completions"] for _ in completions]
+    """)
+    assert run(path, "plain")[0] == {"plain": 2.0}
+
+
+def test_a_name_registered_twice_is_noted(write) -> None:
+    path = write("""
+        from backend.rewards import register_reward_function
+        @register_reward_function("a")
+        def first(completions): return [1.0] * len(completions)
+        @register_reward_function("a")
+        def second(completions): return [2.0] * len(completions)
+    """)
+    (function,) = resolve(["a"], path)
+    assert function.note == "mine.py registers a 2 times; the last one counts."
+    assert function.call(["x"]) == [2.0]
+
+
+def test_unknown_names_are_compared_with_the_files_own(write) -> None:
+    with pytest.raises(Mistake, match="the nearest is per_type"):
+        resolve(["per_typ"], write(PASTED))
+
+
+def test_a_name_for_what_cannot_be_called_is_a_mistake(write) -> None:
+    path = write(f"from {LIBRARY} import REWARD_REGISTRY\nREWARD_REGISTRY['five'] = 5\n")
+    with pytest.raises(Mistake, match="five is not a function"):
+        resolve(["five"], path)
+
+
+def test_dataclasses_work_in_a_file_with_postponed_annotations(write) -> None:
+    # dataclasses looks its module up in sys.modules, where a file run by exec alone would not be.
+    path = write("""
+        from __future__ import annotations
+        from dataclasses import dataclass
+        from typing import ClassVar
+        from backend.rewards import register_reward_function
+        @dataclass
+        class Rule:
+            points: float
+            kind: ClassVar[str] = "x"
+        @register_reward_function("rule")
+        def rule(completions): return [Rule(3.0).points for _ in completions]
+    """)
+    assert run(path, "rule")[0] == {"rule": 3.0}
+
+
+def test_a_failing_function_names_its_file_and_the_line_that_raised(write) -> None:
+    path = write("""
+        from backend.rewards import register_reward_function
+        import json
+        @register_reward_function("parses")
+        def parses(prompts, completions, answer, types=None):
+            return [
+                json.loads(c)["a"] for c in completions
+            ]
+    """)
+    with pytest.raises(RewardError) as caught:
+        run(path, "parses")
+    sentence = caught.value.faults[0].sentence
+    assert (
+        sentence.startswith("The reward function parses of mine.py raised TypeError")
+        and "(mine.py, line 7)" in sentence
+    )
+
+
+def test_what_a_file_prints_is_not_swallowed(write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write("""
+        from backend.rewards import register_reward_function
+        print("loading")
+        @register_reward_function("talks")
+        def talks(completions):
+            print("scoring")
+            return [0.0 for _ in completions]
+    """)
+    run(path, "talks")
+    assert capsys.readouterr().out == "loading\nscoring\n"

@@ -1,0 +1,378 @@
+"""The five r1 functions score as their table says, and scoring a step either fills every completion or stops the run."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.rewards import get_reward_function, register_reward_function, registry
+from backend.rewards.functions.r1 import extract_answer
+from backend.rewards.resolve import resolve, reward_function
+from backend.rewards.runner.score import RewardError, score
+from backend.spec.faults import Mistake
+from backend.spec.rewards.catalog import DEFAULT_REWARDS
+from tests.support.scoring import group
+
+PERFECT = "<think>2 and 2</think><answer>4</answer>"
+
+
+def r1(text: str, answer: str = "4") -> tuple[float, ...]:
+    """Accuracy, integer, strict, soft, count of one completion."""
+    return tuple(get_reward_function(name)(["q"], [text], [answer], None)[0] for name in DEFAULT_REWARDS)
+
+
+def scored(call, *texts: str, timeout_s: float = 5.0, **about) -> list[float | None]:
+    one = group(*(texts or ("a", "b")), **about)
+    score([one], [reward_function("mine", call)], [1.0], timeout_s)
+    return [completion.scores["mine"] for completion in one.completions]
+
+
+def failure(call, *texts: str, timeout_s: float = 5.0) -> str:
+    with pytest.raises(RewardError) as caught:
+        scored(call, *texts, timeout_s=timeout_s)
+    assert [fault.setting for fault in caught.value.faults] == ["reward_functions"]
+    sentence = caught.value.faults[0].sentence
+    assert sentence.endswith(".") and "\n" not in sentence
+    assert "mine" in sentence and "What is 2 + 2?" in sentence
+    return sentence
+
+
+# The table
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PERFECT,
+        "<think>\n2 and 2\n</think>\n<answer>\n4\n</answer>",
+        "<think>2\nand\n2</think>\n\n<answer> 4 </answer>\n",
+        "\n  <think> 2 and 2 </think> <answer> 4 </answer>  \n\n",
+        "<reasoning>\n2 and 2\n</reasoning>\n<answer>\n4\n</answer>\n",
+        "<think>no <reasoning> here</think><answer>4</answer>",
+    ],
+)
+def test_what_a_person_calls_perfectly_formed_earns_every_reward_in_full(text: str) -> None:
+    # The library these names come from asked for "<think>\n" in one function and "<think> " in another: nobody could
+    # have both.
+    assert r1(text) == (2.0, 0.5, 0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", (0, 0, 0, 0, 0)),
+        ("4", (0, 0, 0, 0, 0)),  # no tags, nothing extracted
+        ("<answer>4</answer>", (2, 0.5, 0, 0, 0.25)),
+        ("<answer>4", (0, 0, 0, 0, 0.125)),
+        ("<think>2 and 2", (0, 0, 0, 0, 0.125)),
+        ("<think>a</think><answer>5</answer><answer>4</answer>", (2, 0.5, 0, 0.5, 0.25)),  # the last one counts
+        ("<think>a</think><answer>4</answer><answer>5</answer>", (0, 0.5, 0, 0.5, 0.25)),
+        ("<answer>4</answer><answer>5", (2, 0.5, 0, 0, 0.116)),  # the last that is closed; nine characters trail
+        ("<think>a</think><answer>4</answer> so", (2, 0.5, 0, 0.5, 0.497)),  # three trailing characters
+        ("Well: " + PERFECT, (2, 0.5, 0, 0.5, 0.5)),
+        ("<think>a</think>so<answer>4</answer>", (2, 0.5, 0, 0.5, 0.5)),
+        ("<answer>4</answer><think>a</think>", (2, 0.5, 0, 0, 0.484)),
+        ("<think></think><answer>4</answer>", (2, 0.5, 0, 0, 0.5)),
+        ("<think>a</think><answer> </answer>", (0, 0, 0, 0, 0.5)),
+        ("<think>a</reasoning><answer>4</answer>", (2, 0.5, 0, 0, 0.375)),
+        ("<think>a</think><think>b</think><answer>4</answer>", (2, 0.5, 0, 0.5, 0.25)),
+        (PERFECT + "x" * 501, (2, 0.5, 0, 0.5, 0)),  # never below 0
+    ],
+)
+def test_each_edge_scores_as_the_table_says(text: str, expected: tuple[float, ...]) -> None:
+    assert r1(text) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        *((text, True) for text in ("4", "-3", " 007\n")),
+        *((text, False) for text in ("²", "٣", "4.0", "+4", "--4", "- 4", "1 2", "−3", "4\n5", "-")),
+    ],
+)
+def test_an_integer_is_ascii_digits_with_an_optional_minus(text: str, whole: bool) -> None:
+    # str.isdigit says yes to "²" and no to "-3".
+    assert r1(f"<answer>{text}</answer>")[1] == (0.5 if whole else 0.0)
+
+
+def test_answers_are_stripped_before_comparing_and_an_empty_one_is_never_right() -> None:
+    assert r1("<answer>\n four \n</answer>", " four ")[0] == 2.0
+    assert r1("<answer>Four</answer>", "four")[0] == 0.0
+    assert r1("<answer></answer>", "")[0] == 0.0
+
+
+PIECES = ["<think>", "</think>", "<answer>", "</answer>", "<reasoning>", "</reasoning>", "a", "4", " ", "\n"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+def test_no_two_format_rewards_contradict_each_other(text: str) -> None:
+    _, whole, strict, soft, count = r1(text)
+    assert strict <= soft
+    assert not strict or count == 0.5
+    assert not soft or extract_answer(text)
+    assert not whole or extract_answer(text)
+    assert 0 <= count <= 0.5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<answer>" * 400_000,
+        "<think>" * 400_000 + "</answer>" * 9,
+        "<" * 3_000_000,
+        " " * 3_000_000,
+        "</think>" * 400_000,
+        "<answer>" + "9" * 3_000_000 + "</answer>x",
+        "<think>a</think>" * 200_000 + "<answer>b</answer>",
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_huge_hostile_completion_is_scored_in_linear_time(text: str) -> None:
+    began = time.perf_counter()
+    r1(text)
+    assert time.perf_counter() - began < 2.0
+
+
+# Registering and resolving
+
+
+def test_registering_takes_a_name_or_the_functions_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    table: dict = {}
+    monkeypatch.setattr(registry, "_tables", [table])
+
+    @register_reward_function("other")
+    def one(completions): ...
+
+    @register_reward_function()
+    def two(completions): ...
+
+    @register_reward_function
+    def three(completions): ...
+
+    assert table == {"other": one, "two": two, "three": three}
+    assert get_reward_function("two") is two
+    with pytest.raises(KeyError, match="other, two, three"):
+        get_reward_function("four")
+
+
+def test_short_names_and_full_names_are_the_same_functions() -> None:
+    short = resolve(["r1_accuracy", "r1_int", "r1_strict_format", "r1_soft_format", "r1_count_xml"])
+    assert [function.name for function in short] == list(DEFAULT_REWARDS)
+    assert short == resolve(list(DEFAULT_REWARDS))
+    assert all(function.file is None and function.note is None for function in short)
+
+
+def test_every_bad_name_is_told_at_once_with_the_nearest() -> None:
+    with pytest.raises(Mistake) as caught:
+        resolve(["r1_acuracy", "zzz", "r1_int", "r1_int_reward_func"])
+    near, far, twice = (str(fault) for fault in caught.value.faults)
+    assert "r1_acuracy; the nearest is r1_accuracy_reward_func, and the known ones are" in near
+    assert "zzz; the known ones are" in far and "r1_count_xml" in far
+    assert "r1_int_reward_func is listed 2 times" in twice
+    assert all(fault.setting == "reward_functions" for fault in caught.value.faults)
+
+
+def test_no_names_at_all_is_a_mistake() -> None:
+    with pytest.raises(Mistake, match="No reward function is chosen"):
+        resolve([])
+
+
+# Scoring
+
+
+def test_reward_is_the_weighted_sum_over_functions_with_an_opinion() -> None:
+    first, second = group("a", "bb"), group("ccc")
+    functions = [
+        reward_function("length", lambda completions, **_: [len(text) for text in completions]),
+        reward_function("picky", lambda completions, **_: [10 if "b" in text else None for text in completions]),
+    ]
+    report = score([first, second], functions, [2.0, 0.5], 5.0)
+    assert [c.reward for c in first.completions + second.completions] == [2.0, 9.0, 6.0]
+    assert first.completions[0].scores == {"length": 1.0, "picky": None}
+    assert list(report.seconds) == ["length", "picky"] and all(s >= 0 for s in report.seconds.values())
+    assert report.unscored == 0
+
+
+def test_a_completion_that_nobody_scores_has_no_reward() -> None:
+    one = group("a", "b")
+    report = score([one], [reward_function("mute", lambda completions: [None, 1.0])], [3.0], 5.0)
+    assert [completion.reward for completion in one.completions] == [None, 3.0]
+    assert report.unscored == 1
+
+
+def test_a_score_of_zero_is_an_opinion() -> None:
+    one = group("a")
+    report = score([one], [reward_function("harsh", lambda completions: [0])], [3.0], 5.0)
+    assert one.completions[0].reward == 0.0 and report.unscored == 0
+
+
+def test_a_function_is_called_once_with_all_groups_laid_end_to_end() -> None:
+    calls = []
+
+    def mine(prompts, completions, answer, types):
+        calls.append((prompts, completions, answer, types))
+        return [0] * len(prompts)
+
+    score([group("a", "b"), group("c", answer="5", kind="sum")], [reward_function("mine", mine)], [1.0], 5.0)
+    assert calls == [(["What is 2 + 2?"] * 3, ["a", "b", "c"], ["4", "4", "5"], [None, None, "sum"])]
+
+
+def test_types_is_none_when_no_problem_has_a_type() -> None:
+    assert scored(lambda completions, types: [types is None for _ in completions]) == [1.0, 1.0]
+
+
+def test_a_step_without_completions_calls_nothing() -> None:
+    report = score([], [reward_function("mine", lambda: 1 / 0)], [1.0], 5.0)
+    assert report.seconds == {} and report.unscored == 0
+
+
+def test_columns_and_token_ids_are_passed_by_name() -> None:
+    def mine(completions, difficulty, completion_ids, *, unknown=7, **rest):
+        assert unknown == 7
+        inputs = {"prompts", "answer", "types", "completions_ids", "trainer_state", "log_extra", "log_metric"}
+        assert set(rest) == inputs | {"topic"}
+        return [d + len(ids) for d, ids in zip(difficulty, completion_ids, strict=True)]
+
+    assert scored(mine, difficulty=3, topic="sums", prompt="raw", answer="4") == [5.0, 5.0]
+
+
+def test_a_column_that_some_rows_lack_is_none_there() -> None:
+    seen = []
+    groups = [group("a", level=1), group("b")]
+    mine = reward_function("mine", lambda level: seen.extend(level) or [0, 0])
+    score(groups, [mine], [1.0], 5.0)
+    assert seen == [1, None]
+
+
+def test_an_argument_that_nobody_offers_is_named_with_the_nearest() -> None:
+    # A real complaint about this family of trainers: `answers` where the trainer passes `answer`.
+    sentence = failure(lambda completions, answers: [0, 0])
+    assert "asks for answers" in sentence and "the nearest is answer," in sentence
+
+
+def test_one_functions_sorting_does_not_shuffle_the_next_ones_lists() -> None:
+    one = group("b", "a")
+    sorts = reward_function("sorts", lambda completions: completions.sort() or [0, 0])
+    looks = reward_function("looks", lambda completions: [text == "b" for text in completions])
+    score([one], [sorts, looks], [1.0, 1.0], 5.0)
+    assert [completion.scores["looks"] for completion in one.completions] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda completions: [True, False],
+        lambda completions: (1, 0),
+        lambda completions: (float(x) for x in (1, 0)),
+        lambda completions: np.array([1.0, 0.0], dtype=np.float32),
+        lambda completions: [np.float16(1), np.int64(0)],
+    ],
+)
+def test_numbers_of_every_kind_are_taken(call) -> None:
+    scores = scored(call)
+    assert scores == [1.0, 0.0] and all(type(number) is float for number in scores)
+
+
+def test_an_async_function_is_awaited() -> None:
+    async def mine(completions, **_):
+        await asyncio.sleep(0.001)
+        return [len(text) for text in completions]
+
+    assert scored(mine, "a", "bcd") == [1.0, 3.0]
+
+
+# Scoring that stops the run
+
+
+def raises(completions):
+    raise KeyError("no\nsuch key")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (raises, "raised KeyError: 'no\\nsuch key' (test_rewards.py, line"),
+        (lambda completions: exit(3), "raised SystemExit: 3"),
+        (lambda completions: [1.0], "returned 1 scores for 2 completions, on"),
+        (lambda completions: 1.0, "returned float where a list of 2 scores was expected"),
+        (lambda completions: None, "returned None where"),
+        (lambda completions: "10", "returned str where"),
+        (lambda completions: {"a": 1, "b": 2}, "returned dict where"),
+        (lambda completions: [1, "0.5"], "returned '0.5' (str) as a score, which is not a number"),
+        (lambda completions: [1, 2j], "which is not a number"),
+        (lambda completions: [1, math.nan], "returned nan as a score"),
+        (lambda completions: [1, -math.inf], "returned -inf as a score"),
+        (lambda completions: [1, 10**400], "returned inf as a score"),
+    ],
+)
+def test_a_failing_function_stops_the_run_in_one_sentence(call, words: str) -> None:
+    assert words in failure(call)
+
+
+def test_the_sentence_shows_the_first_completion_that_is_wrong_and_cuts_it_short() -> None:
+    sentence = failure(lambda completions: [0, math.nan], "fine", "bad\n" + "x" * 10_000_000)
+    assert "“bad xxx" in sentence and "fine" not in sentence and len(sentence) < 400
+
+
+def test_a_failure_leaves_every_completion_as_it_was() -> None:
+    one = group("a", "b")
+    good = reward_function("good", lambda completions: [1, 1])
+    with pytest.raises(RewardError):
+        score([one], [good, reward_function("bad", raises)], [1.0, 1.0], 5.0)
+    assert all(completion.scores == {} and completion.reward is None for completion in one.completions)
+
+
+def workers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "reward function"]
+
+
+def hangs(completions):
+    while True:
+        pass
+
+
+def hangs_and_shrugs(completions):
+    while True:
+        with suppress(Exception):
+            hangs(completions)
+
+
+def hangs_when_read(completions):
+    yield 1.0
+    hangs(completions)
+
+
+async def hangs_in_await(completions):
+    await asyncio.sleep(1000)
+
+
+@pytest.mark.parametrize("call", [hangs, hangs_and_shrugs, hangs_when_read, hangs_in_await])
+def test_a_function_that_hangs_is_interrupted_and_named(call) -> None:
+    began = time.perf_counter()
+    sentence = failure(call, timeout_s=0.2)
+    assert "was still running after 0.2 s (reward_timeout)" in sentence
+    assert time.perf_counter() - began < 3.0
+    assert workers() == []  # its loop does not go on beside the run
+
+
+def test_a_function_that_cannot_be_interrupted_still_stops_the_run() -> None:
+    began = time.perf_counter()
+    failure(lambda completions: time.sleep(2.5), timeout_s=0.1)
+    assert time.perf_counter() - began < 2.0
+    assert all(thread.daemon for thread in workers())  # nor does it keep the process from ending
+
+
+def test_a_timeout_of_the_functions_own_is_not_taken_for_ours() -> None:
+    async def mine(completions):
+        raise TimeoutError("the judge did not answer")
+
+    assert "raised TimeoutError: the judge did not answer" in failure(mine)

@@ -1,0 +1,555 @@
+"""The shipped rewards beyond the five score as their tables say, and no text makes them slow or makes them fail."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.rewards.functions import math_equality
+from backend.rewards.functions.answer_text import answer_part, final_answer
+from backend.rewards.functions.arithmetic import value
+from backend.rewards.functions.math_equality import correct
+from backend.rewards.runner.inputs import TrainerState
+from backend.rewards.runner.score import RewardError
+from backend.spec.command import backend_environment
+from backend.spec.rewards.catalog import COMPARING_REWARDS, builtin_rewards
+from tests.support.scoring import score_of, scores_of
+
+# Where the answer stands
+
+
+@pytest.mark.parametrize(
+    ("text", "part", "final"),
+    [
+        ("4", "4", "4"),
+        ("<think>3</think> 4\n", "4", "4"),
+        ("<reasoning>3</reasoning>4", "4", "4"),
+        ("<think>a</think>b<think>c</think>4", "4", "4"),
+        ("<think>3</think>5<answer> 4 </answer>6", "4", "4"),
+        ("<think>\\boxed{3}</think> 4", "4", "4"),
+        ("<think>3", "<think>3", "<think>3"),
+        ("so \\boxed{3} or \\boxed{\\frac{1}{2}}.", "so \\boxed{3} or \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
+        ("\\fbox{4}", "\\fbox{4}", "4"),
+        ("\\boxed{\\{1, 2\\}}", "\\boxed{\\{1, 2\\}}", "\\{1, 2\\}"),
+        ("\\boxed{\\}}", "\\boxed{\\}}", "\\}"),
+        ("a\\\\\\boxed{4}", "a\\\\\\boxed{4}", "4"),
+        ("1 \\boxed{4", "1 \\boxed{4", "1 \\boxed{4"),  # not closed
+        ("3\n#### 4\n5", "3\n#### 4\n5", "4"),
+        ("#### 3\n##### 4", "#### 3\n##### 4", "4"),
+        ("#### 3 \\boxed{4}", "#### 3 \\boxed{4}", "4"),
+        ("<answer>so \\boxed{4}</answer>", "so \\boxed{4}", "4"),
+        ("", "", ""),
+    ],
+)
+def test_the_answer_is_found_where_a_person_would_look(text: str, part: str, final: str) -> None:
+    assert (answer_part(text), final_answer(text)) == (part, final)
+
+
+# accuracy_reward
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "right"),
+    [
+        ("72", "I count. The answer is 72.", True),
+        ("72", "\\boxed{72}", True),
+        ("72", "<think>71</think><answer>72</answer>", True),
+        ("Two times 36.\n#### 72", "so\n#### 72\n", True),
+        ("72", "#### 71", False),
+        ("72", "", False),
+        ("1,234", "1234", True),
+        ("1234", "#### 1,234.00", True),
+        ("1 234", "\\boxed{1234}", True),
+        ("-3", "−3", True),
+        ("3", "-3", False),
+        ("0", "-0", True),
+        ("007", "7", True),
+        ("9" * 400, "\\boxed{" + "9" * 400 + "}", True),
+        ("9" * 400, "\\boxed{" + "9" * 399 + "8}", False),
+        ("$18.90", "It costs \\boxed{\\$18.9}", True),
+        ("\\frac{1}{3}", "$\\frac13$", True),
+        ("\\frac{1}{3}", "\\boxed{1/3}", True),
+        ("1/3", "0.33", False),
+        ("3/4", "So it is 3/4.", True),
+        ("0.5", "\\boxed{50\\%}", True),
+        ("1 1/2", "1.5", True),
+        ("1 1/2", "1", False),
+        ("1e-3", "\\boxed{10^{-3}}", True),
+        ("2\\sqrt{3}", "\\boxed{\\sqrt{12}}", True),
+        ("sqrt(12)", "\\boxed{2\\sqrt{3}}", True),
+        ("2", "\\boxed{2\\sqrt{3}}", False),
+        ("sin(x)", "\\boxed{\\sin(x)}", True),
+        ("x^2+2x+1", "\\boxed{(x+1)^2}", True),
+        ("x^2+2x+1", "\\boxed{(x-1)^2}", False),
+        ("(1,2)", "\\boxed{(1,2)}", True),
+        ("(1,2)", "\\boxed{(2,1)}", False),
+        ("[1,3)", "\\boxed{[1,3]}", False),
+        ("\\{1,2\\}", "\\boxed{2,1}", True),
+        ("\\[x^2\\]", "\\boxed{x\\cdot x}", True),
+        ("x=5", "5", True),
+        ("5 km", "\\boxed{5}", True),
+        ("12", "\\boxed{12 apples}", True),
+        ("Paris", "<answer>paris.</answer>", True),
+        ("Paris", "<answer>pairs</answer>", False),  # as formulas they were one product of letters
+        ("\\text{Paris}", "\\boxed{Paris}", True),
+        ("B", "\\boxed{\\text{b}}", True),
+        ("New York", "\\boxed{new  york}", True),
+    ],
+)
+def test_answers_are_compared_as_mathematics_or_as_words(answer: str, text: str, right: bool) -> None:
+    assert score_of("accuracy_reward", text, answer) == float(right)
+
+
+def test_without_an_answer_there_is_no_opinion() -> None:
+    assert score_of("accuracy_reward", "4", "") is None
+    assert score_of("accuracy_reward", "4", " \n") is None
+
+
+def test_an_endless_comparison_is_given_up_and_the_next_one_is_judged() -> None:
+    # sympy works out 9^{9^9} in one call into C, which no thread and no Python signal handler can end.
+    began = time.perf_counter()
+    assert correct(["\\boxed{9^{9^{9}}}", "\\boxed{\\frac{14}{4}}"], ["7/2", "7/2"]) == [False, True]
+    assert time.perf_counter() - began < 15
+
+
+def test_after_a_few_endless_comparisons_the_rest_is_compared_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(math_equality, "_judged", lambda right, given: asked.append(given))
+    texts = [f"\\boxed{{{n}!!}}" for n in range(8)] + ["\\boxed{x+1}"]
+    assert correct([texts[0], *texts], ["x+1"] * 10) == [False] * 9 + [True]
+    assert asked == ["0!!", *(f"{n}!!" for n in range(math_equality.PATIENCE))]  # one text that comes twice counts once
+
+
+def test_a_judge_that_cannot_start_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(math_equality, "_command", lambda: [sys.executable, "-c", "raise SystemExit(7)"])
+    with pytest.raises(RuntimeError, match="ended at once, with code 7"):
+        math_equality._Judge().ask("1/2", "0.5")
+    monkeypatch.setattr(math_equality, "_command", lambda: [sys.executable, "-c", "print('\"math-verify is gone\"')"])
+    with pytest.raises(RuntimeError, match="math-verify is gone"):
+        math_equality._Judge().ask("1/2", "0.5")
+
+
+ECHO = """
+import json, sys
+print('"ready"', flush=True)
+for line in sys.stdin:
+    right, given = json.loads(line)
+    if given == "die": raise SystemExit(1)
+    print(json.dumps(right == given), flush=True)
+"""
+
+
+def test_a_judge_that_dies_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(math_equality, "_command", lambda: [sys.executable, "-c", ECHO])
+    scoring_stages = math_equality._Judge()
+    assert scoring_stages.ask("a", "a") is True
+    process = scoring_stages._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    assert scoring_stages.ask("a", "b") is False  # asked again of a new one
+    assert scoring_stages.ask("a", "die") is None  # twice, and then given up
+    assert scoring_stages.ask("a", "a") is True
+    scoring_stages.close()
+    assert scoring_stages._process is None
+
+
+def test_an_interrupted_question_is_not_answered_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(math_equality, "_command", lambda: [sys.executable, "-c", ECHO])
+    scoring_stages = math_equality._Judge()
+    assert scoring_stages.ask("a", "a") is True
+    process = scoring_stages._process
+    assert process is not None
+
+    class Interrupting:
+        def readline(self) -> str:
+            raise KeyboardInterrupt
+
+        def close(self) -> None: ...
+
+    out, process.stdout = process.stdout, Interrupting()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        scoring_stages.ask("a", "a")
+    assert out is not None
+    out.close()
+    assert scoring_stages.ask("a", "b") is False
+    scoring_stages.close()
+
+
+def test_the_judge_ends_with_the_program_that_started_it() -> None:
+    code = (
+        "import os, signal; from backend.rewards.functions.math_equality import _judge; _judge.ask('1/2', '0.5');"
+        "print(_judge._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=backend_environment())
+    assert ran.returncode == -signal.SIGKILL
+    assert _gone(int(ran.stdout))
+
+
+def _gone(pid: int) -> bool:
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        if os.path.exists(f"/proc/{pid}/stat"):
+            with open(f"/proc/{pid}/stat") as stat:
+                if stat.read().split()[2] == "Z":  # dead, and nobody has asked how
+                    return True
+        time.sleep(0.05)
+    return False
+
+
+# math_eval
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("14", 14),
+        ("(3+4)*2", 14),
+        ("[3+4]×2 ÷ 1", 14),
+        ("3+4 = 7", 7),
+        ("1+1 = 14", None),  # a false equation is no answer, though it ends in one
+        ("2^10", 1024),
+        ("2**-2", Fraction(1, 4)),
+        ("-3 − 2", -5),
+        ("7 // 2 + 7 % 2", 4),
+        ("1/3", Fraction(1, 3)),
+        ("0.1+0.2", Fraction(3, 10)),
+        ("1.5e3", 1500),
+        ("1,234 + 1", 1235),
+        ("007 + 1.007", Fraction(8007, 1000)),
+        ("$5.", 5),
+        ("", None),
+        ("=", None),
+        ("5 =", None),
+        ("4**0.5", None),
+        ("1/0", None),
+        ("0**-1", None),
+        ("3(4)", None),
+        ("x", None),
+        ("True", None),
+        ("1j", None),
+        ("1e999", None),
+        ("0x10", None),
+        ("1_000", None),
+        ("1,23", None),
+        ("__import__('os').getpid()", None),
+        ("(lambda: 1)()", None),
+        ("9**9**9", None),
+        ("(1/3)**5000", None),
+        ("9" * 5000, None),
+        ("(" * 240 + "1" + ")" * 240, None),
+        ("1" + "+1" * 200, 201),
+        ("10**300*10**300*10**300*10**300*10**300", None),
+    ],
+)
+def test_arithmetic_is_worked_out_exactly_within_bounds(text: str, number) -> None:
+    began = time.perf_counter()
+    assert value(text) == number
+    assert time.perf_counter() - began < 0.2
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="0123456789+-*/%^().=eE ", max_size=40))
+def test_arithmetic_never_fails_and_never_hangs(text: str) -> None:
+    found = value(text)
+    assert found is None or isinstance(found, Fraction)
+
+
+def test_an_expression_scores_by_what_it_comes_to() -> None:
+    assert scores_of("math_eval", ["<think>?</think><answer>(1+3)*6</answer>", "24", "25", "", "many"], "24") == [
+        1,
+        1,
+        0,
+        0,
+        0,
+    ]
+    assert scores_of("math_eval", ["0.333", "0.3333333"], "1/3") == [0, 1]
+    assert scores_of("math_eval(tolerance=0.01)", ["0.333", "0.3", "1/3"], "1/3") == [1, 0, 1]
+    assert scores_of("math_eval(tolerance=0)", ["0.3333333", "2/6"], "1/3") == [0, 1]
+    assert score_of("math_eval", "0.0000001", "0") == 0  # nothing is near zero but zero
+    assert score_of("math_eval", "-1", "-1.0000001") == 1
+    assert score_of("math_eval", "4", "a word") is None
+
+
+# multiple_choice
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "right"),
+    [
+        ("B", "B", True),
+        ("b", "(B)", True),
+        ("C", "B", False),
+        ("<answer>(B)</answer>", "B) Paris", True),
+        ("<answer>B. Paris</answer>", "B", True),
+        ("<answer>B: A city</answer>", "B", True),
+        ("\\boxed{\\text{B}}", "B", True),
+        ("#### B", "B", True),
+        ("**B**", "B", True),
+        ("A is wrong, and C too. The answer is B because C is not.", "B", True),
+        ("I think the correct option is (B), so the answer is a fact.", "B", True),
+        ("Answer: A? No. Answer: **B**", "B", True),
+        ("The answer is B\nor not", "B", True),
+        ("It is Paris.\nB", "B", True),
+        ("<answer>A city</answer>", "A", False),  # an article
+        ("A city", "A", False),
+        ("Because", "B", False),
+        ("BC", "B", False),
+        ("<answer>Paris (B)</answer>", "B", False),
+        ("the answer is banana", "B", False),
+        ("K", "B", False),
+        ("A and C", "C, A", True),
+        ("A, B, and D", "A, B, D", True),
+        ("A/C", "A & C", True),
+        ("A and C", "A", False),
+        ("", "B", False),
+    ],
+)
+def test_a_choice_is_the_set_of_options_that_it_names(text: str, answer: str, right: bool) -> None:
+    assert score_of("multiple_choice", text, answer) == float(right)
+
+
+def test_half_a_choice_counts_half_when_asked_for() -> None:
+    assert scores_of("multiple_choice", ["A", "A, C", "A, B"], "A, C") == [0, 1, 0]
+    assert scores_of("multiple_choice(partial=true)", ["A", "A, C", "A, B", "", "D"], "A, C") == [
+        0.5,
+        1,
+        pytest.approx(1 / 3),
+        0,
+        0,
+    ]
+    assert score_of("multiple_choice(partial=true)", "A", "Paris") is None
+    assert score_of("multiple_choice", "", "") is None
+
+
+# jaccard, keyword, regex_match, valid_json, think_format_reward
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "score"),
+    [
+        ("the cat sat", "The cat sat.", 1.0),
+        ("the cat", "a cat", 1 / 3),
+        ("cat cat cat", "cat", 1.0),
+        ("<think>a dog</think><answer>cat</answer>", "cat", 1.0),
+        ("dog", "cat", 0.0),
+        ("", "cat", 0.0),
+        ("cat", "…", None),
+        ("Straße", "STRASSE", 1.0),
+    ],
+)
+def test_jaccard_is_the_share_of_common_words(text: str, answer: str, score) -> None:
+    assert score_of("jaccard", text, answer) == (None if score is None else pytest.approx(score))
+
+
+def test_a_keyword_is_found_anywhere_and_case_counts_when_asked_for() -> None:
+    texts = ["Therefore", "so", "", "x thereforex"]
+    assert scores_of("keyword(word=therefore)", texts) == [1, 0, 0, 1]
+    assert scores_of("keyword(word=Therefore, case=true)", texts) == [1, 0, 0, 0]
+    assert scores_of("keyword(word=THEREFORE)", texts) == [1, 0, 0, 1]
+
+
+def test_a_pattern_is_searched_for() -> None:
+    assert scores_of(r'regex_match(pattern=r"^\d+$")', ["12", "a12", "", "12 "]) == [1, 0, 0, 0]
+    assert scores_of("regex_match(pattern='b')", ["abc", "a"]) == [1, 0]
+    assert scores_of("regex_match(pattern='a.c')", ["a\nc"]) == [0]
+    assert scores_of("regex_match(pattern='(?s)a.c')", ["a\nc"]) == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ('{"a": 1}', 1.0),
+        (' {"a": [1, {"b": null}]}\n', 1.0),
+        ("[1, 2]", 0.5),
+        ("3", 0.5),
+        ('"text"', 0.5),
+        ("null", 0.5),
+        ("<think>{</think>{}", 1.0),
+        ("<answer>{}</answer>", 1.0),
+        ('```json\n{"a": 1}\n```', 1.0),
+        ("```\n[1]\n```", 0.5),
+        ("```json\n{\n", 0.0),
+        ("``````", 0.0),
+        ('{"a": ' + "9" * 10_000 + "}", 1.0),  # Python's own limit is 4300 digits
+        ('{"a": NaN}', 0.0),
+        ("Infinity", 0.0),
+        ("{'a': 1}", 0.0),
+        ('{"a": 1} so', 0.0),
+        ("", 0.0),
+        ("[" * 100_000, 0.0),
+        ("[" * 100_000 + "]" * 100_000, 0.0),
+        ('{"a":' * 100_000, 0.0),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_json_scores_whole_for_an_object_and_half_for_the_rest(text: str, score: float) -> None:
+    assert score_of("valid_json", text) == score
+
+
+PIECES = ["<think>", "</think>", "a", "\n", "<answer>", "think"]
+TRL_THINK = re.compile(r"<think>(?!.*<think>).*?</think>", re.DOTALL)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), st.sampled_from(["", " ", "\n\n"]))
+def test_think_format_is_trls_with_white_space_free_before_it(text: str, before: str) -> None:
+    # Said as the regular expression that it replaces, which backtracks: what it asks of text without leading space.
+    expected = float(TRL_THINK.match(text.lstrip()) is not None)
+    assert score_of("think_format_reward", before + text) == expected
+
+
+def test_thoughts_come_first_once_and_closed() -> None:
+    texts = [
+        "<think>a</think>b",
+        "<think></think>",
+        "<think>a",
+        "a<think>b</think>",
+        "<think>a<think>b</think>",
+        "</think>",
+        "",
+    ]
+    assert scores_of("think_format", texts) == [1, 1, 0, 0, 0, 0, 0]
+
+
+# Tokens
+
+
+def test_repetition_is_the_share_of_repeated_token_runs() -> None:
+    ids = [[1, 2, 3, 4], [5, 5, 5, 5, 5], [1, 2], [], [1, 2, 1, 2, 1, 2]]
+    texts = ["a", "b", "c", "", "d"]
+    assert scores_of("repetition_penalty(ngram_size=2)", texts, ids=ids) == [0, -0.75, 0, 0, pytest.approx(-0.6)]
+    assert scores_of("repetition_penalty(max_penalty=-0.5)", texts, ids=ids) == [0, pytest.approx(-1 / 3), 0, 0, -0.25]
+    assert scores_of("repetition_penalty(ngram_size=1)", ["a"], ids=[[7] * 100]) == [pytest.approx(-0.99)]
+    assert math.copysign(1, scores_of("repetition_penalty", ["a"], ids=[[1]])[0]) == 1  # a plain zero
+
+
+@pytest.mark.parametrize(
+    ("entry", "length", "score"),
+    [
+        ("(max_completion_length=100, cache=20)", 80, 0.0),
+        ("(max_completion_length=100, cache=20)", 81, -0.05),
+        ("(max_completion_length=100, cache=20)", 90, -0.5),
+        ("(max_completion_length=100, cache=20)", 100, -1.0),
+        ("(max_completion_length=100, cache=20)", 101, -1.0),
+        ("(max_completion_length=100, cache=20)", 10_000, -1.0),
+        ("(max_completion_length=100, cache=0)", 100, 0.0),
+        ("(max_completion_length=100, cache=0)", 101, -1.0),
+        ("(max_completion_length=100)", 90, -0.5),  # a fifth
+        ("", 45, -0.5),  # of the run's 50
+        ("(cache=50)", 25, -0.5),
+        ("(max_completion_length=100)", 0, 0.0),
+    ],
+)
+def test_overlong_completions_are_punished_softly(entry: str, length: int, score: float) -> None:
+    state = TrainerState(max_completion_length=50)
+    text = "x" if length else ""
+    assert score_of(f"soft_overlong_punishment{entry}", text, ids=[1] * length, trainer_state=state) == pytest.approx(
+        score
+    )
+
+
+def test_cosine_rewards_short_right_answers_and_long_wrong_ones() -> None:
+    state = TrainerState(max_completion_length=100)
+
+    def at(text: str, length: int, entry: str = "cosine_scaled") -> float | None:
+        return score_of(entry, text, "4", [1] * length, trainer_state=state)
+
+    assert [at("4", n) for n in (1, 50, 100, 1000)] == [pytest.approx(1.0, abs=1e-3), 0.75, 0.5, 0.5]
+    assert [at("5", n) for n in (1, 50, 100, 1000)] == [pytest.approx(-1.0, abs=1e-3), -0.75, -0.5, -0.5]
+    assert at("4", 25) == pytest.approx(0.5 + 0.25 * (1 + math.cos(math.pi / 4)))
+    assert at("", 0) == -1.0
+    values = "min_value_wrong=-4, max_value_wrong=-3, min_value_correct=1, max_value_correct=2"
+    assert at("4", 20, f"cosine_scaled({values}, max_completion_length=20)") == 1.0
+    assert at("5", 10, f"cosine_scaled({values}, max_completion_length=20)") == -3.5
+    assert score_of("cosine_scaled", "4", "", [1], trainer_state=state) is None
+
+
+def test_a_length_target_falls_to_both_sides() -> None:
+    ids = [[1] * n for n in (0, 1, 5, 10, 15, 20, 1000)]
+    texts = ["", *"abcdef"]
+    assert scores_of("length_target(target=10)", texts, ids=ids) == [0, pytest.approx(0.1), 0.5, 1, 0.5, 0, 0]
+    assert score_of("length_target", "a", ids=[1] * 200) == 1
+
+
+@pytest.mark.parametrize("entry", ["repetition_penalty", "soft_overlong_punishment", "cosine_scaled", "length_target"])
+def test_where_tokens_are_not_known_there_is_no_opinion(entry: str) -> None:
+    state = TrainerState(max_completion_length=50)
+    assert scores_of(entry, ["4", "5"], ids=[[], [1]], trainer_state=state)[0] is None
+
+
+@pytest.mark.parametrize("entry", ["soft_overlong_punishment", "cosine_scaled"])
+def test_a_limit_that_nobody_gives_is_asked_for(entry: str) -> None:
+    with pytest.raises(RewardError, match="max_completion_length must be given where no run gives it"):
+        score_of(entry, "4", ids=[1])
+
+
+# All of them
+
+
+ARGUMENTS = {"keyword": "(word=so)", "regex_match": "(pattern='(a|aa)+$')"}
+ENTRIES = [entry.name + ARGUMENTS.get(entry.name, "") for entry in builtin_rewards()]
+HUGE = [
+    "",
+    "a" * 2_000_000 + "!",
+    "<think>" * 200_000,
+    "<answer>" * 200_000 + "</answer>" * 9,
+    "\\boxed{" * 200_000,
+    "{" * 1_000_000 + "\\boxed{" + "}" * 9,
+    "#" * 1_000_000,
+    "$" * 1_000_000,
+    "answer is " * 100_000,
+    "A, " * 300_000,
+    "(" * 1_000_000,
+    "9" * 1_000_000,
+    "1+" * 500_000 + "1",
+    "= " * 500_000,
+    '{"a":' * 200_000,
+    "\0\ud800\u202e" * 300_000,
+    "word " * 300_000,
+]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_huge_and_hostile_texts_are_scored_in_bounded_time(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(math_equality, "PATIENCE", 1)
+    began = time.perf_counter()
+    state = TrainerState(max_completion_length=512)
+    scores = scores_of(entry, HUGE, "7/2", [[1] * min(len(text), 2048) for text in HUGE], trainer_state=state)
+    assert time.perf_counter() - began < 10
+    assert len(scores) == len(HUGE) and all(score is None or math.isfinite(score) for score in scores)
+    if entry not in ("cosine_scaled_reward", "multiple_choice"):
+        assert scores[0] == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(max_size=30), min_size=1, max_size=3), st.sampled_from(["4", "B", "1/2", "Paris"]))
+def test_any_text_gets_a_finite_score_or_none_from_each(texts: list[str], answer: str) -> None:
+    state = TrainerState(max_completion_length=512)
+    for entry in (entry for entry in ENTRIES if entry not in ("accuracy_reward", "cosine_scaled_reward")):
+        scores = scores_of(entry, texts, answer, [[1]] * len(texts), trainer_state=state)
+        assert all(score is None or (type(score) is float and -1 <= score <= 2) for score in scores)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_only_the_comparing_rewards_look_at_the_answer(entry: str) -> None:
+    state = TrainerState(max_completion_length=512)
+    texts = ["<think>a</think><answer>A</answer>", "<answer>4</answer>", "", '{"so": 1}', "A"]
+    seen = {
+        tuple(scores_of(entry, texts, answer, [[1]] * len(texts), trainer_state=state)) for answer in ("A", "4", "")
+    }
+    assert (len(seen) > 1) == (entry in COMPARING_REWARDS)

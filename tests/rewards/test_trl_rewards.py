@@ -1,0 +1,453 @@
+"""Files written for TRL run as TRL would run them: plain functions, messages, columns, logs, async; and fail in one sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import math
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+
+import numpy as np
+import pytest
+
+from backend.rewards.completion_lines import read_groups
+from backend.rewards.resolve import resolve, reward_function
+from backend.rewards.runner.inputs import TrainerState
+from backend.rewards.runner.score import RewardError, ScoreReport, score
+from backend.rewards.runner.timeout import _Gathering
+from backend.spec.faults import Mistake
+from backend.types import Completion, Group, Problem
+from tests.support.scoring import group
+
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write(text: str, name: str = "trl_file.py") -> Path:
+        path = tmp_path / name
+        path.write_text(dedent(text))
+        return path
+
+    return write
+
+
+def chat(*texts: str, column: str = "prompt", **row: object) -> Group:
+    row = {column: CHAT[1:], **row}
+    return Group(
+        Problem(0, "What is 2 + 2?", CHAT, [], "4", None, row), [Completion([1], [0.0], t, "eos") for t in texts]
+    )
+
+
+def scored(calls, *groups: Group, timeout_s: float = 5.0, **about) -> ScoreReport:
+    functions = [reward_function(name, call) for name, call in calls.items()]
+    return score(list(groups), functions, [1.0] * len(functions), timeout_s, **about)
+
+
+def failure(calls, *groups: Group, timeout_s: float = 5.0) -> str:
+    with pytest.raises(RewardError) as caught:
+        scored(calls, *(groups or (group("a", "b"),)), timeout_s=timeout_s)
+    (fault,) = caught.value.faults
+    assert fault.setting == "reward_functions" and fault.sentence.endswith(".") and "\n" not in fault.sentence
+    return fault.sentence
+
+
+# Files
+
+# What TRL's documentation and the guides to it show, in their manner.
+TRL_FILE = '''
+    import re
+
+    def format_reward(completions, **kwargs):
+        """1.0 for the format."""
+        contents = [completion[0]["content"] for completion in completions]
+        return [1.0 if re.match(r"^<think>.*?</think>", text) else 0.0 for text in contents]
+
+    def truth(prompts, completions, ground_truth, **kwargs):
+        assert all(prompt[-1]["role"] == "user" for prompt in prompts)
+        return [1.0 if c[0]["content"].endswith(str(t)) else None for c, t in zip(completions, ground_truth)]
+
+    async def length(completion_ids, scale=1.0, **kwargs):
+        return [scale * len(ids) for ids in completion_ids]
+
+    class Judge:
+        def __call__(self, completions, trainer_state, log_extra, log_metric, **kwargs):
+            log_extra("judged", [trainer_state.global_step] * len(completions))
+            log_metric("judge/share", 0.5)
+            return [0.0] * len(completions)
+
+    judge = Judge()
+'''
+
+
+def test_a_trl_file_runs_as_it_is(write, tmp_path: Path) -> None:
+    path = write(TRL_FILE)
+    entries = [
+        "trl_file.py::format_reward",
+        f"{path}::truth",
+        "trl_file.py::length(scale=2)",
+        "trl_file.py::judge",
+        "r1_int",
+    ]
+    functions = resolve(entries, base=tmp_path)
+    assert [function.name for function in functions] == [
+        "format_reward",
+        "truth",
+        "length",
+        "judge",
+        "r1_int_reward_func",
+    ]
+    assert [function.file for function in functions] == [path, path, path, path, None]
+    one = chat("<think>a</think>4", "5", ground_truth=4)
+    report = score([one], functions, [1.0] * 5, 5.0, TrainerState(step=7, max_steps=9))
+    assert [list(completion.scores.values()) for completion in one.completions] == [[1, 1, 2, 0, 0], [0, None, 2, 0, 0]]
+    assert (report.columns, report.metrics) == ({"judged": [7, 7]}, {"judge/share": 0.5})
+
+
+def test_each_file_is_run_once_and_may_be_the_registering_one_too(write, tmp_path: Path, capsys) -> None:
+    path = write("""
+        print("loading")
+        from backend.rewards import register_reward_function
+        @register_reward_function("known")
+        def mine(completions): return [1.0 if isinstance(c, str) else 0.0 for c in completions]
+        def other(completions): return [0.0] * len(completions)
+    """)
+    functions = resolve(["known", "trl_file.py::mine", "trl_file.py::other"], path, tmp_path)
+    assert capsys.readouterr().out == "loading\n"
+    resolve(["trl_file.py::mine", f"{tmp_path}/../{tmp_path.name}/trl_file.py::other"], base=tmp_path)
+    assert capsys.readouterr().out == "loading\n"
+    one = chat("a")
+    score([one], functions, [1.0] * 3, 5.0)
+    # `known` is called our way, with texts; `mine` is the same function, called as TRL calls it
+    assert one.completions[0].scores == {"known": 1.0, "mine": 0.0, "other": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "entry", "words"),
+    [
+        (TRL_FILE, "trl_file.py::formt_reward", "trl_file.py has no function formt_reward; the nearest is format_reward, and it has"),
+        ("import trl\n", "trl_file.py::f", "trl_file.py cannot be loaded: ModuleNotFoundError: No module named 'trl' (trl_file.py, line 1)."),
+        ("def f(:\n", "trl_file.py::f", "trl_file.py has a syntax error on line 1"),
+        ("x = 5\n", "trl_file.py::x", "x is not a function whose arguments can be read."),
+        ("x = 5\n", "gone.py::x", "There is no file"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_used_is_told_before_a_run(
+    write, tmp_path: Path, text: str, entry: str, words: str
+) -> None:
+    write(text)
+    with pytest.raises(Mistake) as caught:
+        resolve([entry], base=tmp_path)
+    (fault,) = caught.value.faults
+    assert fault.setting == "reward_functions" and fault.sentence.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return [1.0]", "f of trl_file.py, line 3, returned 1 scores for 2 completions, on"),
+        ("return [1.0, 'x']", "f of trl_file.py, line 3, returned 'x' (str) as a score, which is not a number, on"),
+        ("return [x.y for x in completions]", "f of trl_file.py raised AttributeError: 'str' object has no attribute 'y' (trl_file.py, line 4), on"),
+        ("log_extra('c', [1]); return [0, 0]", "f of trl_file.py, line 3, logged 1 values in the column c for 2 completions, on"),
+        ("log_extra('c', 'ab'); return [0, 0]", "raised TypeError: log_extra takes a list of values, one a completion, not str (trl_file.py, line 4), on"),
+        ("log_extra('', [1, 2]); return [0, 0]", "raised ValueError: log_extra takes a name on one line first, not '' (trl_file.py, line 4), on"),
+        ("log_metric('m', float('nan')); return [0, 0]", "raised ValueError: log_metric takes a finite number, and m is nan (trl_file.py, line 4), on"),
+        ("log_metric('reward', 1); return [0, 0]", "raised ValueError: reward is a metric of the trainer; log yours under another name (trl_file.py, line 4), on"),
+        ("log_metric('rewards/x/mean', 1); return [0, 0]", "rewards/x/mean is a metric of the trainer"),
+        ("time.sleep(2)", "f of trl_file.py, line 3, was still running after 0.3 s (reward_timeout), on"),
+    ],
+)  # fmt: skip
+def test_a_failure_names_file_and_line(write, tmp_path: Path, body: str, words: str) -> None:
+    write(f"import time\n\ndef f(completions, log_extra, log_metric, **kwargs):\n    {body}\n")
+    with pytest.raises(RewardError) as caught:
+        score([group("a", "b")], resolve(["trl_file.py::f"], base=tmp_path), [1.0], 0.3)
+    (fault,) = caught.value.faults
+    assert words in fault.sentence
+
+
+# Messages
+
+
+def seen_by(one: Group, style: str) -> tuple:
+    """Prompts and completions as a function of this style receives them."""
+    got = []
+
+    def mine(prompts, completions):
+        got.append((prompts, completions))
+        return [0.0] * len(completions)
+
+    function = reward_function("mine", mine)
+    if style == "trl":
+        function = replace(function, dialect="trl")
+    score([one], [function], [1.0], 5.0)
+    return got[0]
+
+
+def test_a_prompt_of_messages_gives_messages_to_trl_functions_and_text_to_ours() -> None:
+    assert seen_by(chat("a", "b"), "ours") == (["What is 2 + 2?"] * 2, ["a", "b"])
+    said = [[{"role": "assistant", "content": text}] for text in ("a", "b")]
+    assert seen_by(chat("a", "b"), "trl") == ([CHAT, CHAT], said)
+    assert seen_by(chat("a", "b", column="question"), "trl") == ([CHAT, CHAT], said)
+
+
+def test_a_prompt_of_text_gives_text() -> None:
+    assert seen_by(group("a", prompt="What is 2 + 2?"), "trl") == (["What is 2 + 2?"], ["a"])
+    assert seen_by(group("a"), "trl") == (["What is 2 + 2?"], ["a"])
+    assert seen_by(chat("a", column="messages", prompt="What is 2 + 2?"), "trl")[1] == ["a"]
+    assert seen_by(chat("a", column="history", history=[{"role": "user", "content": "Else"}]), "trl")[1] == ["a"]
+    assert seen_by(chat("a", column="facts", facts=[1, 2]), "trl")[1] == ["a"]
+
+
+def test_messages_belong_to_the_function_that_got_them() -> None:
+    one = chat("a")
+
+    def spoils(prompts, completions):
+        prompts[0].append("x")
+        prompts[0][0]["content"] = completions[0][0]["content"] = "spoilt"
+        return [0.0]
+
+    spoiler = replace(reward_function("spoils", spoils), dialect="trl")
+    score([one], [spoiler], [1.0], 5.0)
+    assert seen_by(one, "trl") == ([CHAT], [[{"role": "assistant", "content": "a"}]])
+
+
+def test_trl_functions_get_columns_as_they_are() -> None:
+    got = {}
+
+    def mine(answer, types, completion_ids, **kwargs):
+        got.update(kwargs, answer=answer, types=types, ids=completion_ids)
+        return [0.0]
+
+    one = group("a", answer="four", kind="sum")
+    one.problem.row = {
+        "prompt": "p",
+        "answer": 4,
+        "types": "sum",
+        "completion_ids": "mine",
+        "trainer_state": "mine",
+        "extra": {"a": 1},
+    }
+    state = TrainerState(step=3)
+    score([one], [replace(reward_function("mine", mine), dialect="trl")], [1.0], 5.0, state)
+    assert (got["answer"], got["types"], got["ids"], got["extra"]) == ([4], ["sum"], [[0, 1]], [{"a": 1}])
+    assert got["trainer_state"] is state and "prompt" not in got
+    got.clear()
+    score([one], [reward_function("mine", mine)], [1.0], 5.0, state)
+    assert (got["answer"], got["types"]) == (["four"], ["sum"])
+
+
+def test_the_bench_reads_prompts_of_messages(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        json.dumps({"prompt": CHAT, "completion": "4", "answer": "4"})
+        + "\n"
+        + json.dumps({"prompt": "p", "completion": "5"})
+    )
+    first, second = read_groups(path)
+    assert (first.problem.prompt, first.problem.messages) == ("What is 2 + 2?", CHAT)
+    assert seen_by(first, "trl") == ([CHAT], [[{"role": "assistant", "content": "4"}]])
+    assert (second.problem.prompt, second.problem.messages) == ("p", [])
+
+
+# trainer_state and logs
+
+
+def test_the_trainer_state_is_passed_and_stands_in_where_none_is_given() -> None:
+    got = []
+
+    def mine(completions, trainer_state):
+        got.append(trainer_state)
+        return [trainer_state.global_step / trainer_state.max_steps] * len(completions)
+
+    one = group("a")
+    scored({"mine": mine}, one, trainer_state=TrainerState(step=5, max_steps=10, epoch=0.5))
+    assert one.completions[0].scores == {"mine": 0.5} and got[0].epoch == 0.5
+    scored({"mine": mine}, one)
+    assert one.completions[0].scores == {"mine": 0.0}
+
+
+def test_what_functions_log_is_in_the_report() -> None:
+    def one(completions, log_extra, log_metric):
+        log_extra("parts", completions[:1])
+        log_extra("parts", completions[1:])  # in two pieces
+        log_metric("share", 1)
+        log_metric("share", np.float32(2.0))
+        return [0.0] * len(completions)
+
+    async def two(completions, log_extra, log_metric):
+        log_extra("odd", (math.inf, {"a": (1, None)}, np.int64(3)))
+        log_metric("own/metric", True)
+        return [0.0] * len(completions)
+
+    def kinds(completions, log_extra):
+        log_extra("kinds", np.arange(3))
+        log_extra("text", [Path("x"), 1.5, [np.float64(2)]])
+        return [0.0] * 3
+
+    report = scored({"one": one, "two": two, "kinds": kinds}, group("a", "b"), group("c"))
+    assert report.columns == {
+        "parts": ["a", "b", "c"],
+        "kinds": [0, 1, 2],
+        "text": ["x", 1.5, [2.0]],
+        "odd": [None, {"a": [1, None]}, 3],
+    }
+    assert report.metrics == {"share": 1.5, "own/metric": 1.0}
+    assert list(report.seconds) == ["one", "two", "kinds"]
+
+
+def test_a_column_belongs_to_the_function_that_logged_it_first() -> None:
+    def one(completions, log_extra):
+        log_extra("parts", completions)
+        return [0.0] * len(completions)
+
+    sentence = failure({"one": one, "two": one})
+    assert "two raised ValueError: the column parts was logged by one already" in sentence
+
+
+# Async
+
+
+@pytest.mark.alone
+def test_async_functions_are_awaited_together() -> None:
+    running, most = 0, 0
+
+    async def slow(completions, **kwargs):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.2)
+        running -= 1
+        return [float(len(text)) for text in completions]
+
+    class Slow:
+        async def __call__(self, completions):
+            return await slow(completions)
+
+    one = group("a", "bcd")
+    began = time.perf_counter()
+    report = scored({"first": slow, "plain": lambda completions: [0, 0], "second": slow, "third": Slow()}, one)
+    assert most == 3 and time.perf_counter() - began < 0.55
+    assert list(one.completions[1].scores.items()) == [("first", 3.0), ("plain", 0.0), ("second", 3.0), ("third", 3.0)]
+    assert all(report.seconds[name] >= 0.19 for name in ("first", "second", "third"))
+
+
+def test_what_async_functions_keep_open_lasts_from_step_to_step() -> None:
+    # A client's connections belong to the event loop that opened them; a loop of each step's own would leave them dead.
+    kept: list[asyncio.Future] = []
+
+    async def mine(completions):
+        if not kept:
+            kept.append(asyncio.get_running_loop().create_future())
+            kept[0].set_result(1.0)
+        return [
+            await asyncio.wait_for(asyncio.shield(kept[0]), 1),
+            float(kept[0].get_loop() is asyncio.get_running_loop()),
+        ]
+
+    one = group("a", "b")
+    for _ in range(2):
+        scored({"mine": mine}, one)
+        assert [completion.scores["mine"] for completion in one.completions] == [1.0, 1.0]
+
+
+def test_the_first_async_function_to_fail_ends_the_others() -> None:
+    ended = []
+
+    async def waits(completions):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+
+    async def fails(completions):
+        await asyncio.sleep(0.05)
+        raise KeyError("gone")
+
+    began = time.perf_counter()
+    assert "fails raised KeyError: 'gone' (test_trl_rewards.py, line" in failure({"waits": waits, "fails": fails})
+    assert time.perf_counter() - began < 2 and ended == [True]
+
+
+async def good(completions):
+    await asyncio.sleep(0.01)
+    return [1.0] * len(completions)
+
+
+async def sleeps(completions):
+    await asyncio.sleep(60)
+
+
+async def keeps_the_loop(completions):
+    while True:
+        pass
+
+
+async def shrugs(completions):
+    while True:
+        with suppress(Exception):
+            await asyncio.sleep(60)
+
+
+async def exits(completions):
+    raise SystemExit(3)
+
+
+async def short(completions):
+    return [1.0]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (sleeps, "bad was still running after 0.3 s (reward_timeout)"),
+        (keeps_the_loop, "bad was still running after 0.3 s (reward_timeout)"),
+        (shrugs, "bad was still running after 0.3 s (reward_timeout)"),
+        (exits, "bad raised SystemExit: 3"),
+        (short, "bad returned 1 scores for 2 completions"),
+    ],
+)
+def test_the_async_function_that_fails_is_the_one_that_is_named(call, words: str) -> None:
+    began = time.perf_counter()
+    assert words in failure({"good": good, "bad": call, "later": good}, timeout_s=0.3)
+    assert time.perf_counter() - began < 3.5
+    one = group("a")
+    scored({"good": good}, one)  # the loop goes on, or a new one does
+    assert one.completions[0].scores == {"good": 1.0}
+    loops = [thread for thread in threading.enumerate() if "event loop of reward" in thread.name]
+    assert all(thread.daemon for thread in loops)
+
+
+def test_what_waits_in_a_loop_that_is_given_up_goes_quietly() -> None:
+    async def give_up() -> None:
+        call = _Gathering(1.0, [])._one(0, lambda: sleeps([]), list)
+        call.send(None)
+        call.close()  # as the collector does with it
+
+    asyncio.run(give_up())
+
+
+def test_a_plain_wrapper_of_an_async_function_is_called_as_it_is() -> None:
+    @functools.wraps(good)
+    def wrapper(completions):
+        return asyncio.run(good(completions))
+
+    one = group("a")
+    scored(
+        {"wrapper": wrapper, "partial": functools.partial(good), "lambda": lambda completions: good(completions)}, one
+    )
+    assert one.completions[0].scores == {"wrapper": 1.0, "partial": 1.0, "lambda": 1.0}
+
+
+def test_none_from_an_async_function_is_no_opinion() -> None:
+    async def mine(completions):
+        return [None, 2]
+
+    one = group("a", "b")
+    assert scored({"mine": mine}, one).unscored == 1
+    assert [completion.reward for completion in one.completions] == [None, 2.0]

@@ -1,0 +1,114 @@
+"""Checkpoints: whole or not there, the newest few and the best kept, and nothing left over of a killed process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from backend.run import checkpoint
+from backend.run.checkpoint import TrainingState, all_checkpoints, newest
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+
+WEIGHTS = {"layers.0.lora_a": mx.array([[1.0, -0.0]]), "layers.0.lora_b": mx.array([3.0])}
+MOMENTS = {"step": mx.array(7, mx.uint64), "layers.0.lora_a.m": mx.array([[0.5, 0.25]])}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+def save(run: RunFolder, step: int, score: float | None = None, *, keep: int = 3, whole_model: bool = False) -> Path:
+    return checkpoint.save(
+        run, TrainingState(step=step, score=score), WEIGHTS, MOMENTS, whole_model=whole_model, keep=keep
+    )
+
+
+def steps(run: RunFolder) -> list[int]:
+    return [one.state.step for one in all_checkpoints(run)]
+
+
+@pytest.mark.parametrize("whole_model", [False, True])
+def test_what_is_saved_comes_back(run: RunFolder, whole_model: bool) -> None:
+    state = TrainingState(
+        step=100, updates=200, cursor=300, num_tokens=4000, elapsed_s=5.5, events_bytes=6000, completions_bytes=7000
+    )
+    path = checkpoint.save(run, state, WEIGHTS, MOMENTS, whole_model=whole_model, keep=3)
+    assert path == run.checkpoints / "000100"
+    name = "model.safetensors" if whole_model else "adapters.safetensors"
+    assert sorted(file.name for file in path.iterdir()) == sorted([name, "optimizer.safetensors", "state.json"])
+    found = newest(run)
+    assert found and found.state == state and found.path == path
+    for saved, loaded in ((WEIGHTS, found.weights()), (MOMENTS, found.optimizer())):
+        assert saved.keys() == loaded.keys()
+        assert all(loaded[key].dtype == saved[key].dtype and mx.array_equal(loaded[key], saved[key]) for key in saved)
+
+
+def test_what_is_not_whole_is_no_checkpoint(run: RunFolder) -> None:
+    assert newest(run) is None
+    save(run, 1)
+    for step, missing in ((2, "adapters.safetensors"), (3, "optimizer.safetensors"), (4, "state.json")):
+        (save(run, step, keep=9) / missing).unlink()
+    for step, text in ((5, ""), (6, "[]"), (7, '{"step": 7')):
+        (save(run, step, keep=9) / "state.json").write_text(text)
+    assert steps(run) == [1]
+
+
+def test_a_state_of_a_later_version_is_read_as_far_as_it_is_known(run: RunFolder) -> None:
+    file = save(run, 5) / "state.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"of_tomorrow": 1}))
+    found = newest(run)
+    assert found and found.state.step == 5
+
+
+def test_leftovers_of_a_killed_process_are_not_read_and_go_with_the_next_save(run: RunFolder) -> None:
+    path = save(run, 1)
+    for name in (".000002", ".000001.old"):
+        path.rename(run.checkpoints / name) if name == ".000002" else (run.checkpoints / name).mkdir()
+    assert newest(run) is None
+    save(run, 2)
+    assert [one.name for one in run.checkpoints.iterdir()] == ["000002"]
+
+
+def test_saving_a_step_again_replaces_it(run: RunFolder) -> None:
+    save(run, 1, 0.5)
+    save(run, 1, 0.75)
+    assert steps(run) == [1] and all_checkpoints(run)[0].state.score == 0.75
+    assert [one.name for one in run.checkpoints.iterdir()] == ["000001"]
+
+
+def test_the_newest_is_by_step_and_not_by_spelling(run: RunFolder) -> None:
+    for step in (999_999, 1_000_000, 20):
+        save(run, step, keep=9)
+    assert steps(run) == [20, 999_999, 1_000_000]
+
+
+def test_the_newest_few_and_the_best_stay(run: RunFolder) -> None:
+    for step, score in ((1, 0.1), (2, 0.9), (3, 0.2), (4, None), (5, 0.3), (6, 0.4)):
+        save(run, step, score, keep=2)
+    assert steps(run) == [2, 5, 6]
+
+
+def test_the_best_is_the_one_that_was_evaluated(run: RunFolder) -> None:
+    """A score is carried along until the next evaluation; the checkpoints after the evaluated one did not earn it."""
+    for step, score in ((1, 0.1), (2, 0.9), (3, 0.9), (4, 0.9), (5, 0.2), (6, 0.2)):
+        save(run, step, score, keep=1)
+    assert steps(run) == [2, 6]
+
+
+def test_a_disk_that_refuses_is_a_mistake_and_what_is_there_stays(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(run, 1)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_sync", full)
+    with pytest.raises(Mistake, match=r"save_every: The checkpoint of step 2 cannot be written to .*No space left"):
+        save(run, 2)
+    assert [one.name for one in run.checkpoints.iterdir()] == ["000001"] and steps(run) == [1]

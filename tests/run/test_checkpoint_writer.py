@@ -1,0 +1,194 @@
+"""Saving costs the run nothing but a look: it samples on while the checkpoint is written, and what is written is the step
+at which it was begun."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from backend.generation.rollout import Rollout
+from backend.run import checkpoint
+from backend.run.checkpoint import TrainingState
+from backend.run.checkpoint_writer import CheckpointWriter, Snapshot, snapshot
+from backend.spec.config import parse
+from backend.spec.events import JsonLines, read_events
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+from backend.training.learner import Learner
+from tests.support import small_run
+
+PATIENCE_S = 20
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    made = RunFolder(tmp_path / "run")
+    made.path.mkdir()
+    return made
+
+
+def shot(step: int, weights: dict[str, mx.array]) -> Snapshot:
+    mx.eval(weights)
+    return Snapshot(TrainingState(step=step), weights, {"step": mx.array(step)}, None, {"fine_tune_type": "lora"})
+
+
+def slowed(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[int]]:
+    """Writing waits for the event. → that, and the threads that wrote."""
+    go, threads, write = threading.Event(), [], mx.save_safetensors
+
+    def slow(*args: Any, **more: Any) -> None:
+        threads.append(threading.get_ident())
+        assert go.wait(PATIENCE_S)
+        write(*args, **more)
+
+    monkeypatch.setattr(mx, "save_safetensors", slow)
+    return go, threads
+
+
+# ── the writer ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_written_is_what_was_begun(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, threads = slowed(monkeypatch)
+    checkpoint_writer, lines = CheckpointWriter(run, keep=3), JsonLines(run.events)
+    weights = {"layer.lora_a": mx.arange(6.0).reshape(2, 3).T, "layer.lora_b": mx.ones((2, 2)) * 3}
+    held = dict(weights)
+    for step in (1, 2):
+        checkpoint_writer.begin(shot(step, dict(weights)), [lines])
+        weights = {name: x + 1 for name, x in weights.items()}  # an update, while it is being written
+        mx.eval(weights)
+        assert not checkpoint_writer.has_ended or go.is_set()
+        go.set()
+        saved = checkpoint_writer.wait()
+        assert saved and saved.step == step and saved.path == run.checkpoints / f"00000{step}"
+        assert checkpoint_writer.wait() is None
+    checkpoint_writer.close()
+    lines.close()
+    first, second = checkpoint.all_checkpoints(run)
+    for name, x in held.items():
+        assert mx.array_equal(first.weights()[name], x) and mx.array_equal(second.weights()[name], x + 1)
+        assert mx.array_equal(mx.load(str(run.adapters / "adapters.safetensors"))[name], x + 1)
+    assert len(set(threads)) == 1 and threads[0] != threading.get_ident()
+
+
+def test_what_is_not_worked_out_yet_is_before_the_writer_has_it(run: RunFolder) -> None:
+    """mlx works an array out only in the thread that asked for it."""
+    learner: Any = SimpleNamespace(state_arrays=lambda: {"step": mx.array(1) + 1})
+    policy: Any = SimpleNamespace(trainable=lambda: {"x": mx.ones(3) + 1})
+    checkpoint_writer, config = CheckpointWriter(run, keep=3), parse({"model": "m", "data": "d", "train_type": "full"})
+    checkpoint_writer.begin(snapshot(TrainingState(step=1), policy, learner, config), [])
+    assert checkpoint_writer.wait()
+    checkpoint_writer.close()
+    found = checkpoint.newest(run)
+    assert found and found.weights()["x"].tolist() == [2, 2, 2] and found.optimizer()["step"].item() == 2
+
+
+def test_a_disk_that_refuses_is_said_when_it_is_waited_for_and_the_next_may_go_well(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint_writer = CheckpointWriter(run, keep=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_sync", lambda path: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        checkpoint_writer.begin(shot(1, {"x": mx.ones(2)}), [])
+        with pytest.raises(Mistake, match=r"save_every: The checkpoint of step 1 cannot be written .*No space left"):
+            checkpoint_writer.wait()
+    assert checkpoint_writer.wait() is None and checkpoint.newest(run) is None
+    checkpoint_writer.begin(shot(1, {"x": mx.ones(2)}), [])
+    assert checkpoint_writer.wait()
+    checkpoint_writer.close()
+
+
+# ── in a run ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def kinds_and_steps(run: RunFolder) -> list[tuple[str, int]]:
+    return [(event["kind"], event["step"]) for event in read_events(run.events) if "step" in event]
+
+
+@pytest.mark.parametrize("train_type", ["lora", "full"])
+def test_the_next_step_samples_while_it_is_written_and_learns_once_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_type: str
+) -> None:
+    """Written before sampling was over, it could not be: the writer waits for that."""
+    raw = small_run.settings_for(tmp_path, iters=3, save_every=1, train_type=train_type)
+    go, _ = slowed(monkeypatch)
+    run, sample, learn = RunFolder(tmp_path / "run"), Rollout.sample, Learner.learn
+    stood: list[int] = []
+
+    def sampled(*args: Any) -> Any:
+        made = sample(*args)
+        if small_run.steps(run)[-1:] == [1]:
+            go.set()
+        return made
+
+    def learned(*args: Any) -> Any:
+        stood.append(len(checkpoint.all_checkpoints(run)))
+        return learn(*args)
+
+    monkeypatch.setattr(Rollout, "sample", sampled)
+    monkeypatch.setattr(Learner, "learn", learned)
+    assert small_run.train_here(raw, run).kind == "finished"
+    assert stood == [0, 1, 2]
+    told = [one for one in kinds_and_steps(run) if one[0] in ("step", "checkpoint")]
+    assert told == [(kind, step) for step in (1, 2, 3) for kind in ("step", "checkpoint")]
+    metrics = [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
+    assert "time/save" not in metrics[0] and metrics[1]["time/save"] > 0
+
+
+def stop_when(run: RunFolder, matches: Callable[[dict[str, Any]], bool]) -> Callable[[dict[str, Any]], None]:
+    return lambda event: run.say("stop") if matches(event) else None
+
+
+def test_a_stop_while_it_is_written_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw, run = small_run.settings_for(tmp_path, iters=9, save_every=1), RunFolder(tmp_path / "run")
+    go, threads = slowed(monkeypatch)
+    threading.Timer(0.3, go.set).start()
+    ending = small_run.train_here(raw, run, stop_when(run, lambda event: event.get("phase") == "saving"))
+    assert (ending.kind, ending.step) == ("stopped", 1)
+    assert [one.state.step for one in checkpoint.all_checkpoints(run)] == [1] and len(threads) == 2, "written once"
+    assert kinds_and_steps(run)[-2:] == [("checkpoint", 1), ("stopped", 1)]
+    assert small_run.train_here(raw, run).kind == "finished" and small_run.steps(run) == list(range(1, 10))
+
+
+def test_a_save_that_failed_is_tried_once_more_when_the_run_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = small_run.settings_for(tmp_path, iters=9, save_every=1)
+    run, write, fails = RunFolder(tmp_path / "run"), mx.save_safetensors, iter([True])
+
+    def first_fails(*args: Any, **more: Any) -> None:
+        if next(fails, False):
+            raise RuntimeError("No space left on device")
+        write(*args, **more)
+
+    monkeypatch.setattr(mx, "save_safetensors", first_fails)
+    ending = small_run.train_here(raw, run, stop_when(run, lambda event: event.get("phase") == "saving"))
+    assert (ending.kind, ending.step) == ("stopped", 1)
+    assert [one.state.step for one in checkpoint.all_checkpoints(run)] == [1]
+
+
+def test_saving_holds_no_second_copy_of_a_model_that_learns_whole(tmp_path: Path) -> None:
+    from tests.support.random_models import tiny_model
+
+    tiny_model(tmp_path / "model", hidden=256, layers=2)
+    small_run.write_rows(tmp_path / "rows.jsonl")
+
+    def peak(name: str, save_every: int) -> float:
+        gc.collect()
+        run, before = RunFolder(tmp_path / name), mx.get_active_memory() / 1e9
+        raw = small_run.settings_for(tmp_path, iters=4, save_every=save_every, train_type="full")
+        assert small_run.train_here(raw, run).kind == "finished"
+        steps = [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
+        return max(metrics["peak_memory_gb"] for metrics in steps) - before
+
+    never, always = peak("never", 100), peak("always", 1)
+    size = sum(np.prod(x.shape) * 4 for x in mx.load(str(tmp_path / "model" / "model.safetensors")).values()) / 1e9
+    assert size > 0.005 and always < never + size / 2

@@ -1,0 +1,131 @@
+"""Held-out rewards: scored while the next batch is sampled, with the same calls in the same order as without that."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.generation.sampler import Sampling
+from backend.run.control import Stopped
+from backend.run.evaluate import held_out_rewards
+from backend.run.scoring_stages import MLX
+from backend.spec.events import read_events
+from backend.spec.places import RunFolder
+from backend.types import Completion, Group, Problem
+from tests.support import small_run
+
+PROBLEMS = [Problem(n, str(n), [], [n], str(n)) for n in range(7)]
+SAMPLING = Sampling(1.0, 1.0, 0, 0.0)
+
+
+class Sampled:
+    """Stands in for Rollout: groups without a model, and a list of what happened when."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def sample(self, problems: Sequence[Problem], group_size: int, *_: Any) -> list[Group]:
+        *_, poll = _
+        self.log.append(f"sample {problems[0].index}")
+        time.sleep(0.02)
+        poll(1)
+        made = [Completion([1], [0.0], str(problem.index), "eos") for problem in problems for _ in range(group_size)]
+        cut = range(0, len(made), group_size)
+        return [Group(problem, made[at : at + group_size]) for problem, at in zip(problems, cut, strict=True)]
+
+
+def held_out(score: Any, log: list[str], **more: Any) -> dict[str, float]:
+    return held_out_rewards(
+        Sampled(log), PROBLEMS, score, ["r"], [1.0], sampling=SAMPLING, group_size=2, batch_size=2, count=-1, **more
+    )  # fmt: skip
+
+
+def scorer(log: list[str], seconds: float = 0.05) -> Any:
+    """Scores a completion by its problem's number."""
+
+    def score(groups: list[Group]) -> None:
+        log.append(f"score {groups[0].problem.index}")
+        time.sleep(seconds)
+        for one in (one for group in groups for one in group.completions):
+            one.scores = {"r": float(one.text)}
+            one.reward = float(one.text)
+        log.append(f"scored {groups[0].problem.index}")
+
+    return score
+
+
+def test_a_batch_is_scored_while_the_next_is_sampled_and_the_numbers_are_the_same() -> None:
+    beside, alone = [], []
+    fast = held_out(scorer(beside), beside)
+    assert fast == held_out(scorer(alone), alone, beside=False) and fast["reward"] == 3
+    assert alone == [f"{what} {n}" for n in (0, 2, 4, 6) for what in ("sample", "score", "scored")]
+    calls = [line for line in beside if line.startswith("sco")]
+    assert calls == [line for line in alone if line.startswith("sco")], "one call after the other, in order"
+    assert beside.index("sample 2") < beside.index("scored 0") and beside.index("sample 6") < beside.index("scored 4")
+
+
+@pytest.mark.parametrize(("where", "sampled"), [(2, 3), (6, 4)])
+def test_what_a_reward_function_raises_ends_the_evaluation(where: int, sampled: int) -> None:
+    """In the second of four batches, which is known once the third is sampled; and in the last."""
+    log: list[str] = []
+
+    def fails(groups: list[Group]) -> None:
+        if groups[0].problem.index == where:
+            raise ZeroDivisionError("in this batch")
+        scorer(log)(groups)
+
+    with pytest.raises(ZeroDivisionError, match="in this batch"):
+        held_out(fails, log)
+    assert sum(line.startswith("sample") for line in log) == sampled
+
+
+def test_a_stop_while_sampling_waits_for_the_call_that_runs_and_begins_no_other() -> None:
+    log: list[str] = []
+
+    def poll(done: float) -> None:
+        if done > 0:
+            raise Stopped("now")
+
+    with pytest.raises(Stopped):
+        held_out(scorer(log), log, poll=poll)
+    assert log[-1] == "scored 0" and log.count("score 0") == 1 and "score 2" not in log
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("held-out")]
+
+
+@pytest.mark.parametrize(
+    ("line", "uses"),
+    [
+        ("import mlx.core as mx", True),
+        ("    from mlx_lm import load", True),
+        ("from mlx_lm_lora.trainer.grpo_reward_functions import register_reward_function", False),
+        ("import numpy  # not mlx", False),
+    ],
+)
+def test_a_reward_file_that_imports_mlx_is_noticed(line: str, uses: bool) -> None:
+    assert bool(re.search(MLX, f"import os\n{line}\n")) is uses
+
+
+@pytest.mark.parametrize("line", ["", "import mlx.core"])
+def test_functions_that_use_mlx_are_called_while_nothing_is_sampled(tmp_path: Path, line: str) -> None:
+    """They would share the device, and its memory, with sampling."""
+    (tmp_path / "mine.py").write_text(
+        f"import threading\n{line}\nfrom backend.rewards import register_reward_function\n\n"
+        '@register_reward_function("beside")\ndef beside(prompts, completions, answer, types=None):\n'
+        '    names = [thread.name for thread in threading.enumerate()]\n'
+        '    return [float(any(name.startswith("held-out") for name in names))] * len(completions)\n'
+    )  # fmt: skip
+    raw = small_run.settings_for(
+        tmp_path, iters=1, validation_split=0.5, steps_per_eval=1, reward_functions=["beside"], reward_weights=[],
+        reward_functions_file=str(tmp_path / "mine.py"),
+    )  # fmt: skip
+    run = RunFolder(tmp_path / "run")
+    assert small_run.train_here(raw, run).kind == "finished"
+    told = [event["metrics"] for event in read_events(run.events) if event["kind"] == "eval"]
+    assert {metrics["reward"] for metrics in told} == {0.0 if line else 1.0}
+    assert all(metrics["time/eval"] > 0 for metrics in told)

@@ -1,0 +1,413 @@
+"""The estimate is within 15 % of the measured peak, plans obey their limit, and what cannot fit is refused in a sentence."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from typer.testing import CliRunner
+
+from backend.__main__ import app
+from backend.generation.rollout import Rollout
+from backend.generation.sampler import Sampling
+from backend.models.policy import Policy, load_policy
+from backend.run.memory_plan import plan_memory
+from backend.spec.config import SETTINGS, Config, parse
+from backend.spec.events import read_events
+from backend.spec.faults import Mistake
+from backend.spec.memory import estimate
+from backend.spec.memory.model_shape import ModelShape, shape_from, shape_of
+from backend.spec.places import RunFolder
+from backend.training.batch import pack
+from backend.training.learner import Learner
+from backend.types import Completion, Group, Problem
+from tests.support.random_models import tiny_model
+from tests.support.small_run import settings_for, train_here, write_config
+
+PLENTY = 64 * estimate.GB
+
+
+@pytest.fixture(autouse=True)
+def _limit_as_it_was() -> Iterator[None]:
+    gc.collect()  # what other tests left behind would be counted too
+    mx.clear_cache()
+    before = mx.set_memory_limit(PLENTY)
+    yield
+    mx.set_memory_limit(before)
+
+
+# ── estimate and measurement ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model, settings, and how long prompts and completions are."""
+
+    name: str
+    model: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    prompts: int = 1
+    group: int = 8
+    prompt: int = 64
+    completion: int = 96
+
+    def __str__(self) -> str:
+        return self.name
+
+    def folder(self, within: Path) -> Path:
+        sizes = {
+            "vocab_size": 320,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "intermediate_size": 384,
+        }
+        outside = {
+            key: self.model[key] for key in ("arch", "layers", "tie", "dtype", "bits", "hidden") if key in self.model
+        }
+        own = sizes | {key: value for key, value in self.model.items() if key not in outside}
+        return tiny_model(within / "model", **({"hidden": 128, "layers": 4} | outside), own=own)
+
+    def config(self, folder: Path) -> Config:
+        usual = {"num_layers": -1, "beta": 0.0, "top_p": 1.0, "top_k": 0, "temperature": 1.0, "max_seq_length": 1 << 14}
+        lengths = {"batch_size": self.prompts, "group_size": self.group, "max_completion_length": self.completion}
+        return parse({"model": str(folder), "data": "rows.jsonl"} | usual | lengths | self.settings)
+
+    def groups(self) -> list[Group]:
+        rng = np.random.default_rng(0)
+        return [self._group(rng) for _ in range(self.prompts * self.settings.get("gradient_accumulation_steps", 1))]
+
+    def _group(self, rng: np.random.Generator) -> Group:
+        problem = Problem(0, "", [], rng.integers(2, 300, self.prompt).tolist(), "")
+        ids = rng.integers(2, 300, (self.group, self.completion)).tolist()
+        made = [
+            Completion(row, [-1.0] * len(row), "", "length", advantage=1.0 - 2 * (i % 2)) for i, row in enumerate(ids)
+        ]
+        return Group(problem, made)
+
+
+def peaks(work: Work, folder: Path) -> tuple[estimate.Estimate, int, int]:
+    """(estimate, peak of sampling, peak of learning), the engine being told what a run tells it."""
+    gc.collect()
+    others = mx.get_active_memory()  # fixtures of other files hold models of their own
+    config = work.config(folder)
+    policy = load_policy(config)
+    shape = shape_of(folder)
+    assert shape is not None
+    found = estimate.estimate(config, shape, PLENTY, work.prompt, gpu=False)
+    room = plan_memory(config, policy, [work.prompt], lambda sentence: None)
+    assert room.plan == found.plan
+    trained = Learner(policy, config, 100, **room.learner)
+    mx.eval(policy.model.state, trained.optimizer.state)
+    learnt = learning_peak(work, trained)  # first: it may give the reference weights of its own
+    return found, sampling_peak(work, config, policy, room.rollout) - others, learnt - others
+
+
+def sampling_peak(work: Work, config: Config, policy: Policy, told: dict[str, Any]) -> int:
+    sampler = Rollout(policy, config.max_completion_length, **told)
+    policy.eos_ids = [-1]  # every completion runs to its limit
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    drawn = sampler.sample([group.problem for group in work.groups()], work.group, sampling_of(config), 0, 0)
+    assert all(len(one.tokens) == work.completion for group in drawn for one in group.completions)
+    return mx.get_peak_memory()
+
+
+def sampling_of(config: Config) -> Sampling:
+    return Sampling(config.temperature, config.top_p, config.top_k, config.min_p)
+
+
+def learning_peak(work: Work, trained: Learner) -> int:
+    """Of two steps: under full fine-tuning the reference has its own weights from the second on."""
+    batch = pack(work.groups(), pad_id=0)
+    if trained.config.train_type == "full":
+        trained.learn(batch)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    trained.learn(batch)
+    return mx.get_peak_memory()
+
+
+EXPERTS = {
+    "arch": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "decoder_sparse_step": 1,
+    "mlp_only_layers": [], "norm_topk_prob": True,
+}  # fmt: skip
+FULL, DORA, AGAIN = {"train_type": "full"}, {"train_type": "dora"}, {"grad_checkpoint": True}
+
+WORKS = (
+    Work("LoRA, V 320"),
+    Work("G 32, T 32, KL", settings={"beta": 0.1}, group=32, completion=32),
+    Work("T 256, llama", {"arch": "llama"}, group=4, completion=256),
+    Work("V 4k, untied", {"vocab_size": 4096, "tie": False}),
+    Work("V 32k, filters", {"vocab_size": 32768}, {"top_p": 0.95, "top_k": 20}, completion=32),
+    Work("V 150k", {"vocab_size": 150016, "layers": 2}, group=4, completion=64),
+    Work("prompt 512, T 32", prompt=512, completion=32),
+    Work("four prompts, accumulated", settings={"gradient_accumulation_steps": 2}, prompts=2, completion=64),
+    Work("layers worked out again", {"layers": 8}, AGAIN),
+    Work("again, T 256", {}, AGAIN, group=4, completion=256),
+    Work("DoRA", {}, DORA),
+    Work("DoRA again, V 4k", {"vocab_size": 4096}, DORA | AGAIN, completion=64),
+    Work("full", {}, FULL),
+    Work("full, V 8k, KL", {"vocab_size": 8192}, FULL | {"beta": 0.1}, completion=64),
+    Work("full again, KL", {}, FULL | AGAIN | {"beta": 0.1}),
+    Work("full, few tokens", {"hidden": 256, "layers": 6}, FULL, group=4, prompt=16, completion=16),
+    Work("experts", EXPERTS, completion=64),
+    Work("bf16", {"dtype": "bfloat16", "layers": 3}, group=4, completion=64),
+    Work("4 bits", {"bits": 4, "layers": 3}, group=4, completion=64),
+    Work("4 bits, bf16, DoRA", {"bits": 4, "dtype": "bfloat16", "layers": 2}, DORA, group=4, completion=48),
+    Work("two layers, q and v, dropout", settings={"num_layers": 2, "lora_keys": ["self_attn.q_proj", "self_attn.v_proj"], "dropout": 0.1}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("work", WORKS, ids=str)
+def test_the_estimate_is_within_15_percent_of_the_measured_peak(work: Work, tmp_path: Path) -> None:
+    found, sampled, learnt = peaks(work, work.folder(tmp_path))
+    print(f"{work.name} | {found.rollout.total / 1e6:.1f} {sampled / 1e6:.1f} {found.rollout.total / sampled:.3f} | "
+          f"{found.training.total / 1e6:.1f} {learnt / 1e6:.1f} {found.training.total / learnt:.3f}")  # fmt: skip
+    assert found.training.total == pytest.approx(learnt, rel=0.15)
+    assert found.rollout.total == pytest.approx(sampled, rel=0.15)
+
+
+# ── what the sums are made of ────────────────────────────────────────────────────────────────────────────────────────
+
+
+SMALL = Work("small", {"hidden": 64, "layers": 2, "num_attention_heads": 2, "intermediate_size": 96})
+
+
+@pytest.mark.parametrize("train_type", ["lora", "dora", "full"])
+@pytest.mark.parametrize("kind", [choice.value for choice in SETTINGS["optimizer"].choices])
+def test_what_lasts_is_exact(kind: str, train_type: str, small_model: Path) -> None:
+    config = SMALL.config(small_model).model_copy(update={"optimizer": kind, "train_type": train_type})
+    policy = load_policy(config)
+    optimizer = Learner(policy, config, 100).optimizer
+    found = estimate.estimate(config, _shape(small_model), PLENTY, 64).training.to_dict()
+    learns = sum(array.nbytes for array in policy.trainable().values())
+    everything = sum(array.nbytes for _, array in tree_flatten(policy.model.parameters()))
+    assert found["weights"] == everything - (0 if train_type == "full" else learns)
+    assert found.get("adapters", learns) == learns
+    remembered = sum(array.nbytes for name, array in tree_flatten(optimizer.state) if array.size > 1)
+    assert found["optimizer"] == pytest.approx(remembered, rel=0.03)
+
+
+@pytest.mark.parametrize("quantization", ["4", "8", "mxfp4"])
+def test_weights_that_are_quantised_after_loading(quantization: str, tmp_path: Path) -> None:
+    work = Work("packed", {"hidden": 128, "layers": 2, "vocab_size": 2048}, {"quantization": quantization})
+    config = work.config(work.folder(tmp_path))
+    policy = load_policy(config)
+    held = sum(array.nbytes for _, array in tree_flatten(policy.model.parameters()))
+    found = estimate.estimate(config, _shape(Path(config.model)), PLENTY, 64).training.to_dict()
+    assert found["weights"] + found["adapters"] == pytest.approx(held, rel=0.01)
+
+
+@pytest.mark.parametrize("model", [{}, {"tie": False}, EXPERTS, {"arch": "llama"}, {"bits": 4}], ids=str)
+def test_config_json_alone_tells_the_weights_within_two_percent(model: dict[str, Any], tmp_path: Path) -> None:
+    folder = Work("any", {"vocab_size": 2048} | model).folder(tmp_path)
+    read, worked_out = _shape(folder), shape_from(json.loads((folder / "config.json").read_text()))
+    assert read.exact and worked_out is not None and not worked_out.exact
+    assert worked_out.weights == pytest.approx(read.weights, rel=0.02)
+    usual = {one.name.removeprefix("mlp.") for one in worked_out.layers[0]}
+    assert usual <= {one.name.removeprefix("mlp.") for one in read.layers[0]}
+
+
+def test_sizes_that_nest_are_found_and_a_strange_architecture_is_said_to_be_rough(tmp_path: Path) -> None:
+    folder = Work("nested").folder(tmp_path)
+    found = json.loads((folder / "config.json").read_text())
+    nested = shape_from({"model_type": "outer", "text_config": found, "torch_dtype": "float32"})
+    assert nested is not None and nested.hidden == 128 and nested.known
+    mamba = shape_of(tiny_model(tmp_path / "mamba", "mamba"))
+    assert mamba is not None and not mamba.known and not mamba.plain
+    said = estimate.estimate(Work("any").config(folder), mamba, PLENTY, 64)
+    assert said.sentence.startswith("Roughly") and said.training.total > mamba.weights
+    assert shape_of(tmp_path) is None
+
+
+# ── the plan ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("share", [0.7, 0.3])
+def test_a_run_stays_below_its_limit(share: float, tmp_path: Path) -> None:
+    work = Work("held", {"vocab_size": 2048, "layers": 4}, prompts=4, completion=96)
+    folder = work.folder(tmp_path)
+    config = work.config(folder)
+    free = estimate.estimate(config, _shape(folder), PLENTY, work.prompt)
+    limit = share * free.total
+    held = config.model_copy(update={"memory_limit": limit / estimate.GB})
+    found, notes = estimate.estimate(held, _shape(folder), PLENTY, work.prompt), []
+    policy = load_policy(held)
+    room = plan_memory(held, policy, [work.prompt], notes.append)
+    assert room.plan == found.plan and found.pressed and notes == [found.sentence]
+    assert found.plan.recompute == (share < 0.5)
+    assert learning_peak(work, Learner(policy, held, 100, **room.learner)) < limit
+    assert sampling_peak(work, held, policy, room.rollout) < limit
+
+
+def test_few_rows_are_decoded_together_where_many_do_not_fit(tmp_path: Path) -> None:
+    work = Work("many", {"layers": 2, "num_key_value_heads": 4}, group=64, completion=24, prompt=16)
+    folder = work.folder(tmp_path)
+    config = work.config(folder)
+    free = estimate.estimate(config, _shape(folder), PLENTY, work.prompt)
+    held = config.model_copy(update={"memory_limit": 0.5 * free.rollout.total / estimate.GB})
+    policy = load_policy(held)
+    room = plan_memory(held, policy, [work.prompt], lambda sentence: None)
+    assert room.plan is not None and room.plan.rows < work.group and not room.plan.merge
+    assert sampling_peak(work, held, policy, room.rollout) < 0.5 * free.rollout.total
+
+
+def test_a_wish_for_gradient_checkpointing_is_kept_where_nothing_presses(small_model: Path) -> None:
+    config = SMALL.config(small_model)
+    shape = _shape(small_model)
+    assert not estimate.plan(config, shape, PLENTY).recompute
+    assert estimate.plan(config.model_copy(update=AGAIN), shape, PLENTY).recompute
+
+
+def test_a_long_prompt_asks_for_more_than_a_short_one(small_model: Path) -> None:
+    config, shape = SMALL.config(small_model), _shape(small_model)
+    sizes = [estimate.estimate(config, shape, PLENTY, prompt).total for prompt in (16, 1024, 4096)]
+    assert sizes == sorted(sizes)
+    room = config.max_seq_length - config.max_completion_length
+    assert (
+        estimate.estimate(config, shape, PLENTY).prompt
+        == estimate.estimate(config, shape, PLENTY, 10**9).prompt
+        == room
+    )
+
+
+# ── what people are told ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _big() -> ModelShape:
+    """A model of 8 billion weights in 16 bits."""
+    sizes = {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+             "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936, "tie_word_embeddings": False}  # fmt: skip
+    found = shape_from({"model_type": "qwen3", "torch_dtype": "bfloat16", **sizes})
+    assert found is not None and found.weights == pytest.approx(16.4e9, rel=0.01)
+    return found
+
+
+def test_what_does_not_fit_is_a_fault_that_names_a_change_which_fits() -> None:
+    config = parse({"model": "m", "data": "d.jsonl"})
+    found = estimate.estimate(config, _big(), 12 * estimate.GB, 128)
+    assert not found.fits and "it does not fit" in found.sentence
+    fault = found.fault
+    assert fault is not None and fault.setting == "memory_limit" and "12.0 GB" in fault.sentence
+    assert "With 4-bit quantization it would need" in fault.sentence
+    asked = re.search(r"set Memory limit to (\d+) GB", fault.sentence)
+    assert asked is not None
+    changed = estimate.estimate(config.model_copy(update={"quantization": "4"}), _big(), 12 * estimate.GB, 128)
+    assert changed.fits and changed.fault is None
+    insisted = config.model_copy(update={"memory_limit": float(asked[1])})
+    assert estimate.estimate(insisted, _big(), 12 * estimate.GB, 128).fits
+
+
+def test_a_smaller_model_is_advised_where_no_setting_helps() -> None:
+    config = parse({"model": "m", "data": "d.jsonl", "quantization": "4"})
+    found = estimate.estimate(config, _big(), 2 * estimate.GB, 128)
+    assert found.fault is not None and "Choose a smaller model" in found.fault.sentence
+
+
+def test_a_run_that_cannot_fit_is_refused_and_one_that_is_held_says_so(tmp_path: Path) -> None:
+    raw = settings_for(tmp_path, iters=1, max_completion_length=16, group_size=8)
+    refused = train_here(raw | {"memory_limit": 1e-4}, RunFolder(tmp_path / "refused"))
+    assert (
+        refused.exit_code == 2 and "memory_limit" in refused.sentence and "set Memory limit to 1 GB" in refused.sentence
+    )
+    held = RunFolder(tmp_path / "held")
+    assert train_here(raw | {"memory_limit": 1.6e-3}, held).exit_code == 0
+    notes = [event["sentence"] for event in read_events(held.events) if event["kind"] == "note"]
+    assert any("held down by" in sentence for sentence in notes), notes
+    free = RunFolder(tmp_path / "free")
+    assert train_here(raw, free).exit_code == 0
+    assert not [e for e in read_events(free.events) if e["kind"] == "note" and "held down by" in e["sentence"]]
+
+
+def test_the_verb_tells_the_same_numbers_in_words_and_in_json(tmp_path: Path) -> None:
+    raw = settings_for(tmp_path)
+    file = write_config(tmp_path / "c.yaml", raw)
+    told = CliRunner().invoke(app(), ["estimate", str(file), "--json"])
+    found = json.loads(told.stdout)
+    assert told.exit_code == 0 and found["fits"] and found["limit"] == found["machine"]
+    assert {"rollout", "training", "total", "machine", "limit", "fits", "sentence", "plan"} <= found.keys()
+    for phase in ("rollout", "training"):
+        assert found[phase]["total"] == sum(size for name, size in found[phase].items() if name != "total")
+    assert found["total"] == max(found["rollout"]["total"], found["training"]["total"])
+    assert 16 < found["prompt"] < 80  # of the data's own longest prompt
+    shown = CliRunner().invoke(app(), ["estimate", str(file), "--prompt", "100"])
+    assert shown.exit_code == 0 and "KV cache" in shown.stdout and "prompts of 100" in " ".join(shown.stdout.split())
+    missing = CliRunner().invoke(
+        app(), ["estimate", str(write_config(tmp_path / "d.yaml", raw | {"model": "no/where"}))]
+    )
+    assert missing.exit_code == 2 and "no/where" in missing.stderr
+
+
+def test_a_model_too_large_is_found_by_check(tmp_path: Path) -> None:
+    file = write_config(tmp_path / "c.yaml", settings_for(tmp_path, memory_limit=1e-4))
+    told = CliRunner().invoke(app(), ["check", str(file)])
+    assert told.exit_code == 2 and told.stderr.startswith("memory_limit: ")
+
+
+def test_the_policy_takes_mlx_s_limit_with_it(small_model: Path) -> None:
+    config = SMALL.config(small_model)
+    policy = load_policy(config)
+    plan_memory(config, policy, [64], lambda sentence: None)
+    held = mx.set_memory_limit(PLENTY)
+    assert held == estimate.estimate(config, _shape(small_model), PLENTY, 64).needed
+    del policy
+    gc.collect()
+    assert mx.set_memory_limit(PLENTY) == PLENTY
+
+
+def test_a_guess_refuses_nobody(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "mamba", "mamba")
+    config = Work("any").config(folder).model_copy(update={"memory_limit": 1e-4})
+    notes: list[str] = []
+    plan_memory(config, load_policy(config), [64], notes.append)
+    assert len(notes) == 1 and notes[0].startswith("Roughly") and "does not fit" in notes[0]
+
+
+def test_the_fault_is_raised_before_anything_is_loaded(small_model: Path) -> None:
+    from backend.run.memory_plan import refuse_too_large
+
+    config = SMALL.config(small_model)
+    refuse_too_large(config)
+    with pytest.raises(Mistake, match="Memory limit allows"):
+        refuse_too_large(config.model_copy(update={"memory_limit": 1e-4}))
+
+
+# ── long completions ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.proof
+def test_completions_of_8k_tokens_stay_below_their_limit(tmp_path: Path) -> None:
+    sizes = {"hidden": 64, "layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 128}
+    work = Work("8k", {**sizes, "max_position_embeddings": 16384}, completion=8192)
+    folder = work.folder(tmp_path)
+    limit = 0.2 * estimate.GB  # the scores of one completion in one layer alone would take 0.54 GB
+    config = work.config(folder).model_copy(update={"memory_limit": limit / estimate.GB})
+    policy = load_policy(config)
+    room = plan_memory(config, policy, [work.prompt], print)
+    learnt = learning_peak(work, Learner(policy, config, 100, **room.learner))
+    sampled = sampling_peak(work, config, policy, room.rollout)
+    print(
+        f"8k: sampling {sampled / 1e6:.0f} MB, learning {learnt / 1e6:.0f} MB, limit {limit / 1e6:.0f} MB, {room.plan}"
+    )
+    assert max(learnt, sampled) < limit
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return SMALL.folder(tmp_path_factory.mktemp("small"))
+
+
+def _shape(folder: Path) -> ModelShape:
+    found = shape_of(folder)
+    assert found is not None
+    return found

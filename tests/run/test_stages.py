@@ -1,0 +1,415 @@
+"""What a step is judged by, and which prompts it takes: stages, changing weights, baselines, dynamic sampling."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backend.run import checkpoint
+from backend.run.preflight import check
+from backend.run.scoring_stages import ScoringStages
+from backend.spec.config import Config, parse
+from backend.spec.events import read_events
+from backend.spec.places import RunFolder
+from backend.types import Completion, Group, Problem
+from tests.support import small_run
+
+REWARDS = '''
+from backend.rewards import register_reward_function
+
+def shares(completion_ids, start, stop):
+    return [sum(start <= token < stop for token in ids) / len(ids) for ids in completion_ids]
+
+@register_reward_function("low")
+def low(prompts, completions, answer, types=None, completion_ids=None):
+    return shares(completion_ids, 0, 160)
+
+@register_reward_function("high")
+def high(prompts, completions, answer, types=None, completion_ids=None):
+    return shares(completion_ids, 160, 320)
+
+@register_reward_function("seldom")
+def seldom(prompts, completions, answer, types=None, completion_ids=None):
+    """Gives 1 for the first completion of a step and next to nothing for the others."""
+    return [1.0 if i == 0 else 0.01 * (i % 2) for i in range(len(completions))]
+
+@register_reward_function("even_prompts")
+def even_prompts(prompts, completions, answer, types=None):
+    """Tells the completions of "What is 4 plus 4?" apart, and those of odd numbers not."""
+    even = [int(prompt.split()[2]) % 2 == 0 for prompt in prompts]
+    return [float(i % 2) if tells else 1.0 for i, tells in enumerate(even)]
+
+@register_reward_function("all_alike")
+def all_alike(prompts, completions, answer, types=None):
+    return [1.0] * len(completions)
+'''
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("parts")
+    (folder / "rewards.py").write_text(REWARDS)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "runs" / "mine")
+
+
+def settings(parts: Path, rewards: list[str], **changes: Any) -> dict[str, Any]:
+    about = {"reward_functions": rewards, "reward_weights": [], "reward_functions_file": str(parts / "rewards.py")}
+    return small_run.settings_for(parts, **about | {"learning_rate": 1e-3} | changes)
+
+
+def metrics(run: RunFolder) -> list[dict[str, Any]]:
+    return [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
+
+
+def lines(run: RunFolder) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run.completions.read_text().splitlines()]
+
+
+def broken_off(raw: dict[str, Any], run: RunFolder, step: int) -> None:
+    """Train until this step, stop, and go on to the end."""
+    stop = lambda event: run.say("stop") if event["kind"] == "step" and event["step"] == step else None  # noqa: E731
+    ending = small_run.train_here(raw, run, stop)
+    assert (ending.kind, ending.step) == ("stopped", step)
+    assert small_run.train_here(raw, run).kind == "finished"
+
+
+def assert_same_run(one: RunFolder, other: RunFolder) -> None:
+    """The same weights, optimizer and place to the last bit, the same completions, rewards and advantages."""
+    saved = [checkpoint.newest(run) for run in (one, other)]
+    assert saved[0] and saved[1] and saved[0].state.step == saved[1].state.step
+    for what in ("weights", "optimizer"):
+        first, second = (getattr(each, what)() for each in saved)
+        assert all(np.array_equal(np.array(x), np.array(second[name])) for name, x in first.items())
+    for what in ("updates", "cursor", "num_tokens", "reward_weights"):
+        assert getattr(saved[0].state, what) == getattr(saved[1].state, what)
+    assert one.completions.read_text() == other.completions.read_text()
+
+
+# ---- stages ----------------------------------------------------------------------------------------------------
+
+STAGES: list[dict[str, Any]] = [
+    {"iters": 2, "reward_functions": ["low"]},
+    {"iters": 3, "reward_functions": ["high", "low"], "reward_weights": [2, -1]},
+    {"iters": 1},
+]
+
+
+def test_stages_switch_at_their_step_and_decide_the_length(parts: Path, run: RunFolder) -> None:
+    raw = settings(parts, ["low", "high"], reward_weights=[0.5, 0.25], stages=STAGES, iters=1000)
+    assert small_run.train_here(raw, run).step == 6
+    (started,) = [event for event in read_events(run.events) if event["kind"] == "started"]
+    assert started["iterations"] == 6
+    wanted = [{"low": 1.0}] * 2 + [{"high": 2.0, "low": -1.0}] * 3 + [{"low": 0.5, "high": 0.25}]
+    for line, weights in zip(lines(run), wanted, strict=True):
+        for one in line["completions"]:
+            assert one["rewards"].keys() == weights.keys()
+            assert one["reward"] == pytest.approx(sum(weights[name] * x for name, x in one["rewards"].items()))
+    for told, weights in zip(metrics(run), wanted, strict=True):
+        assert {name.split("/")[1] for name in told if name.startswith("rewards/")} == weights.keys()
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_a_run_resumed_at_or_in_its_second_stage_is_the_unbroken_one(
+    parts: Path, run: RunFolder, tmp_path: Path, step: int
+) -> None:
+    unbroken = RunFolder(tmp_path / "unbroken")
+    raw = settings(parts, ["low", "high"], stages=STAGES, num_iterations=2, lr_schedule="cosine", lr_final=0.0)
+    assert small_run.train_here(raw, unbroken).kind == "finished"
+    broken_off(raw, run, step)
+    assert_same_run(run, unbroken)
+
+
+def test_the_learning_rate_falls_over_all_stages(parts: Path, run: RunFolder) -> None:
+    falls = {"lr_schedule": "linear", "lr_warmup_steps": 0, "lr_decay_fraction": 1.0, "lr_final": 0.0, "iters": 1000}
+    assert small_run.train_here(settings(parts, ["low", "high"], stages=STAGES, **falls), run).kind == "finished"
+    assert [told["learning_rate"] for told in metrics(run)] == pytest.approx([1e-3 * (1 - i / 6) for i in range(6)])
+
+
+@pytest.mark.parametrize(
+    ("stage", "says"),
+    [
+        ({"iters": 1, "reward_functions": ["lo"]}, "There is no reward function lo; the nearest is low"),
+        ({"iters": 1, "reward_weights": [1, 2]}, "Stage 1 has 2 reward weights for 1 reward functions."),
+    ],
+    ids=["unknown", "count"],
+)
+def test_a_stage_that_cannot_be_scored_is_found_before_anything_loads(
+    parts: Path, stage: dict[str, Any], says: str
+) -> None:
+    (fault,) = check(settings(parts, ["low"], stages=[stage]))
+    assert fault.sentence.startswith(says) and fault.sentence.endswith(".")
+
+
+def test_no_weights_in_a_stage_means_one_for_each(parts: Path) -> None:
+    for written in ({}, {"reward_weights": []}, {"reward_weights": None}):
+        stages = [{"iters": 1, "reward_functions": ["low", "high"]} | written]
+        scoring = ScoringStages(parse(settings(parts, ["low"], stages=stages)), 9)
+        assert scoring.steps == 1 and scoring.stage(1).weights.at(1) == [1.0, 1.0]
+
+
+# ---- changing weights ------------------------------------------------------------------------------------------
+
+
+def test_linear_weights_end_at_the_final_ones(parts: Path, run: RunFolder) -> None:
+    about = {"reward_weight_schedule": "linear", "reward_weights_final": [0.0, 3.0], "iters": 4}
+    assert small_run.train_here(settings(parts, ["low", "high"], **about), run).kind == "finished"
+    told = [[step[f"reward_weights/{name}"] for name in ("low", "high")] for step in metrics(run)]
+    assert told[0] == [1, 1] and told[-1] == [0, 3]
+    assert np.array(told) == pytest.approx(np.linspace([1, 1], [0, 3], 4))
+    for step, line in enumerate(lines(run)):
+        for one in line["completions"]:
+            wanted = told[step][0] * one["rewards"]["low"] + told[step][1] * one["rewards"]["high"]
+            assert one["reward"] == pytest.approx(wanted)
+
+
+def test_adaptive_weights_survive_a_resume(parts: Path, run: RunFolder, tmp_path: Path) -> None:
+    """`seldom` succeeds in 1 of 4 completions: after ten steps its weight is 1.2 times as large."""
+    unbroken = RunFolder(tmp_path / "unbroken")
+    about = {"reward_weight_schedule": "adaptive", "iters": 13, "group_size": 4, "max_completion_length": 3}
+    raw = settings(parts, ["seldom", "low"], reward_weights=[0.5, 1.0], **about)
+    assert small_run.train_here(raw, unbroken).kind == "finished"
+    told = [step["reward_weights/seldom"] for step in metrics(unbroken)]
+    assert told == pytest.approx([0.5] * 10 + [0.6] * 3)
+    for step in (4, 11):
+        broken = RunFolder(run.path.with_name(f"broken-{step}"))
+        broken_off(raw, broken, step)
+        assert_same_run(broken, unbroken)
+        assert [one["reward_weights/seldom"] for one in metrics(broken)] == told
+
+
+# ---- baselines -------------------------------------------------------------------------------------------------
+
+
+def judged(weights: list[float], group_size: int, **about: Any) -> ScoringStages:
+    """A judge of two shipped functions."""
+    names = ["r1_int", "r1_count_xml"]
+    raw = {"model": "m", "data": "d", "reward_functions": names, "reward_weights": weights, "group_size": group_size}
+    return ScoringStages(parse(raw | about), 1)
+
+
+def groups_of(scores: list[list[float | None]], size: int, names: list[str]) -> list[Group]:
+    made = [Completion([5], [0.0], "", "eos", scores=dict(zip(names, row, strict=True))) for row in scores]
+    return [Group(Problem(i, "", [], [5], ""), made[i : i + size]) for i in range(0, len(made), size)]
+
+
+def compared(scores: list[list[float | None]], weights: list[float], size: int, **about: Any) -> list[float]:
+    scoring = judged(weights, size, **about)
+    groups = groups_of(scores, size, scoring.stage(1).names)
+    scoring.compare(groups, 1)
+    return [one.advantage for group in groups for one in group.completions]
+
+
+SCORES: list[list[float | None]] = [
+    [1, 0], [None, 1], [0, None], [None, None],  # weighed 1 and 2: rewards 1, 2, 0 and none
+    [3, 0], [None, None], [None, None], [None, None],  # one opinion: there is nobody to compare with
+    [1, 1], [1, 1], [None, 1.5], [3, 0],  # 3, 3, 3, 3
+]  # fmt: skip
+
+
+def test_leave_one_out_with_missing_opinions_worked_by_hand() -> None:
+    # Against the mean of the others: 1 − (2 + 0)/2, 2 − (1 + 0)/2, 0 − (1 + 2)/2; nothing for who has no reward.
+    unscaled = [0, 1.5, -1.5, 0] + [0] * 8
+    about = {"advantage_baseline": "leave_one_out"}
+    assert compared(SCORES, [1, 2], 4, scale_rewards="none", **about) == pytest.approx(unscaled)
+    scaled = [x / (1 + 1e-4) for x in unscaled]  # the standard deviation of 1, 2, 0 is 1
+    assert compared(SCORES, [1, 2], 4, **about) == pytest.approx(scaled)
+    assert compared(SCORES, [1, 2], 4, scale_rewards="none") == pytest.approx([0, 1, -1, 0] + [0] * 8)
+
+
+def test_normalised_before_they_are_summed_worked_by_hand() -> None:
+    """GDPO: the large scale of the first function does not drown the second."""
+    scores: list[list[float | None]] = [[100, 0], [0, 0], [0, 1], [100, 1]]
+    # Each function's z-scores in its group are ±1/√(4/3); sums of ±z: 0, −2z, 0, 2z; over their own deviation.
+    z = 1 / (2 * np.sqrt(1 / 3))
+    spread = np.sqrt(8 * z * z / 3)
+    wanted = [0, -2 * z / spread, 0, 2 * z / spread]
+    assert compared(scores, [1, 1], 4, multi_objective_aggregation="normalize_then_sum") == pytest.approx(
+        wanted, abs=1e-3
+    )
+    drowned = compared(scores, [1, 1], 4)
+    assert drowned[0] > 0.8 and drowned[2] < -0.8
+
+
+def test_a_group_tells_something_when_two_who_were_scored_differ() -> None:
+    """A completion without an opinion beside one with any was once taken for a difference."""
+    for rows, tells in (
+        ([[1, 0], [None, 1]], True),
+        ([[1, 0], [None, None]], False),
+        ([[None, None], [None, None]], False),
+        ([[1, 1], [3, 0]], False),
+    ):
+        scoring = judged([1, 2], 2)
+        assert scoring.has_signal(groups_of(rows, 2, scoring.stage(1).names)[0], 1) == tells
+    apart: list[list[float | None]] = [[1, 1], [3, 0], [1, 0.5]]
+    scoring = judged([1, 2], 3, multi_objective_aggregation="normalize_then_sum")
+    assert scoring.has_signal(groups_of(apart, 3, scoring.stage(1).names)[0], 1)
+
+
+# ---- dynamic sampling ------------------------------------------------------------------------------------------
+
+
+def taken(config: Config, count: int) -> list[int]:
+    """The numbers in the first `count` prompts of the deck, by its rule: reshuffled at each pass with the seed."""
+    order: list[int] = []
+    while len(order) < count:
+        order += random.Random(f"{config.seed} {len(order) // 8}").sample(range(8), 8)
+    return order[:count]
+
+
+def by_hand(config: Config, steps: int, wanted: int, rounds: int) -> tuple[list[list[int]], list[int]]:
+    """The numbers that each step learns from, and the deck's cursor after it."""
+    prompt_stream, cursor, chosen, cursors = taken(config, 1000), 0, [], []
+    for _ in range(steps):
+        kept: list[int] = []
+        spare: list[int] = []
+        for _ in range(rounds):
+            drawn = prompt_stream[cursor : cursor + wanted - len(kept)]
+            cursor += len(drawn)
+            kept += [n for n in drawn if n % 2 == 0]
+            spare += [n for n in drawn if n % 2]
+            if len(kept) == wanted:
+                break
+        chosen.append(kept + spare[: wanted - len(kept)])
+        cursors.append(cursor)
+    return chosen, cursors
+
+
+def numbers(run: RunFolder, wanted: int) -> list[list[int]]:
+    found = [int(line["prompt"].split()[2]) for line in lines(run)]
+    return [found[i : i + wanted] for i in range(0, len(found), wanted)]
+
+
+DYNAMIC: dict[str, Any] = {
+    "dynamic_sampling": True,
+    "batch_size": 3,
+    "iters": 4,
+    "beta": 0.02,
+    "save_every": 1,
+    "keep_checkpoints": 9,
+}
+
+
+def test_prompts_are_drawn_until_every_group_tells_something(parts: Path, run: RunFolder) -> None:
+    raw = settings(parts, ["even_prompts"], **DYNAMIC)
+    assert small_run.train_here(raw, run).kind == "finished"
+    chosen, cursors = by_hand(parse(raw), 4, 3, 10)
+    assert numbers(run, 3) == chosen and all(n % 2 == 0 for step in chosen for n in step)
+    assert [one.state.cursor for one in checkpoint.all_checkpoints(run)] == cursors and cursors[-1] > 4 * 3
+    assert [told["frac_reward_zero_std"] for told in metrics(run)] == [0] * 4
+    assert np.cumsum([told["dynamic_sampling/prompts"] for told in metrics(run)]).tolist() == cursors
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_step_goes_on_with_what_it_has_after_so_many_rounds(parts: Path, run: RunFolder, rounds: int) -> None:
+    raw = settings(parts, ["even_prompts"], **DYNAMIC | {"dynamic_sampling_rounds": rounds})
+    assert small_run.train_here(raw, run).kind == "finished"
+    chosen, cursors = by_hand(parse(raw), 4, 3, rounds)
+    assert numbers(run, 3) == chosen and any(n % 2 for step in chosen for n in step)
+    assert [one.state.cursor for one in checkpoint.all_checkpoints(run)] == cursors
+
+
+def test_where_nothing_tells_anything_every_step_takes_all_its_rounds(parts: Path, run: RunFolder) -> None:
+    raw = settings(parts, ["all_alike"], **DYNAMIC | {"dynamic_sampling_rounds": 3, "iters": 2})
+    assert small_run.train_here(raw, run).kind == "finished"
+    assert [len(step) for step in numbers(run, 3)] == [3, 3]
+    assert [one.state.cursor for one in checkpoint.all_checkpoints(run)] == [9, 18]
+    assert [told["frac_reward_zero_std"] for told in metrics(run)] == [1, 1]
+
+
+def test_a_prompt_s_draws_are_those_of_its_place_in_the_deck(parts: Path, run: RunFolder, tmp_path: Path) -> None:
+    """The first step's completions are the ones that the same places give without dynamic sampling."""
+    plain = RunFolder(tmp_path / "plain")
+    small_run.train_here(settings(parts, ["even_prompts"], **DYNAMIC | {"iters": 1}), run)
+    small_run.train_here(settings(parts, ["even_prompts"], batch_size=8, iters=1, beta=0.02), plain)
+    drawn = {line["prompt"]: [one["text"] for one in line["completions"]] for line in lines(plain)}
+    assert len(drawn) == 8
+    for line in lines(run):
+        assert [one["text"] for one in line["completions"]] == drawn[line["prompt"]]
+
+
+def test_a_resumed_run_draws_on_exactly(parts: Path, run: RunFolder, tmp_path: Path) -> None:
+    unbroken = RunFolder(tmp_path / "unbroken")
+    raw = settings(parts, ["even_prompts"], **DYNAMIC)
+    assert small_run.train_here(raw, unbroken).kind == "finished"
+    broken_off(raw, run, 2)
+    assert_same_run(run, unbroken)
+
+
+def test_a_stop_between_two_rounds_takes_nothing_from_the_deck(
+    parts: Path, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unbroken = RunFolder(tmp_path / "unbroken")
+    raw = settings(parts, ["even_prompts"], **DYNAMIC)
+    assert small_run.train_here(raw, unbroken).kind == "finished"
+    scored, calls = ScoringStages.score, []
+
+    def score(scoring: ScoringStages, *args: Any, **more: Any) -> Any:
+        calls.append(1)
+        if len(calls) == rounds_before:
+            run.say("stop")
+        return scored(scoring, *args, **more)
+
+    told = [int(step["dynamic_sampling/prompts"]) for step in metrics(unbroken)]
+    assert told[1] > 3, "step 2 has one round only, so this shows nothing"
+    rounds_before = _rounds(raw, 0) + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(ScoringStages, "score", score)
+        ending = small_run.train_here(raw, run)
+    assert (ending.kind, ending.step) == ("stopped", 1)
+    assert small_run.train_here(raw, run).kind == "finished"
+    assert_same_run(run, unbroken)
+
+
+def _rounds(raw: dict[str, Any], step: int) -> int:
+    """How many rounds that step of the run takes."""
+    prompt_stream, (_, cursors) = taken(parse(raw), 1000), by_hand(parse(raw), step + 1, 3, 10)
+    cursor, kept, rounds = cursors[step - 1] if step else 0, 0, 0
+    while cursor < cursors[step]:
+        drawn = prompt_stream[cursor : cursor + 3 - kept]
+        cursor, kept, rounds = cursor + len(drawn), kept + sum(n % 2 == 0 for n in drawn), rounds + 1
+    return rounds
+
+
+# ---- several batches a rollout ---------------------------------------------------------------------------------
+
+
+def test_batches_of_a_rollout_in_a_run(parts: Path, run: RunFolder, tmp_path: Path) -> None:
+    """2 batches of 2 prompts, each learned from twice: 4 updates and 4 prompts a step; resumed, the same run."""
+    unbroken = RunFolder(tmp_path / "unbroken")
+    about = {
+        "steps_per_generation": 2,
+        "num_iterations": 2,
+        "batch_size": 2,
+        "iters": 3,
+        "epsilon": 1e-4,
+        "group_size": 4,
+    }
+    raw = settings(parts, ["low"], **about)
+    assert small_run.train_here(raw, unbroken).kind == "finished"
+    saved = checkpoint.newest(unbroken)
+    assert saved and (saved.state.updates, saved.state.cursor) == (12, 12)
+    assert [line["step"] for line in lines(unbroken)] == [1] * 4 + [2] * 4 + [3] * 4
+    assert all(told["clip_ratio_total"] > 0 for told in metrics(unbroken))
+    broken_off(raw, run, 1)
+    assert_same_run(run, unbroken)
+
+
+def test_completions_that_ran_into_the_limit_move_nothing_in_a_run_that_masks_them(parts: Path, tmp_path: Path) -> None:
+    """With two tokens of room nearly every completion is cut off; the reward of each still counts in its group."""
+    for masked in (False, True):
+        run = RunFolder(tmp_path / str(masked))
+        about = {"mask_truncated_completions": masked, "max_completion_length": 2, "seed": 3}
+        assert small_run.train_here(settings(parts, ["low"], group_size=4, **about), run).kind == "finished"
+        told = metrics(run)
+        assert all(step["hit_max_tokens_ratio"] == 1 for step in told) and any(step["reward_std"] > 0 for step in told)
+        assert all((step["grad_norm"] == 0) == masked for step in told if step["frac_reward_zero_std"] < 1)

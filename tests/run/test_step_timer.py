@@ -1,0 +1,100 @@
+"""The seconds of a step add up, its memory is told by phase, and a pause is nobody's time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from backend.run.step_timer import PARTS, StepTimer
+from backend.spec.events import read_events
+from backend.spec.places import RunFolder
+from tests.support import small_run
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_phases_and_the_rest_add_up_to_the_step() -> None:
+    clock = Clock()
+    timer = StepTimer(clock)
+    for phase, inside, after in (
+        ("rollout", 3.0, 0.5),
+        ("reward", 1.0, 0.0),
+        ("rollout", 2.0, 0.25),
+        ("train", 4.0, 1.0),
+    ):
+        with timer.phase(phase):
+            clock.now += inside
+        clock.now += after
+    told = timer.metrics()
+    assert (told["time/rollout"], told["time/reward"], told["time/train"]) == (5.0, 1.0, 4.0)
+    assert (told["time/other"], told["time/step"], timer.elapsed()) == (1.75, 11.75, 11.75)
+    assert timer.speed(50, "rollout") == 10
+
+
+def test_time_counts_where_a_phase_was_broken_off() -> None:
+    clock = Clock()
+    timer = StepTimer(clock)
+    with pytest.raises(KeyError), timer.phase("reward"):
+        clock.now += 2
+        raise KeyError
+    assert timer.metrics()["time/reward"] == 2
+
+
+def megabytes(count: int) -> None:
+    mx.eval(mx.zeros((count, 250_000)) + 1)
+
+
+def test_memory_is_told_by_phase_and_the_most_of_all() -> None:
+    timer = StepTimer(Clock())
+    before = mx.get_active_memory() / 1e9
+    with timer.phase("rollout"):
+        megabytes(20)
+    megabytes(60)
+    with timer.phase("train"):
+        megabytes(40)
+    with timer.phase("rollout"):
+        megabytes(10)
+    told = {name: value - before for name, value in timer.metrics().items() if name.startswith("peak")}
+    assert told["peak_memory_gb/rollout"] == pytest.approx(0.020, abs=0.003)
+    assert told["peak_memory_gb/train"] == pytest.approx(0.040, abs=0.003)
+    assert told["peak_memory_gb"] == pytest.approx(0.060, abs=0.003)
+
+
+def test_the_times_of_a_run_add_up_to_its_steps_and_these_to_the_time_that_went_by(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    raw = small_run.settings_for(tmp_path, iters=12, save_every=3, beta=0.1, group_size=4, max_completion_length=24)
+    assert small_run.train_here(raw, run).kind == "finished"
+    steps = [event for event in read_events(run.events) if event["kind"] == "step"]
+    for event in steps:
+        took: dict[str, Any] = event["metrics"]
+        parts = sum(took[f"time/{part}"] for part in (*PARTS, "other"))
+        assert parts == pytest.approx(took["time/step"], rel=0.01, abs=0.002)
+        assert all(took[f"time/{part}"] >= 0 for part in (*PARTS, "other"))
+        assert max(took["peak_memory_gb/rollout"], took["peak_memory_gb/train"]) <= took["peak_memory_gb"]
+        assert min(took["peak_memory_gb/rollout"], took["peak_memory_gb/train"]) > 0
+    told = sum(event["metrics"]["time/step"] for event in steps[1:])
+    went_by = steps[-1]["t"] - steps[0]["t"]
+    between = 0.01 * (len(steps) - 1)  # looking for words, for findings, beginning a checkpoint
+    assert went_by - between <= told <= went_by + 0.002
+
+
+def test_a_run_sets_the_wired_limit_once_where_the_device_recommends_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a Mac, where what is not wired may be paged out under the GPU."""
+    limits: list[int] = []
+    monkeypatch.setattr(mx, "device_info", lambda *_: {"max_recommended_working_set_size": 12_345})
+    monkeypatch.setattr(mx, "set_wired_limit", limits.append)
+    assert (
+        small_run.train_here(small_run.settings_for(tmp_path, iters=2), RunFolder(tmp_path / "run")).kind == "finished"
+    )
+    assert limits == [12_345]

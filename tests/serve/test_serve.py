@@ -1,0 +1,180 @@
+"""The warm process: every question gets exactly one ending, nothing but answers reaches stdout, and no question can
+stop another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from backend.serve.call import QuestionCall
+from backend.serve.loop import Server
+from backend.serve.questions import QUESTIONS, Question
+from backend.spec.command import backend_command, backend_environment
+from backend.spec.faults import Mistake
+
+HERE = "tests.serve.test_serve:"
+
+
+def echo(asked: dict[str, Any], call: QuestionCall) -> Any:
+    call.tell({"half": True})
+    return asked
+
+
+def refuse(asked: dict[str, Any], call: QuestionCall) -> Any:
+    raise Mistake("data", "There is no file rows.csv.")
+
+
+def stumble(asked: dict[str, Any], call: QuestionCall) -> Any:
+    return 1 / 0
+
+
+def unsayable(asked: dict[str, Any], call: QuestionCall) -> Any:
+    return {"a set": {1}}
+
+
+def patient(asked: dict[str, Any], call: QuestionCall) -> Any:
+    call.tell({"begun": True})
+    call.rest(30)
+
+
+def thread(asked: dict[str, Any], call: QuestionCall) -> Any:
+    return threading.get_ident()
+
+
+ASKED = {
+    "echo": Question(HERE + "echo"),
+    "refuse": Question(HERE + "refuse"),
+    "stumble": Question(HERE + "stumble"),
+    "unsayable": Question(HERE + "unsayable"),
+    "patient": Question(HERE + "patient"),
+    "lasting": Question(HERE + "patient", lasting=True),
+    "thread": Question(HERE + "thread", on_model_thread=True),
+    "absent": Question("backend.serve.nowhere:nothing"),
+}
+
+
+def said(*questions: dict[str, Any]) -> list[dict[str, Any]]:
+    """Everything the server says to these, in order."""
+    lines: list[bytes] = []
+    Server(lines.append, ASKED).serve([json.dumps(question).encode() for question in questions])
+    return [json.loads(line) for line in lines]
+
+
+def ask(number: int, name: str, **with_: Any) -> dict[str, Any]:
+    return {"id": number, "ask": name, "with": with_}
+
+
+def test_an_answer_comes_after_its_progress():
+    assert said(ask(7, "echo", x=1)) == [{"id": 7, "progress": {"half": True}}, {"id": 7, "answer": {"x": 1}}]
+
+
+def test_a_mistake_becomes_faults():
+    assert said(ask(1, "refuse")) == [
+        {"id": 1, "faults": [{"setting": "data", "sentence": "There is no file rows.csv."}]}
+    ]
+
+
+@pytest.mark.parametrize("name", ["stumble", "unsayable", "absent"])
+def test_a_bug_is_told_with_its_traceback_and_the_loop_goes_on(name: str):
+    both = {one["id"]: one for one in said(ask(1, name), ask(2, "echo")) if "progress" not in one}
+    assert "Error" in both[1]["traceback"]
+    assert both[2]["answer"] == {}
+
+
+def test_a_question_that_is_not_there_and_a_line_that_is_none_are_refused():
+    lines: list[bytes] = []
+    Server(lines.append, ASKED).serve([b"not json\n", b"[1]\n", b"\n", b'{"id": 1, "ask": "weather"}\n'])
+    told = [json.loads(line) for line in lines]
+    assert [one["id"] for one in told] == [None, None, 1]
+    assert told[2]["faults"][0]["sentence"] == "There is no question weather."
+
+
+@pytest.mark.parametrize("name", ["patient", "lasting"])
+def test_a_question_can_be_taken_back(name: str):
+    begun, answers = threading.Event(), list[dict[str, Any]]()
+
+    def hear(line: bytes) -> None:
+        answers.append(json.loads(line))
+        begun.set()
+
+    def lines() -> Iterator[bytes]:
+        yield json.dumps(ask(3, name)).encode()
+        assert begun.wait(10)
+        yield b'{"cancel": 3}'
+
+    began = time.monotonic()
+    Server(hear, ASKED).serve(lines())
+    assert answers == [{"id": 3, "progress": {"begun": True}}, {"id": 3, "cancelled": True}]
+    assert time.monotonic() - began < 10
+
+
+def test_one_that_waits_for_a_thread_is_never_begun_once_taken_back():
+    """More patient questions than threads: the last is taken back before it gets one."""
+    many = [ask(number, "patient") for number in range(1, 8)]
+    told = said(*many, *({"cancel": number} for number in range(7, 0, -1)))
+    assert {"id": 7, "progress": {"begun": True}} not in told
+    assert sum("cancelled" in one for one in told) == 7
+
+
+def test_what_lasts_leaves_the_pool_free():
+    free, lines = threading.Event(), list[dict[str, Any]]()
+
+    def hear(line: bytes) -> None:
+        lines.append(json.loads(line))
+        if lines[-1].get("answer") == {"late": True}:
+            free.set()
+
+    def questions() -> Iterator[bytes]:
+        for number in range(1, 13):
+            yield json.dumps(ask(number, "lasting")).encode()
+        yield json.dumps(ask(99, "echo", late=True)).encode()
+        assert free.wait(10), "twelve downloads keep a look-up waiting"
+        for number in range(1, 13):
+            yield json.dumps({"cancel": number}).encode()
+
+    Server(hear, ASKED).serve(questions())
+
+
+def test_model_questions_share_one_thread():
+    told = said(*(ask(number, "thread") for number in range(1, 6)))
+    assert len({one["answer"] for one in told}) == 1
+
+
+def test_every_entry_of_the_table_is_there():
+    for name, question in QUESTIONS.items():
+        assert callable(question.handler()), name
+
+
+def test_nothing_but_answers_reaches_stdout(tmp_path):
+    """A library may print, from Python or from C: the window must not read that as an answer."""
+    (tmp_path / "noisy.py").write_text(
+        "import os, sys\ndef ask(asked, call):\n    print('noise'); os.write(1, b'more'); return 1\n"
+    )
+    start = (
+        "import backend.serve.questions as t; t.QUESTIONS['noisy'] = t.Question('noisy:ask');"
+        "from backend.serve.loop import run; run()"
+    )
+    environment = backend_environment()
+    environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    done = subprocess.run(
+        [backend_command("serve")[0], "-P", "-c", start],
+        input=json.dumps(ask(1, "noisy")).encode(), capture_output=True, env=environment, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == {"id": 1, "answer": 1}
+    assert b"noise" in done.stderr and b"more" in done.stderr
+
+
+def test_the_verb_ends_with_its_input():
+    done = subprocess.run(
+        backend_command("serve"), input=b'{"id": 1, "ask": "weather"}\n', capture_output=True,
+        env=backend_environment(), timeout=30,
+    )  # fmt: skip
+    assert done.returncode == 0 and json.loads(done.stdout)["id"] == 1

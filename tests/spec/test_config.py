@@ -1,0 +1,510 @@
+"""Every setting describes itself, refuses what it says it refuses, and means the same in a file as in the form."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from backend.spec.config import (
+    NOT_BUILT,
+    SECTIONS,
+    SETTINGS,
+    beside,
+    dump,
+    load,
+    parse,
+    problems,
+    read,
+    sections,
+)
+from backend.spec.faults import Mistake
+from backend.spec.places import demo_config, project_root, resources
+from backend.spec.rewards.catalog import DEFAULT_REWARDS
+from backend.spec.setting import Setting
+
+SOUND = {"model": "owner/model", "data": "owner/rows"}
+EVERY = pytest.mark.parametrize("about", SETTINGS.values(), ids=list(SETTINGS))
+
+
+def sentences(raw: dict[str, Any], key: str | None = None) -> list[str]:
+    """What is wrong with `raw` over sound settings; with `key`, only what is wrong with that setting."""
+    return [fault.sentence for fault in problems(SOUND | raw) if key in (None, fault.setting)]
+
+
+def one_sentence(raw: dict[str, Any], key: str) -> str:
+    """The only fault there is, which must be about `key`."""
+    (fault,) = problems(SOUND | raw)
+    assert fault.setting == key
+    return fault.sentence
+
+
+# ── the walk over every setting ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@EVERY
+def test_a_setting_has_words_for_people(about: Setting) -> None:
+    assert about.label and about.label == about.label.strip() and not about.label.endswith(".")
+    texts = [about.help, *(choice.sentence for choice in about.choices if choice.sentence)]
+    for text in texts:
+        assert text.endswith(".") and not text[0].islower() and "!" not in text and "  " not in text, text
+    assert (
+        about.unit in (about.unit.strip().lower(), "GB")
+        and not about.unit.endswith(".")
+        and len(about.unit.split()) < 4
+    )
+    assert about.section in SECTIONS
+
+
+@EVERY
+def test_a_default_is_valid_and_the_right_type(about: Setting) -> None:
+    given = about.default or SOUND.get(about.key, about.default)
+    assert not sentences({about.key: given}, about.key)
+    types = {
+        "int": int, "float": float, "bool": bool, "list": list, "rewards": list, "numbers": list, "mapping": dict, "stages": list,
+    }  # fmt: skip
+    wanted = bool if about.kind == "fact" else types.get(about.kind, str)
+    assert about.default is None or type(about.default) is wanted
+    assert about.default is not None or about.optional
+
+
+@EVERY
+def test_a_menu_holds_its_default_and_nothing_twice(about: Setting) -> None:
+    values = [choice.value for choice in about.choices]
+    assert len(set(values)) == len(values) and all(choice.label for choice in about.choices)
+    if about.kind == "choice":
+        assert about.default in values
+        assert one_sentence({about.key: "nonsense"}, about.key).startswith(f"{about.label} cannot be 'nonsense'; it is")
+
+
+@EVERY
+def test_what_a_setting_hangs_on_exists(about: Setting) -> None:
+    if about.when is None:
+        assert about.applies({})
+        return
+    key, wanted = about.when
+    other = SETTINGS[key]
+    assert not other.choices or {*wanted} <= {choice.value for choice in other.choices}
+    assert about.applies({key: wanted[0]}) and not about.applies({key: object()})
+
+
+def beyond(about: Setting, limit: float, towards: int) -> float:
+    """The nearest value past a limit: the next number for whole ones, a little further for the others."""
+    return limit + towards * (1 if about.kind == "int" else 1e-3)
+
+
+@EVERY
+def test_limits_are_enforced_from_both_sides(about: Setting) -> None:
+    for limit, is_open, outward in ((about.low, about.low_open, -1), (about.high, about.high_open, 1)):
+        if limit is None:
+            continue
+        refused = limit if is_open else beyond(about, limit, outward)
+        allowed = beyond(about, limit, -outward) if is_open else limit
+        said = sentences({about.key: refused}, about.key)
+        assert len(said) == 1 and said[0].startswith(f"{about.label} must be ") and "e+" not in said[0]
+        assert not [one for one in sentences({about.key: allowed}, about.key) if "must be" in one]
+
+
+@EVERY
+def test_another_type_is_refused_in_a_sentence_that_names_the_label(about: Setting) -> None:
+    odd: dict[str, list[Any]] = {
+        "int": ["many", 1.5, True, [1], {}], "float": ["much", True, [0.5], {}, math.nan, math.inf], "bool": ["perhaps", 2, [True]],
+        "list": [5, [5], {"a": 1}], "rewards": [{"a": 1}, [[]]], "numbers": [["heavy"], {"a": 1}, True], "mapping": ["a", [1]],
+        "stages": ["a", [1], {"iters": 1}],
+    }  # fmt: skip
+    for value in odd.get(about.kind, [True, {"a": 1}] if about.kind not in ("choice", "fact") else []):
+        said = sentences({about.key: value}, about.key)
+        assert len(said) == 1 and said[0].startswith(f"{about.label} must be ") and said[0].endswith("."), (value, said)
+
+
+def test_sections_hold_everything_once_and_in_order() -> None:
+    found = sections()
+    assert list(found) == list(SECTIONS) and all(found.values())
+    assert [one.key for members in found.values() for one in members] == list(SETTINGS)
+    assert not set(NOT_BUILT) & set(SETTINGS)
+
+
+SPEC_FORM: dict[str, Any] = {
+    "train_mode": "grpo", "model": "", "data": "", "lm_studio_name": "",
+    "train_type": "lora", "num_layers": 16, "rank": 8, "scale": 20.0, "dropout": 0.0, "quantization": "none",
+    "iters": 1000, "epochs": 0, "batch_size": 1, "max_seq_length": 2048, "seed": 0, "learning_rate": 1e-5,
+    "optimizer": "adamw", "weight_decay": 0.01, "adam_beta1": 0.9, "adam_beta2": 0.999, "max_grad_norm": 1.0,
+    "lr_schedule": "constant", "lr_warmup_steps": 40, "lr_warmup_init": 1e-7, "lr_decay_fraction": 0.8, "lr_final": 2e-6,
+    "steps_per_report": 10, "steps_per_eval": 200, "save_every": 100, "val_batches": 25,
+    "gradient_accumulation_steps": 1, "seq_step_size": 512, "efficient_long_context": False,
+    "test_batches": 100, "test": False, "grad_checkpoint": False, "mask_prompt": True, "fuse": True,
+    "prompt_feature": "prompt", "answer_feature": "answer", "type_feature": "type", "system_feature": "system",
+    "system_prompt": "", "dataset_config": "", "train_split": "train", "valid_split": "valid", "test_split": "test",
+    "validation_split": 0.0, "chat_template_kwargs": {}, "stop": [], "num_generations_eval": None,
+    "run_name": "", "beta": 0.1, "reference_model_path": "", "log_kl": False, "use_bias_correction_kl": True, "ratio_against": "old",
+    "group_size": 4, "max_completion_length": 512, "temperature": 0.8, "epsilon": 1e-4, "epsilon_high": None,
+    "top_p": 0.95, "top_k": 20, "min_p": 0.0, "grpo_loss_type": "grpo", "importance_sampling_level": "token",
+    "scale_rewards": "group", "num_iterations": 1, "keep_checkpoints": 3,
+    "reward_functions": list(DEFAULT_REWARDS), "reward_weights": [], "reward_functions_file": "", "reward_timeout": 60.0,
+}  # fmt: skip
+"""The keys and defaults that users were promised."""
+
+
+def test_every_promised_key_has_its_promised_default() -> None:
+    assert {key: SETTINGS[key].default for key in SPEC_FORM} == SPEC_FORM
+
+
+def test_menus_hold_what_was_promised() -> None:
+    optimizers = "adam adamw muon sgd lion adafactor rmsprop adagrad adadelta adamax"
+    for key, values in {
+        "train_type": "lora dora full", "quantization": "none 4 6 8 mxfp4", "optimizer": optimizers, "scale_rewards": "group batch none",
+        "lr_schedule": "constant cosine linear", "grpo_loss_type": "grpo bnpo dr_grpo", "importance_sampling_level": "token sequence",
+    }.items():  # fmt: skip
+        assert {choice.value for choice in SETTINGS[key].choices} >= set(values.split())
+
+
+# ── other programs' words ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+SPELLINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"dataset": ["a/b"]}, {"data": "a/b"}),
+    ({"dataset": "a/b", "data": ""}, {"data": "a/b"}),
+    ({"data": ["a/b"]}, {"data": "a/b"}),
+    ({"lora_parameters": {"rank": 4, "scale": "10", "dropout": 0.05}}, {"rank": 4, "scale": 10.0, "dropout": 0.05}),
+    ({"lora_parameters": {"rank": 4, "scale": None}, "rank": None, "scale": 3}, {"rank": 4, "scale": 3.0}),
+    ({"lora_parameters": {"keys": ["self_attn.q_proj"]}}, {"lora_keys": ["self_attn.q_proj"]}),
+    ({"load_in_4bits": True, "load_in_8bits": False}, {"quantization": "4"}),
+    ({"load_in_6bits": "true"}, {"quantization": "6"}),
+    ({"load_in_mxfp4": 1, "quantization": None}, {"quantization": "mxfp4"}),
+    ({"load_in_4bits": False, "load_in_mxfp4": None}, {"quantization": "none"}),
+    ({"quantization": 8}, {"quantization": "8"}),
+    ({"quantization": "4-bit"}, {"quantization": "4"}),
+    ({"quantization": None}, {"quantization": "none"}),
+    ({"reward_functions": "r1_int, r1_count_xml"}, {"reward_functions": ["r1_int", "r1_count_xml"]}),
+    ({"reward_functions": "[r1_int]", "reward_weights": "[0.5]"}, {"reward_functions": ["r1_int"], "reward_weights": [0.5]}),
+    ({"reward_functions": "r1_int", "reward_weights": 2}, {"reward_weights": [2.0]}),
+    ({"reward_functions": " "}, {"reward_functions": list(DEFAULT_REWARDS)}),
+    ({"reward_functions": None}, {"reward_functions": list(DEFAULT_REWARDS)}),
+    ({"learning_rate": "1e-4", "epsilon": "1.0e-4"}, {"learning_rate": 1e-4, "epsilon": 1e-4}),
+    ({"importance_sampling_level": None}, {"importance_sampling_level": "token"}),
+    ({"importance_sampling_level": ""}, {"importance_sampling_level": "token"}),
+    ({"epsilon_high": ""}, {"epsilon_high": None}),
+    ({"scale_rewards": True}, {"scale_rewards": "group"}),
+    ({"scale_rewards": False}, {"scale_rewards": "none"}),
+    ({"num_generations": 8, "loss_type": "dr-grpo"}, {"group_size": 8, "grpo_loss_type": "dr_grpo"}),
+    ({"stop": "</answer>"}, {"stop": ["</answer>"]}),
+    ({"prompt_feature": "", "answer_feature": "", "valid_split": ""}, {"prompt_feature": "prompt", "valid_split": "valid"}),
+    ({"mask_prompt": False, "train": True, "adapter_path": "here"}, {"mask_prompt": False}),
+    ({"run_name": 12}, {"run_name": "12"}),
+    ({"iters": 100.0}, {"iters": 100}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("written", "meant"), SPELLINGS)
+def test_a_file_written_for_another_program_means_the_same(written: dict[str, Any], meant: dict[str, Any]) -> None:
+    config = parse(SOUND | {"data": written.get("data", "owner/rows" if "dataset" not in written else None)} | written)
+    assert {key: getattr(config, key) for key in meant} == meant
+
+
+def test_a_schedule_of_mlx_lm_means_what_mlx_lm_makes_of_it() -> None:
+    """mlx's linear_schedule takes its end before its steps, and what the mapping leaves out is 0, not our default."""
+    cosine = {"name": "cosine_decay", "arguments": ["1e-4", "5e2", 1e-6], "warmup": 10, "warmup_init": 1e-8}
+    rising = {"lr_warmup_steps": 10, "lr_warmup_init": 1e-8}
+    falling = {"lr_schedule": "cosine", "learning_rate": 1e-4, "lr_final": 1e-6, "lr_decay_fraction": 0.5}
+    assert _meant(lr_schedule=cosine, learning_rate=3e-5) >= (rising | falling).items()
+    linear = {"name": "linear_schedule", "arguments": [1e-4, 1e-6, 200]}
+    falling |= {"lr_schedule": "linear", "lr_decay_fraction": 2.0, "lr_warmup_steps": 0, "lr_warmup_init": 0.0}
+    assert _meant(lr_schedule=linear, iters=100) >= falling.items()
+    assert _meant(lr_schedule={"name": "cosine_decay", "arguments": [1e-4, 10]})["lr_final"] == 0
+    assert _meant(lr_schedule=linear, lr_warmup_steps=7, iters=100)["lr_warmup_steps"] == 7
+
+
+def _meant(**raw: Any) -> Any:
+    class Superset(dict[str, Any]):
+        def __ge__(self, items: Any) -> bool:
+            return self.items() >= items
+
+    return Superset(parse(SOUND | raw).model_dump())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "key", "says"),
+    [
+        ({"arguments": [1e-4]}, "lr_schedule", "a mapping with a name and arguments"),
+        ({"name": "cosine_decay"}, "lr_schedule", "a list of at most three numbers"),
+        (
+            {"name": "exponential_decay", "arguments": [1e-4, 0.9]},
+            "lr_schedule",
+            "it is one of constant, cosine, linear",
+        ),
+        ({"name": "cosine_decay", "arguments": ["fast", 10]}, "learning_rate", "must be a number, not 'fast'"),
+        ({"name": "cosine_decay", "arguments": [1e-4, "soon"]}, "lr_decay_fraction", "must be a number, not 'soon'"),
+    ],
+)
+def test_a_schedule_that_cannot_be_read_is_refused(schedule: dict[str, Any], key: str, says: str) -> None:
+    assert says in one_sentence({"lr_schedule": schedule}, key)
+
+
+def test_a_schedule_in_steps_does_not_go_with_epochs() -> None:
+    schedule = {"name": "cosine_decay", "arguments": [1e-4, 500]}
+    assert "counted in epochs" in one_sentence({"lr_schedule": schedule, "epochs": 2}, "lr_decay_fraction")
+
+
+@pytest.mark.parametrize(
+    ("raw", "key", "says"),
+    [
+        ({"dataset": ["a", "b"], "data": None}, "data", "dataset lists 2 datasets; give exactly one."),
+        ({"dataset": "a/b"}, "data", "data is owner/rows and dataset is a/b; give one of them."),
+        ({"load_in_4bits": True, "load_in_8bits": True}, "quantization", "load_in_4bits and load_in_8bits are both on"),
+        ({"load_in_4bits": True, "quantization": 8}, "quantization", "quantization is 8 but load_in_4bits is on"),
+        ({"load_in_4bits": "flase"}, "quantization", "load_in_4bits must be true or false, not flase."),
+        ({"group_size": 4, "num_generations": 8}, "group_size", "group_size is 4 and num_generations is 8; give one"),
+        ({"rank": 8, "lora_parameters": {"rank": 16}}, "rank", "rank is 8, and 16 in lora_parameters; give one"),
+        ({"lora_parameters": 8}, "lora_parameters", "must be a mapping"),
+    ],
+)
+def test_words_that_contradict_each_other_are_one_fault(raw: dict[str, Any], key: str, says: str) -> None:
+    """Not a second one about the default that was never meant, and never a silent choice."""
+    assert says in one_sentence(raw, key)
+
+
+# ── unknown keys, rewards, and faults beside one another ─────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [("temprature", "temperature"), ("learning-rate", "learning_rate"), ("lora_paramters", "lora_parameters"),
+     ("load_in_4bit", "load_in_4bits"), ("reward_function", "reward_functions"), ("datset", "dataset")],
+)  # fmt: skip
+def test_an_unknown_key_is_an_error_that_names_the_nearest(key: str, nearest: str) -> None:
+    assert one_sentence({key: 1}, key) == f"There is no setting {key}. Did you mean {nearest}?"
+
+
+def test_an_unknown_key_like_nothing_is_an_error_all_the_same() -> None:
+    assert one_sentence({"qqqq": 1}, "qqqq") == "There is no setting qqqq."
+    assert one_sentence({3: 1}, "3") == "There is no setting 3."  # pyright: ignore
+
+
+@pytest.mark.parametrize("key", NOT_BUILT)
+def test_a_key_of_the_family_that_is_not_built_says_so(key: str) -> None:
+    assert one_sentence({key: 1}, key).endswith(f"({key}) is not built yet; take the key out to run without it.")
+
+
+def test_no_reward_function_means_the_defaults_and_an_empty_list_is_a_problem() -> None:
+    assert parse(SOUND).reward_functions == list(DEFAULT_REWARDS) and parse(SOUND).weights == [1.0] * 5
+    assert parse(SOUND | {"reward_functions": ""}).reward_functions == list(DEFAULT_REWARDS)
+    assert one_sentence({"reward_functions": []}, "reward_functions").startswith("No reward function is ticked")
+    assert "listed twice" in one_sentence({"reward_functions": ["a", "a"]}, "reward_functions")
+
+
+@pytest.mark.parametrize(
+    ("raw", "key", "says"),
+    [
+        ({"reward_weights": [1, 2]}, "reward_weights", "There are 2 reward weights for 5 reward functions (r1_accuracy"),
+        ({"reward_weights": [0, 0, 0, 0, 0]}, "reward_weights", "Every reward weight is 0"),
+        ({"reward_weights": [1, 1, 1, 1, math.nan]}, "reward_weights", "must be a finite number, not nan."),
+        ({"max_completion_length": 2048}, "max_completion_length", "leaves no room for a prompt within Max Seq (2048"),
+        ({"num_layers": 0}, "num_layers", "nothing would be trained"),
+        ({"train_type": "full", "quantization": 4}, "quantization", "Full fine-tuning has no gradient"),
+        ({"train_type": "dora", "quantization": 6}, "quantization", "DoRA cannot be trained on 6-bit"),
+        ({"lm_studio_name": "mine", "fuse": False}, "lm_studio_name", "turn Fuse on"),
+        ({"lm_studio_name": "a/b"}, "lm_studio_name", "may not contain '/'"),
+        ({"run_name": "../up"}, "run_name", "may not contain '/'"),
+        ({"run_name": ".."}, "run_name", "must not begin with a dot"),
+        ({"run_name": "é" * 61}, "run_name", "longer than 120 bytes"),
+        ({"lr_schedule": "cosine", "lr_final": 1.0}, "lr_final", "The final rate (1) is above the learning rate (1e-05)."),
+        ({"stop": ["", "x"]}, "stop", "may not be empty"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize is not an option to choose"),
+        ({"temperature": 0}, "temperature", "Temp must be above 0, not 0."),
+        ({"group_size": 1}, "group_size", "Group must be at least 2, not 1."),
+        ({"learning_rate": -1e-5}, "learning_rate", "Learning rate must be above 0, not -1e-05."),
+        ({"seed": 2**32}, "seed", "Seed must be at most 4294967295, not 4294967296."),
+        ({"model": ""}, "model", "Choose a base model"),
+        ({"data": " "}, "data", "Choose a dataset"),
+        ({"run_name": True}, "run_name", "Run folder name must be text, not true."),
+        ({"optimizer": "AdamV"}, "optimizer", "Did you mean adam?"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_cannot_be_is_one_sentence(raw: dict[str, Any], key: str, says: str) -> None:
+    assert says in one_sentence(raw, key)
+
+
+def test_full_fine_tuning_asks_for_no_layers_and_no_fusing() -> None:
+    assert not sentences({"train_type": "full", "num_layers": 0, "lm_studio_name": "mine", "fuse": False})
+
+
+def test_one_bad_field_never_hides_another() -> None:
+    """Every limited setting past its limit, an unknown key, a cross-check with sound inputs, and no model: all of it."""
+    limited = {key: about for key, about in SETTINGS.items() if about.low is not None}
+    raw: dict[str, Any] = {key: beyond(about, about.low or 0, -1) for key, about in limited.items()}
+    raw |= {
+        "model": "",
+        "unknown": 1,
+        "reward_weights": [1.0],
+        "lm_studio_name": "a:b",
+        "dataset": [1, 2],
+        "optimizer": "x",
+    }
+    found = [fault.setting for fault in problems(raw)]
+    assert set(found) == {*limited, "model", "unknown", "reward_weights", "lm_studio_name", "data", "optimizer"}
+    assert len(found) == len(set(found))
+    order = [key for key in SETTINGS if key in found]
+    assert found == ["unknown", *order], "in the form's order, what is not in the form first"
+
+
+def test_a_cross_check_waits_for_sound_inputs() -> None:
+    assert [fault.setting for fault in problems(SOUND | {"max_seq_length": "x", "max_completion_length": 9999})] == ["max_seq_length"]  # fmt: skip
+
+
+def test_parse_raises_with_every_fault_at_once() -> None:
+    with pytest.raises(Mistake) as caught:
+        parse({"temperature": 0})
+    assert [fault.setting for fault in caught.value.faults] == ["model", "data", "temperature"]
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def written(folder: Path, text: str | bytes, name: str = "config.yaml") -> Path:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@EVERY
+def test_a_file_beats_a_default(about: Setting, tmp_path: Path) -> None:
+    """mlx-lm-lora lets the defaults of its command line win over the file without a word."""
+    other = _another(about)
+    config = load(written(tmp_path, yaml.safe_dump(SOUND | {about.key: other})))
+    assert getattr(config, about.key) == other
+    assert other != about.default or len(about.choices) == 1
+
+
+def _another(about: Setting) -> Any:
+    """A value that is not the default, and goes with the other defaults."""
+    if about.key == "reward_weights":
+        return [0.5] * len(DEFAULT_REWARDS)
+    if about.kind == "choice":
+        return about.choices[-1].value
+    if isinstance(about.default, bool):
+        return not about.default
+    if about.kind in ("int", "float"):
+        return 3 if about.default is None else about.default + 1 if about.kind == "int" else about.default * 0.5 + 0.01
+    made = {"list": ["x"], "numbers": [1.0], "rewards": ["x"], "mapping": {"a": 1}, "stages": [{"iters": 3}]}
+    return made.get(about.kind, "another")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("- a\n- b\n", "but it holds a list."),
+        ("", "but it holds nothing."),
+        ("just words", "but it holds plain text."),
+        ("3", "but it holds a single value."),
+        ("a: [1,\nb: 2", "is not valid YAML at line 2"),
+        ("a: 2026-13-45", "is not valid YAML: month must be in 1..12"),
+        (b"a: \xff", "cannot be read: it is not UTF-8 text."),
+        ("a: \x07", "is not valid YAML"),
+    ],
+)
+def test_a_file_that_holds_no_settings_is_one_sentence(tmp_path: Path, text: str | bytes, says: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        read(written(tmp_path, text))
+    (fault,) = caught.value.faults
+    assert fault.setting == "config" and says in fault.sentence and str(tmp_path) in fault.sentence
+    assert fault.sentence.endswith(".") and "\n" not in fault.sentence
+
+
+def test_a_missing_file_and_a_folder_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="There is no file"):
+        read(tmp_path / "none.yaml")
+    with pytest.raises(Mistake, match="cannot be read: Is a directory"):
+        read(tmp_path)
+
+
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    assert read(written(tmp_path, "﻿beta: 0\n")) == {"beta": 0}
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("model", "rows", "elsewhere/rows"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "mine.py").touch()
+    text = "model: model\ndataset: [../{0}/rows]\nreward_functions_file: mine.py\nreference_model_path: owner/model\n"
+    file = written(tmp_path, text.format(tmp_path.name))
+    monkeypatch.chdir(tmp_path / "elsewhere")  # where another `rows` lies
+    config = load(file)
+    assert (config.model, config.data) == (str(tmp_path / "model"), str(tmp_path / "rows"))
+    assert config.reward_functions_file == str(tmp_path / "mine.py") and config.reference_model_path == "owner/model"
+
+
+def test_absolute_and_missing_paths_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    raw = {"model": str(tmp_path / "link"), "data": "~/rows", "reward_functions_file": "", "beta": 1}
+    assert beside(tmp_path, raw) == raw
+
+
+def test_the_example_of_mlx_lora_studio_is_understood(tmp_path: Path) -> None:
+    config = load(
+        written(
+            tmp_path,
+            "train_mode: grpo\nmodel: mlx-community/Qwen3-0.6B-4bit\ndataset:\n  - mlx-community/Dolci-Think-RL-7B-2k\n"
+            "group_size: 4\nmax_completion_length: 512\ntemperature: 0.8\nbeta: 0.1   # KL weight\nepsilon: 1.0e-4\n"
+            "grpo_loss_type: grpo\nimportance_sampling_level: sequence\nreward_functions: exact_match,by_type,concise\n"
+            "reward_weights: [2.0, 1.5, 0.5]\nreward_functions_file: ~/my_rewards.py\n",
+        )
+    )
+    assert config.data == "mlx-community/Dolci-Think-RL-7B-2k" and config.importance_sampling_level == "sequence"
+    assert dict(zip(config.reward_functions, config.weights, strict=True)) == {"exact_match": 2.0, "by_type": 1.5, "concise": 0.5}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", sorted((resources() / "presets").glob("*.yaml")), ids=lambda path: path.name)
+def test_a_preset_loads_and_its_paths_lie_beside_it(path: Path) -> None:
+    config = parse({"model": "a/b", "data": "a/b"} | read(path))  # most presets leave both to whoever takes them
+    for place in (config.model, config.data):
+        assert not place.startswith(".") and (not Path(place).is_absolute() or project_root() in Path(place).parents)
+
+
+def test_the_first_launch_has_a_preset() -> None:
+    assert load(demo_config()).model
+
+
+# ── out and in again ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def values_of(about: Setting) -> st.SearchStrategy[Any]:
+    """Values that this setting takes by itself."""
+    low, high = about.low if about.low is not None else -1e6, about.high if about.high is not None else 1e6
+    text = st.text(max_size=20) | st.sampled_from(
+        ["1e-5", "null", "yes", "0x1F", "2001-01-01", "12:30", "~", "#", "- a", "next\x85line", "a\u2028b\r\n "]
+    )
+    if about.kind == "choice":
+        return st.sampled_from([choice.value for choice in about.choices])
+    if about.kind == "int":
+        return st.integers(math.ceil(low), math.floor(high))
+    if about.kind == "float":
+        return st.floats(low, high, exclude_min=about.low_open, exclude_max=about.high_open)
+    simple = st.booleans() | st.integers() | st.floats(allow_nan=False) | text | st.none()
+    return {
+        "bool": st.booleans(), "fact": st.booleans(), "list": st.lists(text, max_size=3), "rewards": st.lists(text, max_size=3),
+        "numbers": st.lists(st.floats(-9, 9), max_size=3), "mapping": st.dictionaries(text, simple, max_size=3),
+        "stages": st.lists(st.fixed_dictionaries({"iters": st.integers(1, 9)}), max_size=2),
+    }.get(about.kind, text)  # fmt: skip
+
+
+SOME = st.fixed_dictionaries({}, optional={key: values_of(about) for key, about in SETTINGS.items()})
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(raw=SOME)
+def test_what_is_dumped_loads_to_the_same_settings(raw: dict[str, Any], tmp_path: Path) -> None:
+    while faults := problems(SOUND | raw):  # values that do not go together: drop the ones that are complained of
+        wrong = {fault.setting for fault in faults} & raw.keys() or {next(iter(raw))}  # the other may be a default
+        raw = {key: value for key, value in raw.items() if key not in wrong}
+    config = parse(SOUND | raw)
+    text = dump(config)
+    again = parse(yaml.safe_load(text.encode()))
+    assert again == (config.model_copy(update={"iters": SETTINGS["iters"].default}) if config.epochs else config)
+    assert ("\niters:" in text) == (config.epochs == 0), "epochs take the place of iters in the file"
+    assert all(f"# {title}\n" in text for title in SECTIONS.values())

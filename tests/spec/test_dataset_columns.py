@@ -1,0 +1,49 @@
+"""The columns of a file at a glance, and which of them are meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backend.spec.dataset_columns import columns_of, guessed
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "columns"),
+    [
+        ("a.csv", "\ufeffquestion,answer\n1,2\n", ["question", "answer"]),
+        ("a.csv", '"a, b",c\n', ["a, b", "c"]),
+        ("a.csv", "", []),
+        ("a.jsonl", '{"prompt": "x", "answer": {"deep": 1}}\n{"other": 1}\n', ["prompt", "answer"]),
+        ("a.json", '\n[ {"q": 1, "a": 2}, {"q"', ["q", "a"]),
+        ("a.json", '{"rows": broken', []),
+        ("a.jsonl", "[1]\n", []),
+    ],
+)
+def test_columns_are_read_from_the_first_line(tmp_path: Path, name: str, text: str, columns: list[str]):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert columns_of(tmp_path / name) == columns
+
+
+def test_what_cannot_be_read_has_no_columns(tmp_path: Path):
+    (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00")
+    assert columns_of(tmp_path / "a.csv") == columns_of(tmp_path / "absent.csv") == columns_of(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "meant"),
+    [
+        (["Question", "Answer"], {"prompt_feature": "Question", "answer_feature": "Answer"}),
+        (["id", "problem", "final answer"], {"prompt_feature": "problem", "answer_feature": "final answer"}),
+        (["math_question", "gold-answer", "kind"], {"prompt_feature": "math_question", "answer_feature": "gold-answer", "type_feature": "kind"}),
+        (["answer", "prompt", "system"], {"prompt_feature": "prompt", "answer_feature": "answer", "system_feature": "system"}),
+        (["x", "y"], {}),
+    ],
+)  # fmt: skip
+def test_usual_names_are_understood(columns: list[str], meant: dict[str, str]):
+    assert guessed(columns) == meant
+
+
+def test_no_column_is_taken_twice():
+    assert guessed(["question answer"]) == {"prompt_feature": "question answer"}

@@ -1,0 +1,146 @@
+"""Presets: every one loads, says what it is, changes only what it may, and shows its changes before it makes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from app.model.draft import Draft
+from app.model.form_values import defaults
+from app.model.presets import OWN, Preset, preset, presets
+from app.widgets.form.preset_panel import PresetPanel
+from backend.spec import config, places
+from backend.spec.config import SETTINGS
+from backend.spec.faults import Mistake
+
+MINE = {
+    "model": "me/mine", "data": "me/rows", "prompt_feature": "q", "answer_feature": "a",
+    "reward_functions": ["r1_count_xml"], "reward_weights": [3.0], "reward_functions_file": "",
+}  # fmt: skip
+ALL = presets()
+
+
+@pytest.fixture
+def draft(tmp_path: Path, qapp) -> Draft:
+    draft = Draft(tmp_path / "draft.yaml")
+    draft.update(MINE)
+    return draft
+
+
+def test_there_are_those_that_people_look_for():
+    assert [one.title for one in ALL][:8] == [
+        "Demo", "Fast try", "Reasoning", "Small memory", "GSPO", "DAPO", "Dr. GRPO", "Full, small model",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+def test_each_makes_a_config_without_a_problem(one: Preset, draft: Draft):
+    draft.apply(one)
+    assert not draft.problems()
+    assert draft.config()
+    assert one.sentence.endswith(".") and len(one.title) < 30
+    loaded = config.read(places.resources() / "presets" / f"{one.name}.yaml")
+    assert config.problems({"model": "a/b", "data": "a/b"} | loaded) == []
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+def test_each_keeps_model_data_and_rewards_or_says_otherwise(one: Preset, draft: Draft):
+    draft.apply(one)
+    kept = all(draft.value(key) == value for key, value in MINE.items())
+    assert kept is not one.replaces
+    assert one.replaces == (one.title == "Demo")
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+def test_what_is_shown_beforehand_is_what_changes(one: Preset, draft: Draft):
+    before = draft.values()
+    told = {about.key: after for about, _, after in one.changes(before)}
+    draft.apply(one)
+    assert {key: draft.value(key) for key in told} == told
+    assert all(draft.value(key) == before[key] for key in SETTINGS if key not in told)
+    assert one.changes(draft.values()) == []
+
+
+def test_the_demo_as_a_preset_is_the_demo(draft: Draft):
+    draft.apply(ALL[0])
+    assert draft.is_demo and draft.path is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("iters: 5\n", "two comment lines"),
+        ("# Title\n# A sentence.\nitres: 5\n", "iters"),
+        ("# Title\n# A sentence.\ntemperature: 0\n", "Temp must be above 0"),
+        ("# Title\n# A sentence.\nmodel: a/b\n", "does not say that it replaces"),
+        ("# Title\n# A sentence.\nreward_weights: [1]\n", "does not say that it replaces"),
+    ],
+)
+def test_a_preset_that_is_none_is_refused_with_a_sentence(tmp_path: Path, text: str, why: str):
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(Mistake, match=why):
+        preset(tmp_path / "bad.yaml")
+
+
+def test_a_file_added_to_the_folder_is_a_preset(tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text("# Mine\n# As I like it.\nseed: 3\n")
+    assert [one.title for one in presets(tmp_path)] == ["Mine"]
+
+
+def test_what_a_person_chose_is_named():
+    assert set(OWN) <= set(SETTINGS)
+
+
+# The panel
+
+
+@pytest.fixture
+def panel(draft: Draft, qtbot) -> PresetPanel:
+    panel = PresetPanel(ALL, draft.values())
+    panel.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)
+    panel.taken.connect(draft.apply)
+    qtbot.addWidget(panel)
+    panel.show()
+    return panel
+
+
+def test_the_panel_previews_and_changes_nothing_until_apply(panel: PresetPanel, draft: Draft):
+    panel.list.setCurrentRow(4)
+    rows = [tuple(panel.table.item(row, place).text() for place in range(3)) for row in range(panel.table.rowCount())]
+    assert ("Importance", "Token", "Sequence (GSPO)") in rows or any(row[0] == "Importance" for row in rows)
+    assert ("KL weight", "0.1", "0") in rows
+    assert "stay as they are" in panel.keeps.text()
+    assert draft.value("beta") == 0.1
+    panel.reject()
+    assert draft.value("beta") == 0.1
+
+
+def test_apply_by_keyboard(panel: PresetPanel, draft: Draft):
+    panel.list.setFocus()
+    for _ in range(5):
+        QTest.keyClick(panel.list, Qt.Key.Key_Down)
+    assert panel.chosen.title == "DAPO"
+    QTest.keyClick(panel.list, Qt.Key.Key_Return)
+    assert draft.value("grpo_loss_type") == "dapo"
+    assert draft.value("model") == "me/mine"
+
+
+def test_a_preset_that_is_set_already_cannot_be_applied(draft: Draft, qtbot):
+    draft.apply(ALL[4])
+    panel = PresetPanel(ALL, draft.values())
+    qtbot.addWidget(panel)
+    panel.list.setCurrentRow(4)
+    assert not panel.apply.isEnabled()
+    assert panel.keeps.text() == "The form is like this already."
+
+
+def test_the_demo_says_that_it_replaces_everything(panel: PresetPanel):
+    panel.list.setCurrentRow(0)
+    assert "replaces the whole form" in panel.keeps.text()
+
+
+def test_defaults_are_what_a_preset_that_replaces_begins_with():
+    assert ALL[0].applied({**defaults(), "seed": 9})["seed"] == 0

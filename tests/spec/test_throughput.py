@@ -1,0 +1,64 @@
+"""How long a completion takes, learnt from the diaries of earlier runs of the same model."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import yaml
+
+from app.model.time_forecast import TimeForecast
+from backend.spec.places import RunFolder, make_run_folder
+from backend.spec.throughput import Pace, pace_of, seconds_per_completion
+
+FORM = {"model": "a/b", "train_type": "lora", "max_completion_length": 512, "num_layers": 16, "grad_checkpoint": False,
+        "num_iterations": 1}  # fmt: skip
+
+
+def run_of(name: str, seconds: list[float], **settings: object) -> RunFolder:
+    run = make_run_folder(name)
+    run.config.write_text(
+        yaml.safe_dump({"group_size": 4, "batch_size": 2, "gradient_accumulation_steps": 1} | FORM | settings)
+    )
+    lines = [{"v": 1, "seq": place, "t": 1.0, "kind": "step", "step": place, "metrics": {"time/step": one}} for place, one in enumerate(seconds)]  # fmt: skip
+    run.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+def test_the_median_step_over_its_completions():
+    known = pace_of(run_of("one", [90.0, 8.0, 16.0, 8.0]))
+    assert known is not None and known.seconds == 12.0 / 8
+
+
+def test_a_run_that_is_more_alike_tells_more():
+    known = [
+        Pace(FORM | {"max_completion_length": 64}, 1.0),
+        Pace(FORM, 5.0),
+        Pace(FORM, 7.0),
+        Pace(FORM | {"model": "c/d"}, 99.0),
+    ]
+    assert seconds_per_completion(FORM, known) == 6.0
+    assert seconds_per_completion(FORM | {"max_completion_length": 64}, known) == 1.0
+    assert seconds_per_completion(FORM | {"train_type": "full"}, known) == 6.0
+
+
+def test_nothing_is_said_of_a_model_that_was_never_trained_or_hardly():
+    broken = run_of("broken", [1.0] * 5)
+    broken.config.write_text("a: [")
+    assert pace_of(broken) is pace_of(run_of("short", [1.0, 1.0])) is pace_of(make_run_folder("empty")) is None
+    assert seconds_per_completion(FORM, []) is None
+
+
+def test_the_archive_is_read_between_two_turns_of_the_event_loop(qtbot):
+    """A thread did it once, and cleared widgets of other windows away while it was at it: a segmentation fault."""
+    for place in range(4):
+        run_of(f"run-{place}", [2.0, 16.0, 16.0])
+    threads = threading.active_count()
+    known = TimeForecast()
+    with qtbot.waitSignal(known.changed):
+        known.look_again()
+        assert known.seconds_per_completion(FORM) is None, "nothing waits for it"
+        assert threading.active_count() == threads
+    assert known.seconds_per_completion(FORM) == 2.0
+    known.look_again()
+    qtbot.waitUntil(lambda: not known._timer.isActive())

@@ -1,0 +1,60 @@
+"""Completions made up on the spot, and what a plain forward pass says of them: no cutting, no cache, nothing shared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from backend.types import Completion, Group, Problem
+
+P, G, LONGEST = 3, 4, 9
+"""Problems of an optimizer batch, completions a problem, tokens of the longest completion."""
+TEMPERATURE = 0.8
+Row = tuple[list[int], Completion]
+
+
+def rows_of(groups: list[Group]) -> list[Row]:
+    return [(group.problem.tokens, one) for group in groups for one in group.completions]
+
+
+def looked_at(model: nn.Module, rows: list[Row], temperature: float = TEMPERATURE) -> tuple[mx.array, mx.array]:
+    """Log-probabilities and entropies [B, T], the whole vocabulary at every place of one padded batch."""
+    longest = max(len(prompt) + len(one.tokens) for prompt, one in rows)
+    whole = [prompt + one.tokens + [0] * (longest - len(prompt) - len(one.tokens)) for prompt, one in rows]
+    shown_BLV = nn.log_softmax(model(mx.array(whole)) / temperature, axis=-1)
+    place_BT = [[min(len(prompt) - 1 + t, longest - 1) for t in range(LONGEST)] for prompt, _ in rows]
+    shown_BTV = mx.take_along_axis(shown_BLV, mx.array(place_BT)[:, :, None], axis=1)
+    ids_BT1 = mx.array(padded([one.tokens for _, one in rows]).astype(int))[:, :, None]
+    return mx.take_along_axis(shown_BTV, ids_BT1, axis=2)[:, :, 0], -(mx.exp(shown_BTV) * shown_BTV).sum(axis=-1)
+
+
+def padded(rows: Sequence[Sequence[float]]) -> np.ndarray:
+    return np.array([[*row, *[0.0] * (LONGEST - len(row))] for row in rows], np.float32)
+
+
+def given(model: nn.Module, problems: int = P, seed: int = 0) -> list[Group]:
+    """Groups of completions of unequal lengths, drawn from something near the policy that left a part of its mass. The
+    second group is all alike in reward, and a third of the completions ran into the length limit."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for i in range(problems):
+        rewards = np.full(G, 0.5) if i % P == 1 else rng.normal(size=G)
+        advantages = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
+        prompt = rng.integers(3, 320, rng.integers(1, 8)).tolist()
+        lengths = rng.integers(1, LONGEST + 1, G).tolist()
+        tokens = [rng.integers(3, 320, length).tolist() for length in lengths]
+        stops: list[Any] = [["length", "eos", "eos"][n] for n in rng.integers(0, 3, G)]
+        completions = [
+            Completion(ids, [], "", stop, np.log(rng.uniform(0.4, 1, len(ids))).tolist(), advantage=float(a))
+            for ids, stop, a in zip(tokens, stops, advantages, strict=True)
+        ]
+        groups.append(Group(Problem(i, "", [], prompt, ""), completions))
+    logp_BT, _ = looked_at(model, rows_of(groups))
+    noise = rng.normal(0, 0.2, (len(rows_of(groups)), 1))
+    for (_, one), row in zip(rows_of(groups), np.array(logp_BT) + noise, strict=True):
+        one.logps = row[: len(one.tokens)].tolist()
+    return groups

@@ -1,0 +1,80 @@
+"""A run that takes no time: a tiny random model, eight rows, and settings under which a step takes a few milliseconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from backend.spec.config import parse
+from backend.spec.events import read_events
+from backend.spec.places import RunFolder
+from tests.support.random_models import tiny_model
+
+QUICK: dict[str, Any] = {
+    "iters": 3, "group_size": 2, "max_completion_length": 6, "max_seq_length": 200, "num_layers": -1, "rank": 2,
+    "beta": 0.0, "steps_per_eval": 0, "save_every": 100, "fuse": False, "reward_functions": ["r1_int", "r1_count_xml"],
+    "reward_weights": [1.0, 0.5],
+}  # fmt: skip
+
+
+def write_rows(path: Path, count: int = 8) -> Path:
+    """Sums with their answers, as JSON lines."""
+    rows = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(count)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+LOW_HALF = '''
+from backend.rewards import register_reward_function
+
+@register_reward_function("low_half")
+def low_half(prompts, completions, answer, types=None, completion_ids=None):
+    """Share of the low half of the vocabulary."""
+    return [sum(token < 160 for token in ids) / len(ids) for ids in completion_ids]
+'''
+
+
+def low_half(folder: Path) -> dict[str, Any]:
+    """Settings of a reward that tells even a random model's completions apart; its file is written into `folder`."""
+    (folder / "low_half.py").write_text(LOW_HALF)
+    return {
+        "reward_functions": ["low_half"],
+        "reward_weights": [],
+        "reward_functions_file": str(folder / "low_half.py"),
+    }
+
+
+def settings_for(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Raw settings of a quick run; the model and the rows are made in `folder` the first time."""
+    if not (folder / "model").exists():
+        tiny_model(folder / "model")
+        write_rows(folder / "rows.jsonl")
+    return QUICK | {"model": str(folder / "model"), "data": str(folder / "rows.jsonl")} | changes
+
+
+def write_config(path: Path, raw: dict[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    return path
+
+
+def train_here(raw: dict[str, Any], run: RunFolder, echo: Any = None) -> Any:
+    """Train in this process, in the main thread; returns the trainer's Ending. Its signal handlers stay behind."""
+    from backend.run.trainer import train
+
+    run.path.mkdir(parents=True, exist_ok=True)
+    write_config(run.config, raw)
+    return train(parse(raw), run, command="a test", echo=echo)
+
+
+def kinds(run: RunFolder) -> list[str]:
+    """The kinds of a run's diary, phases left out."""
+    return [event["kind"] for event in read_events(run.events) if event["kind"] != "phase"]
+
+
+def steps(run: RunFolder) -> list[int]:
+    return [event["step"] for event in read_events(run.events) if event["kind"] == "step"]

@@ -1,0 +1,161 @@
+"""Advantages: another implementation's numbers, numbers worked by hand, and what must not matter."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.training.advantages import advantages
+
+CASES = json.loads((Path(__file__).parents[1] / "golden" / "advantages.json").read_text())
+CLOSE = {"rtol": 2e-5, "atol": 2e-6}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_another_implementations_numbers(case: dict[str, Any]) -> None:
+    got, metrics = advantages(
+        case["rewards"],
+        case["G"],
+        weights=case.get("reward_weights"),
+        scale_rewards=case["scale_rewards"],
+        multi_objective_aggregation=case["multi_objective_aggregation"],
+        names=case["names"],
+    )
+    np.testing.assert_allclose(np.array(got), case["out"]["advantages"], **CLOSE)
+    expected = {name: float(value) for name, value in case["out"]["metrics"].items()}
+    assert set(metrics) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(metrics[name], value, err_msg=name, **CLOSE)
+
+
+def test_the_formula_worked_by_hand() -> None:
+    # Rewards 1, 0, 0, 1: mean ½, std with n − 1 is √(4·¼ / 3) = 0.57735.
+    got, metrics = advantages([[1.0], [0.0], [0.0], [1.0]], 4)
+    assert got.tolist() == pytest.approx([s * 0.5 / (math.sqrt(1 / 3) + 1e-4) for s in (1, -1, -1, 1)])
+    assert metrics == pytest.approx({"reward": 0.5, "reward_std": math.sqrt(1 / 3), "frac_reward_zero_std": 0})
+
+
+def test_each_way_of_scaling_worked_by_hand() -> None:
+    # Groups (0, 2) and (0, 4): means 1 and 2; stds √2 and √8; all four: mean 1.5, std √(11/3).
+    rewards = [[0.0], [2.0], [0.0], [4.0]]
+    expected = {
+        "group": [-1 / (2**0.5 + 1e-4), 1 / (2**0.5 + 1e-4), -2 / (8**0.5 + 1e-4), 2 / (8**0.5 + 1e-4)],
+        "batch": [x / (math.sqrt(11 / 3) + 1e-4) for x in (-1, 1, -2, 2)],
+        "none": [-1, 1, -2, 2],
+    }
+    for scale, values in expected.items():
+        assert advantages(rewards, 2, scale_rewards=scale)[0].tolist() == pytest.approx(values)
+
+
+def test_normalize_then_sum_worked_by_hand() -> None:
+    # GDPO. Group (0, 2) and (0, 20): z is ∓1/√2 for both functions, so the big numbers of the second do not drown the
+    # first; with weights 1 and 0.5, S = ∓1.5/√2, and once more over the batch.
+    got, metrics = advantages(
+        [[0.0, 20.0], [2.0, 0.0]], 2, weights=[1, 0.5], multi_objective_aggregation="normalize_then_sum"
+    )
+    z, big = 1 / (math.sqrt(2) + 1e-4), 10 / (math.sqrt(200) + 1e-4)
+    s = z - 0.5 * big
+    assert got.tolist() == pytest.approx([-s / (s * math.sqrt(2) + 1e-4), s / (s * math.sqrt(2) + 1e-4)])
+    assert metrics["reward"] == pytest.approx((10 + 2) / 2)  # the charts keep showing rewards, not z-scores
+
+
+def test_normalize_then_sum_skips_opinions_and_ignores_scale_rewards() -> None:
+    rewards = [[1.0, None], [0.0, 3.0], [None, None], [0.5, 1.0]]
+    got = [
+        advantages(rewards, 2, multi_objective_aggregation="normalize_then_sum", scale_rewards=scale)[0].tolist()
+        for scale in ("group", "batch", "none")
+    ]
+    # A lone opinion has no spread to be measured in: the second function says nothing in either group.
+    z = 0.5 / (math.sqrt(0.5) + 1e-4)
+    sums = [z, -z, 0]
+    std = math.sqrt(sum((x - sum(sums) / 3) ** 2 for x in sums) / 2)
+    assert got[0] == pytest.approx([z / (std + 1e-4), -z / (std + 1e-4), 0, 0])
+    assert got[0] == got[1] == got[2]
+
+
+def test_a_completion_nobody_scored_is_left_out() -> None:
+    # As a 0 it would have pulled the mean down to 2/3 and got an advantage of its own.
+    got, metrics = advantages([[1.0], [None], [1.0]], 3, names=["acc"], scale_rewards="none")
+    assert got.tolist() == [0, 0, 0]
+    assert metrics["reward"] == metrics["rewards/acc/mean"] == 1
+
+
+def test_equal_rewards_are_exactly_no_signal() -> None:
+    # 0.1 three times does not average to 0.1 in floating point; divided by 1e-4 the rest would look like a signal.
+    for value in (0.1, 0.7, 1 / 3, 1e9 + 0.1):
+        for size in (3, 5, 6, 7):
+            got, metrics = advantages([[value]] * size, size)
+            assert got.tolist() == [0] * size and metrics["frac_reward_zero_std"] == 1
+
+
+def test_arrays_and_lists_with_none_are_the_same() -> None:
+    rewards = [[1.0, None], [0.25, 2.0]]
+    holes = np.array([[1.0, np.nan], [0.25, 2.0]])
+    expected = advantages(rewards, 2)[0].tolist()
+    assert advantages(holes, 2)[0].tolist() == advantages(mx.array(holes.astype(np.float32)), 2)[0].tolist() == expected
+
+
+def test_what_does_not_fit_is_refused_in_words() -> None:
+    for arguments, words in (
+        (([[1.0]] * 3, 2), "3 rows"),
+        (([[1.0], [1.0, 2.0]], 2), "scores"),
+        (([], 2), "rewards"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            advantages(*arguments)
+    for keyword, words in (
+        ({"weights": [1, 2]}, "2 weights"),
+        ({"names": ["a", "b"]}, "2 names"),
+        ({"scale_rewards": "std"}, "scale_rewards is group"),
+        ({"multi_objective_aggregation": "sum"}, "multi_objective_aggregation is sum_then"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            advantages([[1.0], [0.0]], 2, **keyword)
+
+
+scores = st.one_of(st.none(), st.floats(-5, 5, width=16))
+batches = st.integers(1, 3).flatmap(
+    lambda k: st.lists(st.lists(scores, min_size=k, max_size=k), min_size=4, max_size=4 * 4).map(
+        lambda rows: rows[: len(rows) // 4 * 4]
+    )
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(rewards=batches, data=st.data(), scale=st.sampled_from(["group", "batch", "none"]))
+def test_what_holds_for_any_rewards(rewards: list[list[float | None]], data: st.DataObject, scale: str) -> None:
+    got = np.array(advantages(rewards, 4, scale_rewards=scale)[0])
+    assert np.isfinite(got).all()
+    # Relative to the group: they sum to 0 over what was scored. (n − 1 and 1e-4 only scale them.)
+    np.testing.assert_allclose(got.reshape(-1, 4).sum(axis=1), 0, atol=1e-4)
+    # A constant on every reward, and the order inside a group, do not matter.
+    moved = [[None if x is None else x + 8 for x in row] for row in rewards] if len(rewards[0]) == 1 else rewards
+    np.testing.assert_allclose(np.array(advantages(moved, 4, scale_rewards=scale)[0]), got, atol=1e-4)
+    order = data.draw(st.permutations(range(4)))
+    shuffled = [rewards[i + j] for i in range(0, len(rewards), 4) for j in order]
+    again = np.array(advantages(shuffled, 4, scale_rewards=scale)[0])
+    np.testing.assert_allclose(again, got.reshape(-1, 4)[:, order].reshape(-1), atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(rewards=batches, factor=st.sampled_from([0.5, 4.0, 100.0]), baseline=st.sampled_from(["group", "leave_one_out"]))
+def test_the_size_of_rewards_does_not_matter_within_a_group(
+    rewards: list[list[float | None]], factor: float, baseline: str
+) -> None:
+    """Up to the 1e-4 that keeps the division finite: a group that hardly differs is nearly nothing to either."""
+    larger = [[None if x is None else x * factor for x in row] for row in rewards]
+    got, again = (np.array(advantages(rows, 4, baseline=baseline)[0]).reshape(-1, 4) for rows in (rewards, larger))
+    totals = [[x for x in row if x is not None] for row in rewards]
+    for i, (small, large) in enumerate(zip(got, again, strict=True)):
+        scored = [sum(row) for row in totals[i * 4 : i * 4 + 4] if row]
+        spread = np.std(scored, ddof=1) * min(factor, 1) if len(scored) > 1 else 0
+        if spread > 0.02:
+            np.testing.assert_allclose(large, small, rtol=0.02, atol=1e-5)

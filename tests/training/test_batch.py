@@ -1,0 +1,258 @@
+"""Packing and cutting: nothing is lost, nothing is padded that need not be, and a cut changes nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.training.batch import Batch, completion_metrics, importance_ratio, length_metrics, pack
+from backend.training.losses import merge, policy_terms, token_weights
+from backend.types import Completion, Group, Problem, Stop
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CLOSE = {"rtol": 2e-5, "atol": 2e-6}
+PAD = 99
+
+
+def completion(tokens: list[int], stop: Stop = "eos", advantage: float = 1.0) -> Completion:
+    return Completion(tokens, [-t / 10 for t in tokens], "", stop, advantage=advantage)
+
+
+def group(prompt: list[int], *completions: Completion) -> Group:
+    return Group(Problem(0, "", [], prompt, ""), list(completions))
+
+
+TWO_GROUPS = [
+    group([1, 2, 3], completion([4, 5], advantage=0.5), completion([6], advantage=-0.5)),
+    group([7], completion([8, 9, 10, 11], stop="length", advantage=0.0), completion([], advantage=2.0)),
+]
+
+
+# ---- packing ---------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_worked_by_hand() -> None:
+    batch = pack(TWO_GROUPS, pad_id=PAD)
+    assert batch.tokens_BL.tolist() == [
+        [1, 2, 3, 4, 5],
+        [1, 2, 3, 6, PAD],
+        [7, 8, 9, 10, 11],
+        [7, PAD, PAD, PAD, PAD],
+    ]
+    assert batch.completion_BT.tolist() == [[4, 5, PAD, PAD], [6, PAD, PAD, PAD], [8, 9, 10, 11], [PAD] * 4]
+    assert batch.mask_BT.tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]]
+    np.testing.assert_allclose(np.array(batch.sampling_logp_BT)[0], [-0.4, -0.5, 0, 0])
+    assert batch.prompt_length_B.tolist() == [3, 3, 1, 1]
+    assert batch.length_B.tolist() == [2, 1, 4, 0]
+    assert batch.advantage_B.tolist() == [0.5, -0.5, 0, 2]
+    assert (batch.group_B.tolist(), batch.row_B.tolist()) == ([0, 0, 1, 1], [0, 1, 2, 3])
+    assert batch.mask_BT.dtype == mx.float32 and batch.weight_BT is batch.old_logp_BT is batch.ref_logp_BT is None
+
+
+def test_the_names_of_the_arrays_tell_their_axes() -> None:
+    batch = pack(TWO_GROUPS, pad_id=PAD)
+    size = {"B": 4, "T": 4, "L": 5}
+    for field in fields(batch):
+        if isinstance(x := getattr(batch, field.name), mx.array):
+            assert x.shape == tuple(size[axis] for axis in field.name.rsplit("_", 1)[1]), field.name
+
+
+def test_truncated_completions_are_masked_when_asked() -> None:
+    assert pack(TWO_GROUPS, pad_id=PAD, mask_truncated_completions=True).mask_BT[2].tolist() == [0, 0, 0, 0]
+
+
+def test_a_batch_of_empty_completions_has_a_width() -> None:
+    assert pack([group([1], completion([]))], pad_id=PAD).completion_BT.shape == (1, 1)
+
+
+def test_a_completion_with_too_few_log_probabilities_is_refused() -> None:
+    with pytest.raises(ValueError, match="group 0 has 2 tokens, 1 logps"):
+        pack([group([1], Completion([1, 2], [-0.1], "", "eos"))], pad_id=PAD)
+
+
+# ---- cutting ---------------------------------------------------------------------------------------------------
+
+
+def test_parts_are_sorted_and_as_narrow_as_they_can_be() -> None:
+    parts = list(pack(TWO_GROUPS, pad_id=PAD).parts(rows=2))
+    assert [part.row_B.tolist() for part in parts] == [[0, 1], [2, 3]]
+    assert [part.tokens_BL.shape for part in parts] == [(2, 5), (2, 5)]
+    assert [part.mask_BT.shape for part in parts] == [(2, 2), (2, 4)]
+
+
+def test_parts_keep_to_the_token_budget() -> None:
+    batch = pack(TWO_GROUPS, pad_id=PAD)
+    assert [len(part) for part in batch.parts(token_budget=10)] == [2, 2]
+    assert [len(part) for part in batch.parts(token_budget=1)] == [1, 1, 1, 1]  # a row longer than it stands alone
+    assert [len(part) for part in batch.parts()] == [4]
+
+
+def test_rows_without_signal_go_but_keep_the_weights_of_the_whole_step() -> None:
+    batch = pack(TWO_GROUPS, pad_id=PAD)
+    with pytest.raises(ValueError, match="weight_BT"):
+        batch.with_signal()
+    weighed = replace(batch, weight_BT=token_weights(batch.mask_BT))
+    kept = weighed.with_signal()
+    assert kept.row_B.tolist() == [0, 1]  # the third has advantage 0, the fourth no token
+    assert kept.weight_BT is not None and kept.weight_BT[:, 0].tolist() == [1 / 8, 1 / 4]
+    silent = replace(weighed, advantage_B=mx.zeros(4)).with_signal()
+    assert len(silent) == 0 and list(silent.parts(rows=2)) == []
+
+
+def test_what_parts_found_comes_back_to_its_rows() -> None:
+    batch = pack(TWO_GROUPS, pad_id=PAD)
+    parts = list(batch.parts(rows=3))
+    assert (batch.scattered(parts, [part.sampling_logp_BT for part in parts]) == batch.sampling_logp_BT).all()
+    some = replace(batch, weight_BT=batch.mask_BT, advantage_B=mx.array([0.0, 1.0, 1.0, 1.0])).with_signal()
+    assert some.row_B.tolist() == [1, 2]
+    parts = list(some.parts(rows=1))
+    assert (some.scattered(parts, [p.sampling_logp_BT for p in parts]) == some.sampling_logp_BT).all()
+    back = batch.scattered(parts, [part.mask_BT for part in parts])
+    assert (back[1:3] == batch.mask_BT[1:3]).all() and not back[0].any() and not back[3].any()
+
+
+def random_groups(seed: int) -> list[Group]:
+    rng = random.Random(seed)
+
+    def one() -> Completion:
+        tokens = [rng.randrange(50) for _ in range(rng.randrange(7))]
+        return completion(tokens, rng.choice(["eos", "length"]), rng.choice([0.0, rng.gauss(0, 1)]))
+
+    return [group([1] * rng.randint(1, 5), *(one() for _ in range(4))) for _ in range(rng.randint(1, 3))]
+
+
+def toy_policy(w: mx.array, batch: Batch) -> mx.array:
+    """Log-probabilities [B, T] that depend on the weights, the token and what stands before it, as a model's do."""
+    before_BL = mx.cumsum(mx.where(batch.tokens_BL == PAD, 0, batch.tokens_BL), axis=1)
+    place_BT = batch.prompt_length_B[:, None] + mx.arange(batch.mask_BT.shape[1]) - 1
+    context_BT = mx.take_along_axis(before_BL, mx.minimum(place_BT, before_BL.shape[1] - 1), axis=1)
+    return -mx.abs(w[batch.completion_BT % 7]) - 1e-3 * context_BT * w[0]
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6),
+    limits=st.fixed_dictionaries(
+        {"rows": st.none() | st.integers(1, 5), "token_budget": st.none() | st.integers(1, 60)}
+    ),
+    prompts=st.sampled_from(["apart", "shared", "repeated"]),
+    loss_type=st.sampled_from(["grpo", "bnpo", "dr_grpo", "luspo"]),
+)
+def test_any_cut_gives_the_same_loss_gradient_and_metrics(
+    seed: int, limits: dict[str, Any], prompts: Any, loss_type: str
+) -> None:
+    batch = pack(random_groups(seed), pad_id=PAD, mask_truncated_completions=seed % 2 == 0)
+    w = mx.array(np.random.default_rng(seed).normal(-1, 0.3, 7).astype(np.float32))
+    batch = replace(
+        batch,
+        weight_BT=token_weights(batch.mask_BT, loss_type=loss_type, max_completion_length=6),
+        old_logp_BT=toy_policy(w + 0.1, batch),
+        ref_logp_BT=toy_policy(w - 0.1, batch),
+    )
+
+    def learn(parts: list[Batch], beta: float = 0.1) -> tuple[float, np.ndarray, dict[str, float]]:
+        def terms(w: mx.array, part: Batch) -> Any:
+            arrays = (part.old_logp_BT, part.ref_logp_BT, part.advantage_B, part.mask_BT)
+            return policy_terms(
+                toy_policy(w, part), *arrays, weights=part.weight_BT, beta=beta, loss_type=loss_type, epsilon=0.05
+            )
+
+        shares = [mx.value_and_grad(terms)(w, part) for part in parts]
+        metrics = {name: float(x) for name, x in merge([tally for (_, tally), _ in shares]).items()}
+        return sum(float(s) for (s, _), _ in shares), np.array(sum(g for _, g in shares)), metrics
+
+    loss, gradient, metrics = learn([batch])
+    cut_loss, cut_gradient, cut_metrics = learn(list(batch.parts(**limits, prompts=prompts)))
+    assert cut_loss == pytest.approx(loss, rel=1e-4, abs=1e-6)
+    np.testing.assert_allclose(cut_gradient, gradient, rtol=1e-4, atol=1e-6)
+    assert cut_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6, nan_ok=True)
+    signal = list(batch.with_signal().parts(**limits))
+    if signal:
+        np.testing.assert_allclose(learn(signal, 0.0)[1], learn([batch], 0.0)[1], rtol=1e-4, atol=1e-6)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 5), budget=st.integers(1, 60))
+def test_every_row_is_in_exactly_one_part(seed: int, rows: int, budget: int) -> None:
+    batch = pack(random_groups(seed), pad_id=PAD)
+    parts = list(batch.parts(rows=rows, token_budget=budget))
+    assert sorted(row for part in parts for row in part.row_B.tolist()) == list(range(len(batch)))
+    for part in parts:
+        assert len(part) <= rows and (len(part) == 1 or part.tokens_BL.size <= budget)
+        for row, tokens, n in zip(
+            part.row_B.tolist(), part.completion_BT.tolist(), part.length_B.tolist(), strict=True
+        ):
+            assert tokens[:n] == batch.completion_BT[row].tolist()[:n] and set(tokens[n:]) <= {PAD}
+
+
+# ---- metrics of the sampling -----------------------------------------------------------------------------------
+
+GENERATIONS = [c for c in json.loads((GOLDEN / "generation_metrics.json").read_text()) if "completion_ids" in c]
+
+
+def golden_groups(case: dict[str, Any]) -> list[Group]:
+    ended = (case["eos"], case["pad"])
+    return [
+        group([5] * length, completion(ids, "eos" if ids[-1] in ended else "length"))
+        for ids, length in zip(case["completion_ids"], case["prompt_lengths"], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("case", GENERATIONS, ids=lambda case: case["id"])
+def test_another_implementations_lengths(case: dict[str, Any]) -> None:
+    groups = golden_groups(case)
+    if "env_mask" in case:  # tokens that an environment wrote are not the model's: they do not count
+        finished = [one.stop != "length" for g in groups for one in g.completions]
+        got = length_metrics([sum(mask) for mask in case["env_mask"]], finished, case["prompt_lengths"])
+    else:
+        got = completion_metrics(groups)
+    assert got.pop("hit_max_tokens_ratio") == got["completions/clipped_ratio"]
+    assert set(got) == set(case["out"]["metrics"])
+    for name, value in case["out"]["metrics"].items():
+        np.testing.assert_allclose(got[name], value, err_msg=name, **CLOSE)
+    batch = pack(groups, pad_id=case["pad"], mask_truncated_completions=case["mask_truncated_completions"])
+    assert batch.mask_BT.tolist() == case["out"]["completion_mask"]
+
+
+def test_a_stop_string_is_an_ending_and_an_empty_completion_has_length_0() -> None:
+    metrics = completion_metrics([group([1], completion([], "eos"), completion([2, 3], "string"))])
+    assert metrics["completions/min_length"] == 0 and metrics["hit_max_tokens_ratio"] == 0
+
+
+CORRECTIONS = json.loads((GOLDEN / "is_correction.json").read_text())
+
+
+def correction_arrays(case: dict[str, Any]) -> tuple[mx.array, mx.array, mx.array]:
+    old, ragged = case["old_logps"], case["sampling_logps"]
+    sampling = [row + [-7.0] * (len(old[0]) - len(row)) for row in ragged]  # padding must not be read
+    mask = [[1.0] * len(row) + [0.0] * (len(old[0]) - len(row)) for row in ragged]
+    return mx.array(old), mx.array(sampling), mx.array(mask)
+
+
+@pytest.mark.parametrize("case", CORRECTIONS, ids=lambda case: case["id"])
+def test_another_implementations_importance_correction(case: dict[str, Any]) -> None:
+    ratio, metrics = importance_ratio(*correction_arrays(case), case["mode"], case["clip_min"], case["clip_max"])
+    np.testing.assert_allclose(np.array(ratio), case["out"]["importance_sampling_ratio"], **CLOSE)
+    assert set(metrics) == set(case["out"]["metrics"])
+    for name, value in case["out"]["metrics"].items():
+        np.testing.assert_allclose(float(metrics[name]), value, err_msg=name, **CLOSE)
+
+
+def test_a_token_the_sampler_could_not_score_is_not_corrected() -> None:
+    old, sampling, mask = mx.array([[-1.0, -1.0]]), mx.array([[float("nan"), -1.5]]), mx.ones((1, 2))
+    ratio, metrics = importance_ratio(old, sampling, mask, "token_truncate")
+    np.testing.assert_allclose(np.array(ratio), [[1, np.exp(0.5)]], rtol=1e-6)
+    assert float(metrics["sampling/sampling_logp_difference/mean"]) == 0.5
+    nothing = importance_ratio(old, sampling, mx.zeros((1, 2)), "token_mask")[1]
+    assert {float(x) for x in nothing.values()} == {0}
+    with pytest.raises(ValueError, match="mode is token_"):
+        importance_ratio(old, sampling, mask, "row_mask")

@@ -1,0 +1,534 @@
+"""Given completions and rewards, the weights after a few steps are those of the formulas, written out here once more.
+
+`Reference` shares no code with the backend: its own advantages, its own log-probabilities (one row at a time, the whole
+vocabulary), its own loss, its own AdamW. Only the model's forward pass and automatic differentiation are mlx's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm import load
+
+from backend.engine.forward import PrefixReader, PrefixRecorder
+from backend.models.policy import load_policy
+from backend.spec.config import Config, parse
+from backend.spec.faults import Mistake
+from backend.training import learner as learner_module
+from backend.training.advantages import advantages
+from backend.training.batch import pack
+from backend.training.compiled_grad import BUCKET
+from backend.training.learner import Learner
+from backend.types import Completion, Group, Problem
+from tests.support import random_models
+
+STEPS, P, G, LONGEST = 3, 3, 4, 9
+"""Steps, problems a step, completions a problem, tokens of the longest completion."""
+BASE = {
+    "data": "none", "num_layers": -1, "rank": 4, "scale": 2.0, "batch_size": P, "group_size": G, "beta": 0.05,
+    "learning_rate": 3e-4, "epsilon": 5e-4, "epsilon_high": 8e-4, "max_completion_length": LONGEST, "temperature": 0.8,
+    "max_grad_norm": 1.0, "weight_decay": 0.1, "top_p": 1.0, "top_k": 0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_models.tiny_model(tmp_path_factory.mktemp("models") / "qwen3")
+
+
+def config_of(model: Path, **settings: Any) -> Config:
+    """Losses that the form does not offer yet are put in behind the checks."""
+    loss = settings.pop("grpo_loss_type", "grpo")
+    return parse({"model": str(model)} | BASE | settings).model_copy(update={"grpo_loss_type": loss})
+
+
+@dataclass
+class Step:
+    """One step's given data: prompts [P], completions [P][G], rewards [P, G]."""
+
+    prompts: list[list[int]]
+    completions: list[list[list[int]]]
+    rewards: np.ndarray
+
+    def groups(self, config: Config) -> list[Group]:
+        """The same as the trainer would hand it over."""
+        advantage_B, _ = advantages(self.rewards.reshape(-1, 1), G, scale_rewards=config.scale_rewards)
+        each = iter(advantage_B.tolist())
+        return [
+            Group(
+                Problem(i, "", [], prompt, ""),
+                [Completion(tokens, [0.0] * len(tokens), "", "eos", advantage=next(each)) for tokens in rows],
+            )
+            for i, (prompt, rows) in enumerate(zip(self.prompts, self.completions, strict=True))
+        ]
+
+
+def given(seed: int = 0, steps: int = STEPS, problems: int = P) -> list[Step]:
+    """Prompts and completions of unequal lengths; the second problem's completions are all alike in reward."""
+    rng, made = np.random.default_rng(seed), []
+    for _ in range(steps):
+        prompts = [rng.integers(3, 320, rng.integers(1, 8)).tolist() for _ in range(problems)]
+        completions = [
+            [rng.integers(3, 320, rng.integers(1, LONGEST + 1)).tolist() for _ in range(G)] for _ in range(problems)
+        ]
+        rewards = rng.normal(size=(problems, G)).round(2)
+        rewards[1] = 0.5
+        made.append(Step(prompts, completions, rewards))
+    return made
+
+
+def learned(config: Config, steps: list[Step], **how: Any) -> tuple[dict[str, np.ndarray], list[dict[str, float]]]:
+    """Our weights after these steps, and the metrics of each."""
+    policy = load_policy(config)
+    learner = Learner(policy, config, len(steps), **how)
+    metrics = [learner.learn(pack(step.groups(config), pad_id=policy.pad_id)) for step in steps]
+    return {name: np.array(x) for name, x in policy.trainable().items()}, metrics
+
+
+# ---- the reference ---------------------------------------------------------------------------------------------
+
+
+class Reference:
+    """GRPO from the papers, in plain mlx: slow, one row at a time, nothing shared."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.model = load_policy(config).model  # the start: adapters as seeded; what happens to them is ours from here
+        self.model.train()
+        self.start = load(config.model)[0]
+        self.weights = dict(tree_flatten(self.model.trainable_parameters()))
+        self.m = {name: mx.zeros_like(x) for name, x in self.weights.items()}
+        self.v = {name: mx.zeros_like(x) for name, x in self.weights.items()}
+        self.t = 0
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+        self.clipped: list[float] = []
+        self.nearest = math.inf
+        """How near a ratio has come to a corner of the clip, where rounding decides which gradient there is."""
+
+    def step(self, step: Step) -> None:
+        rows = [(p, c) for p, group in zip(step.prompts, step.completions, strict=True) for c in group]
+        scores = self.advantages(step.rewards)
+        old = [self.logps(self.model, p, c) for p, c in rows]
+        ref = [self.logps(self.start, p, c) for p, c in rows] if self.config.needs_reference else old
+        if self.config.ratio_against == "reference":
+            old = ref
+        mx.eval(old, ref)
+        for _ in range(self.config.num_iterations):
+            self.update(rows, scores, old, ref)
+
+    def advantages(self, rewards: np.ndarray) -> list[float]:
+        centred = rewards - rewards.mean(axis=1, keepdims=True)
+        if self.config.scale_rewards == "none":
+            return centred.reshape(-1).tolist()
+        std = (
+            rewards.std(axis=1, ddof=1, keepdims=True) if self.config.scale_rewards == "group" else rewards.std(ddof=1)
+        )
+        return (centred / (std + 1e-4)).reshape(-1).tolist()
+
+    def logps(self, model: nn.Module, prompt: list[int], completion: list[int]) -> mx.array:
+        logits = model(mx.array([prompt + completion]))[0] / self.config.temperature
+        shown = nn.log_softmax(logits[len(prompt) - 1 : -1], axis=-1)
+        return mx.take_along_axis(shown, mx.array(completion)[:, None], axis=1)[:, 0]
+
+    def update(self, rows: list[Any], scores: list[float], old: list[mx.array], ref: list[mx.array]) -> None:
+        def loss(weights: dict[str, mx.array]) -> mx.array:
+            self.model.update(tree_unflatten(list(weights.items())))
+            new = [self.logps(self.model, p, c) for p, c in rows]
+            return self.averaged([self.terms(*row) for row in zip(new, old, ref, scores, strict=True)])
+
+        value, grads = mx.value_and_grad(loss)(self.weights)
+        norm = math.sqrt(sum(mx.square(g).sum().item() for g in grads.values()))
+        shorter = min(1.0, self.config.max_grad_norm / (norm + 1e-6)) if self.config.max_grad_norm else 1.0
+        self.adamw({name: g * shorter for name, g in grads.items()})
+        self.losses.append(value.item())
+        self.norms.append(norm)
+
+    def terms(self, new: mx.array, old: mx.array, ref: mx.array, score: float) -> mx.array:
+        ratio = mx.exp(new - old)
+        if self.config.importance_sampling_level == "sequence":
+            ratio = mx.broadcast_to(mx.exp((new - old).mean()), new.shape)
+        low, high = 1 - self.config.epsilon, 1 + (self.config.epsilon_high or self.config.epsilon)
+        outside = (ratio < low) if score < 0 else (ratio > high)
+        distance = mx.stop_gradient(mx.minimum(mx.abs(ratio - low), mx.abs(ratio - high)))
+        self.nearest = min(self.nearest, distance.min().item())
+        self.clipped.append(mx.stop_gradient(outside).astype(mx.float32).mean().item() if score else 0.0)
+        term = -mx.minimum(ratio * score, mx.clip(ratio, low, high) * score)
+        kl = mx.exp(ref - new) - (ref - new) - 1
+        return term + self.config.beta * kl * (ratio if self.config.use_bias_correction_kl else 1.0)
+
+    def averaged(self, terms: list[mx.array]) -> mx.array:
+        """The loss of a batch from each row's token terms, by the name of the loss."""
+        if self.config.grpo_loss_type == "grpo":
+            return sum((row.mean() for row in terms), mx.array(0.0)) / len(terms)
+        total = sum((row.sum() for row in terms), mx.array(0.0))
+        if self.config.grpo_loss_type == "dr_grpo":
+            return total / (len(terms) * self.config.max_completion_length)
+        return total / sum(row.size for row in terms)  # bnpo and dapo: over all tokens of the update
+
+    def adamw(self, grads: dict[str, mx.array]) -> None:
+        """Loshchilov and Hutter, algorithm 2, with bias correction, as torch has it."""
+        c, self.t = self.config, self.t + 1
+        b1, b2, rate = c.adam_beta1, c.adam_beta2, c.learning_rate
+        for name, g in grads.items():
+            self.m[name] = b1 * self.m[name] + (1 - b1) * g
+            self.v[name] = b2 * self.v[name] + (1 - b2) * g * g
+            mean, square = self.m[name] / (1 - b1**self.t), self.v[name] / (1 - b2**self.t)
+            self.weights[name] = self.weights[name] * (1 - rate * c.weight_decay) - rate * mean / (
+                mx.sqrt(square) + 1e-8
+            )
+        mx.eval(self.weights, self.m, self.v)
+        self.model.update(tree_unflatten(list(self.weights.items())))
+
+
+def clear(config: Config) -> tuple[Reference, list[Step]]:
+    """The first data on which no ratio ends up at a corner of the clip, and the reference after it: at a corner a
+    rounding decides which of two gradients there is, and two right answers part ways."""
+    for seed in range(20):
+        reference, steps = Reference(config), given(seed)
+        for step in steps:
+            reference.step(step)
+        if reference.nearest > 1e-6:
+            return reference, steps
+    raise AssertionError("every seed puts a ratio on a corner")
+
+
+def assert_equal_steps(config: Config) -> tuple[Reference, list[dict[str, float]]]:
+    """Our steps and the reference's end at the same weights; for a look at what happened, both are returned."""
+    start = {name: np.array(x) for name, x in load_policy(config).trainable().items()}
+    reference, steps = clear(config)
+    weights, metrics = learned(config, steps)
+    assert weights.keys() == reference.weights.keys()
+    for name, x in weights.items():
+        theirs = np.array(reference.weights[name])
+        assert np.abs(x - theirs).max() < 1e-6, f"{name}: {np.abs(x - theirs).max():.1e}"
+        assert np.abs(theirs - start[name]).max() > 1e-4, f"{name} has hardly moved, so this shows nothing"
+    mu = config.num_iterations
+    means = [np.mean(reference.losses[i : i + mu]) for i in range(0, len(reference.losses), mu)]
+    np.testing.assert_allclose([step["loss"] for step in metrics], means, atol=1e-6)
+    norms = [np.mean(reference.norms[i : i + mu]) for i in range(0, len(reference.norms), mu)]
+    np.testing.assert_allclose([step["grad_norm"] for step in metrics], norms, rtol=1e-4)
+    return reference, metrics
+
+
+# ---- three steps, end to end -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mu", [1, 2])
+@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "dapo"])
+def test_three_steps_are_those_of_the_formulas(model: Path, loss: str, mu: int) -> None:
+    reference, metrics = assert_equal_steps(config_of(model, grpo_loss_type=loss, num_iterations=mu))
+    assert all((step["clip_ratio_total"] > 0.05) == (mu == 2) for step in metrics)
+    assert (max(reference.clipped) > 0) == (mu == 2)
+
+
+@pytest.mark.parametrize("settings", [
+    {"importance_sampling_level": "sequence", "num_iterations": 2, "epsilon": 3e-4, "epsilon_high": 4e-4},
+    {"ratio_against": "reference", "num_iterations": 2},
+    {"use_bias_correction_kl": False, "num_iterations": 2},
+    {"scale_rewards": "batch"},
+    {"scale_rewards": "none", "epsilon": 2e-3, "epsilon_high": None, "num_iterations": 3},
+    {"beta": 0, "num_iterations": 2},
+    {"max_grad_norm": 0},
+    {"max_grad_norm": 0.01},
+    {"temperature": 1.5, "beta": 0.3},
+], ids=str)  # fmt: skip
+def test_settings_of_the_objective_mean_what_they_say(model: Path, settings: dict[str, Any]) -> None:
+    reference, _ = assert_equal_steps(config_of(model, **settings))
+    if settings.get("max_grad_norm") == 0.01:
+        assert min(reference.norms) > 0.01, "nothing was shortened"
+
+
+@pytest.mark.parametrize("mu", [1, 2])
+def test_full_fine_tuning_takes_the_same_steps(model: Path, mu: int) -> None:
+    # 20 tokens of logits at a time, so that the head's gradient goes through the chunks.
+    chunks = {"efficient_long_context": True, "seq_step_size": 20}
+    settings = chunks | {"train_type": "full", "num_iterations": mu, "learning_rate": 2e-4, "adam_beta2": 0.95}
+    assert_equal_steps(config_of(model, **settings))
+
+
+def test_seed_000s_reading_of_the_ratio_ties_the_policy_to_the_reference(model: Path) -> None:
+    """With the reference below the line the first step is the same (the policy still is the reference), and the second
+    is clipped although each rollout is learned from once."""
+    _, old = learned(config_of(model, epsilon=1e-4, epsilon_high=None), given())
+    _, reference = learned(config_of(model, epsilon=1e-4, epsilon_high=None, ratio_against="reference"), given())
+    assert reference[0]["loss"] == pytest.approx(old[0]["loss"], abs=1e-6)
+    assert [step["clip_ratio_total"] for step in old] == [0, 0, 0]
+    assert reference[0]["clip_ratio_total"] == 0 and reference[1]["clip_ratio_total"] > 0.2
+
+
+# ---- cutting ---------------------------------------------------------------------------------------------------
+
+
+def assert_same_weights(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> None:
+    assert first.keys() == second.keys()
+    for name, x in first.items():
+        assert np.abs(x - second[name]).max() < 1e-6, name
+
+
+@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "dapo"])
+def test_cutting_into_micro_batches_changes_nothing(model: Path, monkeypatch: pytest.MonkeyPatch, loss: str) -> None:
+    config = config_of(model, grpo_loss_type=loss, num_iterations=2)
+    steps = clear(config)[1]
+    whole, told = learned(config, steps)
+    for tokens in (1, 30, 70):
+        monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, False, tokens)
+        cut, metrics = learned(config, steps)
+        assert_same_weights(whole, cut)
+        for one, other in zip(told, metrics, strict=True):
+            assert one.keys() == other.keys()
+            assert all(one[key] == pytest.approx(other[key], rel=1e-3, abs=1e-5) for key in one)
+
+
+def test_the_batch_is_really_cut(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, shapes = config_of(model, batch_size=1, gradient_accumulation_steps=P), []
+    policy = load_policy(config)
+    learner = Learner(policy, config, 1)
+    hidden = policy.split_model.hidden
+    policy.split_model.hidden = lambda tokens, cache=None: shapes.append(tokens.shape) or hidden(tokens, cache)
+    learner.learn(pack(given()[0].groups(config), pad_id=0))
+    assert [rows for rows, _ in shapes] == [1, G] * P  # a prompt, then its completions
+    shapes.clear()
+    learner.micro_batch_tokens = 24
+    learner.learn(pack(given()[0].groups(config), pad_id=0))
+    read = [rows * (width + 1) for rows, width in shapes if rows > 1]
+    assert len(shapes) > 2 * P and max(read) <= 24
+
+
+@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "dapo"])
+def test_gradient_accumulation_is_a_larger_batch(model: Path, loss: str) -> None:
+    large, pieces = (
+        learned(config_of(model, grpo_loss_type=loss, batch_size=b, gradient_accumulation_steps=a), given(problems=4))[
+            0
+        ]
+        for b, a in ((4, 1), (1, 4))
+    )
+    assert_same_weights(large, pieces)
+
+
+@pytest.mark.parametrize("train_type", ["lora", "full"])
+def test_recomputing_and_chunking_change_nothing(model: Path, train_type: str) -> None:
+    settings = {"train_type": train_type, "num_iterations": 2, "learning_rate": 2e-4}
+    steps = clear(config_of(model, **settings))[1]
+    slim = {"grad_checkpoint": True, "efficient_long_context": True, "seq_step_size": 16}
+    plain, recomputed = (learned(config_of(model, **how), steps)[0] for how in (settings, settings | slim))
+    assert_same_weights(plain, recomputed)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_iterations": 2}, {"top_entropy_quantile": 0.5}, {"grpo_loss_type": "dapo"}], ids=str
+)
+def test_leaving_out_groups_without_signal_changes_no_weight(model: Path, settings: dict[str, Any]) -> None:
+    """The second problem's completions are all alike: no pass is spent on them, and their tokens still count."""
+    every, fewer = (
+        learned(config_of(model, beta=0, skip_zero_signal=skip, **settings), given())[0] for skip in (False, True)
+    )
+    assert_same_weights(every, fewer)
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_entropy_quantile": 0.5}, {"beta": 0.05}], ids=str)
+def test_a_step_without_any_signal_is_a_step(model: Path, settings: dict[str, Any]) -> None:
+    steps = given()
+    steps[1].rewards[:] = 0.5
+    _, metrics = learned(config_of(model, **{"beta": 0, "num_iterations": 2} | settings), steps)
+    assert metrics[1]["grad_norm"] < (1e-6 if settings.get("beta", 0) == 0 else 1)
+    assert metrics[1].keys() >= {"loss", "entropy", "clip_ratio_total", "learning_rate"}
+    assert math.isfinite(metrics[1]["loss"]) and metrics[2]["grad_norm"] > 1e-3
+
+
+# ---- refusing --------------------------------------------------------------------------------------------------
+
+
+def test_a_gradient_that_is_not_a_number_is_refused_before_anything_changes(model: Path) -> None:
+    config, steps = config_of(model, num_iterations=2), given()
+    policy = load_policy(config)
+    learner = Learner(policy, config, STEPS)
+    learner.learn(pack(steps[0].groups(config), pad_id=0))
+    weights = {name: np.array(x) for name, x in policy.trainable().items()}
+    memory = {name: np.array(x) for name, x in learner.state_arrays().items()}
+    groups = steps[1].groups(config)
+    groups[0].completions[0].advantage = math.nan
+    with pytest.raises(Mistake, match="update 3 is not a number") as caught:
+        learner.learn(pack(groups, pad_id=0))
+    assert caught.value.faults[0].setting == "learning_rate"
+    assert learner.updates == 2
+    assert all(np.array_equal(np.array(x), weights[name]) for name, x in policy.trainable().items())
+    assert all(np.array_equal(np.array(x), memory[name]) for name, x in learner.state_arrays().items())
+
+
+# ---- what is told ----------------------------------------------------------------------------------------------
+
+
+def test_measuring_the_kl_at_weight_0_changes_no_weight(model: Path) -> None:
+    silent, told = learned(config_of(model, beta=0), given())
+    logged, measured = learned(config_of(model, beta=0, log_kl=True), given())
+    assert_same_weights(silent, logged)  # but for rounding: groups without signal are read for the KL
+    assert all("kl" not in step for step in told)
+    assert measured[0]["kl"] == pytest.approx(0, abs=1e-8) and measured[2]["kl"] > 1e-7
+
+
+def test_the_metrics_of_a_step_are_there(model: Path) -> None:
+    _, metrics = learned(config_of(model, num_iterations=2), given())
+    for step in metrics:
+        assert {
+            "loss",
+            "kl",
+            "entropy",
+            "clip_ratio_low",
+            "clip_ratio_high",
+            "clip_ratio_total",
+            "grad_norm",
+            "learning_rate",
+        } <= step.keys()
+        assert all(math.isfinite(value) for value in step.values())
+        assert 3 < step["entropy"] < math.log(320) + 1e-3
+
+
+def test_the_learning_rate_follows_updates_not_steps(model: Path) -> None:
+    settings = {
+        "lr_schedule": "linear",
+        "lr_warmup_steps": 2,
+        "lr_warmup_init": 0,
+        "lr_final": 0,
+        "lr_decay_fraction": 1.0,
+    }
+    _, metrics = learned(config_of(model, num_iterations=2, **settings), given())
+    # Updates 0 … 5: 0, ½, 1 of the peak, then six updates' fall, counted from update 3.
+    assert [step["learning_rate"] for step in metrics] == pytest.approx([1.5e-4, 3e-4, 3e-4 * 4 / 6])
+
+
+def test_poll_is_asked_between_micro_batches(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, asked = config_of(model, num_iterations=2), []
+    monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, False, 1)
+    learner = Learner(load_policy(config), config, 1)
+    learner.learn(pack(given()[0].groups(config), pad_id=0), lambda: asked.append(learner.updates))
+    assert asked == [0] * 2 * P * G + [1] * P * G  # the reference's pass, then each update's
+
+
+# ---- the same again --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "adafactor", "sgd", "lion"])
+def test_a_restored_learner_goes_on_as_the_unbroken_one(model: Path, optimizer: str) -> None:
+    config, steps = config_of(model, optimizer=optimizer, lr_schedule="cosine", lr_warmup_steps=1, lr_final=0), given()
+    unbroken, _ = learned(config, steps)
+    first = load_policy(config)
+    learner = Learner(first, config, STEPS)
+    learner.learn(pack(steps[0].groups(config), pad_id=0))
+    second = load_policy(config)
+    second.assign({name: mx.array(np.array(x)) for name, x in first.trainable().items()})
+    resumed = Learner(second, config, STEPS)
+    resumed.restore({name: mx.array(np.array(x)) for name, x in learner.state_arrays().items()}, learner.updates)
+    for step in steps[1:]:
+        resumed.learn(pack(step.groups(config), pad_id=0))
+    assert all(np.array_equal(np.array(x), unbroken[name]) for name, x in second.trainable().items())
+
+
+def test_dropout_follows_the_seed_and_the_place_in_the_run(model: Path) -> None:
+    """Not the random state that happens to be there: a resumed run must drop what the unbroken one would have."""
+    config = config_of(model, dropout=0.3)
+
+    def first_step(seed: int = 0, updates: int = 0) -> dict[str, np.ndarray]:
+        policy = load_policy(config)
+        learner = Learner(policy, config.model_copy(update={"seed": seed}), 1)
+        learner.updates = updates
+        mx.random.seed(np.random.default_rng().integers(1 << 30).item())
+        learner.learn(pack(given()[0].groups(config), pad_id=0))
+        return {name: np.array(x) for name, x in policy.trainable().items()}
+
+    plain = first_step()
+    assert all(np.array_equal(x, plain[name]) for name, x in first_step().items())
+    for other in (first_step(seed=1), first_step(updates=1)):
+        assert any(not np.array_equal(x, plain[name]) for name, x in other.items())
+
+
+# ---- compiled --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"train_type": "full", "learning_rate": 2e-4},
+        {"beta": 0, "grpo_loss_type": "dapo", "mask_truncated_completions": True},
+        {"entropy_coef": 0.01, "top_entropy_quantile": 0.5},
+        {"sampling_correction": "token_truncate", "importance_sampling_level": "sequence"},
+        {"grad_checkpoint": True},
+    ],
+    ids=str,
+)
+def test_a_traced_gradient_changes_nothing(model: Path, settings: dict[str, Any]) -> None:
+    config = config_of(model, num_iterations=2, **settings)
+    steps = clear(config)[1]
+    plain, told = learned(config, steps)
+    traced, told_too = learned(config, steps, traced=True)
+    assert_same_weights(plain, traced)
+    for one, other in zip(told, told_too, strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-5, nan_ok=True)
+
+
+def test_a_trace_is_kept_for_all_updates_of_its_shape(model: Path) -> None:
+    config = config_of(model, num_iterations=3)
+    policy = load_policy(config)
+    learner, reads = Learner(policy, config, 1, traced=True), []
+    hidden = policy.split_model.hidden
+    policy.split_model.hidden = lambda tokens, cache=None: reads.append(tokens.shape) or hidden(tokens, cache)
+    for step in given():
+        learner.learn(pack(step.groups(config), pad_id=0))
+    assert len(reads) == 2 * 2, (
+        "prompts and completions: in a rollout's first update, which has no old ones yet, and in a later one"
+    )
+    assert all(width % BUCKET in (0, BUCKET - 1) for _, width in reads)
+
+
+def test_dropout_is_never_traced(model: Path) -> None:
+    """A trace would drop the same inputs in every update."""
+    assert not Learner(load_policy(config := config_of(model, dropout=0.1)), config, 1, traced=True).traced
+
+
+# ---- prompts read once for several micro-batches ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"train_type": "full", "learning_rate": 2e-4},
+        {"train_type": "dora"},
+        {"sampling_correction": "token_truncate", "beta": 0},
+        {"grad_checkpoint": True},
+    ],
+    ids=str,
+)
+def test_a_prompt_read_once_for_several_micro_batches_changes_nothing(
+    model: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    config = config_of(model, num_iterations=2, **settings)
+    steps = clear(config)[1]
+    whole, told = learned(config, steps)
+    relayed, told_too = learned(config, steps, micro_batch_tokens=12)
+    assert_same_weights(whole, relayed)
+    for one, other in zip(told, told_too, strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-5, nan_ok=True)
+
+
+def test_a_prompt_is_read_once_however_many_micro_batches_it_is_in(model: Path) -> None:
+    """PrefixRecorder it for each of them would undo what sharing gains."""
+    config = config_of(model, beta=0)
+    policy, reads = load_policy(config), []
+    learner = Learner(policy, config, 1, micro_batch_tokens=1)
+    hidden = policy.split_model.hidden
+    policy.split_model.hidden = lambda tokens, cache=None: reads.append(type(cache[0])) or hidden(tokens, cache)
+    steps = given()
+    steps[0].prompts[0] *= 9
+    learner.learn(pack(steps[0].groups(config), pad_id=0))
+    assert reads.count(PrefixRecorder) == 2 * 2, "two prompts have a signal: once without gradient, once with"
+    assert reads.count(PrefixReader) > 4

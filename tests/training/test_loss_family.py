@@ -1,0 +1,556 @@
+"""Every loss and every setting of the objective, through the learner: an update equals the one that plain automatic
+differentiation of `policy_loss` gives over the whole batch, with a forward pass that cuts, skips and shares nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_unflatten
+
+from backend.models.policy import Policy, load_policy
+from backend.spec.checks import remarks
+from backend.spec.config import SETTINGS, Config, parse, problems
+from backend.training import learner as learner_module
+from backend.training.batch import pack
+from backend.training.learner import Learner, objective
+from backend.training.losses import LEVELS, LOSSES, policy_loss
+from backend.types import Group
+from tests.support import random_models
+from tests.support.reference_forward import LONGEST, TEMPERATURE, G, P, Row, given, looked_at, padded, rows_of
+
+RATE = 0.02
+BASE: dict[str, Any] = {
+    "data": "none", "num_layers": -1, "rank": 4, "scale": 2.0, "batch_size": P, "group_size": G, "beta": 0.05,
+    "optimizer": "sgd", "learning_rate": RATE, "weight_decay": 0.0, "max_grad_norm": 0.0, "epsilon": 2e-3,
+    "epsilon_high": 3e-3, "max_completion_length": LONGEST, "temperature": TEMPERATURE, "top_p": 1.0, "top_k": 0,
+    "num_iterations": 2,
+}  # fmt: skip
+"""Plain gradient descent, so that a weight's change is its gradient; two updates, so that ratios are not all 1."""
+ONE_PART, PARTS = 1 << 14, 60
+"""Budgets of tokens: everything in one part, and a handful of parts."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_models.tiny_model(tmp_path_factory.mktemp("models") / "qwen3", layers=1)
+
+
+def config_of(model: Path, **settings: Any) -> Config:
+    return parse({"model": str(model)} | BASE | settings)
+
+
+@cache
+def loaded(model: str, train_type: str, reference: bool, whose: str) -> tuple[Policy, dict[str, mx.array]]:
+    """A policy and the weights it came with; loading takes longer than a test, so each is used again and again."""
+    changes = {"train_type": train_type, "beta": float(reference)}
+    policy = load_policy(parse({"model": model} | BASE | changes))
+    return policy, policy.trainable()
+
+
+def shaken(config: Config, whose: str = "the learner's") -> Policy:
+    """A policy with adapters that matter, some way from its reference; the same one at every call."""
+    policy, begun = loaded(config.model, config.train_type, config.needs_reference, whose)
+    mx.random.seed(0)
+    policy.assign({name: x + 0.05 * mx.random.normal(x.shape) for name, x in begun.items()})
+    mx.eval(policy.model.parameters())
+    return policy
+
+
+def weights_of(policy: Policy) -> dict[str, np.ndarray]:
+    return {name: np.array(x) for name, x in policy.trainable().items()}
+
+
+# ---- the same, done plainly ------------------------------------------------------------------------------------
+
+
+class Plain:
+    """The updates of a rollout by gradient descent on `policy_loss` of whole optimizer batches."""
+
+    def __init__(self, config: Config, policy: Policy, start: nn.Module) -> None:
+        """`policy` is moved; `start` is the reference, a model of its own."""
+        self.config, self.policy, self.start = config, policy, start
+        self.told: list[dict[str, float]] = []
+        self.nearest = math.inf
+        """How near a ratio has come to a corner of the clip, where a rounding decides which gradient there is."""
+
+    def learn(self, groups: list[Group]) -> None:
+        size = len(groups) // self.config.steps_per_generation
+        batches = [rows_of(groups[i : i + size]) for i in range(0, len(groups), size)]
+        fixed = [self._before(rows) for rows in batches]
+        for _ in range(self.config.num_iterations):
+            for rows, (old, ref) in zip(batches, fixed, strict=True):
+                self._update(rows, old, ref)
+
+    def _before(self, rows: list[Row]) -> tuple[mx.array, mx.array]:
+        old, _ = looked_at(self.policy.model, rows, self.config.temperature)
+        ref, _ = looked_at(self.start, rows, self.config.temperature)
+        mx.eval(old, ref)
+        return (ref if self.config.ratio_against == "reference" else old), ref
+
+    def _update(self, rows: list[Row], old: mx.array, ref: mx.array) -> None:
+        config = self.config
+        hidden = [config.mask_truncated_completions and one.stop == "length" for _, one in rows]
+        mask = padded([[float(not h)] * len(one.tokens) for h, (_, one) in zip(hidden, rows, strict=True)])
+        drawn_with = padded([(np.array(one.logps) - one.log_kept).tolist() for _, one in rows])
+        correction = (
+            {} if config.sampling_correction == "none" else {"is_ratio": self._correction(old, drawn_with, mask)}
+        )
+
+        def loss(weights: dict[str, mx.array]) -> tuple[mx.array, dict[str, mx.array], mx.array]:
+            self.policy.model.update(tree_unflatten(list(weights.items())))
+            logps, entropies = looked_at(self.policy.model, rows)
+            value, metrics = policy_loss(
+                logps,
+                old,
+                ref if config.needs_reference else None,
+                mx.array([one.advantage for _, one in rows]),
+                mx.array(mask),
+                entropies=entropies,
+                sampling_logps=mx.array(drawn_with),
+                entropy_coef=config.entropy_coef,
+                **correction,
+                **objective(config),
+            )
+            return value, metrics, logps
+
+        (value, metrics, logps), gradient = mx.value_and_grad(loss)(self.policy.trainable())
+        self.told.append({name: float(x) for name, x in metrics.items()} | {"loss": float(value)})
+        self.policy.assign(
+            {name: x - config.learning_rate * gradient[name] for name, x in self.policy.trainable().items()}
+        )
+        mx.eval(self.policy.model.parameters())
+        ratio = LEVELS[config.importance_sampling_level].ratio((logps - old) * mask, mx.array(mask))
+        corners = [1 - config.epsilon, 1 + (config.epsilon_high or config.epsilon), config.epsilon_high, config.delta]
+        distances = [float(mx.abs(ratio - corner).min()) for corner in corners if corner is not None]
+        self.nearest = min(self.nearest, *distances)
+
+    def _correction(self, old: mx.array, drawn_with: np.ndarray, mask: np.ndarray) -> mx.array:
+        """π_old / π_sampler by the token or the completion, held within its limits or 0 outside of them."""
+        gap = (np.array(old, np.float64) - drawn_with) * mask
+        kind, way = self.config.sampling_correction.split("_")
+        ratio = np.exp(gap if kind == "token" else gap.sum(axis=1, keepdims=True))
+        low, high = self.config.sampling_correction_min or 0.0, self.config.sampling_correction_max or np.inf
+        inside = (ratio >= low) & (ratio <= high)
+        assert inside.any() and not inside[mask[:, :1] > 0 if kind == "sequence" else mask > 0].all(), (
+            "no limit matters"
+        )
+        return mx.array(np.clip(ratio, low, high) if way == "truncate" else ratio * inside, mx.float32)
+
+
+def assert_near(got: dict[str, np.ndarray], wanted: dict[str, np.ndarray], start: dict[str, np.ndarray]) -> None:
+    """The changes, which are gradients times the learning rate, agree to a ten-thousandth of the largest of them."""
+    assert got.keys() == wanted.keys() == start.keys()
+    largest = max(np.abs(wanted[name] - start[name]).max() for name in start)
+    assert largest > 1e-6, "nothing has moved, so this shows nothing"
+    for name in start:
+        apart = np.abs(got[name] - wanted[name]).max()
+        assert apart < 1e-4 * largest + 1e-7, f"{name}: {apart:.1e} apart, where weights moved by {largest:.1e}"
+
+
+def clear(config: Config, batches: int) -> tuple[Plain, list[Group]]:
+    """The first completions under which no ratio ends up at a corner of the clip, and the plain run on them."""
+    for seed in range(20):
+        policy = shaken(config, "the plain one's")
+        groups = given(policy.model, P * batches, seed)
+        plain = Plain(config, policy, loaded(config.model, config.train_type, False, "the start")[0].model)
+        plain.learn(groups)
+        if plain.nearest > 3e-6:
+            return plain, groups
+    raise AssertionError("every seed puts a ratio on a corner")
+
+
+def assert_equal_updates(
+    monkeypatch: pytest.MonkeyPatch, config: Config, batches: int = 1
+) -> tuple[Plain, dict[str, float]]:
+    """The learner's updates are the plain ones, in one part and in many; the plain run and our metrics are returned."""
+    start = weights_of(shaken(config))
+    plain, groups = clear(config, batches)
+    wanted = {name: np.mean([one[name] for one in plain.told]) for name in plain.told[0]}
+    metrics: dict[str, float] = {}
+    for budget in (ONE_PART, PARTS):
+        monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, False, budget)
+        mine = shaken(config)
+        told, metrics = metrics, Learner(mine, config, 1).learn(pack_of(groups, config))
+        assert_near(weights_of(mine), weights_of(plain.policy), start)
+        assert wanted.keys() <= metrics.keys()
+        for name, value in (metrics | told | wanted).items():
+            assert metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), name
+    return plain, metrics
+
+
+def pack_of(groups: list[Group], config: Config) -> Any:
+    return pack(groups, pad_id=0, mask_truncated_completions=config.mask_truncated_completions)
+
+
+# ---- every loss, every setting ---------------------------------------------------------------------------------
+
+CORRECTED = {"sampling_correction_min": 0.8, "sampling_correction_max": 1.6}
+BY_ROW = {"sampling_correction_min": 0.05, "sampling_correction_max": 0.5}
+TURNED_ON: dict[str, dict[str, Any]] = {
+    "as it comes": {},
+    "sequence": {"importance_sampling_level": "sequence", "epsilon": 5e-4, "epsilon_high": 6e-4},
+    "sequence_token": {"importance_sampling_level": "sequence_token", "epsilon": 5e-4, "epsilon_high": 6e-4},
+    "delta": {"delta": 1.0005, "epsilon_high": 2e-4},
+    "entropy bonus": {"entropy_coef": 0.3},
+    "most uncertain tokens": {"top_entropy_quantile": 0.37},
+    "most uncertain tokens, with the bonus": {"top_entropy_quantile": 0.37, "entropy_coef": 0.3},
+    "off-policy mask": {"off_policy_mask_threshold": 0.4},
+    "token, truncated": {"sampling_correction": "token_truncate"} | CORRECTED,
+    "token, masked": {"sampling_correction": "token_mask"} | CORRECTED,
+    "sequence, truncated": {"sampling_correction": "sequence_truncate"} | BY_ROW,
+    "sequence, masked": {"sampling_correction": "sequence_mask"} | BY_ROW,
+    "truncated completions masked": {"mask_truncated_completions": True},
+    "against the reference": {"ratio_against": "reference", "epsilon": 0.3, "epsilon_high": 0.3},
+    "plain KL": {"use_bias_correction_kl": False, "beta": 0.5},
+    "no reference": {"beta": 0.0, "skip_zero_signal": False},
+}
+
+
+@pytest.mark.parametrize("what", TURNED_ON)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_an_update_is_the_gradient_of_the_loss_over_the_whole_batch(
+    model: Path, monkeypatch: pytest.MonkeyPatch, loss: str, what: str
+) -> None:
+    own = {"epsilon_high": 1.001} if loss == "cispo" else {}
+    config = config_of(model, grpo_loss_type=loss, **TURNED_ON[what] | own)
+    plain, _ = assert_equal_updates(monkeypatch, config)
+    if what == "as it comes" and "clip_ratio_total" in plain.told[0]:
+        assert plain.told[1]["clip_ratio_total"] > 0.1, "nothing is clipped, so this shows nothing of the clip"
+
+
+@pytest.mark.parametrize("what", ["entropy bonus", "most uncertain tokens", "off-policy mask", "sequence, masked",
+                                  "token, truncated", "truncated completions masked", "delta"])  # fmt: skip
+def test_every_setting_matters(model: Path, what: str) -> None:
+    """Each of the settings above moves the weights elsewhere, or its comparison would have compared nothing."""
+    settings = TURNED_ON[what]
+    without = {key: value for key, value in settings.items() if key.startswith(("epsilon", "sampling_correction_"))}
+    ends = []
+    for chosen in (without, settings):
+        config = config_of(model, **chosen)
+        policy = shaken(config)
+        Learner(policy, config, 1).learn(pack_of(given(policy.model), config))
+        ends.append(weights_of(policy))
+    assert max(np.abs(ends[0][name] - x).max() for name, x in ends[1].items()) > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("loss", "own"),
+    [
+        ("sapo", {"sapo_temperature_pos": 20.0}),
+        ("sapo", {"sapo_temperature_neg": 20.0}),
+        ("vespo", {"vespo_k_pos": 4.0}),
+        ("vespo", {"vespo_lambda_pos": 1.0}),
+        ("vespo", {"vespo_k_neg": 5.0}),
+        ("vespo", {"vespo_lambda_neg": 1.0}),
+    ],
+    ids=str,
+)
+def test_the_parameters_of_a_loss_reach_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch, loss: str, own: dict[str, float]
+) -> None:
+    config = config_of(model, grpo_loss_type=loss, beta=0, skip_zero_signal=False, **own)
+    mine, _ = assert_equal_updates(monkeypatch, config)
+    other, _ = assert_equal_updates(monkeypatch, config_of(model, grpo_loss_type=loss, beta=0, skip_zero_signal=False))
+    assert mine.told[1]["loss"] != pytest.approx(other.told[1]["loss"], abs=1e-7)
+
+
+@pytest.mark.parametrize("what", ["as it comes", "most uncertain tokens, with the bonus", "sequence, truncated"])
+def test_full_fine_tuning_takes_the_same_updates(model: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    config = config_of(model, train_type="full", grpo_loss_type="dapo", learning_rate=2e-3, **TURNED_ON[what])
+    assert_equal_updates(monkeypatch, config)
+
+
+def test_a_batch_of_nothing_but_masked_completions_moves_nothing_and_breaks_nothing(model: Path) -> None:
+    """No token is trained on, yet with a KL term nothing is left out beforehand: the passes run over no tokens at all."""
+    for settings in (
+        {},
+        {"beta": 0.0},
+        {"entropy_coef": 0.1},
+        {"top_entropy_quantile": 0.5},
+        TURNED_ON["token, masked"],
+    ):
+        config = config_of(model, mask_truncated_completions=True, **settings)
+        policy = shaken(config)
+        groups = given(policy.model)
+        for _, one in rows_of(groups):
+            one.stop = "length"
+        before = weights_of(policy)
+        metrics = Learner(policy, config, 1).learn(pack_of(groups, config))
+        assert metrics["loss"] == 0 and metrics["grad_norm"] == 0
+        assert all(np.array_equal(x, before[name]) for name, x in weights_of(policy).items())
+
+
+# ---- the entropy bonus that moves ------------------------------------------------------------------------------
+
+
+def test_the_adaptive_bonus_moves_after_each_update_and_applies_below_its_target(model: Path) -> None:
+    """Entropies of a random model lie near log 320 = 5.8: above a target of 1 and below one of 9."""
+    for target, begins, values, used in ((9.0, 0.1, [0.105, 0.110], [0.1, 0.105]), (1.0, 0.1, [0.095, 0.09], [0.1, 0])):
+        config = config_of(model, entropy_coef=begins, entropy_adaptive=True, entropy_target=target, num_iterations=1)
+        policy = shaken(config)
+        learner = Learner(policy, config, 2)
+        for value, coefficient in zip(values, used, strict=True):
+            metrics = learner.learn(pack_of(given(policy.model), config))
+            assert learner.bonus.value == pytest.approx(value)
+            assert metrics.get("entropy_coef", 0) == pytest.approx(coefficient)
+            assert ("policy_loss" in metrics) == (coefficient > 0)
+
+
+def test_an_adaptive_bonus_may_begin_at_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(model, entropy_adaptive=True, entropy_target=9.0, beta=0, num_iterations=1)
+    policy = shaken(config)
+    learner = Learner(policy, config, 2)
+    learner.learn(pack_of(given(policy.model), config))
+    groups = given(policy.model, seed=1)
+    other = shaken(config, "the plain one's")
+    other.assign(policy.trainable())
+    plain = Plain(config.model_copy(update={"entropy_coef": 0.005}), other, other.model)
+    plain.learn(groups)
+    start = weights_of(policy)
+    learner.learn(pack_of(groups, config))
+    assert_near(weights_of(policy), weights_of(plain.policy), start)
+
+
+# ---- groups without signal -------------------------------------------------------------------------------------
+
+
+def silent(groups: list[Group]) -> list[Group]:
+    for _, one in rows_of(groups):
+        one.advantage = 0.0
+    return groups
+
+
+def three_steps(config: Config, quiet: set[int]) -> tuple[dict[str, np.ndarray], list[int], list[dict[str, float]]]:
+    """Weights after three steps, rows forwarded in each, and the metrics; `quiet` steps have no signal at all."""
+    policy = shaken(config)
+    learner, hidden, rows = Learner(policy, config, 3), policy.split_model.hidden, [0]
+    batches = [given(policy.model, seed=step) for step in range(3)]
+    counted, told = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        seen = lambda tokens, cache=None: rows.append(rows.pop() + len(tokens)) or hidden(tokens, cache)  # noqa: E731
+        patch.setattr(policy.split_model, "hidden", seen)
+        for step, groups in enumerate(batches):
+            told.append(learner.learn(pack_of(silent(groups) if step in quiet else groups, config)))
+            counted.append(rows[0])
+            rows[0] = 0
+    return weights_of(policy), counted, told
+
+
+ADAMW = {"optimizer": "adamw", "learning_rate": 1e-3, "weight_decay": 0.1}
+
+
+@pytest.mark.parametrize("quiet", [set(), {1}, {0, 1, 2}], ids=["no step", "one step", "every step"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_skipping_what_cannot_move_the_policy_changes_no_weight(model: Path, loss: str, quiet: set[int]) -> None:
+    """Momentum and weight decay go on in a step without any signal, and its work is saved."""
+    settings = {"grpo_loss_type": loss, "beta": 0.0} | ADAMW
+    (on, fewer, told), (off, all_rows, _) = (
+        three_steps(config_of(model, skip_zero_signal=skip, **settings), quiet) for skip in (True, False)
+    )
+    largest = max(np.abs(x).max() for x in off.values())
+    assert all(np.abs(x - off[name]).max() < 1e-5 * largest for name, x in on.items())
+    assert all_rows == [2 * P * (1 + G)] * 3, "a prompt is read once for its completions"
+    assert fewer == [0 if step in quiet else 2 * (P - 1) * (1 + G) for step in range(3)], (
+        "the second group has no signal"
+    )
+    assert all((step["loss"], step["grad_norm"]) == (0, 0) for i, step in enumerate(told) if i in quiet)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"beta": 0.05},
+        {"entropy_coef": 0.2},
+        {"entropy_adaptive": True, "entropy_target": 9.0},
+        {"top_entropy_quantile": 0.37},
+        {"mask_truncated_completions": True},
+        {"steps_per_generation": 3},
+    ],
+    ids=str,
+)
+def test_skipping_leaves_in_whatever_another_term_needs(model: Path, settings: dict[str, Any]) -> None:
+    """The threshold of the most uncertain tokens is one over all tokens: leaving rows out once moved it."""
+    on, off = (
+        three_steps(config_of(model, **{"beta": 0.0} | ADAMW | settings, skip_zero_signal=skip), {1})[0]
+        for skip in (True, False)
+    )
+    largest = max(np.abs(x).max() for x in off.values())
+    assert all(np.abs(x - off[name]).max() < 1e-5 * largest for name, x in on.items())
+
+
+# ---- several batches a rollout ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["as it comes", "sequence, masked", "against the reference", "off-policy mask"])
+@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dapo", "vespo"])
+def test_batches_of_a_rollout_each_twice(model: Path, monkeypatch: pytest.MonkeyPatch, loss: str, what: str) -> None:
+    """Four updates; the old log-probabilities are those before the first, so the second batch's first ratio is not 1."""
+    config = config_of(model, grpo_loss_type=loss, steps_per_generation=2, **TURNED_ON[what])
+    assert (config.prompts_per_step, config.updates_per_step) == (2 * P, 4)
+    plain, _ = assert_equal_updates(monkeypatch, config, batches=2)
+    assert len(plain.told) == 4
+    if loss != "vespo" and what == "as it comes":
+        clipped = [one["clip_ratio_total"] for one in plain.told]
+        assert clipped[0] == 0 and min(clipped[1:]) > 0.05
+
+
+def test_old_log_probabilities_are_taken_once_and_before_the_policy_moves(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    before = Learner._looked_at
+
+    def look(self: Learner, split_model: Any, *rest: Any) -> Any:
+        if split_model is self.policy.split_model:
+            taken.append(self.updates)
+        return before(self, split_model, *rest)
+
+    monkeypatch.setattr(Learner, "_looked_at", look)
+    for settings, wanted in (
+        ({"steps_per_generation": 2}, [0, 0]),
+        ({"steps_per_generation": 2, "ratio_against": "reference"}, []),
+        ({"sampling_correction": "token_truncate"}, [0]),
+        ({"num_iterations": 4}, []),  # the first update has them for nothing
+    ):
+        config = config_of(model, **settings)
+        policy = shaken(config)
+        learner = Learner(policy, config, 1)
+        groups = given(policy.model, P * config.steps_per_generation)
+        learner.learn(pack_of(groups, config))
+        assert learner.updates == config.updates_per_step
+        assert taken == wanted
+        taken.clear()
+
+
+# ---- what was drawn from, and the policy -----------------------------------------------------------------------
+
+
+def test_the_gap_to_what_was_drawn_from_is_measured_whatever_the_correction(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: differences are |log π − (logp − log_kept)| over the tokens, ratios exp of them with their sign."""
+    config = config_of(model, beta=0, num_iterations=1, skip_zero_signal=False)
+    policy = shaken(config)
+    groups = given(policy.model)
+    logp_BT = np.array(looked_at(policy.model, rows_of(groups))[0])
+    gaps = np.concatenate(
+        [
+            row[: len(one.tokens)] - np.array(one.logps) + one.log_kept
+            for (_, one), row in zip(rows_of(groups), logp_BT, strict=True)
+        ]
+    )
+    wanted = {
+        "sampling/sampling_logp_difference/mean": np.abs(gaps).mean(),
+        "sampling/sampling_logp_difference/max": np.abs(gaps).max(),
+        "sampling/importance_sampling_ratio/min": np.exp(gaps).min(),
+        "sampling/importance_sampling_ratio/mean": np.exp(gaps).mean(),
+        "sampling/importance_sampling_ratio/max": np.exp(gaps).max(),
+    }
+    for budget in (ONE_PART, PARTS):
+        monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, False, budget)
+        metrics = Learner(shaken(config), config, 1).learn(pack_of(groups, config))
+        assert {name: metrics[name] for name in wanted} == pytest.approx(wanted, rel=1e-4)
+    corrected = config_of(model, beta=0, num_iterations=1, skip_zero_signal=False, **TURNED_ON["token, truncated"])
+    metrics = Learner(shaken(corrected), corrected, 1).learn(pack_of(groups, corrected))
+    assert metrics["sampling/importance_sampling_ratio/min"] == pytest.approx(0.8)
+    assert metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(
+        np.exp(gaps).clip(0.8, 1.6).mean(), rel=1e-4
+    )
+
+
+# ---- the form --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "table"), [("grpo_loss_type", LOSSES), ("importance_sampling_level", LEVELS)], ids=["losses", "levels"]
+)
+def test_a_menu_is_its_table(key: str, table: dict[str, Any]) -> None:
+    menu = [(choice.value, choice.label, choice.sentence) for choice in SETTINGS[key].choices]
+    assert menu == [(name, row.name, row.sentence) for name, row in table.items()]
+
+
+def test_every_parameter_of_the_objective_is_a_setting_with_the_same_default() -> None:
+    """Epsilon and beta have the defaults of the guide that the form follows."""
+    from dataclasses import fields
+
+    from backend.training.losses import Settings
+
+    ours = {field.name: field.default for field in fields(Settings)}
+    renamed = {"loss_type": "grpo_loss_type"}
+    elsewhere = {"num_items", "max_completion_length", "epsilon", "beta"}
+    for name in ours.keys() - elsewhere:
+        assert SETTINGS[renamed.get(name, name)].default == ours[name], name
+    assert objective(parse({"model": "m", "data": "d"})).keys() | {"num_items", "entropy_coef"} == ours.keys()
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"sync_ref_model": True, "beta": 0}, "sync_ref_model", "KL weight is 0, so there is no reference to move"),
+    ({"sync_ref_model": True, "reference_model_path": "x/y"}, "sync_ref_model", "clear one of the two"),
+    ({"sampling_correction": "token_mask", "ratio_against": "reference"}, "sampling_correction", "policy that sampled"),
+    ({"sampling_correction": "token_mask", "sampling_correction_min": 4.0}, "sampling_correction_min",
+     "The smallest correction (4) is above the largest correction (3)."),
+    ({"reward_weight_schedule": "linear"}, "reward_weights_final", "0 final weights for 5 reward functions"),
+    ({"multi_objective_aggregation": "normalize_then_sum", "advantage_baseline": "leave_one_out"},
+     "advantage_baseline", "set Baseline to Group mean"),
+    ({"stages": [{"iters": 3}], "reward_weight_schedule": "adaptive"}, "reward_weight_schedule", "Constant"),
+    ({"stages": [{"iters": 3, "temperature": 1}]}, "stages", "Stage 1 has temperature; a stage has iters"),
+    ({"stages": [{"iters": 3}, {}]}, "stages", "Stage 2 needs iters, a whole number of steps above 0."),
+    ({"stages": [{"iters": True}]}, "stages", "Stage 1 needs iters"),
+    ({"stages": [{"iters": 1, "reward_functions": []}]}, "stages", "reward_functions must be a list of names"),
+    ({"stages": [{"iters": 1, "reward_functions": ["a", "b", "a"]}]}, "stages", "Stage 1 lists a twice"),
+    ({"stages": [{"iters": 1, "reward_weights": ["a"]}]}, "stages", "reward_weights must be a list of numbers"),
+    ({"stages": [{"iters": 1, "reward_functions": ["a"], "reward_weights": [1, 2]}]}, "stages",
+     "Stage 1 has 2 reward weights for 1 reward functions."),
+    ({"stages": [{"iters": 1, "reward_weights": [math.inf, 1, 1, 1, 1]}]}, "stages", "must be finite numbers"),
+    ({"stages": [{"iters": 1, "reward_functions": ["a"], "reward_weights": [0]}]}, "stages", "at least one of them not 0."),
+    ({"stages": [3]}, "stages", "Stages must be a list of stages, not [3]."),
+    ({"grpo_loss_type": "ppo"}, "grpo_loss_type", "it is one of grpo, bnpo, dr_grpo, dapo, luspo, cispo, sapo, vespo"),
+    ({"importance_sampling_level": "turn"}, "importance_sampling_level", "token, sequence, sequence_token"),
+    ({"delta": 1.0}, "delta", "Delta must be above 1, not 1"),
+    ({"top_entropy_quantile": 1.1}, "top_entropy_quantile", "at most 1"),
+    ({"off_policy_mask_threshold": 0}, "off_policy_mask_threshold", "above 0"),
+    ({"ref_model_mixup_alpha": 0}, "ref_model_mixup_alpha", "above 0"),
+    ({"steps_per_generation": 0}, "steps_per_generation", "at least 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("raw", "key", "says"), REFUSED, ids=[str(raw) for raw, _, _ in REFUSED])
+def test_what_cannot_be_is_refused_before_anything_loads(raw: dict[str, Any], key: str, says: str) -> None:
+    (fault,) = problems({"model": "m", "data": "d"} | raw)
+    assert fault.setting == key
+    assert says in fault.sentence and fault.sentence.endswith(".") and "\n" not in fault.sentence
+
+
+REMARKED: list[tuple[dict[str, Any], str]] = [
+    ({"grpo_loss_type": "dapo", "importance_sampling_level": "sequence"}, "weighs long completions more"),
+    ({"grpo_loss_type": "luspo"}, "was made for importance by sequence"),
+    ({"grpo_loss_type": "vespo", "importance_sampling_level": "sequence"}, "was made for importance by token"),
+    ({"grpo_loss_type": "cispo"}, "its paper uses about 5"),
+    ({"grpo_loss_type": "sapo", "delta": 4.0}, "the sapo loss has no clip"),
+    ({"num_iterations": 1}, "the ratio is always 1"),
+]
+
+
+@pytest.mark.parametrize(("raw", "says"), REMARKED, ids=[str(raw) for raw, _ in REMARKED])
+def test_what_is_probably_not_meant_is_said(raw: dict[str, Any], says: str) -> None:
+    (sentence,) = remarks(parse({"model": "m", "data": "d", "num_iterations": 2} | raw).model_dump())
+    assert says in sentence and sentence.endswith(".")
+
+
+def test_what_is_meant_is_not_remarked_on() -> None:
+    for raw in (
+        {"num_iterations": 2},
+        {"steps_per_generation": 2},
+        {"ratio_against": "reference"},
+        {"num_iterations": 2, "grpo_loss_type": "cispo", "epsilon_high": 5.0},
+        {"num_iterations": 2, "grpo_loss_type": "luspo", "importance_sampling_level": "sequence"},
+    ):
+        assert not remarks(parse({"model": "m", "data": "d"} | raw).model_dump())

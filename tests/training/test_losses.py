@@ -1,0 +1,476 @@
+"""The table of losses: another implementation's numbers, numbers worked by hand, and what must not matter."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.training import losses
+from backend.training.losses import LEVELS, LOSSES, entropy_quantile, merge, policy_loss, policy_terms, token_weights
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+INPUTS = json.loads((GOLDEN / "loss_inputs.json").read_text())
+CASES = json.loads((GOLDEN / "loss_cases.json").read_text())
+OUR_NAMES = {
+    "clip_ratio/low_mean": "clip_ratio_low",
+    "clip_ratio/high_mean": "clip_ratio_high",
+    "clip_ratio/region_mean": "clip_ratio_total",
+}
+CLOSE = {"rtol": 2e-5, "atol": 2e-6}
+BETA = 0.04
+
+
+def loss_and_gradient(logps: mx.array, *args: Any, **settings: Any) -> tuple[mx.array, dict[str, mx.array], np.ndarray]:
+    (loss, metrics), gradient = mx.value_and_grad(lambda x: policy_loss(x, *args, **settings))(logps)
+    return loss, metrics, np.array(gradient)
+
+
+# ---- golden ----------------------------------------------------------------------------------------------------
+
+
+def golden_arguments(case: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    arrays = {name: mx.array(value, mx.float32) for name, value in INPUTS[case["input"]].items()}
+    config = {"loss_type": "dapo", "max_completion_length": 16, **case["config"]}
+    extra: dict[str, Any] = {"entropies": arrays["entropies"], "num_items": arrays["num_items_in_batch"]}
+    old = arrays["old_logps"] if case.get("use_old", True) else None
+    ref = arrays["ref_logps"] if config.get("beta", 0) else None
+    return [arrays["logps"], old, ref, arrays["advantages"], arrays["completion_mask"]], config | extra
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_another_implementations_numbers(case: dict[str, Any]) -> None:
+    arguments, config = golden_arguments(case)
+    loss, metrics, gradient = loss_and_gradient(*arguments, **config)
+    np.testing.assert_allclose(float(loss), case["out"]["loss"], **CLOSE)
+    np.testing.assert_allclose(gradient, case["out"]["dlogps"], **CLOSE)
+    expected = {OUR_NAMES.get(name, name): float(value) for name, value in case["out"]["metrics"].items()}
+    assert set(metrics) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(float(metrics[name]), value, err_msg=name, **CLOSE)
+
+
+# ---- worked by hand --------------------------------------------------------------------------------------------
+
+
+def rows(*values: list[float]) -> mx.array:
+    return mx.array(values, mx.float32)
+
+
+RATIOS = rows([1.5, 1.0], [0.5, 9.0])
+ADVANTAGES = mx.array([1.0, -1.0])
+MASK = rows([1, 1], [1, 0])
+
+
+def test_the_clipped_loss_worked_by_hand() -> None:
+    # Row 1: min(1.5, 1.2) = 1.2 and 1.0, mean 1.1. Row 2: min(−0.5, −0.8) = −0.8. Loss −(1.1 − 0.8) / 2.
+    loss, metrics, gradient = loss_and_gradient(mx.log(RATIOS), mx.zeros((2, 2)), None, ADVANTAGES, MASK)
+    assert float(loss) == pytest.approx(-0.15)
+    np.testing.assert_allclose(gradient, [[0, -0.25], [0, 0]], atol=1e-7)  # only the token inside the range moves
+    expected = {"low": 1 / 3, "high": 1 / 3, "total": 2 / 3}
+    assert {k: float(metrics[f"clip_ratio_{k}"]) for k in expected} == pytest.approx(expected)
+    assert float(metrics["clip_ratio/low_min"]) == 0 and float(metrics["clip_ratio/high_max"]) == 0.5
+
+
+def test_epsilon_high_lets_the_ratio_rise_further_than_it_may_fall() -> None:
+    # Row 1 is now (1.5 + 1.0) / 2 = 1.25.
+    loss, metrics, gradient = loss_and_gradient(
+        mx.log(RATIOS), mx.zeros((2, 2)), None, ADVANTAGES, MASK, epsilon=0.2, epsilon_high=0.6
+    )
+    assert float(loss) == pytest.approx(-0.225)
+    np.testing.assert_allclose(gradient, [[-0.375, -0.25], [0, 0]], atol=1e-7)
+    assert float(metrics["clip_ratio_high"]) == 0
+
+
+def test_a_sequence_ratio_is_the_geometric_mean_over_the_tokens_that_count() -> None:
+    # sqrt(1.5 · 1.0) = 1.2247 → 1.2; row 2 as before, its second token is padding.
+    loss, metrics, _ = loss_and_gradient(
+        mx.log(RATIOS), mx.zeros((2, 2)), None, ADVANTAGES, MASK, importance_sampling_level="sequence"
+    )
+    assert float(loss) == pytest.approx(-(1.2 - 0.8) / 2)
+    assert float(metrics["clip_ratio_total"]) == 1
+
+
+@pytest.mark.parametrize(("corrected", "slope"), [(True, math.log(2)), (False, 0.5)])
+def test_the_kl_term_worked_by_hand(corrected: bool, slope: float) -> None:
+    # log π = log ½, log π_ref = log ¼, so r = log ½: ½ + log 2 − 1 = 0.19315. Its slope in log π is 1 − ½; times the
+    # ratio, 0.19315 more: log 2, which is the true gradient's one-sample estimate.
+    log_half = mx.array([[math.log(0.5)]])
+    loss, metrics, gradient = loss_and_gradient(
+        log_half, None, 2 * log_half, mx.zeros(1), mx.ones((1, 1)), beta=0.1, use_bias_correction_kl=corrected
+    )
+    assert float(metrics["kl"]) == pytest.approx(0.5 + math.log(2) - 1)
+    assert float(loss) == pytest.approx(0.1 * (0.5 + math.log(2) - 1))
+    assert gradient.item() == pytest.approx(0.1 * slope)
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "loss"),
+    [("grpo", -2 / 3), ("bnpo", -1), ("dr_grpo", -4 / 12), ("dapo", -4 / 8), ("luspo", -4 / 3), ("sapo", -4 / 3)],
+)
+def test_how_tokens_are_averaged(loss_type: str, loss: float) -> None:
+    # Rows of 3, 1 and 0 tokens, every term −1 (sapo's gate at ratio 1 is 4σ(0)/τ = 2), 4 tokens of room, 8 items.
+    mask = rows([1, 1, 1], [1, 0, 0], [0, 0, 0])
+    got, _ = policy_loss(
+        mx.zeros((3, 3)), None, None, mx.ones(3), mask, loss_type=loss_type, max_completion_length=4, num_items=8
+    )
+    assert float(got) == pytest.approx(loss)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_on_policy_every_loss_is_the_policy_gradient(loss_type: str, level: str) -> None:
+    mask = rows([1, 1, 1], [1, 1, 0])
+    advantages = mx.array([0.7, -1.3])
+    settings = {"loss_type": loss_type, "max_completion_length": 8}
+    _, _, gradient = loss_and_gradient(
+        rows([-1, -2, -3], [-1, -2, 0]),
+        None,
+        None,
+        advantages,
+        mask,
+        importance_sampling_level=level,
+        epsilon_high=5.0,
+        **settings,
+    )
+    weights = token_weights(mask, **settings)
+    np.testing.assert_allclose(gradient, -np.array(advantages)[:, None] * np.array(weights), rtol=1e-6, atol=1e-9)
+
+
+def test_the_sequence_token_level_clips_by_the_row_and_moves_by_the_token() -> None:
+    logps, old = rows([-0.9, -1.3]), rows([-1.0, -1.0])
+    arguments = (old, None, mx.array([1.0]), mx.ones((1, 2)))
+    by_row = loss_and_gradient(logps, *arguments, importance_sampling_level="sequence")
+    by_token = loss_and_gradient(logps, *arguments, importance_sampling_level="sequence_token")
+    assert float(by_token[0]) == pytest.approx(float(by_row[0])) == pytest.approx(-math.exp(-0.1))
+    np.testing.assert_allclose(by_token[2], -math.exp(-0.1) / 2 * np.ones((1, 2)), rtol=1e-6)
+
+
+def test_delta_bounds_the_ratio_of_a_worse_answer() -> None:
+    # A = −1 and ratio 10: without delta the term is 10, the gradient as large; with delta 4 it is 4 and still.
+    arguments = (mx.log(rows([10.0])), mx.zeros((1, 1)), None, mx.array([-1.0]), mx.ones((1, 1)))
+    loss, _, gradient = loss_and_gradient(*arguments)
+    assert (float(loss), gradient.item()) == pytest.approx((10, 10), rel=1e-5)
+    loss, _, gradient = loss_and_gradient(*arguments, delta=4.0)
+    assert (float(loss), gradient.item()) == (4, 0)
+
+
+def test_a_worse_row_left_too_far_behind_is_dropped_but_keeps_its_kl() -> None:
+    old, sampler = rows([-1.0], [-1.0], [-1.0]), rows([-0.2], [-0.2], [float("nan")])
+    arguments = (rows([-1.0], [-1.0], [-1.0]), old, None, mx.array([1.0, -1.0, -1.0]), mx.ones((3, 1)))
+    _, _, gradient = loss_and_gradient(*arguments, off_policy_mask_threshold=0.5, sampling_logps=sampler)
+    np.testing.assert_allclose(gradient[:, 0], [-1 / 3, 0, 1 / 3], rtol=1e-6)
+    _, _, gradient = loss_and_gradient(*arguments, off_policy_mask_threshold=0.5)  # the old policy has not drifted
+    np.testing.assert_allclose(gradient[:, 0], [-1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
+    loss, metrics = policy_loss(
+        *arguments[:2], old - 1, mx.array([-1.0] * 3), *arguments[4:], beta=1.0, off_policy_mask_threshold=-1.0
+    )
+    assert float(loss) == pytest.approx(float(metrics["kl"])) != 0
+
+
+def test_an_importance_correction_scales_the_term_and_not_the_kl() -> None:
+    logps = rows([-1.0, -1.0])
+    arguments = (logps, None, logps - 1, mx.array([1.0]), mx.ones((1, 2)))
+    without, _ = policy_loss(*arguments, beta=1.0)
+    by_token, _ = policy_loss(*arguments, beta=1.0, is_ratio=rows([0.5, 0.0]))
+    by_row, _ = policy_loss(*arguments, beta=1.0, is_ratio=rows([0.25]))
+    assert float(by_token - without) == pytest.approx(0.75) == pytest.approx(float(by_row - without))
+
+
+def test_vespo_takes_the_importance_correction_into_its_weight() -> None:
+    # log w = 0.1 + 0.2 from the policy, log ½ from the correction; φ = e^{3 + 2·log w − 3w}.
+    log_w = 0.3 + math.log(0.5)
+    for correction in (rows([0.5, 1.0]), rows([0.5])):
+        loss, metrics = policy_loss(
+            rows([-0.9, -0.8]),
+            rows([-1.0, -1.0]),
+            None,
+            mx.array([1.0]),
+            mx.ones((1, 2)),
+            loss_type="vespo",
+            is_ratio=correction,
+        )
+        phi = math.exp(3 + 2 * log_w - 3 * math.exp(log_w))
+        assert float(metrics["vespo/phi_seq_mean"]) == pytest.approx(phi, rel=1e-5)
+        assert float(loss) == pytest.approx(phi * (0.9 + 0.8) / 2, rel=1e-5)  # and not once more outside of it
+
+
+# ---- entropy ---------------------------------------------------------------------------------------------------
+
+ENTROPIES = rows([0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 99.0, 99.0])
+ENTROPY_MASK = rows([1, 1, 1, 1], [1, 1, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("top", "moved"),
+    [
+        (1.0, [[1, 1, 1, 1], [1, 1, 0, 0]]),
+        (0.5, [[0, 0, 0, 1], [1, 1, 0, 0]]),
+        (0.2, [[0, 0, 0, 0], [1, 1, 0, 0]]),  # the fifth of six stands exactly at the quantile: ties are kept
+        (0.1, [[0, 0, 0, 0], [0, 1, 0, 0]]),
+        (0.0, [[0, 0, 0, 0], [0, 1, 0, 0]]),
+    ],
+)
+def test_only_the_most_uncertain_tokens_move_the_policy(top: float, moved: list[list[int]]) -> None:
+    zeros = mx.zeros((2, 4))
+    _, _, gradient = loss_and_gradient(
+        zeros, zeros, None, mx.ones(2), ENTROPY_MASK, entropies=ENTROPIES, top_entropy_quantile=top
+    )
+    np.testing.assert_array_equal(gradient != 0, np.array(moved) == 1)
+
+
+def test_the_quantile_is_linear_over_the_tokens_that_count() -> None:
+    active = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    for top in (0.0, 0.13, 0.5, 0.77, 1.0):
+        got = float(entropy_quantile(ENTROPIES, ENTROPY_MASK, top))
+        assert got == pytest.approx(np.quantile(active, 1 - top), rel=1e-6)
+    assert float(entropy_quantile(ENTROPIES, mx.zeros((2, 4)), 0.5)) == math.inf
+
+
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_the_entropy_bonus_is_the_mean_entropy_whatever_the_loss(loss_type: str) -> None:
+    arguments = (mx.zeros((2, 4)), None, None, ADVANTAGES, ENTROPY_MASK)
+    settings: dict[str, Any] = {"loss_type": loss_type, "max_completion_length": 4, "entropy_coef": 0.1}
+    loss, metrics = policy_loss(*arguments, entropies=ENTROPIES, **settings)
+    assert float(metrics["policy_loss"] - loss) == pytest.approx(0.1 * 0.35, rel=1e-5)
+    assert float(metrics["entropy_coef"]) == pytest.approx(0.1)
+    assert float(metrics["entropy"]) == pytest.approx(0.35)
+    gradient = mx.grad(lambda x: policy_loss(*arguments, entropies=x, **settings)[0])(ENTROPIES)
+    np.testing.assert_allclose(np.array(gradient), -0.1 / 6 * np.array(ENTROPY_MASK), rtol=1e-5)
+
+
+# ---- what must not matter --------------------------------------------------------------------------------------
+
+
+def settings_of(loss_type: str, seed: int) -> dict[str, Any]:
+    """Settings that switch everything on that depends on the whole batch."""
+    level = list(LEVELS)[seed % 3]
+    return {
+        "loss_type": loss_type,
+        "importance_sampling_level": level,
+        "epsilon_high": 0.28,
+        "beta": BETA,
+        "max_completion_length": 7,
+        "top_entropy_quantile": (1.0, 0.6)[seed % 2],
+        "entropy_coef": (0.0, 0.05)[seed // 2 % 2],
+        "off_policy_mask_threshold": (None, 0.1)[seed // 4 % 2],
+    }
+
+
+def random_batch(seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    n, width = rng.integers(1, 7), rng.integers(1, 6)
+    logps = rng.normal(-1.5, 0.6, (n, width))
+    near = {name: logps + rng.normal(0, 0.3, (n, width)) for name in ("old", "ref", "sampler")}
+    return {
+        "logps": logps,
+        **near,
+        "advantages": rng.normal(0, 1, n),
+        "mask": np.arange(width) < rng.integers(0, width + 1, (n, 1)),
+        "entropies": np.abs(rng.normal(0, 2, (n, width))),
+    }
+
+
+def run(batch: dict[str, np.ndarray], **settings: Any) -> tuple[float, losses.Tally, np.ndarray]:
+    a = {name: mx.array(x.astype(np.float32)) for name, x in batch.items()}
+    weights = settings.pop("weights", None)
+
+    def terms(logps: mx.array) -> tuple[mx.array, losses.Tally]:
+        return policy_terms(
+            logps,
+            a["old"],
+            a["ref"],
+            a["advantages"],
+            a["mask"],
+            entropies=a["entropies"],
+            sampling_logps=a["sampler"],
+            weights=None if weights is None else mx.array(weights),
+            **settings,
+        )
+
+    (loss, tally), gradient = mx.value_and_grad(terms)(a["logps"])
+    return float(loss), tally, np.array(gradient)
+
+
+def known_beforehand(batch: dict[str, np.ndarray], settings: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
+    """What a trainer works out over the whole step before it is cut."""
+    mask, entropies = mx.array(batch["mask"]), mx.array(batch["entropies"].astype(np.float32))
+    names = ("loss_type", "max_completion_length")
+    threshold = entropy_quantile(entropies, mask, settings["top_entropy_quantile"])
+    counted = mask & (entropies >= threshold) if settings["top_entropy_quantile"] < 1 else mask
+    weights = token_weights(mask, **{name: settings[name] for name in names})
+    return np.array(weights), {"entropy_threshold": threshold, "entropy_tokens": counted.sum()}
+
+
+def assert_same(got: float, expected: float) -> None:
+    assert got == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+seeds = st.integers(0, 2**31)
+every_loss = pytest.mark.parametrize("loss_type", LOSSES)
+few = settings(max_examples=12, deadline=None, derandomize=True)
+
+
+@every_loss
+@few
+@given(seed=seeds, data=st.data())
+def test_cutting_the_batch_changes_nothing(loss_type: str, seed: int, data: st.DataObject) -> None:
+    batch, options = random_batch(seed), settings_of(loss_type, seed)
+    loss, tally, gradient = run(batch, **options)
+    weights, whole = known_beforehand(batch, options)
+    n = len(weights)
+    part_of = np.array(data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n)))
+    parts = [np.flatnonzero(part_of == i) for i in range(3) if (part_of == i).any()]
+    results = [run({k: x[part] for k, x in batch.items()}, weights=weights[part], **whole, **options) for part in parts]
+    assert_same(sum(r[0] for r in results), loss)
+    for part, (_, _, share) in zip(parts, results, strict=True):
+        np.testing.assert_allclose(share, gradient[part], rtol=1e-4, atol=1e-6)
+    got, expected = merge([r[1] for r in results]), merge([tally])
+    assert set(got) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(float(got[name]), float(value), rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@every_loss
+@few
+@given(seed=seeds)
+def test_the_order_of_the_rows_changes_nothing(loss_type: str, seed: int) -> None:
+    batch, options = random_batch(seed), settings_of(loss_type, seed)
+    loss, _, gradient = run(batch, **options)
+    order = np.random.default_rng(seed).permutation(len(gradient))
+    shuffled, _, moved = run({k: x[order] for k, x in batch.items()}, **options)
+    assert_same(shuffled, loss)
+    np.testing.assert_allclose(moved, gradient[order], rtol=1e-4, atol=1e-6)
+
+
+@every_loss
+@few
+@given(seed=seeds, extra=st.integers(1, 4))
+def test_padding_changes_nothing_whatever_it_holds(loss_type: str, seed: int, extra: int) -> None:
+    batch, options = random_batch(seed), settings_of(loss_type, seed)
+    loss, tally, gradient = run(batch, **options)
+    padded = {
+        k: x if x.ndim == 1 else np.pad(x, [(0, 0), (0, extra)], constant_values=0 if k == "mask" else np.nan)
+        for k, x in batch.items()
+    }
+    got, got_tally, moved = run(padded, **options)
+    assert_same(got, loss)
+    np.testing.assert_allclose(moved[:, :-extra], gradient, rtol=1e-4, atol=1e-6)
+    assert not moved[:, -extra:].any()
+    for name, value in merge([tally]).items():
+        np.testing.assert_allclose(float(merge([got_tally])[name]), float(value), rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@every_loss
+@few
+@given(seed=seeds)
+def test_rows_without_advantage_can_be_left_out(loss_type: str, seed: int) -> None:
+    batch, options = random_batch(seed), settings_of(loss_type, seed) | {"beta": 0.0, "entropy_coef": 0.0}
+    batch["advantages"][::2] = 0
+    weights, whole = known_beforehand(batch, options)
+    loss, _, gradient = run(batch, weights=weights, **whole, **options)
+    assert not gradient[::2].any()
+    if len(gradient) > 1:
+        less, _, kept = run({k: x[1::2] for k, x in batch.items()}, weights=weights[1::2], **whole, **options)
+        assert_same(less, loss)
+        np.testing.assert_allclose(kept, gradient[1::2], rtol=1e-4, atol=1e-6)
+
+
+@every_loss
+def test_nothing_to_learn_from_is_zero_and_finite(loss_type: str) -> None:
+    for masked in ([0, 1, 2], [1]):
+        batch = random_batch(3)
+        batch = {k: np.resize(x, (3, 4) if x.ndim == 2 else 3).astype(np.float32) for k, x in batch.items()}
+        batch["mask"] = np.ones((3, 4))
+        batch["mask"][masked] = 0
+        for name in ("logps", "old", "ref", "entropies"):
+            batch[name][masked] = np.nan
+        loss, tally, gradient = run(batch, **settings_of(loss_type, 7))
+        assert np.isfinite(gradient).all() and not gradient[masked].any()
+        assert loss == 0 if len(masked) == 3 else math.isfinite(loss)
+        assert all(math.isfinite(float(x[0])) for x in tally["mean"].values())
+
+
+def test_compiled_it_says_the_same() -> None:
+    batch, options = {k: mx.array(x.astype(np.float32)) for k, x in random_batch(5).items()}, settings_of("grpo", 3)
+
+    def terms(a: dict[str, mx.array]) -> tuple[mx.array, losses.Tally]:
+        return policy_terms(
+            a["logps"], a["old"], a["ref"], a["advantages"], a["mask"], entropies=a["entropies"], **options
+        )
+
+    plain, compiled = terms(batch), mx.compile(terms)(batch)
+    assert_same(float(compiled[0]), float(plain[0]))
+    assert set(merge([compiled[1]])) == set(merge([plain[1]]))
+
+
+def test_advantages_by_the_token_are_the_row_s_repeated() -> None:
+    batch = random_batch(11)
+    for loss_type in LOSSES:
+        by_row = run(batch, loss_type=loss_type, max_completion_length=9)
+        width = batch["mask"].shape[1]
+        by_token = run(
+            batch | {"advantages": np.repeat(batch["advantages"][:, None], width, 1)},
+            loss_type=loss_type,
+            max_completion_length=9,
+        )
+        assert_same(by_token[0], by_row[0])
+        np.testing.assert_allclose(by_token[2], by_row[2], rtol=1e-5, atol=1e-7)
+
+
+# ---- what is refused, and what a menu reads --------------------------------------------------------------------
+
+
+def test_what_is_missing_or_unknown_is_refused_in_words() -> None:
+    ones = mx.ones((1, 1))
+    call = (ones, None, None, mx.ones(1), ones)
+    with pytest.raises(TypeError, match="epsilom"):
+        policy_loss(*call, epsilom=0.1)
+    for settings_given, words in (
+        ({"beta": 0.1}, "beta .*reference"),
+        ({"loss_type": "dr_grpo"}, "max_completion_length"),
+        ({"loss_type": "ppo"}, "loss_type is one of grpo"),
+        ({"importance_sampling_level": "turn"}, "importance_sampling_level is one of token"),
+        ({"entropy_coef": 0.1}, "entropies"),
+        ({"top_entropy_quantile": 0.2}, "entropies"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            policy_loss(*call, **settings_given)
+
+
+def test_kl_is_measured_at_beta_0_when_the_reference_is_given() -> None:
+    # log_kl pays for a reference pass only to see the number: the loss must not know.
+    logps = rows([-1.0, -2.0])
+    call = (logps, None, logps - 1, mx.ones(1), mx.ones((1, 2)))
+    loss, metrics, gradient = loss_and_gradient(*call)
+    without, metrics_without, gradient_without = loss_and_gradient(*call[:2], None, *call[3:])
+    assert float(metrics["kl"]) == pytest.approx(math.exp(-1)) and "kl" not in metrics_without
+    assert float(loss) == float(without) and (gradient == gradient_without).all()
+    far = (*call[:2], logps + 200, *call[3:])  # a KL beyond float32 times 0 would be NaN
+    assert math.isfinite(float(policy_loss(*far)[0]))
+
+
+@pytest.mark.parametrize("table", ["LOSSES", "LEVELS"])
+def test_a_menu_reads_the_table_without_running_it(table: str) -> None:
+    source = ast.parse(Path(losses.__file__).read_text())
+    rows = next(n for n in source.body if isinstance(n, ast.AnnAssign) and getattr(n.target, "id", "") == table).value
+    assert isinstance(rows, ast.Dict)
+    running = getattr(losses, table)
+    assert [ast.literal_eval(key) for key in rows.keys if key] == list(running)
+    for key, row in zip(running, rows.values, strict=True):
+        assert isinstance(row, ast.Call)
+        read = {k.arg: ast.literal_eval(k.value) for k in row.keywords if k.arg in ("name", "sentence", "paper")}
+        assert read == {name: getattr(running[key], name) for name in ("name", "sentence", "paper")}
+        assert read["sentence"].endswith(".") and "!" not in read["sentence"]
+
+
+def test_every_loss_names_levels_that_exist() -> None:
+    assert all(row.ratio and set(row.ratio) <= set(LEVELS) for row in LOSSES.values())

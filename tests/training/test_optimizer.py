@@ -1,0 +1,245 @@
+"""Optimizers, learning rates and clipping against numbers worked out another way; ranks with a pretended second one."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.optimizers import schedulers
+from mlx.utils import tree_flatten, tree_map
+
+from backend import ranks
+from backend.training.optimizer import OPTIMIZERS, clip_by_norm, optimizer, restore, schedule, state_arrays
+
+every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+
+
+def parameters() -> dict[str, Any]:
+    """Shapes a model has: lists with gaps (LoRA on the last layers only), matrices, vectors, a scalar, half precision."""
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> mx.array:
+        return mx.array(rng.normal(size=shape).astype(np.float32))
+
+    layer = {"lora_a": normal(4, 3), "bias": normal(3), "scale": mx.array(0.5), "kernel": normal(2, 3, 4)}
+    return {"layers": [{}, layer], "head": normal(3, 3).astype(mx.bfloat16)}
+
+
+def gradients(step: int) -> Any:
+    rng = np.random.default_rng(step + 1)
+    return tree_map(lambda x: mx.array(rng.normal(size=x.shape).astype(np.float32)).astype(x.dtype), parameters())
+
+
+# ---- optimizers ------------------------------------------------------------------------------------------------
+
+
+def adamw_by_the_book(w: np.ndarray, grads: list[np.ndarray], lr: float, decay: float, betas: Any) -> np.ndarray:
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for t, g in enumerate(grads, 1):
+        m, v = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g * g
+        w = w - lr * decay * w
+        w = w - lr * (m / (1 - betas[0] ** t)) / (np.sqrt(v / (1 - betas[1] ** t)) + 1e-8)
+    return w
+
+
+@pytest.mark.parametrize(("name", "decay"), [("adamw", 0.1), ("adamw", 0.0), ("adam", 0.1)])
+def test_adam_corrects_its_bias_and_adamw_decays_apart_from_the_gradient(name: str, decay: float) -> None:
+    # MLX's default leaves the correction out: the first update would be about three times too long.
+    rng = np.random.default_rng(1)
+    w, grads = rng.normal(size=(5,)), [rng.normal(size=(5,)) for _ in range(12)]
+    expected = adamw_by_the_book(w, grads, 0.05, decay if name == "adamw" else 0.0, (0.8, 0.95))
+    tuned, params = optimizer(name, learning_rate=0.05, weight_decay=decay, betas=(0.8, 0.95)), {"w": mx.array(w)}
+    for g in grads:
+        params = tuned.apply_gradients({"w": mx.array(g)}, params)
+    np.testing.assert_allclose(np.array(params["w"]), expected, rtol=1e-4)
+
+
+@every_optimizer
+def test_every_optimizer_takes_every_shape_and_obeys_the_learning_rate(name: str) -> None:
+    # Adafactor's own default would ignore the learning rate; a rate of 0 must move nothing, in any of them.
+    tuned, before = optimizer(name, learning_rate=10.0), parameters()  # bfloat16 does not feel small updates
+    for step in range(3):
+        after = tuned.apply_gradients(gradients(step), before)
+    moved = [
+        (name, (a != b).any().item()) for (name, a), (_, b) in zip(*map(tree_flatten, (before, after)), strict=True)
+    ]
+    assert all(changed for _, changed in moved), moved
+    assert all(mx.isfinite(x).all().item() for _, x in tree_flatten(after))
+    tuned.learning_rate = 0.0
+    still = tuned.apply_gradients(gradients(4), before)
+    assert all((a == b).all().item() for (_, a), (_, b) in zip(*map(tree_flatten, (before, still)), strict=True))
+
+
+@every_optimizer
+def test_every_optimizer_goes_downhill(name: str) -> None:
+    params = {"w": mx.array([[1.0, -2.0], [0.5, 3.0]]), "b": mx.array([1.0, -1.0])}
+    tuned = optimizer(name, learning_rate=10.0 if name == "adadelta" else 0.02, weight_decay=0.0)
+
+    def height(p: dict[str, mx.array]) -> mx.array:
+        return mx.square(p["w"]).sum() + mx.square(p["b"]).sum()
+
+    start = height(params).item()
+    for _ in range(30):
+        params = tuned.apply_gradients(mx.grad(height)(params), params)
+    assert height(params).item() < 0.9 * start
+
+
+@every_optimizer
+def test_weight_decay_and_betas_reach_those_that_know_them(name: str) -> None:
+    def updated(**settings: Any) -> list[Any]:
+        tuned, params = optimizer(name, learning_rate=1e-2, **settings), parameters()
+        for step in range(3):
+            params = tuned.apply_gradients(gradients(step), params)
+        return [x.astype(mx.float32).tolist() for _, x in tree_flatten(params)]
+
+    recipe = OPTIMIZERS[name]
+    assert (updated(weight_decay=0.3) != updated(weight_decay=0.0)) == recipe.decays
+    assert (updated(betas=(0.5, 0.6)) != updated(betas=(0.9, 0.999))) == recipe.betas
+
+
+def test_an_unknown_optimizer_is_refused_in_words() -> None:
+    with pytest.raises(ValueError, match=r"optimizer is one of adamw, .*not 'adamm'"):
+        optimizer("adamm", learning_rate=1e-3)
+
+
+# ---- state -----------------------------------------------------------------------------------------------------
+
+
+@every_optimizer
+def test_state_survives_a_file_exactly(name: str, tmp_path: Path) -> None:
+    first, params = optimizer(name, learning_rate=1e-2), parameters()
+    for step in range(3):
+        params = first.apply_gradients(gradients(step), params)
+    mx.save_safetensors(str(tmp_path / "optimizer.safetensors"), state_arrays(first), metadata={"format": "mlx"})
+    second = optimizer(name, learning_rate=1.0)
+    second.init(params)
+    held = second.state
+    arrays = mx.load(str(tmp_path / "optimizer.safetensors"))
+    assert isinstance(arrays, dict)
+    restore(second, arrays)
+    assert second.state is held  # a compiled step holds this very object
+    ours, theirs = state_arrays(first), state_arrays(second)
+    assert ours.keys() == theirs.keys()
+    assert all(ours[k].dtype == theirs[k].dtype and (ours[k] == theirs[k]).all().item() for k in ours)
+    for step in range(3, 5):
+        a, b = first.apply_gradients(gradients(step), params), second.apply_gradients(gradients(step), params)
+        assert all((x == y).all().item() for (_, x), (_, y) in zip(*map(tree_flatten, (a, b)), strict=True))
+
+
+def test_half_a_state_is_refused_by_name() -> None:
+    tuned = optimizer("adamw", learning_rate=1e-2)
+    tuned.init(parameters())
+    whole = state_arrays(tuned)
+    for broken, words in (
+        ({k: v for k, v in whole.items() if k != "head.v"}, "'head.v' is missing in the checkpoint"),
+        (whole | {"layers.0.lora_a.m": mx.zeros(1)}, "'layers.0.lora_a.m' .* missing here"),
+        (whole | {"head.m": mx.zeros((2, 3))}, r"'head.m' is mlx.core.float32 \(2, 3\)"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            restore(tuned, broken)
+
+
+# ---- learning rate ---------------------------------------------------------------------------------------------
+
+
+def test_constant_has_no_warm_up() -> None:
+    rate = schedule("constant", 1e-5, 100, warmup_steps=40, warmup_init=1e-7, decay_fraction=0.8, final=2e-6)
+    assert {rate(update) for update in (0, 20, 99, 1000)} == {1e-5}
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 1, 40])
+def test_the_curve_is_mlx_lms(kind: str, warmup: int) -> None:
+    peak, init, final, steps = 1e-3, 1e-5, 2e-4, 200
+    if kind == "cosine":
+        fall = schedulers.cosine_decay(peak, 160, final)
+    else:
+        fall = schedulers.linear_schedule(peak, final, 160)
+    if warmup:
+        rise = schedulers.linear_schedule(init, peak, warmup)
+        fall = schedulers.join_schedules([rise, fall], [warmup + 1])
+    rate = schedule(kind, peak, steps, warmup_steps=warmup, warmup_init=init, decay_fraction=0.8, final=final)
+    for update in (0, 1, 2, 20, 39, 40, 41, 42, 100, 160, 161, 200, 201, 202, 500):
+        assert rate(update) == pytest.approx(float(fall(mx.array(update))), rel=1e-4), update
+
+
+def test_the_ends_of_the_curve() -> None:
+    rate = schedule("cosine", 1.0, 100, warmup_steps=10, warmup_init=0.1, decay_fraction=0.5, final=0.2)
+    assert (rate(0), rate(10), rate(61), rate(99)) == pytest.approx((0.1, 1.0, 0.2, 0.2))
+    assert rate(11 + 25) == pytest.approx(0.6)
+    assert all(rate(u) >= rate(u + 1) for u in range(10, 99)) and all(rate(u) < rate(u + 1) for u in range(10))
+    with pytest.raises(ValueError, match="lr_schedule is constant, linear or cosine"):
+        schedule("step", 1.0, 10)
+
+
+# ---- clipping --------------------------------------------------------------------------------------------------
+
+
+def test_gradients_are_shortened_together_and_only_when_too_long() -> None:
+    grads = {"a": mx.array([3.0, 0.0]), "b": [mx.array([[4.0]], mx.bfloat16)]}
+    clipped, norm = clip_by_norm(grads, 1.0)
+    assert norm.item() == 5
+    np.testing.assert_allclose(np.array(clipped["a"]), [0.6, 0], rtol=1e-5)
+    assert clipped["b"][0].dtype == mx.bfloat16 and clipped["b"][0].item() == pytest.approx(0.8, rel=1e-2)
+    for longest in (10.0, 0, None):
+        same, norm = clip_by_norm(grads, longest)
+        assert norm.item() == 5 and same["a"].tolist() == [3, 0]
+
+
+def test_the_norm_survives_half_precision_and_nothing_at_all() -> None:
+    # 300² is beyond float16: squared before it is widened, the norm would be infinite.
+    assert clip_by_norm({"w": mx.full((4,), 300, mx.float16)}, 1.0)[1].item() == 600
+    assert clip_by_norm({}, 1.0)[1].item() == 0
+    assert not math.isfinite(clip_by_norm({"w": mx.array([math.nan])}, 1.0)[1].item())
+
+
+# ---- ranks -----------------------------------------------------------------------------------------------------
+
+
+class TwoRanks:
+    def rank(self) -> int:
+        return 1
+
+    def size(self) -> int:
+        return 2
+
+
+def test_alone_nothing_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.distributed, "init", lambda **_: pytest.fail("a group was opened"))
+    for name in ranks.LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    ranks.group.cache_clear()
+    tree = {"a": mx.ones(2)}
+    assert (ranks.rank(), ranks.size()) == (0, 1)
+    assert ranks.total(tree) is ranks.lowest(tree) is ranks.highest(tree) is tree
+    assert ranks.agree(True) is True and ranks.agree(False) is False
+    ranks.group.cache_clear()
+
+
+def test_with_others_every_array_is_collected_and_one_voice_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = TwoRanks()
+    monkeypatch.setattr(ranks, "group", lambda: pair)
+    other = 7.0  # what the other rank says, whatever we ask
+    for name, both in (("all_sum", mx.add), ("all_min", mx.minimum), ("all_max", mx.maximum)):
+        monkeypatch.setattr(mx.distributed, name, lambda x, group, both=both: both(x, other) if group is pair else x)
+    tree = {"a": mx.array([1.0, 9.0]), "b": [mx.array(2.0)]}
+    assert (ranks.rank(), ranks.size()) == (1, 2)
+    assert ranks.total(tree)["a"].tolist() == [8, 16] and ranks.total(tree)["b"][0].item() == 9
+    assert ranks.lowest(tree)["a"].tolist() == [1, 7] and ranks.highest(tree)["a"].tolist() == [7, 9]
+    assert ranks.agree(False) is True
+    other = 0.0
+    assert ranks.agree(False) is False and ranks.agree(True) is True
+
+
+def test_a_launched_process_opens_its_group_once_and_never_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setenv("MLX_RANK", "1")
+    monkeypatch.setattr(mx.distributed, "init", lambda **given: asked.append(given) or TwoRanks())
+    ranks.group.cache_clear()
+    assert ranks.rank() == 1 and ranks.size() == 2
+    assert asked == [{"strict": True}]
+    ranks.group.cache_clear()

@@ -1,0 +1,215 @@
+"""The reference that a policy is held to: one that follows it, or an adapter of the base trained before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm import load
+
+from backend.models.policy import Policy, load_policy, save_adapters
+from backend.run import checkpoint
+from backend.run.preflight import check
+from backend.spec.config import Config, parse
+from backend.spec.events import read_events
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+from backend.training.batch import Batch, pack
+from backend.training.learner import Learner
+from tests.support import random_models, small_run
+from tests.support.reference_forward import given, looked_at, rows_of
+
+ALPHA = 0.3
+FOLLOWING: dict[str, Any] = {
+    "sync_ref_model": True, "ref_model_mixup_alpha": ALPHA, "ref_model_sync_steps": 2, "beta": 0.05,
+    "learning_rate": 1e-2,
+}  # fmt: skip
+TRAIN_TYPES = ["lora", "dora", "full"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def config_of(models: Path, arch: str = "qwen3", **settings: Any) -> Config:
+    folder = models / arch
+    if not folder.exists():
+        random_models.tiny_model(folder, arch)
+    about = {"data": "none", "num_layers": -1, "rank": 2, "batch_size": 3, "top_p": 1.0, "top_k": 0}
+    return parse({"model": str(folder)} | about | settings)
+
+
+def batch_for(policy: Policy, seed: int) -> Batch:
+    return pack(given(policy.model, seed=seed), pad_id=0)
+
+
+def numbers(arrays: dict[str, mx.array]) -> dict[str, np.ndarray]:
+    return {name: np.array(x) for name, x in arrays.items()}
+
+
+def apart(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+    assert one.keys() == other.keys()
+    return max(float(np.abs(x - other[name]).max()) for name, x in one.items())
+
+
+def shake(policy: Policy, amount: float = 0.1) -> None:
+    """Adapters that matter."""
+    mx.random.seed(1)
+    policy.assign({name: x + amount * mx.random.normal(x.shape) for name, x in policy.trainable().items()})
+    mx.eval(policy.model.parameters())
+
+
+# ---- one that follows ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("train_type", TRAIN_TYPES)
+def test_it_begins_as_the_policy_and_moves_by_the_formula_at_its_interval(models: Path, train_type: str) -> None:
+    """reference ← (1 − α)·reference + α·policy, after every second update; between those it stands still."""
+    config = config_of(models, train_type=train_type, **FOLLOWING)
+    policy = load_policy(config)
+    learner = Learner(policy, config, 5)
+    wanted = numbers(policy.trainable())
+    assert apart(numbers(policy.reference_arrays()), wanted) == 0
+    for update in range(1, 6):
+        metrics = learner.learn(batch_for(policy, update))
+        assert (metrics["kl"] == pytest.approx(0, abs=1e-8)) == (update == 1)
+        mine = numbers(policy.trainable())
+        if update % 2 == 0:
+            wanted = {name: (1 - ALPHA) * x + ALPHA * mine[name] for name, x in wanted.items()}
+        assert apart(numbers(policy.reference_arrays()), wanted) < 1e-6
+        assert apart(mine, wanted) > 1e-3, "the policy has not moved, so this shows nothing"
+
+
+@pytest.mark.parametrize("train_type", ["lora", "dora"])
+def test_only_the_adapter_is_copied_never_the_model(models: Path, train_type: str) -> None:
+    config = config_of(models, train_type=train_type, **FOLLOWING)
+    policy = load_policy(config)
+    learner = Learner(policy, config, 4)
+    for update in range(4):
+        learner.learn(batch_for(policy, update))
+    assert policy.reference_model is not None
+    theirs = dict(tree_flatten(policy.reference_model.parameters()))
+    for name, array in tree_flatten(policy.model.parameters()):
+        assert (theirs[name] is array) == (name not in policy.trainable()), name
+    assert not tree_flatten(policy.reference_model.trainable_parameters())
+
+
+def test_the_kl_is_against_where_the_reference_has_moved_to(models: Path) -> None:
+    """By hand: the k3 estimate from two plain forward passes, the reference's with its own arrays put into a model."""
+    config = config_of(models, **FOLLOWING)
+    policy = load_policy(config)
+    learner = Learner(policy, config, 3)
+    for update in (1, 2):
+        learner.learn(batch_for(policy, update))
+    groups = given(policy.model, seed=3)
+    moved = load_policy(config)
+    moved.assign(policy.reference_arrays())
+    metrics = learner.learn(pack(groups, pad_id=0))
+    # The policy's own log-probabilities were changed by that update: they are taken from the run of two updates before.
+    before = load_policy(config)
+    again = Learner(before, config, 3)
+    for update in (1, 2):
+        again.learn(batch_for(before, update))
+    before.model.eval()
+    assert metrics["kl"] == pytest.approx(k3(before.model, moved.model, groups), rel=1e-3)
+    assert metrics["kl"] > 1e-6
+
+
+def k3(policy: Any, reference: Any, groups: list[Any]) -> float:
+    """The mean over all tokens of exp(d) − d − 1, d = log π_ref − log π, in float64."""
+    rows = rows_of(groups)
+    logp, ref = (np.array(looked_at(model, rows)[0], np.float64) for model in (policy, reference))
+    gaps = np.concatenate(
+        [r[: len(one.tokens)] - p[: len(one.tokens)] for (_, one), p, r in zip(rows, logp, ref, strict=True)]
+    )
+    return float((np.exp(gaps) - gaps - 1).mean())
+
+
+@pytest.mark.parametrize("train_type", TRAIN_TYPES)
+def test_a_resumed_run_holds_to_the_same_reference(tmp_path: Path, train_type: str) -> None:
+    """Stopped after step 3, where the reference has moved once and the policy since; α and interval as above."""
+    raw = small_run.settings_for(tmp_path / "parts", train_type=train_type, iters=5, save_every=5, **FOLLOWING)
+    raw |= small_run.low_half(tmp_path)
+    unbroken, broken = RunFolder(tmp_path / "unbroken"), RunFolder(tmp_path / "broken")
+    assert small_run.train_here(raw, unbroken).kind == "finished"
+    stop = lambda event: broken.say("stop") if event.get("step") == 3 and event["kind"] == "step" else None  # noqa: E731
+    assert small_run.train_here(raw, broken, stop).step == 3
+    assert small_run.train_here(raw, broken).kind == "finished"
+    saved = [checkpoint.newest(run) for run in (unbroken, broken)]
+    assert all(one is not None and one.state.step == 5 and one.has_reference for one in saved)
+    for what in ("weights", "reference", "optimizer"):
+        one, other = (numbers(getattr(each, what)()) for each in saved)
+        assert apart(one, other) == 0, what
+    told = [[e["metrics"]["kl"] for e in read_events(run.events) if e["kind"] == "step"] for run in (unbroken, broken)]
+    assert told[0] == told[1] and told[0][-1] > 0
+
+
+# ---- an adapter of the base ------------------------------------------------------------------------------------
+
+
+def adapter(models: Path, folder: Path, arch: str = "qwen3", **settings: Any) -> Path:
+    """An adapter as a run leaves it in its folder."""
+    config = config_of(models, arch, beta=0, **settings)
+    policy = load_policy(config)
+    shake(policy)
+    save_adapters(policy, config, folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize("train_type", ["lora", "full"])
+def test_an_adapter_of_the_base_is_the_reference(models: Path, tmp_path: Path, train_type: str, kind: str) -> None:
+    """KL of the first step by hand, from mlx-lm's own loading of base and adapter."""
+    folder = adapter(models, tmp_path, train_type=kind, rank=3)
+    config = config_of(models, train_type=train_type, reference_model_path=str(folder), beta=0.1)
+    policy = load_policy(config)
+    base, tuned = load(config.model)[0], load(config.model, adapter_path=str(folder))[0]
+    groups = given(policy.model)
+    metrics = Learner(policy, config, 1).learn(pack(groups, pad_id=0))
+    assert metrics["kl"] == pytest.approx(k3(base, tuned, groups), rel=1e-3)
+    assert metrics["kl"] > 1e-4
+
+
+def test_the_base_is_not_loaded_twice_for_an_adapter(models: Path, tmp_path: Path) -> None:
+    config = config_of(models, reference_model_path=str(adapter(models, tmp_path)), beta=0.1)
+    policy = load_policy(config)
+    assert policy.reference_model is not None
+    mine = {id(x) for _, x in tree_flatten(policy.model.parameters())}
+    own = [name for name, x in tree_flatten(policy.reference_model.parameters()) if id(x) not in mine]
+    assert own and all(name.endswith((".lora_a", ".lora_b")) for name in own)
+
+
+@pytest.mark.parametrize("settings", [{"rank": 3}, {"train_type": "dora"}], ids=str)
+def test_an_adapter_of_another_model_is_refused_in_a_sentence(models: Path, tmp_path: Path, settings: Any) -> None:
+    folder = adapter(models, tmp_path, "llama" if settings == {"rank": 3} else "qwen3", **settings)
+    if settings != {"rank": 3}:  # says it is LoRA, holds DoRA's magnitudes
+        text = (folder / "adapter_config.json").read_text()
+        (folder / "adapter_config.json").write_text(text.replace('"dora"', '"lora"'))
+    else:  # rank 3 arrays under a file that says 5
+        text = (folder / "adapter_config.json").read_text()
+        (folder / "adapter_config.json").write_text(text.replace('"rank": 3', '"rank": 5'))
+    with pytest.raises(Mistake) as caught:
+        load_policy(config_of(models, reference_model_path=str(folder), beta=0.1))
+    (fault,) = caught.value.faults
+    assert fault.setting == "reference_model_path"
+    assert fault.sentence.startswith(f"The adapter {folder} does not fit this model: model.layers.")
+    assert fault.sentence.endswith(".") and "\n" not in fault.sentence
+
+
+def test_a_reference_that_is_not_there_is_found_before_anything_loads(models: Path, tmp_path: Path) -> None:
+    parts = small_run.settings_for(tmp_path / "parts", beta=0.1)
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "adapter_config.json").write_text("{}")
+    for path, says in (
+        (tmp_path / "half", "has no adapters.safetensors."),
+        (tmp_path / "nowhere", "There is no model"),
+        (tmp_path, "config.json is missing"),
+    ):
+        (fault,) = check(parts | {"reference_model_path": str(path)})
+        assert fault.setting == "reference_model_path" and says in fault.sentence
+    assert not check(parts | {"reference_model_path": str(tmp_path / "nowhere"), "beta": 0}), "nothing would read it"

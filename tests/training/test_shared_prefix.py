@@ -1,0 +1,156 @@
+"""Prompts larger than what fits are read apart from their completions, within the budget, and the gradient stays the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backend.engine.forward import PrefixReader, PrefixRecorder
+from backend.models.policy import load_policy
+from backend.spec.config import Config, parse
+from backend.training.batch import pack
+from backend.training.learner import Learner, MicroBatch
+from backend.training.shared_prefix import SharedPrefix
+from backend.types import Completion, Group, Problem
+from tests.support import random_models
+
+G, PROMPT, COMPLETION = 4, 40, 8
+BUDGET = G * COMPLETION
+"""Tokens of a problem's completions without their prompt."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_models.tiny_model(tmp_path_factory.mktemp("models") / "qwen3")
+
+
+def config_of(model: Path, **settings: Any) -> Config:
+    raw = {
+        "model": str(model), "data": "none", "num_layers": -1, "rank": 4, "batch_size": 1, "group_size": G, "beta": 0,
+        "max_completion_length": COMPLETION, "max_grad_norm": 0, "optimizer": "sgd", "learning_rate": 1.0,
+    }  # fmt: skip
+    return parse(raw | settings)
+
+
+def groups(*prompts: int) -> list[Group]:
+    """A group for each prompt, of so many tokens; completions of unequal lengths, the first as long as may be."""
+    rng = np.random.default_rng(0)
+    made = []
+    for number, length in enumerate(prompts):
+        lengths = [COMPLETION, *rng.integers(2, COMPLETION + 1, G - 1).tolist()]
+        completions = [
+            Completion(rng.integers(3, 320, n).tolist(), [0.0] * n, "", "eos", advantage=float(rng.normal()))
+            for n in lengths
+        ]
+        made.append(Group(Problem(number, "", [], rng.integers(3, 320, length).tolist(), ""), completions))
+    return made
+
+
+Reads = list[tuple[type, int]]
+
+
+def learned(config: Config, given: list[Group], **how: Any) -> tuple[dict[str, np.ndarray], dict[str, float], Reads]:
+    """How far a step of plain descent moves the weights, its metrics, and what was read: whether prompts or completions, and
+    how many tokens."""
+    policy = load_policy(config)
+    start = {name: np.array(x) for name, x in policy.trainable().items()}
+    split_model = policy.split_model
+    plain, reads = split_model.hidden, []
+    split_model.hidden = lambda tokens, cache=None: reads.append((type(cache[0]), tokens.size)) or plain(tokens, cache)
+    learner = Learner(policy, config, 1, **how)
+    metrics = learner.learn(pack(given, pad_id=policy.pad_id))
+    return {name: np.array(x) - start[name] for name, x in policy.trainable().items()}, metrics, reads
+
+
+def assert_same_step(one: tuple[Any, dict[str, float], Reads], other: tuple[Any, dict[str, float], Reads]) -> None:
+    assert one[1]["grad_norm"] > 1e-3, "else this shows nothing"
+    assert one[1] == pytest.approx(other[1], rel=1e-4, abs=1e-6, nan_ok=True)
+    for name, x in one[0].items():
+        np.testing.assert_allclose(other[0][name], x, atol=1e-5 * np.abs(x).max() + 1e-7, rtol=0, err_msg=name)
+
+
+def parts_of(config: Config, given: list[Group], budget: int) -> tuple[Learner, list[MicroBatch]]:
+    learner = Learner(load_policy(config), config, 1, micro_batch_tokens=budget)
+    return learner, learner._parts(pack(given, pad_id=0))
+
+
+# ---- whether it pays -------------------------------------------------------------------------------------------
+
+
+def test_it_pays_where_a_prompt_and_its_completions_are_more_than_the_budget(model: Path) -> None:
+    _, parts = parts_of(config_of(model), groups(PROMPT), BUDGET)
+    assert len(parts) == 1, "completions alone fit, so they go together, and no prompt is read twice"
+    both = PROMPT + G * COMPLETION
+    assert SharedPrefix.pays(parts, both - 1)
+    assert not SharedPrefix.pays(parts, both)
+
+
+def test_it_pays_where_a_third_of_the_prompts_would_be_read_again(model: Path) -> None:
+    config = config_of(model, gradient_accumulation_steps=6)
+    _, parts = parts_of(config, groups(*[5] * 4), G * COMPLETION)
+    assert len(parts) == 4 and not SharedPrefix.pays(parts, 10**6), "no prompt in two parts"
+    _, parts = parts_of(config, groups(*[5] * 4), 2 * COMPLETION)
+    assert len(parts) >= 8 and SharedPrefix.pays(parts, 10**6), "each prompt in two parts"
+
+
+@pytest.mark.parametrize("prompts", ["apart", "shared", "repeated"])
+def test_how_prompts_are_read_follows_from_the_model_and_from_dropout(model: Path, prompts: str) -> None:
+    config = config_of(model, dropout=0.1 if prompts == "shared" else 0)
+    learner, parts = parts_of(config, groups(PROMPT), BUDGET)
+    split_model = learner.policy.split_model
+    if prompts == "repeated":
+        split_model.layers = 0
+    assert learner._prompts(split_model) == prompts
+    assert SharedPrefix.pays(parts, learner.micro_batch_tokens)
+    assert (learner._relay(parts, split_model) is None) == (prompts != "apart")
+
+
+# ---- the same step ---------------------------------------------------------------------------------------------
+
+MANY = {"gradient_accumulation_steps": 3}
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["", "traced"])
+@pytest.mark.parametrize(
+    ("settings", "prompts"),
+    [
+        ({}, [PROMPT]),
+        (MANY, [PROMPT, 3, 57]),
+        (MANY | {"train_type": "full"}, [PROMPT, 57, 4]),
+        (MANY | {"grad_checkpoint": True, "beta": 0.1}, [PROMPT, 57, 4]),
+    ],
+    ids=["one prompt", "several", "full", "recomputed"],
+)
+def test_prompts_larger_than_the_budget_are_read_apart_and_nothing_changes(
+    model: Path, settings: dict[str, Any], prompts: list[int], traced: bool
+) -> None:
+    config, given = config_of(model, **settings), groups(*prompts)
+    whole = learned(config, given, micro_batch_tokens=10**6)
+    apart = learned(config, given, micro_batch_tokens=BUDGET, traced=traced)
+    assert_same_step(whole, apart)
+
+
+def test_nothing_is_read_that_is_larger_than_the_budget_but_for_single_prompts(model: Path) -> None:
+    """A prompt of 40 tokens is more than the 32 that may go together: it goes alone. Completions never bring theirs along."""
+    _, _, reads = learned(config_of(model, **MANY), groups(PROMPT, PROMPT, PROMPT), micro_batch_tokens=BUDGET)
+    prompts, completions = ([size for kind, size in reads if kind is one] for one in (PrefixRecorder, PrefixReader))
+    assert prompts == [PROMPT] * 6, "each once without gradient, once with"
+    assert len(completions) == 3 and max(completions) <= BUDGET
+    _, _, reads = learned(config_of(model, **MANY), groups(12, 12, 12), micro_batch_tokens=BUDGET)
+    assert [size for kind, size in reads if kind is PrefixRecorder] == [24, 12] * 2, "two small ones fit together"
+
+
+def test_prompts_that_fit_are_read_with_their_completions(model: Path) -> None:
+    _, _, reads = learned(config_of(model), groups(PROMPT), micro_batch_tokens=BUDGET + PROMPT)
+    assert [kind for kind, _ in reads] == [PrefixRecorder, PrefixReader]
+
+
+def test_with_dropout_prompts_are_never_read_apart(model: Path) -> None:
+    """The second reading would drop other inputs than the first. So prompts count against the budget: each row goes alone."""
+    config = config_of(model, dropout=0.2)
+    _, metrics, reads = learned(config, groups(PROMPT), micro_batch_tokens=BUDGET)
+    assert [kind for kind, _ in reads] == [PrefixRecorder, PrefixReader] * G
+    assert metrics["grad_norm"] > 1e-3
