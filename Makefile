@@ -1,9 +1,12 @@
-# GRPO Studio. Two commands matter: make run and make test. Everything lives in .venv/.
+# GRPO Studio. Two commands matter: make run and make test. Everything is in .venv/.
 
 VENV   := .venv
 PY     := $(VENV)/bin/python
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
             $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v $$p; break; }; done)
+
+# --no-compile: modules are byte-compiled when they are first imported; most of them never are, and compiling all takes half of the install.
+PIP_FLAGS := --quiet --disable-pip-version-check --no-compile
 
 .PHONY: run test proofs demo lint format bench bench-against help system clean
 .DEFAULT_GOAL := help
@@ -46,9 +49,11 @@ $(PY): | system
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run-ready: pyproject.toml constraints.txt | $(PY)
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	$(PY) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable .
+	@$(PY) packaging/kernel_header.py
 	@touch $@
 
 $(VENV)/.test-ready: pyproject.toml constraints.txt | $(PY)
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PY) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
+	@$(PY) packaging/kernel_header.py
 	@touch $@ $(VENV)/.run-ready
