@@ -1,4 +1,4 @@
-"""What every test stands on: no display, a runs folder and preferences of its own, one BLAS thread.
+"""For every test: no display, runs folder and preferences of its own, one BLAS thread, one core per worker.
 
 Set before anything imports Qt or numpy, and in the environment, so that child processes inherit it.
 """
@@ -14,24 +14,24 @@ from pathlib import Path
 import pytest
 
 from backend.engine.cpu import blas
-from tests.support.exclusive_lock import Floor
+from tests.support.exclusive_lock import MachineLock
 
 blas.prepare()  # before any test imports mlx
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # mlx compiles its CPU kernels into the temporary folder with no lock: another process may load one that is half written.
-    _KERNELS = Path(tempfile.gettempdir()) / f"grpo-studio-{os.environ['PYTEST_XDIST_WORKER']}"
-    _KERNELS.mkdir(exist_ok=True)
-    os.environ["TMPDIR"] = str(_KERNELS)
-_APART = Path(tempfile.mkdtemp(prefix="grpo-studio-tests-"))
+    # mlx compiles CPU kernels into the temporary folder without a lock: a second process could load a half-written one.
+    _KERNEL_CACHE = Path(tempfile.gettempdir()) / f"grpo-studio-{os.environ['PYTEST_XDIST_WORKER']}"
+    _KERNEL_CACHE.mkdir(exist_ok=True)
+    os.environ["TMPDIR"] = str(_KERNEL_CACHE)
+_TEST_HOME = Path(tempfile.mkdtemp(prefix="grpo-studio-tests-"))
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
-os.environ["GRPO_STUDIO_RUNS"] = str(_APART / "runs")
-os.environ["GRPO_STUDIO_PREFS"] = str(_APART / "prefs")
+os.environ["GRPO_STUDIO_RUNS"] = str(_TEST_HOME / "runs")
+os.environ["GRPO_STUDIO_PREFS"] = str(_TEST_HOME / "prefs")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Tests that measure seconds have the machine to themselves, when the suite is spread over several processes."""
-    with Floor.shared_by_workers().taken(alone=item.get_closest_marker("alone") is not None):
+    with MachineLock.of_this_run().held(exclusive=item.get_closest_marker("alone") is not None):
         return (yield)
 
 

@@ -1,4 +1,4 @@
-"""The lock that keeps tests which measure seconds to themselves."""
+"""The lock under which tests that measure seconds have the machine to themselves."""
 
 from __future__ import annotations
 
@@ -6,42 +6,43 @@ import threading
 import time
 from pathlib import Path
 
-from tests.support.exclusive_lock import Floor
+from tests.support.exclusive_lock import MachineLock
 
 
-class Guest:
-    """Takes the floor in a thread of its own, and stays until it is told to leave."""
+class Holder:
+    """Acquires the lock in a thread of its own and holds it until `release`."""
 
-    def __init__(self, folder: Path, *, alone: bool) -> None:
-        self.inside, self._leave, self._floor = threading.Event(), threading.Event(), Floor(folder)
-        self._thread = threading.Thread(target=self._visit, args=(alone,), daemon=True)
+    def __init__(self, folder: Path, *, exclusive: bool) -> None:
+        self.acquired, self._release, self._lock = threading.Event(), threading.Event(), MachineLock(folder)
+        self._thread = threading.Thread(target=self._hold, args=(exclusive,), daemon=True)
         self._thread.start()
 
-    def _visit(self, alone: bool) -> None:
-        with self._floor.taken(alone=alone):
-            self.inside.set()
-            self._leave.wait(20)
+    def _hold(self, exclusive: bool) -> None:
+        with self._lock.held(exclusive=exclusive):
+            self.acquired.set()
+            self._release.wait(20)
 
-    def leave(self) -> None:
-        self._leave.set()
+    def release(self) -> None:
+        self._release.set()
         self._thread.join(20)
 
 
-def test_many_share_it_and_who_measures_has_it_alone(tmp_path: Path):
-    sharing = [Guest(tmp_path, alone=False) for _ in range(2)]
-    assert all(one.inside.wait(10) for one in sharing)
-    measuring = Guest(tmp_path, alone=True)
-    time.sleep(0.1)  # it stands in the turnstile
-    late = Guest(tmp_path, alone=False)
-    assert not measuring.inside.wait(0.1) and not late.inside.wait(0.1), "nobody passes by who waits to be alone"
-    for one in sharing:
-        one.leave()
-    assert measuring.inside.wait(10) and not late.inside.wait(0.1)
-    measuring.leave()
-    assert late.inside.wait(10)
-    late.leave()
+def test_shared_holders_overlap_and_an_exclusive_one_waits_for_all_and_blocks_later_ones(tmp_path: Path) -> None:
+    shared = [Holder(tmp_path, exclusive=False) for _ in range(2)]
+    assert all(holder.acquired.wait(10) for holder in shared)
+    exclusive = Holder(tmp_path, exclusive=True)
+    time.sleep(0.1)  # until it waits in the queue
+    late = Holder(tmp_path, exclusive=False)
+    assert not exclusive.acquired.wait(0.1)
+    assert not late.acquired.wait(0.1), "a shared holder must not overtake a waiting exclusive one"
+    for holder in shared:
+        holder.release()
+    assert exclusive.acquired.wait(10) and not late.acquired.wait(0.1)
+    exclusive.release()
+    assert late.acquired.wait(10)
+    late.release()
 
 
-def test_one_process_by_itself_locks_nothing():
-    with Floor(None).taken(alone=True), Floor(None).taken(alone=True):
+def test_a_single_process_locks_nothing() -> None:
+    with MachineLock(None).held(exclusive=True), MachineLock(None).held(exclusive=True):
         pass

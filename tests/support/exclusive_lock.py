@@ -1,4 +1,4 @@
-"""Who may be at work at the same time, when tests run in several processes: many that only compute, or one that measures."""
+"""A reader-writer lock over the worker processes of one test run: many tests that only compute, or one that measures seconds."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ from functools import cache
 from pathlib import Path
 
 
-class Floor:
-    """A lock that any number of tests share, or one has alone, over all workers of one run (pytest-xdist).
+class MachineLock:
+    """Shared by any number of tests, or held exclusively by one.
 
-    Whoever comes passes a turnstile first, and who waits to be alone keeps it: otherwise those who share would come and go
-    without end.
+    Two files. Everybody locks `queue` first and releases it once they hold `machine`; a test that waits for exclusive access keeps
+    `queue` meanwhile, so that a stream of shared holders cannot starve it.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        """`folder` None: there is one process, and nothing to share."""
-        self._files = [] if folder is None else [(folder / name).open("w") for name in ("turnstile", "floor")]
+        """`folder` None: there is one process, and nothing to lock."""
+        self._files = [] if folder is None else [(folder / name).open("w") for name in ("queue", "machine")]
 
     @classmethod
     @cache
-    def shared_by_workers(cls) -> Floor:
+    def of_this_run(cls) -> MachineLock:
+        """The lock that all workers of this pytest-xdist run share."""
         run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
         if run is None:
             return cls(None)
-        folder = Path(tempfile.gettempdir()) / f"grpo-studio-floor-{run}"
+        folder = Path(tempfile.gettempdir()) / f"grpo-studio-lock-{run}"
         folder.mkdir(exist_ok=True)
         return cls(folder)
 
     @contextmanager
-    def taken(self, *, alone: bool) -> Iterator[None]:
+    def held(self, *, exclusive: bool) -> Iterator[None]:
         if not self._files:
             yield
             return
-        turnstile, floor = self._files
-        fcntl.flock(turnstile, fcntl.LOCK_EX)
-        fcntl.flock(floor, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        fcntl.flock(turnstile, fcntl.LOCK_UN)
+        queue, machine = self._files
+        fcntl.flock(queue, fcntl.LOCK_EX)
+        fcntl.flock(machine, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        fcntl.flock(queue, fcntl.LOCK_UN)
         try:
             yield
         finally:
-            fcntl.flock(floor, fcntl.LOCK_UN)
+            fcntl.flock(machine, fcntl.LOCK_UN)

@@ -1,0 +1,47 @@
+"""The shape of the tree: few entries at the top, one name for one thing, files short enough to read."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(path for program in ("app", "backend") for path in (ROOT / program).rglob("*.py"))
+
+LONGEST = 400
+TABLES = {"backend/spec/config.py", "backend/training/losses.py"}
+"""Longer than LONGEST on purpose: one list of settings, one table of losses."""
+
+
+@pytest.mark.parametrize("program", ["app", "backend"])
+def test_at_most_18_entries_at_the_top(program: str) -> None:
+    entries = [path for path in (ROOT / program).iterdir() if path.name != "__pycache__"]
+    assert len(entries) <= 18, sorted(path.name for path in entries)
+
+
+def test_no_two_classes_share_a_name() -> None:
+    places = defaultdict(list)
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(path.relative_to(ROOT)))
+    assert not {name: files for name, files in places.items() if len(files) > 1}
+
+
+def test_files_are_short_enough_to_read() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text("utf-8").splitlines()) for path in SOURCES}
+    assert not {file: lines for file, lines in lengths.items() if lines > LONGEST and file not in TABLES}
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [path for path in SOURCES if not ast.get_docstring(ast.parse(path.read_text("utf-8")))]
+    assert not silent
+
+
+def test_every_package_has_an_init_file() -> None:
+    """setuptools packs only folders that have one."""
+    folders = {path.parent for path in SOURCES}
+    assert not [folder for folder in folders if not (folder / "__init__.py").exists()]

@@ -1,0 +1,214 @@
+"""Mutation testing: change one expression of the program at a time, run the tests of that part, and report what no test notices.
+
+    python -m tests.support.mutate --count 66 --seed 1            66 mutations, spread evenly over MODULES
+    python -m tests.support.mutate --module backend/training/losses.py --count 20
+    … --list                                                      only print them
+
+Each mutation is made in a copy of the tree, never in the checkout. A mutation is *caught* when a test fails or the run exceeds its
+time limit, and *survives* when all tests of its row of MODULES pass. Some survivors are equivalent programs (a tolerance, a default
+that nothing reads); the others name a missing test. Not part of `make test`; `make mutations` runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+ROOT = Path(__file__).parents[2]
+
+TRAINING = "tests/training"
+MODULES: dict[str, tuple[str, ...]] = {
+    "backend/training/losses.py": (TRAINING,),
+    "backend/training/advantages.py": ("tests/training/test_advantages.py", "tests/rewards"),
+    "backend/training/batch.py": (TRAINING,),
+    "backend/training/grpo.py": (TRAINING, "tests/run/test_trainer.py"),
+    "backend/training/learner.py": (TRAINING, "tests/run/test_trainer.py"),
+    "backend/training/microbatch.py": (TRAINING,),
+    "backend/training/shared_prefix.py": (TRAINING,),
+    "backend/training/importance_sampling.py": (TRAINING,),
+    "backend/generation/sampler.py": ("tests/generation",),
+    "backend/generation/scheduler.py": ("tests/generation",),
+    "backend/generation/outputs.py": ("tests/generation",),
+    "backend/engine/lm_head.py": ("tests/engine", "tests/training/test_learner.py"),
+    "backend/engine/attention.py": ("tests/engine",),
+    "backend/run/checkpoint.py": ("tests/run",),
+    "backend/run/checkpoint_writer.py": ("tests/run",),
+    "backend/run/scoring_stages.py": ("tests/run",),
+    "backend/rewards/runner/score.py": ("tests/rewards", "tests/run/test_stages.py"),
+    "backend/rewards/weights.py": ("tests/rewards", "tests/run/test_stages.py"),
+    "backend/rewards/functions/r1.py": ("tests/rewards",),
+    "backend/spec/checks.py": ("tests/spec", "tests/cli"),
+    "backend/spec/config.py": ("tests/spec", "tests/cli"),
+    "backend/spec/aliases.py": ("tests/spec",),
+}
+"""What is mutated, and the tests that are there to notice."""
+
+COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
+ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "*"}
+NAMES = {
+    "min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "sum": "max", "any": "all", "all": "any",
+    "argmax": "argmin", "floor": "ceil", "logsumexp": "max", "isnan": "isinf",
+}  # fmt: skip
+TIME_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """Characters `start`–`end` of `module` replaced by `new`."""
+
+    module: str
+    line: int
+    start: int
+    end: int
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line}  {' '.join(self.old.split())}  →  {' '.join(self.new.split())}"
+
+
+def mutations(module: str) -> list[Mutation]:
+    """Every mutation of one file, in the order of its lines."""
+    source = (ROOT / module).read_text("utf-8")
+    tree = ast.parse(source)
+    offsets = [0]
+    for line in source.splitlines(keepends=True):
+        offsets.append(offsets[-1] + len(line.encode()))
+    data = source.encode()
+
+    def place(node: ast.expr) -> tuple[int, int]:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        return offsets[node.lineno - 1] + node.col_offset, offsets[node.end_lineno - 1] + node.end_col_offset
+
+    found = []
+    for node in _expressions(tree):
+        start, end = place(node)
+        for new in _changes(node, lambda part: data[slice(*place(part))].decode()):
+            found.append(Mutation(module, node.lineno, start, end, data[start:end].decode(), new))
+    return sorted(found, key=lambda one: one.start)
+
+
+def _expressions(tree: ast.Module) -> Iterator[ast.expr]:
+    """Expressions that run: annotations, docstrings and f-strings are left out."""
+    skipped: set[int] = set()
+    for node in ast.walk(tree):
+        for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if annotation is not None:
+                skipped.update(id(part) for part in ast.walk(annotation))
+        if isinstance(node, ast.JoinedStr):
+            skipped.update(id(part) for part in ast.walk(node))
+    yield from (node for node in ast.walk(tree) if isinstance(node, ast.expr) and id(node) not in skipped)
+
+
+def _changes(node: ast.expr, text) -> Iterator[str]:
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
+        yield f"{text(node.left)} {COMPARISONS[type(node.ops[0])]} {text(node.comparators[0])}"
+    elif (
+        isinstance(node, ast.BinOp)
+        and type(node.op) in ARITHMETIC
+        and not isinstance(node.left, ast.Constant | ast.JoinedStr)
+    ):
+        yield f"({text(node.left)}) {ARITHMETIC[type(node.op)]} ({text(node.right)})"
+    elif isinstance(node, ast.BoolOp):
+        word = " or " if isinstance(node.op, ast.And) else " and "
+        yield "(" + word.join(f"({text(value)})" for value in node.values) + ")"
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
+        yield f"({text(node.operand)})"
+    elif isinstance(node, ast.IfExp):
+        yield f"({text(node.orelse)} if {text(node.test)} else {text(node.body)})"
+    elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        yield str(node.value + 1)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield str(not node.value)
+    elif isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name in NAMES:
+            called = text(node.func)
+            yield called[: len(called) - len(name)] + NAMES[name] + text(node)[len(called) :]
+        elif name in ("stop_gradient", "sorted", "reversed", "abs", "exp", "expm1") and len(node.args) == 1:
+            yield f"({text(node.args[0])})"
+
+
+def chosen(modules: list[str], count: int, seed: int) -> list[Mutation]:
+    """`count` mutations, as evenly over the modules as their numbers allow, the same ones for the same seed."""
+    pools = []
+    for module in modules:
+        pool = mutations(module)
+        random.Random(f"{seed} {module}").shuffle(pool)
+        pools.append(pool)
+    picked: list[Mutation] = []
+    while len(picked) < count and any(pools):
+        picked += [pool.pop() for pool in pools if pool]
+    return picked[:count]
+
+
+def outcome(tree: Path, mutation: Mutation) -> tuple[str, float]:
+    """ "caught", "survived" or "caught (time limit)", and the seconds it took. Restores the file."""
+    file = tree / mutation.module
+    source = file.read_bytes()
+    file.write_bytes(source[: mutation.start] + mutation.new.encode() + source[mutation.end :])
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *MODULES[mutation.module]]
+    environment = os.environ | {
+        "QT_QPA_PLATFORM": "offscreen",
+        "TMPDIR": str(tree.parent),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    began = time.monotonic()
+    try:
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, timeout=TIME_LIMIT_S)
+        word = "survived" if done.returncode == 0 else "caught"
+    except subprocess.TimeoutExpired:
+        word = "caught (time limit)"
+    finally:
+        file.write_bytes(source)
+    return word, time.monotonic() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Report which one-expression changes of the program no test notices.")
+    parser.add_argument("--count", type=int, default=66)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--module", action="append", choices=list(MODULES), help="only this file; may be repeated")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--list", action="store_true", help="print the mutations and run nothing")
+    options = parser.parse_args()
+    picked = chosen(options.module or list(MODULES), options.count, options.seed)
+    if options.list:
+        print(*picked, sep="\n")
+        return
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        trees: SimpleQueue[Path] = SimpleQueue()
+        for job in range(options.jobs):
+            tree = Path(folder) / str(job) / "tree"
+            ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__")
+            shutil.copytree(ROOT, tree, ignore=ignored)
+            trees.put(tree)
+
+        def run(mutation: Mutation) -> str:
+            tree = trees.get()
+            try:
+                word, seconds = outcome(tree, mutation)
+            finally:
+                trees.put(tree)
+            print(f"{word:<20} {seconds:5.0f} s  {mutation}", flush=True)
+            return word
+
+        with ThreadPoolExecutor(options.jobs) as pool:
+            words = list(pool.map(run, picked))
+    print(f"{sum(word != 'survived' for word in words)} of {len(words)} caught")
+
+
+if __name__ == "__main__":
+    main()
