@@ -15,6 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from backend.training.compiled_grad import BUCKET
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm import load
 
@@ -25,7 +26,6 @@ from backend.spec.faults import Mistake
 from backend.training import learner as learner_module
 from backend.training.advantages import advantages
 from backend.training.batch import pack
-from backend.training.compiled_grad import BUCKET
 from backend.training.learner import Learner
 from backend.types import Completion, Group, Problem
 from tests.support import random_models
