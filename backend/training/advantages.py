@@ -122,7 +122,9 @@ def _normalize_then_sum(
     rows: list[list[float]], group_size: int, weights: list[float]
 ) -> tuple[list[float], list[float]]:
     """GDPO: each function's z-score in its group, summed with the weights, normalised once more over the batch."""
-    columns = [chain.from_iterable(map(_z_scores, _in_groups(column, group_size))) for column in zip(*rows, strict=True)]
+    columns = [
+        chain.from_iterable(map(_z_scores, _in_groups(column, group_size))) for column in zip(*rows, strict=True)
+    ]
     sums = [_weighted_sum(z, row, weights) for z, row in zip(zip(*columns, strict=True), rows, strict=True)]
     mean, std = _mean(sums), _std(sums, if_single=0.0)
     return [(x - mean) / (std + STD_EPSILON) for x in sums], [std] * len(rows)

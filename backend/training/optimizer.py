@@ -49,7 +49,9 @@ OPTIMIZERS: dict[str, Recipe] = {
     "muon": Recipe(lambda lr, decay, betas: optimizers.Muon(lr, weight_decay=decay), has_decay=True),
     "sgd": Recipe(lambda lr, decay, betas: optimizers.SGD(lr, weight_decay=decay), has_decay=True),
     "lion": Recipe(
-        lambda lr, decay, betas: optimizers.Lion(lr, betas=list(betas), weight_decay=decay), has_decay=True, has_betas=True
+        lambda lr, decay, betas: optimizers.Lion(lr, betas=list(betas), weight_decay=decay),
+        has_decay=True,
+        has_betas=True,
     ),
     "adafactor": Recipe(_adafactor, has_decay=True),
     "rmsprop": Recipe(lambda lr, decay, betas: optimizers.RMSprop(lr)),

@@ -17,7 +17,7 @@ from backend.spec.faults import Mistake
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from tests.support import random_models
-from tests.support.reference_forward import given
+from tests.support.reference_forward import sampled_groups
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_only_what_was_named_learns(models: Path, train_type: str, keys: list[st
     before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
     learner = grpo_learner(policy, config, 2)
     for seed in (0, 1):
-        learner.learn(pack(given(policy.model, seed=seed), pad_id=0))
+        learner.learn(pack(sampled_groups(policy.model, seed=seed), pad_id=0))
     moved = {
         name for name, x in tree_flatten(policy.model.parameters()) if not np.array_equal(np.array(x), before[name])
     }
@@ -69,7 +69,7 @@ def test_the_saved_adapter_knows_its_modules(models: Path, tmp_path: Path) -> No
     policy = load_policy(config)
     learner = grpo_learner(policy, config, 2)
     for seed in (0, 1):
-        learner.learn(pack(given(policy.model, seed=seed), pad_id=0))
+        learner.learn(pack(sampled_groups(policy.model, seed=seed), pad_id=0))
     save_adapters(policy, config, tmp_path)
     policy.model.eval()
     tokens = mx.array([[5, 6, 7]])

@@ -21,7 +21,7 @@ from backend.spec.places import RunFolder
 from backend.training.batch import Batch, pack
 from backend.training.grpo import grpo_learner
 from tests.support import random_models, small_run
-from tests.support.reference_forward import given, looked_at, rows_of
+from tests.support.reference_forward import plain_scores, rows_of, sampled_groups
 
 ALPHA = 0.3
 FOLLOWING: dict[str, Any] = {
@@ -45,7 +45,7 @@ def config_of(models: Path, arch: str = "qwen3", **settings: Any) -> Config:
 
 
 def batch_for(policy: Policy, seed: int) -> Batch:
-    return pack(given(policy.model, seed=seed), pad_id=0)
+    return pack(sampled_groups(policy.model, seed=seed), pad_id=0)
 
 
 def numbers(arrays: dict[str, mx.array]) -> dict[str, np.ndarray]:
@@ -106,7 +106,7 @@ def test_the_kl_is_against_where_the_reference_has_moved_to(models: Path) -> Non
     learner = grpo_learner(policy, config, 3)
     for update in (1, 2):
         learner.learn(batch_for(policy, update))
-    groups = given(policy.model, seed=3)
+    groups = sampled_groups(policy.model, seed=3)
     moved = load_policy(config)
     moved.assign(policy.reference_arrays())
     metrics = learner.learn(pack(groups, pad_id=0))
@@ -123,7 +123,7 @@ def test_the_kl_is_against_where_the_reference_has_moved_to(models: Path) -> Non
 def k3(policy: Any, reference: Any, groups: list[Any]) -> float:
     """The mean over all tokens of exp(d) − d − 1, d = log π_ref − log π, in float64."""
     rows = rows_of(groups)
-    logp, ref = (np.array(looked_at(model, rows)[0], np.float64) for model in (policy, reference))
+    logp, ref = (np.array(plain_scores(model, rows)[0], np.float64) for model in (policy, reference))
     gaps = np.concatenate(
         [r[: len(one.tokens)] - p[: len(one.tokens)] for (_, one), p, r in zip(rows, logp, ref, strict=True)]
     )
@@ -171,7 +171,7 @@ def test_an_adapter_of_the_base_is_the_reference(models: Path, tmp_path: Path, t
     config = config_of(models, train_type=train_type, reference_model_path=str(folder), beta=0.1)
     policy = load_policy(config)
     base, tuned = load(config.model)[0], load(config.model, adapter_path=str(folder))[0]
-    groups = given(policy.model)
+    groups = sampled_groups(policy.model)
     metrics = grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0))
     assert metrics["kl"] == pytest.approx(k3(base, tuned, groups), rel=1e-3)
     assert metrics["kl"] > 1e-4
