@@ -111,7 +111,12 @@ class Plain:
     def _update(self, rows: list[Row], old: mx.array, ref: mx.array) -> None:
         config = self.config
         hidden = [config.mask_truncated_completions and one.stop == "length" for _, one in rows]
-        mask = padded([[float(not h)] * len(one.tokens) for h, (_, one) in zip(hidden, rows, strict=True)])
+        mask = padded(
+            [
+                [float(m and not h) for m in one.mask or [1] * len(one.tokens)]
+                for h, (_, one) in zip(hidden, rows, strict=True)
+            ]
+        )
         sampling_logps = padded([(np.array(one.logps) - one.log_kept).tolist() for _, one in rows])
         correction = (
             {} if config.sampling_correction == "none" else {"is_ratio": self._correction(old, sampling_logps, mask)}
@@ -174,12 +179,14 @@ def assert_same_changes(
         )
 
 
-def away_from_ties(config: Config, batches: int) -> tuple[Plain, list[Group]]:
+def away_from_ties(config: Config, batches: int, has_tool_results: bool = False) -> tuple[Plain, list[Group]]:
     """The first completions under which no ratio comes near a corner of the clip and no entropy near its threshold, and the
     plain run on them."""
     for seed in range(20):
         policy = perturbed(config, "the plain one's")
         groups = sampled_groups(policy.model, P * batches, seed)
+        if has_tool_results:
+            mask_some_tokens(groups, seed)
         plain = Plain(config, policy, loaded(config.model, config.train_type, False, "the start")[0].model)
         plain.learn(groups)
         if plain.nearest > 1e-5:
@@ -188,11 +195,11 @@ def away_from_ties(config: Config, batches: int) -> tuple[Plain, list[Group]]:
 
 
 def assert_equal_updates(
-    monkeypatch: pytest.MonkeyPatch, config: Config, batches: int = 1
+    monkeypatch: pytest.MonkeyPatch, config: Config, batches: int = 1, has_tool_results: bool = False
 ) -> tuple[Plain, dict[str, float]]:
     """The learner's updates are the plain ones, in one part and in many; the plain run and our metrics are returned."""
     start = weights_of(perturbed(config))
-    plain, groups = away_from_ties(config, batches)
+    plain, groups = away_from_ties(config, batches, has_tool_results)
     wanted = {name: np.mean([one[name] for one in plain.metrics]) for name in plain.metrics[0]}
     metrics: dict[str, float] = {}
     for budget in (ONE_MICRO_BATCH, SEVERAL):
@@ -204,6 +211,13 @@ def assert_equal_updates(
         for name, value in (metrics | told | wanted).items():
             assert metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), name
     return plain, metrics
+
+
+def mask_some_tokens(groups: list[Group], seed: int) -> None:
+    """A third of the tokens of every completion are a tool's, wherever they stand."""
+    rng = np.random.default_rng(seed)
+    for _, one in rows_of(groups):
+        one.mask = (rng.random(len(one.tokens)) > 1 / 3).astype(int).tolist()
 
 
 def pack_of(groups: list[Group], config: Config) -> Any:
@@ -260,6 +274,22 @@ def test_an_update_is_the_gradient_of_the_loss_over_the_whole_batch(
     plain, _ = assert_equal_updates(monkeypatch, config)
     if what == "defaults" and "clip_ratio_total" in plain.metrics[0]:
         assert plain.metrics[1]["clip_ratio_total"] > 0.1, "nothing is clipped, so this shows nothing of the clip"
+
+
+@pytest.mark.parametrize(
+    ("loss", "what"),
+    [
+        ("grpo", "most uncertain tokens, with the bonus"),
+        ("dapo", "token, truncated"),
+        ("luspo", "sequence"),
+        ("vespo", "sequence, masked"),
+        ("dr_grpo", "truncated completions masked"),
+    ],
+)
+def test_masked_tokens_have_no_part_in_an_update(
+    model: Path, monkeypatch: pytest.MonkeyPatch, loss: str, what: str
+) -> None:
+    assert_equal_updates(monkeypatch, config_of(model, grpo_loss_type=loss, **SETTINGS_OF[what]), has_tool_results=True)
 
 
 @pytest.mark.parametrize("what", ["entropy bonus", "most uncertain tokens", "off-policy mask", "sequence, masked",
