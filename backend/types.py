@@ -1,4 +1,4 @@
-"""The nouns of a step: a Problem is sampled into a Group of Completions. Plain lists; no arrays, no mlx."""
+"""The data of one training step: a Problem is sampled into a Group of Completions. Plain lists; no arrays, no mlx."""
 
 from __future__ import annotations
 
@@ -11,42 +11,49 @@ Stop = Literal["eos", "length", "string"]
 
 @dataclass(slots=True)
 class Problem:
-    """One row of the dataset, ready to be sampled.
-
-    `prompt` is the person's own text (for a list of messages, the last user message): what reward functions and
-    tables show. `tokens` are the ids the model reads: `messages` rendered by the chat template, the generation
-    prompt included. `row` keeps every column as it came.
-    """
+    """One row of the dataset, tokenised and ready to be sampled."""
 
     index: int
     prompt: str
+    """The user's own text (for a list of messages, the last user message): what reward functions and tables show."""
     messages: list[dict[str, Any]]
     tokens: list[int]
+    """The ids the model reads: `messages` rendered by the chat template, generation prompt included."""
     answer: str
     type: str | None = None
     row: dict[str, Any] = field(default_factory=dict)
+    """Every column of the dataset's row, unchanged."""
 
 
 @dataclass(slots=True)
 class Completion:
-    """One sampled answer: exactly the ids that were drawn, the end-of-sequence id included.
-
-    `logps[t]` is log π(tokens[t] | prompt, tokens[<t]) in nats under the policy that sampled, taken after dividing the
-    logits by the temperature and before top-p, top-k and min-p cut anything away. `text` is `tokens` decoded, without
-    the end-of-sequence token. `log_kept[t]` is the log of the share of the policy's mass that top-p, top-k and min-p left
-    at step t, so logps − log_kept is what each token was really drawn with; empty means 0 throughout. `scores` holds each reward function's number, None where it had no opinion.
-    """
+    """One sampled answer. Every per-token list is as long as `tokens`."""
 
     tokens: list[int]
+    """The sampled ids, end-of-sequence included."""
     logps: list[float]
+    """log π(tokens[t] | prompt, tokens[<t]) in nats under the policy that sampled, after dividing the logits by the
+    temperature and before top-p, top-k and min-p filter anything. Not read where `mask` is 0."""
     text: str
+    """`tokens` decoded, without the end-of-sequence token."""
     stop: Stop
     log_kept: list[float] = field(default_factory=list)
+    """log of the share of the policy's probability mass that top-p, top-k and min-p left at each token, so that
+    logps − log_kept is the log-probability each token was really sampled with. Empty: 0 throughout."""
+    mask: list[int] = field(default_factory=list)
+    """1 where the policy produced the token and is trained on it, 0 where something else wrote it into the
+    conversation, such as a tool's result. Empty: 1 throughout."""
     scores: dict[str, float | None] = field(default_factory=dict)
+    """Each reward function's number, None where it had no opinion."""
     reward: float | None = None
     advantage: float = 0.0
     logged: dict[str, Any] = field(default_factory=dict)
     """What reward functions noted of this completion (TRL's `log_extra`)."""
+
+    @property
+    def trained_tokens(self) -> int:
+        """How many tokens the policy produced and is trained on."""
+        return sum(self.mask) if self.mask else len(self.tokens)
 
 
 @dataclass(slots=True)

@@ -63,9 +63,9 @@ def plain_head() -> Off:
 
 def old_pass() -> Off:
     """The old log-probabilities come from a forward pass of their own, though one update follows a rollout."""
-    from backend.training.learner import Learner
+    from backend.training.grpo import Grpo
 
-    return mock.patch.object(Learner, "_needs_old_pass", lambda learner: True)
+    return mock.patch.object(Grpo, "_needs_old_pass", lambda algorithm: True)
 
 
 def prefill_apart() -> Off:

@@ -17,6 +17,7 @@ from backend.models.policy import Policy, load_policy
 from backend.spec.config import Config, parse
 from backend.training.advantages import advantages
 from backend.training.batch import pack
+from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
 from backend.types import Completion, Group, Problem
 
@@ -61,7 +62,7 @@ def steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     """Whole steps."""
     config = settings(case, folder)
     policy = load_policy(config)
-    rollout, learner = Rollout(policy, case.completion), Learner(policy, config, MANY)
+    rollout, learner = Rollout(policy, case.completion), grpo_learner(policy, config, MANY)
     for number in stopwatch.steps():
         groups = rollout.sample(problems(case, number), case.group_size, sampling(case), 0, number * case.prompts)
         stopwatch.lap("rollout")
@@ -84,7 +85,7 @@ def trainings(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     """Learning alone, from made-up completions of full length."""
     config = settings(case, folder)
     policy = load_policy(config)
-    learner = Learner(policy, config, MANY, micro_batch_tokens=case.micro_batch)
+    learner = grpo_learner(policy, config, MANY, micro_batch_tokens=case.micro_batch)
     for number in stopwatch.steps():
         groups = made_up(case, number)
         stopwatch.begin_again()

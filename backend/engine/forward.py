@@ -58,7 +58,7 @@ class SequenceRows:
     """Which prompt each row has."""
     completion_BT: mx.array
     active_N: mx.array
-    """Flat indices into [B, T] of the tokens that count; B · T, which is none of them, where the number was rounded up."""
+    """Flat indices into [B, T] of the tokens that count."""
     full: bool
     """Whether every token counts."""
     even: bool
@@ -73,16 +73,13 @@ def sequence_rows(
     group_B: mx.array,
     completion_BT: mx.array,
     mask_BT: mx.array,
-    multiple: int = 1,
 ) -> SequenceRows:
-    """Rows of one group have the same prompt. Inputs are looked at on the host: call it once for a batch, not once a pass.
-
-    Sizes are rounded up to `multiple`; what is made up is never looked at."""
+    """Rows of one group have the same prompt. Inputs are looked at on the host: call it once for a batch, not once a pass."""
     tokens, lengths, groups = np.array(tokens_BL), np.array(prompt_length_B), np.array(group_B)
     _, first, prompt_of = np.unique(groups, return_index=True, return_inverse=True)
     order = np.argsort(np.argsort(first))  # groups in the order in which they come
     prompt_of, first = order[prompt_of], np.sort(first)
-    P, K = len(first), _rounded(int(lengths.max(initial=1)), multiple)
+    P, K = len(first), int(lengths.max(initial=1))
     inside = np.arange(K)[None] < lengths[first][:, None]
     each = len(tokens) // max(P, 1)
     return SequenceRows(
@@ -92,25 +89,15 @@ def sequence_rows(
         prompt_length_B=prompt_length_B,
         prompt_B=mx.array(prompt_of),
         completion_BT=completion_BT,
-        active_N=mx.array(_active(np.array(mask_BT), multiple)),
+        active_N=mx.array(np.flatnonzero(np.array(mask_BT))),
         full=bool(np.array(mask_BT).all()),
         even=bool(P * each == len(tokens) and (prompt_of == np.repeat(np.arange(P), each)).all()),
         ragged=bool((lengths != K).any()),
     )
 
 
-def _rounded(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
-
-
 def _widened(x: np.ndarray, width: int) -> np.ndarray:
     return np.pad(x, [(0, 0), (0, max(0, width - x.shape[1]))])[:, :width]
-
-
-def _active(mask_BT: np.ndarray, multiple: int) -> np.ndarray:
-    found = np.flatnonzero(mask_BT)
-    size = min(_rounded(found.size, 8 * multiple), mask_BT.size) if multiple > 1 else found.size
-    return np.pad(found, (0, size - found.size), constant_values=mask_BT.size)
 
 
 # ── halves ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -213,16 +200,15 @@ def completion_logps(
     hidden_BTH = _states_shared(split_model, rows, prompted) if split_model.layers else _states_whole(split_model, rows)
     flat_NH, target_N = hidden_BTH.reshape(B * T, -1), rows.completion_BT.reshape(-1)
     if not rows.full:
-        there_N = mx.minimum(rows.active_N, B * T - 1)
-        flat_NH, target_N = flat_NH[there_N], target_N[there_N]
+        flat_NH, target_N = flat_NH[rows.active_N], target_N[rows.active_N]
     scored = token_logps(
         split_model.logits, split_model.head, flat_NH, target_N,
         temperature=temperature, chunk=chunk, learns=learns, entropy_gradient=entropy_gradient,
     )  # fmt: skip
     if rows.full:
         return TokenScores(*(x.reshape(B, T) for x in scored))
-    blank = mx.zeros(B * T + 1)
-    return TokenScores(*(blank.at[rows.active_N].add(x)[:-1].reshape(B, T) for x in scored))
+    blank = mx.zeros(B * T)
+    return TokenScores(*(blank.at[rows.active_N].add(x).reshape(B, T) for x in scored))
 
 
 def _states_whole(split_model: SplitModel, rows: SequenceRows) -> mx.array:

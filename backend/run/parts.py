@@ -15,6 +15,7 @@ from backend.run.memory_plan import plan_memory, refuse_too_large
 from backend.run.scoring_stages import ScoringStages
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
+from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
 from backend.types import Problem
 
@@ -67,7 +68,7 @@ def load_parts(config: Config, note: Note) -> RunParts:
     room = plan_memory(config, policy, [one.longest for one in prompts.values()], note)
     return RunParts(
         policy=policy,
-        learner=Learner(policy, config, scoring.steps, **room.learner),
+        learner=grpo_learner(policy, config, scoring.steps, **room.learner),
         rollout=Rollout(policy, config.max_completion_length, stop=config.stop, **room.rollout),
         scoring=scoring,
         prompt_stream=PromptStream(prompts["train"], config.seed),

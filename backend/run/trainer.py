@@ -19,7 +19,6 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
-from backend import ranks
 from backend.models.export import export, fuse_run
 from backend.models.policy import save_model
 from backend.run import checkpoint
@@ -140,7 +139,7 @@ class Trainer:
             spare += [group for group, tells in zip(groups, telling, strict=True) if not tells]
             if len(kept) == wanted:
                 break
-        tokens = sum(len(one.tokens) for group in kept + spare for one in group.completions)
+        tokens = sum(one.trained_tokens for group in kept + spare for one in group.completions)
         told = {"rollout_tokens_per_second": self.timer.speed(tokens, "rollout")}
         if config.dynamic_sampling:
             told["dynamic_sampling/prompts"] = len(kept) + len(spare)
@@ -192,7 +191,7 @@ class Trainer:
     def tell_start(self, saved: checkpoint.Checkpoint | None, command: str) -> None:
         self.diary.write(
             "started", pid=os.getpid(), command=command, model=self.config.model, iterations=self.parts.steps,
-            ranks=ranks.size(), device=str(mx.default_device()), versions=versions(),
+            ranks=1, device=str(mx.default_device()), versions=versions(),
             resumed_from=saved.state.step if saved else None,
         )  # fmt: skip
         if saved:  # its own line came after the place to which the diary is cut back
@@ -237,8 +236,6 @@ class Trainer:
 
     def save(self) -> None:
         """Begin a checkpoint of the last finished step; it stands once it is settled."""
-        if ranks.rank() != 0:
-            return
         self.settle()
         began = self.clock()
         self.diary.write("phase", phase="saving")
@@ -246,7 +243,7 @@ class Trainer:
             self.state.score = _mean(self._rewards_since_save)
         self._rewards_since_save = []
         self.state.events_bytes, self.state.completions_bytes = self.diary.size, self.completions.size
-        self.state.bonus, self.state.reward_weights = self.parts.learner.bonus.state(), self.parts.scoring.state()
+        self.state.bonus, self.state.reward_weights = self.parts.learner.algorithm.state(), self.parts.scoring.state()
         self.checkpoint_writer.begin(
             snapshot(self.state, self.parts.policy, self.parts.learner, self.config), (self.diary, self.completions)
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import mlx.core as mx
 
-SMALLEST_STD = 1e-4
+STD_EPSILON = 1e-4
 """Added to a standard deviation before dividing by it, as TRL does."""
 
 
@@ -32,13 +32,13 @@ def advantages(
     a prompt. `weights`: one a function, 1 each when left out. `scale_rewards` divides by the standard deviation (n − 1)
     of the `group`, of the `batch`, or by nothing (`none`: Dr. GRPO, arXiv:2503.20783).
     `baseline="leave_one_out"` compares with the mean of the *other* completions of the group (RLOO, arXiv:2402.14740),
-    which is the distance from the group's mean times n/(n − 1).
+    which is the difference from the group's mean times n/(n − 1).
     `multi_objective_aggregation="normalize_then_sum"` normalises each function in its group first, then the sum over
     the batch (GDPO, arXiv:2601.05242), and leaves `scale_rewards` out.
 
     A completion that no function scored is left out of every mean and gets advantage 0. Metrics: `reward`,
-    `reward_std`, `frac_reward_zero_std`, and `rewards/<name>/mean|std` for each of `names`. Worked out in double
-    precision. Raises ValueError for shapes that do not fit and words that are not known.
+    `reward_std`, `frac_reward_zero_std`, and `rewards/<name>/mean|std` for each of `names`. Computed in double
+    precision. Raises ValueError for shapes that do not fit and unknown option names.
     """
     import mlx.core as mx
 
@@ -101,10 +101,10 @@ def _sum_then_normalize(totals: list[float], group_size: int, scale: str) -> tup
     """(R − mean of its group) / (std + 1e-4), and the std that belongs to each row."""
     if scale not in ("group", "batch", "none"):
         raise ValueError(f"scale_rewards is group, batch or none, not {scale!r}.")
-    groups = _cut(totals, group_size)
-    stds = [_std(totals, alone=0.0) if scale == "batch" else _group_std(group) for group in groups]
+    groups = _in_groups(totals, group_size)
+    stds = [_std(totals, if_single=0.0) if scale == "batch" else _group_std(group) for group in groups]
     values = [
-        (total - mean) / (1.0 if scale == "none" else std + SMALLEST_STD)
+        (total - mean) / (1.0 if scale == "none" else std + STD_EPSILON)
         for group, mean, std in zip(groups, map(_mean, groups), stds, strict=True)
         for total in group
     ]
@@ -112,8 +112,9 @@ def _sum_then_normalize(totals: list[float], group_size: int, scale: str) -> tup
 
 
 def _leave_one_out(values: list[float], totals: list[float], group_size: int) -> list[float]:
-    """Distances from the group's mean, stretched to distances from the mean of the others; a lone opinion has none."""
-    counts = [sum(not math.isnan(x) for x in group) for group in _cut(totals, group_size) for _ in group]
+    """RLOO (arXiv:2402.14740): R_i − mean of the others = (R_i − mean of the group) · n/(n − 1), n the scored completions of
+    the group; 0 where n is 1."""
+    counts = [sum(not math.isnan(x) for x in group) for group in _in_groups(totals, group_size) for _ in group]
     return [x * n / (n - 1) if n > 1 else 0.0 * x for x, n in zip(values, counts, strict=True)]
 
 
@@ -121,25 +122,27 @@ def _normalize_then_sum(
     rows: list[list[float]], group_size: int, weights: list[float]
 ) -> tuple[list[float], list[float]]:
     """GDPO: each function's z-score in its group, summed with the weights, normalised once more over the batch."""
-    columns = [chain.from_iterable(map(_z_scores, _cut(column, group_size))) for column in zip(*rows, strict=True)]
+    columns = [
+        chain.from_iterable(map(_z_scores, _in_groups(column, group_size))) for column in zip(*rows, strict=True)
+    ]
     sums = [_weighted_sum(z, row, weights) for z, row in zip(zip(*columns, strict=True), rows, strict=True)]
-    mean, std = _mean(sums), _std(sums, alone=0.0)
-    return [(x - mean) / (std + SMALLEST_STD) for x in sums], [std] * len(rows)
+    mean, std = _mean(sums), _std(sums, if_single=0.0)
+    return [(x - mean) / (std + STD_EPSILON) for x in sums], [std] * len(rows)
 
 
 def _z_scores(group: Sequence[float]) -> list[float]:
     mean, std = _mean(group), _group_std(group)
-    return [(x - mean) / (std + SMALLEST_STD) for x in group]
+    return [(x - mean) / (std + STD_EPSILON) for x in group]
 
 
 def _weighted_sum(values: Sequence[float], row: Sequence[float], weights: Sequence[float]) -> float:
-    """Σ w·x over the opinions there are; NaN when `row` holds none at all."""
+    """Σ w·x over the values that are not NaN; NaN when `row` holds none."""
     if all(map(math.isnan, row)):
         return math.nan
     return math.fsum(w * x for w, x in zip(weights, values, strict=True) if not math.isnan(x))
 
 
-def _cut(values: Sequence[float], size: int) -> list[Sequence[float]]:
+def _in_groups(values: Sequence[float], size: int) -> list[Sequence[float]]:
     return [values[i : i + size] for i in range(0, len(values), size)]
 
 
@@ -151,15 +154,15 @@ def _mean(values: Sequence[float]) -> float:
     return present[0] if min(present) == max(present) else math.fsum(present) / len(present)
 
 
-def _std(values: Sequence[float], alone: float = math.nan) -> float:
-    """The standard deviation with n − 1 of what is not NaN: NaN below two values, but `alone` for a list of one."""
+def _std(values: Sequence[float], if_single: float = math.nan) -> float:
+    """The standard deviation with n − 1 of what is not NaN: NaN below two values, but `if_single` for a list of one."""
     if len(values) == 1:
-        return alone
+        return if_single
     mean = _mean(values)
     squares = [(x - mean) ** 2 for x in values if not math.isnan(x)]
     return math.sqrt(math.fsum(squares) / (len(squares) - 1)) if len(squares) > 1 else math.nan
 
 
 def _group_std(group: Sequence[float]) -> float:
-    """0 in a group of one (evaluation): there is nobody to differ from."""
-    return _std(group, alone=0.0)
+    """0 in a group of one, as in evaluation."""
+    return _std(group, if_single=0.0)

@@ -1,17 +1,18 @@
-"""The coefficient of the entropy bonus: constant, or moved after each update to hold an entropy (Skywork-OR1,
-arXiv:2505.22312, as TRL does it).
+"""The coefficient of the entropy bonus: constant, or adapted after each update so that the policy's entropy does not fall below a
+target (Skywork-OR1, arXiv:2505.22312, with TRL's step and bounds). The bonus itself is a term of `losses.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-STEP, LEAST, MOST = 0.005, 0.0, 1.0
+STEP, MINIMUM, MAXIMUM = 0.005, 0.0, 1.0
+"""Of the adaptive coefficient."""
 
 
 @dataclass(slots=True)
 class EntropyBonus:
-    """`value` is what the adaptive coefficient stands at; `entropy` (nats) was measured at the last update."""
+    """`value` is the coefficient before the target is asked; `entropy` (nats) was measured at the last update."""
 
     value: float
     adaptive: bool = False
@@ -24,20 +25,22 @@ class EntropyBonus:
 
     @property
     def coefficient(self) -> float:
-        """What the next update uses: an adaptive bonus applies only while the entropy is at or below its target."""
+        """The next update's: an adaptive bonus applies only while the entropy is at or below its target."""
         above = self.entropy is not None and self.entropy > self.target
         return 0.0 if self.adaptive and above else self.value
 
     def observe(self, entropy: float) -> None:
-        """Note an update's mean entropy, and move an adaptive coefficient by one step towards the target."""
+        """Take an update's mean entropy; an adaptive coefficient grows by one step at or below the target, else shrinks."""
         self.entropy = entropy
         if self.adaptive:
-            moved = self.value + (STEP if entropy <= self.target else -STEP)
-            self.value = min(MOST, max(LEAST, moved))
+            adapted = self.value + (STEP if entropy <= self.target else -STEP)
+            self.value = min(MAXIMUM, max(MINIMUM, adapted))
 
     def state(self) -> list[float | None]:
+        """What a checkpoint keeps."""
         return [self.value, self.entropy]
 
     def restore(self, state: list[float | None]) -> None:
+        """Put `state` back; a checkpoint without one leaves everything as configured."""
         if state:
             self.value, self.entropy = state[0] or 0.0, state[1]

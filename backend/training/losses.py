@@ -2,33 +2,32 @@
 
     loss = Σ_it weight_it · (term(ratio_it, A_i) + β · KL_it)        i: completion (row), t: token
 
-The *ratio* compares the policy with the one that sampled, by token or by completion (`LEVELS`). The *term* scores a
-token. The *weight* says how tokens are averaged; it needs only masks and lengths, so it is worked out once for a whole
-optimizer step (`token_weights`), and the parts of a batch, however it is cut, then simply add up.
+The *ratio* compares the policy with the one that sampled, by token or by completion (`LEVELS`). The *term* scores a token.
+The *weight* says how tokens are averaged; it needs only masks and lengths, so it is computed once for a whole optimizer batch
+(`token_weights`), and losses and gradients of micro-batches simply add up, however the batch is split.
 
-It never sees a model, a file or a random number, and it never averages what only the whole step can average: what a
-part cannot know is passed in, and metrics leave as a `Tally` of numerators and denominators that `merge` turns into
-numbers. Arrays end in their axes: B rows, T tokens of the completion.
+This module never sees a model, a file or a random number, and never averages what only the whole optimizer batch can average:
+what a micro-batch cannot know is passed in, and metrics leave as a `Tally` of numerators and denominators. Arrays end in their
+axes: B rows, T tokens of the completion.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import mlx.core as mx
 
+from backend.training.tally import Tally, merge, row_mean, token_mean
+
 Scalar = float | mx.array
-Tally = dict[str, dict[str, mx.array]]
-"""Metrics that add over parts: {"mean": {name: [numerator, denominator]}, "sum" | "min" | "max": {name: scalar}}."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The plain settings of `policy_loss`, under the names that the whole field uses."""
+    """Every setting of the loss and its default, under TRL's names. `grpo.loss_settings` makes one from a run's `Config`."""
 
     loss_type: str = "grpo"
     """A key of `LOSSES`."""
@@ -49,15 +48,17 @@ class Settings:
     num_items: Scalar | None = None
     """Active tokens of the whole optimizer step, for dapo, cispo and vespo; None counts the mask given."""
     sapo_temperature_pos: float = 1.0
+    """τ of sapo's gate where A > 0; `_neg` where A ≤ 0. The larger, the faster the gradient fades away from ratio 1."""
     sapo_temperature_neg: float = 1.05
     vespo_k_pos: float = 2.0
+    """k and λ of vespo's weight φ(w) = e^λ·w^k·e^(−λw) where A ≥ 0; `_neg` where A < 0."""
     vespo_lambda_pos: float = 3.0
     vespo_k_neg: float = 3.0
     vespo_lambda_neg: float = 2.0
     top_entropy_quantile: float = 1.0
     """Share of the tokens, the most uncertain ones, that carry the policy term (arXiv:2506.01939)."""
     entropy_coef: float = 0.0
-    """Weight of the entropy bonus."""
+    """Weight of the entropy bonus: the loss falls by this times the mean entropy (Williams and Peng 1991; A3C, arXiv:1602.01783)."""
     off_policy_mask_threshold: float | None = None
     """Drops a completion with A < 0 that has drifted further than this, in nats a token (arXiv:2512.02556)."""
 
@@ -75,7 +76,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What a term looks at. Where `mask_BT` is 0 the log-probabilities read 0 and the log-ratio 0."""
+    """What a term is computed from. Where `mask_BT` is 0 the log-probabilities read 0 and the log-ratio 0."""
 
     settings: Settings
     logp_BT: mx.array
@@ -91,18 +92,21 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """The totals of the whole optimizer step, over all its parts and ranks."""
+class BatchTotals:
+    """What weights divide by: counts over the whole optimizer batch, each at least 1."""
 
     rows: Scalar
     tokens: Scalar
+    """Active tokens."""
     items: Scalar
-    longest: int | None
+    """Active tokens of the step, `num_items` of `policy_loss`; `tokens` unless the caller knows better."""
+    max_length: int | None
 
 
 Term = Callable[[Tokens], tuple[mx.array, dict[str, mx.array]]]
-"""Tokens → (term [B, T] or [B, 1], marks: metric → what to average, as wide as what it was made from)."""
-Weight = Callable[[mx.array, Whole], mx.array]
+"""Tokens → (term [B, T] or [B, 1], marks: metric → what to average, [B, T] or [B, 1] as the ratio)."""
+Weight = Callable[[mx.array, BatchTotals], mx.array]
+"""(mask [B, T], totals) → weight of every token [B, T]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,7 @@ class Level:
     ratio: Callable[[mx.array, mx.array], mx.array]
 
 
-# ---- ratios ----------------------------------------------------------------------------------------------------
+# ── ratios ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def lengths(mask_BT: mx.array) -> mx.array:
@@ -150,7 +154,7 @@ def sequence_token_ratio(log_ratio_BT: mx.array, mask_BT: mx.array) -> mx.array:
     return ratio_B1 * mx.exp(log_ratio_BT - mx.stop_gradient(log_ratio_BT))
 
 
-# ---- terms -----------------------------------------------------------------------------------------------------
+# ── terms ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def clipped(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
@@ -170,7 +174,7 @@ def truncated(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
 
 
 def gated(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
-    """−σ(τ(ρ−1))·(4/τ)·A: a soft gate whose slope at ρ = 1 is that of ρ itself; τ depends on the sign of A."""
+    """−σ(τ(ρ−1))·(4/τ)·A: a soft gate with derivative 1 at ρ = 1, as ρ itself has; τ depends on the sign of A."""
     s = t.settings
     tau = mx.where(t.advantage > 0, s.sapo_temperature_pos, s.sapo_temperature_neg)
     return -mx.sigmoid(tau * (t.ratio - 1)) * (4 / tau) * t.advantage, {}
@@ -197,32 +201,33 @@ def _log_sequence_weight(t: Tokens) -> mx.array:
     return mx.clip(log_w_B1, least, 20.0)
 
 
-# ---- weights ---------------------------------------------------------------------------------------------------
+# ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def mean_of_row_means(mask_BT: mx.array, whole: Whole) -> mx.array:
-    return mask_BT / lengths(mask_BT) / whole.rows
+def mean_of_row_means(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
+    return mask_BT / lengths(mask_BT) / totals.rows
 
 
-def mean_of_row_sums(mask_BT: mx.array, whole: Whole) -> mx.array:
-    return mask_BT / whole.rows
+def mean_of_row_sums(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
+    return mask_BT / totals.rows
 
 
-def mean_of_tokens(mask_BT: mx.array, whole: Whole) -> mx.array:
-    return mask_BT / whole.tokens
+def mean_of_tokens(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
+    return mask_BT / totals.tokens
 
 
-def share_of_items(mask_BT: mx.array, whole: Whole) -> mx.array:
-    return mask_BT / whole.items
+def mean_of_items(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
+    return mask_BT / totals.items
 
 
-def share_of_room(mask_BT: mx.array, whole: Whole) -> mx.array:
-    if whole.longest is None:
+def sum_over_max_length(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
+    """A constant divisor: no completion weighs more a token for being short, which GRPO's own mean does."""
+    if totals.max_length is None:
         raise ValueError("max_completion_length is needed for dr_grpo, which divides by it.")
-    return mask_BT / (whole.rows * whole.longest)
+    return mask_BT / (totals.rows * totals.max_length)
 
 
-# ---- the tables: keys, names, sentences and papers are plain text, so that a menu can read them without mlx ------
+# ── the tables: keys, names, sentences and papers are plain text, so that a menu can read them without mlx ───────────
 
 LEVELS: dict[str, Level] = {
     "token": Level(
@@ -268,7 +273,7 @@ LOSSES: dict[str, Loss] = {
         paper="arXiv:2503.20783",
         ratio=("token",),
         term=clipped,
-        weight=share_of_room,
+        weight=sum_over_max_length,
     ),
     "dapo": Loss(
         name="DAPO",
@@ -276,7 +281,7 @@ LOSSES: dict[str, Loss] = {
         paper="arXiv:2503.14476",
         ratio=("token",),
         term=clipped,
-        weight=share_of_items,
+        weight=mean_of_items,
     ),
     "luspo": Loss(
         name="LUSPO",
@@ -292,7 +297,7 @@ LOSSES: dict[str, Loss] = {
         paper="arXiv:2506.13585",
         ratio=("token",),
         term=truncated,
-        weight=share_of_items,
+        weight=mean_of_items,
     ),
     "sapo": Loss(
         name="SAPO",
@@ -308,12 +313,12 @@ LOSSES: dict[str, Loss] = {
         paper="arXiv:2602.10693",
         ratio=("token",),
         term=gamma_weighted,
-        weight=share_of_items,
+        weight=mean_of_items,
     ),
 }
 
 
-# ---- the loss --------------------------------------------------------------------------------------------------
+# ── the loss ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def token_weights(
@@ -322,24 +327,21 @@ def token_weights(
     loss_type: str = "grpo",
     max_completion_length: int | None = None,
     num_items: Scalar | None = None,
-    rows: Scalar | None = None,
-    tokens: Scalar | None = None,
 ) -> mx.array:
-    """The weight of every token, [B, T] float32, worked out once for a whole optimizer step.
+    """The weight of every token, [B, T] float32; `mask_BT` is that of a whole optimizer batch.
 
-    `rows` and `tokens` are the step's totals where `mask_BT` is only one rank's share of it; without them they are
-    counted here. `num_items` (dapo, cispo, vespo) is the step's active tokens, `tokens` where it is not given.
-    Raises ValueError for dr_grpo without `max_completion_length`.
+    `num_items` (dapo, cispo, vespo) is the step's active tokens, those of `mask_BT` when left out. Raises ValueError for
+    dr_grpo without `max_completion_length`.
     """
     mask_BT = mask_BT.astype(mx.float32)
-    tokens = mask_BT.sum() if tokens is None else tokens
-    whole = Whole(
-        rows=mx.maximum(mask_BT.shape[0] if rows is None else rows, 1),
+    tokens = mask_BT.sum()
+    totals = BatchTotals(
+        rows=mx.maximum(mask_BT.shape[0], 1),
         tokens=mx.maximum(tokens, 1),
         items=mx.maximum(tokens if num_items is None else num_items, 1),
-        longest=max_completion_length,
+        max_length=max_completion_length,
     )
-    return LOSSES[loss_type].weight(mask_BT, whole)
+    return LOSSES[loss_type].weight(mask_BT, totals)
 
 
 def policy_loss(
@@ -352,11 +354,14 @@ def policy_loss(
 ) -> tuple[mx.array, dict[str, mx.array]]:
     """The loss of a batch, a scalar differentiable in `logps` (and `entropies`), and its metrics, scalars by name.
 
-    Takes what `policy_terms` takes, `Settings` by name among it. Metrics: `kl` and `entropy` where their arrays are
+    Takes the arrays of `policy_terms` and the fields of `Settings`, all by name; an unknown name raises TypeError. Metrics: `kl` and `entropy` where their arrays are
     given; `clip_ratio_low`, `_high`, `_total`, `clip_ratio/low_min`, `clip_ratio/high_max` for the clipped losses;
     `cispo_clip_ratio`, `vespo/phi_seq_mean`; `policy_loss` and `entropy_coef` with the entropy bonus.
     """
-    loss, tally = policy_terms(logps, old_logps, ref_logps, advantages, mask, **settings)
+    names = {field.name for field in fields(Settings)}
+    own = Settings(**{name: value for name, value in settings.items() if name in names})
+    arrays = {name: value for name, value in settings.items() if name not in names}
+    loss, tally = policy_terms(logps, old_logps, ref_logps, advantages, mask, own, **arrays)
     return loss, merge([tally])
 
 
@@ -366,6 +371,7 @@ def policy_terms(
     ref_logps: mx.array | None,
     advantages: mx.array,
     mask: mx.array,
+    settings: Settings,
     *,
     weights: mx.array | None = None,
     entropies: mx.array | None = None,
@@ -373,21 +379,19 @@ def policy_terms(
     entropy_tokens: Scalar | None = None,
     sampling_logps: mx.array | None = None,
     is_ratio: mx.array | None = None,
-    **settings: Any,
 ) -> tuple[mx.array, Tally]:
-    """One part's share of the loss, and its tally. Over the parts of a batch, losses and gradients simply add.
+    """One micro-batch's share of the loss, and its tally. Over micro-batches, losses and gradients simply add.
 
     `logps`, `old_logps`, `ref_logps`, `sampling_logps`, `entropies`: [B, T] in nats, of the tokens that were sampled,
     at the sampling temperature. `advantages` [B] or [B, T]. `mask` [B, T], 1 where a token counts; what the other
     positions hold is never read. Without `old_logps` the policy is its own old one (the first update of a rollout);
-    without `sampling_logps` the old policy stands for the sampler. `is_ratio` [B, T] or [B, 1] multiplies the term.
+    without `sampling_logps` the old policy is taken for the sampler. `is_ratio` [B, T] or [B, 1] multiplies the term.
 
-    What a part cannot know comes from the whole step: `weights` (`token_weights`), `entropy_threshold`
-    (`entropy_quantile`), `entropy_tokens` (how many tokens the entropy bonus averages over). Left out, this part is
-    taken for the whole step. Everything else is a field of `Settings`; an unknown name raises TypeError, a setting
-    whose arrays are missing ValueError.
+    What a micro-batch cannot know comes from the optimizer batch: `weights` (`token_weights`), `entropy_threshold`
+    (`entropy_quantile`), `entropy_tokens` (how many tokens the entropy bonus averages over). Left out, this is taken for
+    the whole batch. A setting whose arrays are missing raises ValueError.
     """
-    s = Settings(**settings)
+    s = settings
     mask_BT = mask.astype(mx.float32)
     _refuse_missing(s, ref_logps, entropies)
     t = _tokens(s, logps, old_logps, advantages, mask_BT, is_ratio)
@@ -396,11 +400,11 @@ def policy_terms(
             mask_BT, loss_type=s.loss_type, max_completion_length=s.max_completion_length, num_items=s.num_items
         )
     entropy_BT = None if entropies is None else _visible(entropies, mask_BT)
-    certain_BT = _entropy_mask(s, entropy_BT, mask_BT, entropy_threshold)
+    uncertain_BT = _entropy_mask(s, entropy_BT, mask_BT, entropy_threshold)
 
     term, marks = LOSSES[s.loss_type].term(t)
-    term = term * _kept_rows(t, sampling_logps) * certain_BT
-    if t.is_ratio is not None and s.loss_type != "vespo":  # vespo has it inside its weight
+    term = term * _on_policy_rows(t, sampling_logps) * uncertain_BT
+    if t.is_ratio is not None and s.loss_type != "vespo":  # vespo has the correction inside φ
         term = term * t.is_ratio
     kl_BT = None if ref_logps is None else _kl(t, _visible(ref_logps, mask_BT))
     if s.beta != 0 and kl_BT is not None:
@@ -411,7 +415,7 @@ def policy_terms(
         return loss, tally
     tally["sum"]["policy_loss"] = loss
     tally["mean"]["entropy_coef"] = mx.array([s.entropy_coef, 1.0])
-    return loss - s.entropy_coef * _mean_entropy(entropy_BT, mask_BT * certain_BT, entropy_tokens), tally
+    return loss - s.entropy_coef * _mean_entropy(entropy_BT, mask_BT * uncertain_BT, entropy_tokens), tally
 
 
 def _refuse_missing(s: Settings, ref_logps: mx.array | None, entropies: mx.array | None) -> None:
@@ -422,7 +426,7 @@ def _refuse_missing(s: Settings, ref_logps: mx.array | None, entropies: mx.array
 
 
 def _visible(x_BT: mx.array, mask_BT: mx.array) -> mx.array:
-    """`x_BT` in float32, 0 where the mask is 0: whatever padding holds, NaN included, cannot reach a gradient."""
+    """`x_BT` in float32, 0 where the mask is 0. A `where`, not a product: NaN · 0 is NaN, and padding may hold anything."""
     return mx.where(mask_BT > 0, x_BT.astype(mx.float32), 0.0)
 
 
@@ -454,39 +458,43 @@ def _per_row_or_token(x: mx.array, mask_BT: mx.array) -> mx.array:
 
 
 def _kl(t: Tokens, ref_logp_BT: mx.array) -> mx.array:
-    """The k3 estimate exp(ref−logp) − (ref−logp) − 1 ≥ 0 of KL(π_θ ‖ π_ref), [B, T]."""
+    """The k3 estimate exp(ref−logp) − (ref−logp) − 1 ≥ 0 of KL(π_θ ‖ π_ref), [B, T] (Schulman 2020,
+    http://joschu.net/blog/kl-approx.html)."""
+    # expm1: near the reference exp(x) − 1 − x would cancel to noise in float32.
     distance_BT = ref_logp_BT - t.logp_BT
     kl_BT = mx.expm1(distance_BT) - distance_BT
     return kl_BT * t.ratio if t.settings.use_bias_correction_kl else kl_BT
 
 
-def _kept_rows(t: Tokens, sampling_logps: mx.array | None) -> Scalar:
-    """1 for rows that stay, 0 for worse-than-average ones that the policy has left too far behind; [B, 1] or [B, T]."""
+def _on_policy_rows(t: Tokens, sampling_logps: mx.array | None) -> Scalar:
+    """0 for rows with A < 0 whose mean log(π_sampler / π_θ) exceeds the threshold, else 1; [B, 1] or [B, T]
+    (off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556)."""
     if t.settings.off_policy_mask_threshold is None:
         return 1.0
     logp_BT = mx.stop_gradient(t.logp_BT)
     drift_BT = mx.stop_gradient(-t.log_ratio_BT)
     if sampling_logps is not None:
         drift_BT = _visible(sampling_logps, t.mask_BT) - logp_BT
-        drift_BT = mx.where(mx.isnan(drift_BT), 0.0, drift_BT)  # a token the sampler could not score says nothing
+        drift_BT = mx.where(
+            mx.isnan(drift_BT), 0.0, drift_BT
+        )  # a token the sampler could not score counts as on-policy
     drift_B1 = (drift_BT * t.mask_BT).sum(axis=1, keepdims=True) / lengths(t.mask_BT)
     return ((t.advantage >= 0) | (drift_B1 <= t.settings.off_policy_mask_threshold)).astype(mx.float32)
 
 
-# ---- entropy ---------------------------------------------------------------------------------------------------
+# ── entropy ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def entropy_quantile(entropies_BT: mx.array, mask_BT: mx.array, top: float) -> mx.array:
-    """The entropy, in nats, above which the share `top` of the active tokens lies; linear between neighbours.
-
-    Infinite when no token is active, so that none is taken.
+    """The entropy in nats above which the share `top` of the active tokens lies, with linear interpolation between
+    neighbours as in `numpy.quantile(…, 1 − top)`; infinite when no token is active (arXiv:2506.01939).
     """
     mask_BT = mask_BT.astype(mx.float32)
     ordered = mx.sort(mx.where(mask_BT > 0, entropies_BT.astype(mx.float32), mx.inf).reshape(-1))
-    place = mx.array(1 - top, mx.float32) * mx.maximum(mask_BT.sum() - 1, 0)
-    below, above = mx.floor(place), mx.ceil(place)
+    position = mx.array(1 - top, mx.float32) * mx.maximum(mask_BT.sum() - 1, 0)
+    below, above = mx.floor(position), mx.ceil(position)
     low, high = (mx.take(ordered, x.astype(mx.int32)) for x in (below, above))
-    return mx.where(below == above, low, low + (place - below) * (high - low))
+    return mx.where(below == above, low, low + (position - below) * (high - low))
 
 
 def _entropy_mask(s: Settings, entropy_BT: mx.array | None, mask_BT: mx.array, threshold: Scalar | None) -> Scalar:
@@ -502,7 +510,7 @@ def _mean_entropy(entropy_BT: mx.array, mask_BT: mx.array, tokens: Scalar | None
     return (entropy_BT * mask_BT).sum() / mx.maximum(mask_BT.sum() if tokens is None else tokens, 1)
 
 
-# ---- metrics that add ------------------------------------------------------------------------------------------
+# ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _tally(t: Tokens, marks: dict[str, mx.array], kl_BT: mx.array | None, entropy_BT: mx.array | None) -> Tally:
@@ -510,43 +518,17 @@ def _tally(t: Tokens, marks: dict[str, mx.array], kl_BT: mx.array | None, entrop
     by_row = by_row and t.advantage.shape[1] == 1
     tally: Tally = {"mean": {}, "sum": {}, "min": {}, "max": {}}
     for name, mark in marks.items():
-        tally["mean"][name] = _row_mean(mark) if by_row else _token_mean(mark, t.mask_BT)
+        tally["mean"][name] = row_mean(mark) if by_row else token_mean(mark, t.mask_BT)
     if "clip_ratio_low" in marks:
         low, high = (_shares(marks[name], t.mask_BT, by_row) for name in ("clip_ratio_low", "clip_ratio_high"))
         tally["min"]["clip_ratio/low_min"] = mx.where(mx.isnan(low), mx.inf, low).min()
         tally["max"]["clip_ratio/high_max"] = mx.where(mx.isnan(high), -mx.inf, high).max()
     for name, x_BT in (("kl", kl_BT), ("entropy", entropy_BT)):
         if x_BT is not None:
-            tally["mean"][name] = _token_mean(x_BT, t.mask_BT)
+            tally["mean"][name] = token_mean(x_BT, t.mask_BT)
     return tally
-
-
-def _token_mean(x: mx.array, mask_BT: mx.array) -> mx.array:
-    return mx.stop_gradient(mx.stack([(x * mask_BT).sum(), mask_BT.sum()]))
-
-
-def _row_mean(x_B1: mx.array) -> mx.array:
-    return mx.stop_gradient(mx.stack([x_B1.sum().astype(mx.float32), mx.array(float(x_B1.shape[0]))]))
 
 
 def _shares(mark: mx.array, mask_BT: mx.array, by_row: bool) -> mx.array:
     """The share of each row that is marked, [B]; NaN for a row without active tokens."""
     return mark[:, 0].astype(mx.float32) if by_row else (mark * mask_BT).sum(axis=1) / mask_BT.sum(axis=1)
-
-
-def combine(tallies: Iterable[Tally]) -> Tally:
-    """One tally for several parts of a step, or for several steps."""
-    how = {"mean": mx.add, "sum": mx.add, "min": mx.minimum, "max": mx.maximum}
-
-    def both(a: Tally, b: Tally) -> Tally:
-        return {kind: {name: how[kind](a[kind][name], b[kind][name]) for name in a[kind]} for kind in how}
-
-    return reduce(both, tallies)
-
-
-def merge(tallies: Iterable[Tally]) -> dict[str, mx.array]:
-    """The metrics of the parts together: what one uncut batch would have said. NaN where nothing was counted."""
-    whole = combine(tallies)
-    metrics = {name: ratio[0] / mx.maximum(ratio[1], 1) for name, ratio in whole["mean"].items()}
-    extremes = {name: mx.where(mx.isinf(x), mx.nan, x) for kind in ("min", "max") for name, x in whole[kind].items()}
-    return metrics | whole["sum"] | extremes

@@ -1,7 +1,16 @@
-"""How a step is cut into micro-batches: which rows go through the model together. Plain lists; no arrays, no model.
+"""Micro-batch planning: which rows of an optimizer batch go through the model together. Plain lists; no arrays, no model.
 
-Padding costs as much as real tokens, and a prompt may be read once for all of its rows that go together. So rows of like length
-belong together, and rows of one prompt do too; what is cheaper is counted, in tokens.
+Padding costs as much as real tokens, so rows of like length belong together; a prompt is read once for all rows that go
+together, so rows of one prompt belong together too. The plan weighs the two by counting tokens that enter the model:
+
+1. Sort rows by falling length and bucket them by length (multiples of `LENGTH_BUCKET`); a bucket is never split for length.
+2. Merge neighbouring buckets wherever the extra padding costs less than another forward and backward pass
+   (`PASS_OVERHEAD`, and the prompts read once more). The cheapest segmentation is a shortest path over the borders between
+   buckets, found by dynamic programming from the back.
+3. Split what exceeds the limits on rows or tokens, group after group, so that few prompts fall into two micro-batches.
+4. Order by falling size: what needs most memory runs first, and the allocator's cache serves the rest.
+
+Token weights are fixed before planning (`losses.token_weights`), so no plan changes a gradient beyond rounding.
 """
 
 from __future__ import annotations
@@ -11,22 +20,23 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 from typing import Literal
 
-CLASS = 32
-"""Completions whose lengths round up to the same multiple of it are never parted for their length."""
+LENGTH_BUCKET = 32
+"""Tokens. Completions whose lengths round up to the same multiple of it are never separated for their length."""
 
-LAUNCH = 256
-"""What one more forward and backward pass costs by itself, in tokens: below it a device is not kept busy."""
+PASS_OVERHEAD = 256
+"""Cost in tokens of one more forward and backward pass: with less work than that, a device is not kept busy."""
 
 
-PromptUse = Literal["apart", "shared", "repeated"]
-"""How prompts are read: once, before all micro-batches; in every micro-batch once for its rows; or for every row."""
+PromptMode = Literal["prefilled", "per_micro_batch", "per_row"]
+"""How often the model reads a prompt: once for all micro-batches (`shared_prefix`), once in each micro-batch that has rows of
+it, or once for every row (models whose cache cannot be shared)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowLengths:
-    """A completion: its place in the batch, the number of its group, tokens of its prompt and of itself."""
+    """A completion's index in the batch, the number of its group, and the tokens of its prompt and of itself."""
 
-    place: int
+    index: int
     group: int
     prompt: int
     length: int
@@ -37,79 +47,81 @@ def plan_micro_batches(
     *,
     most_rows: int | None = None,
     token_budget: int | None = None,
-    prompts: PromptUse = "shared",
+    prompts: PromptMode = "per_micro_batch",
 ) -> list[list[int]]:
-    """Places by micro-batch, the one that needs most memory first.
+    """Row indices by micro-batch, largest micro-batch first.
 
-    Each has at most `most_rows` rows and `token_budget` tokens, padding counted; a row larger than the budget stands alone.
+    Each has at most `most_rows` rows and `token_budget` tokens, padding included; a row larger than the budget goes alone.
     """
-    shared = prompts != "repeated"
-    if prompts == "apart":
+    shared = prompts != "per_row"
+    if prompts == "prefilled":
         rows = [replace(row, prompt=0) for row in rows]
-    falling = sorted(rows, key=lambda row: (-_size(row, shared), row.group))
-    classes = [
+    by_length = sorted(rows, key=lambda row: (-_own_tokens(row, shared), row.group))
+    buckets = [
         MicroBatchRows(shared, list(same))
-        for _, same in groupby(falling, key=lambda row: -(-_size(row, shared) // CLASS))
+        for _, same in groupby(by_length, key=lambda row: -(-_own_tokens(row, shared) // LENGTH_BUCKET))
     ]
-    parts = [part for merged in _merged(classes) for part in _fitted(merged, most_rows, token_budget)]
-    return [[row.place for row in part.rows] for part in sorted(parts, key=lambda part: -part.tokens)]
+    planned = [part for merged in _merge_buckets(buckets) for part in _split_to_limits(merged, most_rows, token_budget)]
+    return [[row.index for row in part.rows] for part in sorted(planned, key=lambda part: -part.tokens)]
 
 
 class MicroBatchRows:
-    """Rows that go together, and what they cost."""
+    """Rows that go through the model together, and how many tokens that costs."""
 
     def __init__(self, shared: bool, rows: Sequence[RowLengths] = ()) -> None:
+        """`shared`: prompts are read once for all rows of their group, not once a row."""
         self.shared = shared
         self.rows = list(rows)
         self.groups = {row.group for row in rows}
-        self.longest = max((_size(row, shared) for row in rows), default=0)
-        self.prompt = max((row.prompt for row in rows), default=0)
+        self.longest = max((_own_tokens(row, shared) for row in rows), default=0)
+        self.longest_prompt = max((row.prompt for row in rows), default=0)
 
     @property
     def tokens(self) -> int:
-        """What goes through the model, padding included."""
+        """Tokens through the model, padding included."""
         completions = len(self.rows) * self.longest
-        return completions + len(self.groups) * self.prompt if self.shared else completions
+        return completions + len(self.groups) * self.longest_prompt if self.shared else completions
 
     def tokens_with(self, row: RowLengths) -> int:
-        completions = (len(self.rows) + 1) * max(self.longest, _size(row, self.shared))
-        prompts = len(self.groups | {row.group}) * max(self.prompt, row.prompt)
+        """`tokens` if `row` were added."""
+        completions = (len(self.rows) + 1) * max(self.longest, _own_tokens(row, self.shared))
+        prompts = len(self.groups | {row.group}) * max(self.longest_prompt, row.prompt)
         return completions + prompts if self.shared else completions
 
     def add(self, row: RowLengths) -> None:
         self.rows.append(row)
         self.groups.add(row.group)
-        self.longest, self.prompt = max(self.longest, _size(row, self.shared)), max(self.prompt, row.prompt)
+        self.longest = max(self.longest, _own_tokens(row, self.shared))
+        self.longest_prompt = max(self.longest_prompt, row.prompt)
 
     def __add__(self, other: MicroBatchRows) -> MicroBatchRows:
         return MicroBatchRows(self.shared, self.rows + other.rows)
 
 
-def _size(row: RowLengths, shared: bool) -> int:
-    """Tokens that this row alone adds."""
+def _own_tokens(row: RowLengths, shared: bool) -> int:
+    """Tokens that this row adds by itself."""
     return row.length if shared else row.prompt + row.length
 
 
-def _merged(classes: list[MicroBatchRows]) -> list[MicroBatchRows]:
-    """Neighbouring classes put together wherever that costs less than reading their prompts, and launching, once more: the
-    cheapest of all ways, found from the back (a shortest path over the borders between classes)."""
-    borders = len(classes)
-    cost, following = [0.0] * (borders + 1), [borders] * (borders + 1)
+def _merge_buckets(buckets: list[MicroBatchRows]) -> list[MicroBatchRows]:
+    """The cheapest way to merge neighbouring buckets. `cost[i]` is the least cost of buckets i…, `next_border[i]` where the
+    first merged run of that solution ends."""
+    borders = len(buckets)
+    cost, next_border = [0.0] * (borders + 1), [borders] * (borders + 1)
     for start in reversed(range(borders)):
-        ways = []
-        for end, together in enumerate(accumulate(classes[start:]), start + 1):
-            ways.append((together.tokens + LAUNCH + cost[end], end))
-        cost[start], following[start] = min(ways)
+        options = []
+        for end, merged in enumerate(accumulate(buckets[start:]), start + 1):
+            options.append((merged.tokens + PASS_OVERHEAD + cost[end], end))
+        cost[start], next_border[start] = min(options)
     path = [0]
     while path[-1] < borders:
-        path.append(following[path[-1]])
-    return [sum(classes[start + 1 : end], classes[start]) for start, end in pairwise(path)]
+        path.append(next_border[path[-1]])
+    return [sum(buckets[start + 1 : end], buckets[start]) for start, end in pairwise(path)]
 
 
-def _fitted(part: MicroBatchRows, most_rows: int | None, token_budget: int | None) -> list[MicroBatchRows]:
-    """Cut where a limit asks for it, group after group, so that few prompts are read twice."""
+def _split_to_limits(part: MicroBatchRows, most_rows: int | None, token_budget: int | None) -> list[MicroBatchRows]:
     parts = [MicroBatchRows(part.shared)]
-    for row in sorted(part.rows, key=lambda row: (row.group, row.place)):
+    for row in sorted(part.rows, key=lambda row: (row.group, row.index)):
         last = parts[-1]
         too_many = most_rows is not None and len(last.rows) == most_rows
         too_large = token_budget is not None and last.tokens_with(row) > token_budget

@@ -1,8 +1,8 @@
 """Optimizers by name, the learning rate of every update, gradient clipping, and an optimizer's state as named arrays.
 
 The learning rate is a plain function of the update's number and is set before each update
-(`optimizer.learning_rate = rate(update)`), so a resumed run follows the same curve whatever the optimizer remembers.
-Training loops, models and files live elsewhere.
+(`optimizer.learning_rate = rate(update)`), so a resumed run follows the same curve whatever the optimizer's own step count.
+No training loop, no model, no files.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Make = Callable[[float, float, tuple[float, float]], optimizers.Optimizer]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One optimizer, and which of the common settings it knows; the others mean nothing to it."""
+    """How to make an optimizer, and which of the common settings it has; the others are ignored."""
 
     make: Make
-    decays: bool = False
-    betas: bool = False
+    has_decay: bool = False
+    has_betas: bool = False
 
 
-def _adam(kind: type[optimizers.Adam]) -> Make:
-    # MLX leaves bias correction off: the first updates are then several times too large against every other library.
-    return lambda lr, decay, betas: kind(lr, betas=list(betas), bias_correction=True)
+def _adam(lr: float, decay: float, betas: tuple[float, float]) -> optimizers.Optimizer:
+    # MLX leaves bias correction off: the first updates are then several times larger than in every other library.
+    return optimizers.Adam(lr, betas=list(betas), bias_correction=True)
 
 
 def _adamw(lr: float, decay: float, betas: tuple[float, float]) -> optimizers.Optimizer:
@@ -39,33 +39,35 @@ def _adamw(lr: float, decay: float, betas: tuple[float, float]) -> optimizers.Op
 
 
 def _adafactor(lr: float, decay: float, betas: tuple[float, float]) -> optimizers.Optimizer:
-    # By default Adafactor makes up a learning rate of its own and never looks at the one it is given.
+    # By default Adafactor derives a step size of its own and ignores the learning rate.
     return optimizers.Adafactor(lr, weight_decay=decay, relative_step=False, scale_parameter=False)
 
 
 OPTIMIZERS: dict[str, Recipe] = {
-    "adamw": Recipe(_adamw, decays=True, betas=True),
-    "adam": Recipe(_adam(optimizers.Adam), betas=True),
-    "muon": Recipe(lambda lr, decay, betas: optimizers.Muon(lr, weight_decay=decay), decays=True),
-    "sgd": Recipe(lambda lr, decay, betas: optimizers.SGD(lr, weight_decay=decay), decays=True),
+    "adamw": Recipe(_adamw, has_decay=True, has_betas=True),
+    "adam": Recipe(_adam, has_betas=True),
+    "muon": Recipe(lambda lr, decay, betas: optimizers.Muon(lr, weight_decay=decay), has_decay=True),
+    "sgd": Recipe(lambda lr, decay, betas: optimizers.SGD(lr, weight_decay=decay), has_decay=True),
     "lion": Recipe(
-        lambda lr, decay, betas: optimizers.Lion(lr, betas=list(betas), weight_decay=decay), decays=True, betas=True
+        lambda lr, decay, betas: optimizers.Lion(lr, betas=list(betas), weight_decay=decay),
+        has_decay=True,
+        has_betas=True,
     ),
-    "adafactor": Recipe(_adafactor, decays=True),
+    "adafactor": Recipe(_adafactor, has_decay=True),
     "rmsprop": Recipe(lambda lr, decay, betas: optimizers.RMSprop(lr)),
     "adagrad": Recipe(lambda lr, decay, betas: optimizers.Adagrad(lr)),
     "adadelta": Recipe(lambda lr, decay, betas: optimizers.AdaDelta(lr)),
-    "adamax": Recipe(lambda lr, decay, betas: optimizers.Adamax(lr, betas=list(betas)), betas=True),
+    "adamax": Recipe(lambda lr, decay, betas: optimizers.Adamax(lr, betas=list(betas)), has_betas=True),
 }
 
 
 def optimizer(
     name: str, *, learning_rate: float, weight_decay: float = 0.01, betas: tuple[float, float] = (0.9, 0.999)
 ) -> optimizers.Optimizer:
-    """A fresh optimizer. What `weight_decay` and `betas` mean nothing to leaves them out (`OPTIMIZERS` says which).
+    """A new optimizer. `weight_decay` and `betas` are ignored by those that have none (`OPTIMIZERS` says which).
 
-    adamw is torch's: decay apart from the gradient, bias correction on (Loshchilov and Hutter, arXiv:1711.05101).
-    muon orthogonalises matrices and gives parameters of one dimension plain momentum. Raises ValueError for a name
+    adamw is torch's: decoupled weight decay, bias correction on (Loshchilov and Hutter, arXiv:1711.05101). muon
+    orthogonalises the updates of matrices; parameters of one dimension get plain momentum. Raises ValueError for a name
     that is not in `OPTIMIZERS`.
     """
     if name not in OPTIMIZERS:
@@ -73,7 +75,7 @@ def optimizer(
     return OPTIMIZERS[name].make(learning_rate, weight_decay, betas)
 
 
-# ---- learning rate ---------------------------------------------------------------------------------------------
+# ── learning rate ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def schedule(
@@ -88,36 +90,36 @@ def schedule(
 ) -> Callable[[int], float]:
     """The learning rate of update 0, 1, 2, …: `constant`, `linear` or `cosine`.
 
-    `constant` is `peak` throughout and has no warm-up. The others rise in a line from `warmup_init` at update 0 to
-    `peak` at update `warmup_steps`, then fall to `final` over `decay_fraction` of the run's `steps` and stay there:
-    number for number what mlx-lm's `lr_schedule` mapping gives, which counts the fall from the update after the peak.
-    Raises ValueError for another kind.
+    `constant` is `peak` throughout and has no warm-up. The others rise linearly from `warmup_init` at update 0 to
+    `peak` at update `warmup_steps`, then decay to `final` over `decay_fraction` of the run's `steps` and stay there:
+    number for number mlx-lm's `lr_schedule`, which counts the decay from the update after the peak. Raises ValueError for
+    another kind.
     """
     if kind == "constant":
         return lambda update: peak
     if kind not in ("linear", "cosine"):
         raise ValueError(f"lr_schedule is constant, linear or cosine, not {kind!r}.")
-    fall = max(1, round(decay_fraction * steps))
-    first = warmup_steps + 1 if warmup_steps else 0
+    decay_steps = max(1, round(decay_fraction * steps))
+    decay_start = warmup_steps + 1 if warmup_steps else 0
 
     def rate(update: int) -> float:
-        if update < first:
+        if update < decay_start:
             return warmup_init + (peak - warmup_init) * update / warmup_steps
-        done = min(1.0, (update - first) / fall)
-        left = 1 - done if kind == "linear" else (1 + math.cos(math.pi * done)) / 2
+        progress = min(1.0, (update - decay_start) / decay_steps)
+        left = 1 - progress if kind == "linear" else (1 + math.cos(math.pi * progress)) / 2
         return final + (peak - final) * left
 
     return rate
 
 
-# ---- gradients -------------------------------------------------------------------------------------------------
+# ── gradients ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def clip_by_norm(grads: Any, max_norm: float | None) -> tuple[Any, mx.array]:
-    """The gradients, shortened together to `max_norm` where they are longer, and their norm before that, a scalar.
+    """The gradients scaled down to a global norm of at most `max_norm`, and their norm before that, a scalar.
 
-    `max_norm` 0 or None never shortens. Squares are summed in float32 whatever the gradients are kept in; each keeps
-    its dtype. A norm that is not finite makes the gradients so too: look at it before updating.
+    `max_norm` 0 or None never clips. Squares are summed in float32, because 300² overflows float16; each gradient keeps
+    its dtype. A norm that is not finite makes the gradients so too: check it before updating.
     """
     squares = [mx.square(g.astype(mx.float32)).sum() for _, g in tree_flatten(grads)]
     norm = mx.sqrt(sum(squares, mx.array(0.0)))
@@ -127,27 +129,27 @@ def clip_by_norm(grads: Any, max_norm: float | None) -> tuple[Any, mx.array]:
     return tree_map(lambda g: (g * scale).astype(g.dtype), grads), norm
 
 
-# ---- state -----------------------------------------------------------------------------------------------------
+# ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def state_arrays(optimizer: optimizers.Optimizer) -> dict[str, mx.array]:
-    """Everything the optimizer remembers, by dotted name, as `mx.save_safetensors` wants it: its step count too."""
+    """The optimizer's whole state by dotted name, step count included, as `mx.save_safetensors` takes it."""
     return dict(tree_flatten(optimizer.state))
 
 
 def restore(optimizer: optimizers.Optimizer, arrays: dict[str, mx.array]) -> None:
-    """Put `state_arrays` back, exactly, into an optimizer that `init` has shown the same parameters.
+    """Put `state_arrays` back, exactly, into an optimizer initialised with the same parameters.
 
-    The state stays the same object, so a compiled step that holds it sees the change. Raises ValueError naming the
-    first array that is missing, unknown or of another shape or type: half a state would train on silently.
+    The state stays the same object, so the compiled update that captured it sees the change. Raises ValueError naming the
+    first array that is missing, unknown or of another shape or type: half a state would go on training silently.
     """
     expected = state_arrays(optimizer)
     for name in sorted(expected.keys() | arrays.keys()):
-        ours, theirs = (_kind(where.get(name)) for where in (expected, arrays))
+        ours, theirs = (_described(state.get(name)) for state in (expected, arrays))
         if ours != theirs:
             raise ValueError(f"The optimizer's state {name!r} is {theirs} in the checkpoint and {ours} here.")
     optimizer.state.update(tree_map_with_path(lambda name, _: arrays[name], optimizer.state))
 
 
-def _kind(array: mx.array | None) -> str:
+def _described(array: mx.array | None) -> str:
     return "missing" if array is None else f"{array.dtype} {tuple(array.shape)}"

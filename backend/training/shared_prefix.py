@@ -1,9 +1,16 @@
-"""Prompts read once for completions that go through the model at different times.
+"""One prefill and one backward pass per prompt, however many micro-batches its completions are spread over.
 
-Rows of one prompt may not fit into memory together. Reading the prompt for each of them again would undo what sharing gains, so
-the pass is parted: the prompts are read first, without gradient; each micro-batch starts from their keys and values, and leaves
-its slopes in them; in the end the prompts are gone through once more, and all those slopes are taken back through them at once.
-By the chain rule this is the same gradient. Knows micro-batches and a model; no loss.
+Rows of one prompt may not fit into memory together. Reading the prompt again in each of their micro-batches would undo what
+sharing gains, so the backward pass is split at the prompt's keys and values:
+
+1. Prefill every prompt once without gradient: K, V by layer [P, heads, K, d] and the last hidden state [P, H].
+2. Each micro-batch attends to those arrays as constants that it differentiates by: autodiff gives its share of the
+   parameter gradient, and the cotangents dL/dK, dL/dV and dL/dh of its prompts, which accumulate over micro-batches.
+3. One more forward and backward pass per prompt turns the accumulated cotangents into parameter gradients.
+
+By the chain rule dL/dθ = Σ_micro-batch ∂L/∂θ|_{K,V} + Σ_prompt (dL/dK · ∂K/∂θ + dL/dV · ∂V/∂θ + dL/dh · ∂h/∂θ), the same
+gradient as in one pass (gradient checkpointing, arXiv:1604.06174, with the prompt as the checkpoint). Knows micro-batches and
+a model; no loss. Letters: P prompts, K prompt tokens, H hidden, d head size.
 """
 
 from __future__ import annotations
@@ -19,8 +26,8 @@ from mlx.utils import tree_map
 from backend.engine.forward import PrefilledPrompts, SequenceRows, SplitModel, prefill_prompts
 
 
-class MicroBatchLike(Protocol):
-    """What is read of a micro-batch: `groups` are its prompts' numbers in the step, in the order of its rows."""
+class RowsAndGroups(Protocol):
+    """What is read of a micro-batch: `groups` are the indices of its prompts in the step, in the order of its rows."""
 
     @property
     def rows(self) -> SequenceRows: ...
@@ -29,80 +36,83 @@ class MicroBatchLike(Protocol):
 
 
 class SharedPrefix:
-    """The prompts of some micro-batches, read at most `token_budget` tokens at a time."""
+    """The prompts of some micro-batches, each once, prefilled at most `token_budget` tokens at a time."""
 
-    def __init__(self, parts: Sequence[MicroBatchLike], token_budget: int) -> None:
+    def __init__(self, micro_batches: Sequence[RowsAndGroups], token_budget: int) -> None:
         prompts: dict[int, tuple[np.ndarray, int]] = {}
-        for part in parts:
+        for part in micro_batches:
             lengths = np.zeros(len(part.groups), np.int64)
             lengths[np.array(part.rows.prompt_B)] = np.array(part.rows.prompt_length_B)
             prompts |= zip(part.groups, zip(np.array(part.rows.prompt_PK), lengths.tolist(), strict=True), strict=True)
-        longest = max(part.rows.prompt_PK.shape[1] for part in parts)
-        self.place = {group: place for place, group in enumerate(prompts)}
+        longest = max(part.rows.prompt_PK.shape[1] for part in micro_batches)
+        self.index_of_group = {group: index for index, group in enumerate(prompts)}
         self.prompt_PK = mx.array(np.stack([np.pad(ids, (0, longest - len(ids))) for ids, _ in prompts.values()]))
         self.length_P = mx.array([length for _, length in prompts.values()])
-        self._slopes: PrefilledPrompts | None = None
+        self._cotangents: PrefilledPrompts | None = None
         step = max(1, token_budget // longest)
         self.spans = [slice(start, start + step) for start in range(0, len(prompts), step)]
 
     @staticmethod
-    def pays(parts: Sequence[MicroBatchLike], token_budget: int) -> bool:
-        """Whether it saves more than the one pass over the prompts that it costs, a third of reading them with gradient; or
-        whether a part is too large with its prompts in it."""
-        if any(part.rows.completion_BT.size + part.rows.prompt_PK.size > token_budget for part in parts):
+    def pays(micro_batches: Sequence[RowsAndGroups], token_budget: int) -> bool:
+        """Whether it saves more than the prefill without gradient costs, a third of reading the prompts with gradient; or
+        whether a micro-batch is too large with its prompts in it."""
+        if any(part.rows.completion_BT.size + part.rows.prompt_PK.size > token_budget for part in micro_batches):
             return True
-        sizes = [(group, part.rows.prompt_PK.shape[1]) for part in parts for group in part.groups]
+        sizes = [(group, part.rows.prompt_PK.shape[1]) for part in micro_batches for group in part.groups]
         return 3 * (sum(size for _, size in sizes) - sum(dict(sizes).values())) > sum(dict(sizes).values())
 
-    def read(self, split_model: SplitModel) -> PrefilledPrompts:
+    def prefill(self, split_model: SplitModel) -> PrefilledPrompts:
         """All prompts, without gradient."""
-        pieces: list[PrefilledPrompts] = []
+        spans: list[PrefilledPrompts] = []
         for span in self.spans:
-            pieces.append(prefill_prompts(split_model, self.prompt_PK[span], self.length_P[span]))
-            mx.eval(*pieces[-1])
-        return pieces[0] if len(pieces) == 1 else _each(lambda *x: mx.concatenate(list(x)), *pieces)
+            spans.append(prefill_prompts(split_model, self.prompt_PK[span], self.length_P[span]))
+            mx.eval(*spans[-1])
+        return spans[0] if len(spans) == 1 else _map_arrays(lambda *x: mx.concatenate(list(x)), *spans)
 
-    def given(self, read: PrefilledPrompts, part: MicroBatchLike) -> PrefilledPrompts:
+    def select(self, prefilled: PrefilledPrompts, micro_batch: RowsAndGroups) -> PrefilledPrompts:
         """The prompts of a micro-batch, as `prefill_prompts` would give them."""
-        index_P, K = self._index(part), part.rows.prompt_PK.shape[1]
-        return _each(lambda x: x[index_P, :, :K] if x.ndim == 4 else x[index_P], read)
+        index_P, K = self._indices(micro_batch), micro_batch.rows.prompt_PK.shape[1]
+        return _map_arrays(lambda x: x[index_P, :, :K] if x.ndim == 4 else x[index_P], prefilled)
 
-    def add(self, part: MicroBatchLike, slopes: PrefilledPrompts) -> None:
-        """Note the slopes that a micro-batch has found in its prompts."""
-        index_P, K, P = self._index(part), part.rows.prompt_PK.shape[1], len(self.place)
+    def accumulate(self, micro_batch: RowsAndGroups, cotangents: PrefilledPrompts) -> None:
+        """Add a micro-batch's gradient in its prompts' keys, values and last states."""
+        index_P, K, P = self._indices(micro_batch), micro_batch.rows.prompt_PK.shape[1], len(self.index_of_group)
         longest = self.prompt_PK.shape[1]
 
-        def widened(slope: mx.array) -> mx.array:
-            room = [(0, 0), (0, 0), (0, longest - K), (0, 0)] if slope.ndim == 4 else 0
-            return mx.zeros((P, *mx.pad(slope, room).shape[1:]), slope.dtype).at[index_P].add(mx.pad(slope, room))
+        def scatter(x: mx.array) -> mx.array:
+            padding = [(0, 0), (0, 0), (0, longest - K), (0, 0)] if x.ndim == 4 else 0
+            return mx.zeros((P, *mx.pad(x, padding).shape[1:]), x.dtype).at[index_P].add(mx.pad(x, padding))
 
-        found = _each(widened, slopes)
-        self._slopes = found if self._slopes is None else _each(mx.add, self._slopes, found)
-        mx.eval(*self._slopes)
+        scattered = _map_arrays(scatter, cotangents)
+        total = self._cotangents
+        self._cotangents = scattered if total is None else _map_arrays(mx.add, total, scattered)
+        mx.eval(*self._cotangents)
 
-    def pulled_back(self, model: nn.Module, split_model: SplitModel, total: Any) -> Any:
-        """`total` with the share of the gradient that comes through the prompts, all slopes taken back at once."""
-        assert self._slopes is not None
+    def backward(self, model: nn.Module, split_model: SplitModel, gradient: Any) -> Any:
+        """`gradient` plus the share that flows through the prompts: one vector-Jacobian product per span of prompts."""
+        assert self._cotangents is not None
         for span in self.spans:
-            here = _each(lambda x, span=span: x[span], self._slopes)
+            cotangents = _map_arrays(lambda x, span=span: x[span], self._cotangents)
 
-            def along(span: slice = span, here: PrefilledPrompts = here) -> mx.array:
-                read = prefill_prompts(split_model, self.prompt_PK[span], self.length_P[span])
-                last, keys, values = _each(lambda x, slope: (x * slope).astype(mx.float32).sum(), read, here)
+            # The gradient of Σ x · stop_gradient(dL/dx) is the vector-Jacobian product, by nn.value_and_grad's interface.
+            def inner_product(span: slice = span, cotangents: PrefilledPrompts = cotangents) -> mx.array:
+                prefilled = prefill_prompts(split_model, self.prompt_PK[span], self.length_P[span])
+                last, keys, values = _map_arrays(
+                    lambda x, cotangent: (x * cotangent).astype(mx.float32).sum(), prefilled, cotangents
+                )
                 return last + sum(keys) + sum(values)
 
-            _, grads = nn.value_and_grad(model, along)()
-            total = tree_map(mx.add, total, grads)
-            mx.eval(total)
-        return total
+            _, prompt_gradient = nn.value_and_grad(model, inner_product)()
+            gradient = tree_map(mx.add, gradient, prompt_gradient)
+            mx.eval(gradient)
+        return gradient
 
-    def _index(self, part: MicroBatchLike) -> mx.array:
-        return mx.array([self.place[group] for group in part.groups])
+    def _indices(self, micro_batch: RowsAndGroups) -> mx.array:
+        return mx.array([self.index_of_group[group] for group in micro_batch.groups])
 
 
-def _each(change: Callable[..., mx.array], *read: PrefilledPrompts) -> PrefilledPrompts:
-    """Array by array."""
-    last, keys, values = zip(*read, strict=True)
+def _map_arrays(change: Callable[..., mx.array], *prefilled: PrefilledPrompts) -> PrefilledPrompts:
+    last, keys, values = zip(*prefilled, strict=True)
     return PrefilledPrompts(
         change(*last), [change(*x) for x in zip(*keys, strict=True)], [change(*x) for x in zip(*values, strict=True)]
     )

@@ -32,7 +32,7 @@ from backend.bench.workloads import ABLATED, MATCHES, PEERS, SMALL, SWEEPS, Bar,
 from backend.generation.rollout import Rollout
 from backend.models.policy import load_policy
 from backend.training.batch import pack
-from backend.training.learner import Learner
+from backend.training.grpo import grpo_learner
 
 TINY = Case("tiny", prompts=2, group_size=4, prompt=8, completion=6, vocab=320, hidden=64, layers=1)
 Work = Callable[[], Any]
@@ -75,7 +75,7 @@ def learning_of(case: Case, folder: Path, off: Off = nullcontext) -> Work:
     config = our_contenders.settings(case, folder)
     with off():
         policy = load_policy(config)
-        learner = Learner(policy, config, 100)
+        learner = grpo_learner(policy, config, 100)
     groups = our_contenders.made_up(case, 0)
 
     def work() -> None:
@@ -215,7 +215,9 @@ def test_a_switch_changes_nothing_but_the_way(models: Path, technique: str):
             groups = Rollout(policy, 6).sample(our_contenders.problems(TINY, 0), 4, our_contenders.sampling(TINY), 0, 0)
             assert [len(one.tokens) for group in groups for one in group.completions] == [6] * 8
             losses.append(
-                Learner(policy, config, 9).learn(pack(our_contenders.made_up(TINY, 0), pad_id=policy.pad_id))["loss"]
+                grpo_learner(policy, config, 9).learn(pack(our_contenders.made_up(TINY, 0), pad_id=policy.pad_id))[
+                    "loss"
+                ]
             )
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
     assert folder.exists()

@@ -13,7 +13,6 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from backend import ranks
 from backend.engine.cpu import affinity, blas
 from backend.engine.cpu.affinity import on_one_core
 
@@ -91,15 +90,13 @@ def test_a_core_that_somebody_else_works_on_is_left(monkeypatch: pytest.MonkeyPa
     assert affinity._other_core == [], "a core of its own is not left"
 
 
-@pytest.mark.parametrize("why", ["threads of the BLAS", "a GPU", "several ranks", "one core allowed"])
+@pytest.mark.parametrize("why", ["threads of the BLAS", "a GPU", "one core allowed"])
 def test_where_it_does_not_help_nothing_is_placed(monkeypatch: pytest.MonkeyPatch, why: str):
     home = os.sched_getaffinity(0)
     if why == "threads of the BLAS":
         monkeypatch.setenv(blas.THREADS, "4")
     elif why == "a GPU":
         monkeypatch.setattr(affinity, "on_cpu", lambda: False)
-    elif why == "several ranks":
-        monkeypatch.setattr(ranks, "size", lambda: 2)
     else:
         os.sched_setaffinity(0, {min(home)})
     before = [placed(thread) for thread in both()]

@@ -26,9 +26,9 @@ from backend.spec.events import read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.training.batch import pack
-from backend.training.learner import Learner
+from backend.training.grpo import grpo_learner
 from tests.support import random_models, small_run
-from tests.support.reference_forward import given
+from tests.support.reference_forward import sampled_groups
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 KEYS, WINDOW, STATE, BOTH = "keys and values", "sliding window", "state", "state and keys in one layer"
@@ -193,7 +193,7 @@ def learned(models: Path, arch: str, train_type: str) -> None:
     config = config_of(models, arch, train_type)
     policy = load_policy(config)
     before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
-    metrics = Learner(policy, config, 1).learn(pack(given(policy.model), pad_id=0))
+    metrics = grpo_learner(policy, config, 1).learn(pack(sampled_groups(policy.model), pad_id=0))
     assert math.isfinite(metrics["loss"]) and metrics["grad_norm"] > 0
     moved = {n for n, x in tree_flatten(policy.model.parameters()) if not np.array_equal(np.array(x), before[n])}
     assert moved and moved <= set(policy.trainable())
@@ -263,7 +263,7 @@ def test_an_operation_without_a_gradient_is_a_sentence(models: Path) -> None:
     """A kernel that runs forward only, as BitNet's; here a decomposition that mlx has no backward pass of."""
     config = config_of(models, "qwen3", "lora")
     policy = load_policy(config)
-    groups, inner = given(policy.model), policy.split_model.hidden
+    groups, inner = sampled_groups(policy.model), policy.split_model.hidden
 
     def hidden(tokens: mx.array, cache: Any = None) -> mx.array:
         plain = inner(tokens, cache)
@@ -271,7 +271,7 @@ def test_an_operation_without_a_gradient_is_a_sentence(models: Path) -> None:
 
     policy.split_model.hidden = hidden
     with pytest.raises(Mistake, match=r"has no gradient on this device.*SVD") as caught:
-        Learner(policy, config, 1).learn(pack(groups, pad_id=0))
+        grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0))
     assert caught.value.faults[0].setting == "model"
 
 

@@ -78,7 +78,7 @@ def take_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def batch_of(model: nn.Module) -> SequenceRows:
     """Completions of unequal lengths after prompts of unequal lengths."""
-    batch = pack(reference_forward.given(model), pad_id=0)
+    batch = pack(reference_forward.sampled_groups(model), pad_id=0)
     return sequence_rows(batch.tokens_BL, batch.prompt_length_B, batch.group_B, batch.completion_BT, batch.mask_BT)
 
 

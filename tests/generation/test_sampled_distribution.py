@@ -16,7 +16,7 @@ from backend.spec.config import parse
 from backend.spec.events import read_events
 from backend.spec.places import RunFolder
 from backend.training.batch import pack
-from backend.training.learner import Learner
+from backend.training.grpo import grpo_learner
 from backend.types import Problem
 from tests.support import random_models, small_run
 from tests.support.reference_forward import TEMPERATURE
@@ -89,7 +89,7 @@ def gaps(models: Path, how: Sampling, **settings: Any) -> tuple[dict[str, float]
         for one, advantage in zip(group.completions, (1.0, -1.0, 0.0), strict=True):
             one.advantage = advantage
     kept = [x for group in groups for one in group.completions for x in one.log_kept]
-    return Learner(policy, config, 1).learn(pack(groups, pad_id=0)), kept
+    return grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0)), kept
 
 
 def test_the_importance_ratio_is_the_mass_that_was_kept(models: Path) -> None:

@@ -15,9 +15,9 @@ from backend.models.policy import load_policy, save_adapters
 from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake
 from backend.training.batch import pack
-from backend.training.learner import Learner
+from backend.training.grpo import grpo_learner
 from tests.support import random_models
-from tests.support.reference_forward import given
+from tests.support.reference_forward import sampled_groups
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +49,9 @@ def test_only_what_was_named_learns(models: Path, train_type: str, keys: list[st
     assert adapted(config) == set(keys)
     policy = load_policy(config)
     before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
-    learner = Learner(policy, config, 2)
+    learner = grpo_learner(policy, config, 2)
     for seed in (0, 1):
-        learner.learn(pack(given(policy.model, seed=seed), pad_id=0))
+        learner.learn(pack(sampled_groups(policy.model, seed=seed), pad_id=0))
     moved = {
         name for name, x in tree_flatten(policy.model.parameters()) if not np.array_equal(np.array(x), before[name])
     }
@@ -67,9 +67,9 @@ def test_without_names_every_linear_layer_learns(models: Path) -> None:
 def test_the_saved_adapter_knows_its_modules(models: Path, tmp_path: Path) -> None:
     config = config_of(models, lora_keys=["self_attn.q_proj", "lm_head"], learning_rate=1e-2)
     policy = load_policy(config)
-    learner = Learner(policy, config, 2)
+    learner = grpo_learner(policy, config, 2)
     for seed in (0, 1):
-        learner.learn(pack(given(policy.model, seed=seed), pad_id=0))
+        learner.learn(pack(sampled_groups(policy.model, seed=seed), pad_id=0))
     save_adapters(policy, config, tmp_path)
     policy.model.eval()
     tokens = mx.array([[5, 6, 7]])

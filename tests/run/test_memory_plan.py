@@ -28,6 +28,7 @@ from backend.spec.memory import estimate
 from backend.spec.memory.model_shape import ModelShape, shape_from, shape_of
 from backend.spec.places import RunFolder
 from backend.training.batch import pack
+from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
 from backend.types import Completion, Group, Problem
 from tests.support.random_models import tiny_model
@@ -106,7 +107,7 @@ def peaks(work: Work, folder: Path) -> tuple[estimate.Estimate, int, int]:
     found = estimate.estimate(config, shape, PLENTY, work.prompt, gpu=False)
     room = plan_memory(config, policy, [work.prompt], lambda sentence: None)
     assert room.plan == found.plan
-    trained = Learner(policy, config, 100, **room.learner)
+    trained = grpo_learner(policy, config, 100, **room.learner)
     mx.eval(policy.model.state, trained.optimizer.state)
     learnt = learning_peak(work, trained)  # first: it may give the reference weights of its own
     return found, sampling_peak(work, config, policy, room.rollout) - others, learnt - others
@@ -188,7 +189,7 @@ SMALL = Work("small", {"hidden": 64, "layers": 2, "num_attention_heads": 2, "int
 def test_what_lasts_is_exact(kind: str, train_type: str, small_model: Path) -> None:
     config = SMALL.config(small_model).model_copy(update={"optimizer": kind, "train_type": train_type})
     policy = load_policy(config)
-    optimizer = Learner(policy, config, 100).optimizer
+    optimizer = grpo_learner(policy, config, 100).optimizer
     found = estimate.estimate(config, _shape(small_model), PLENTY, 64).training.to_dict()
     learns = sum(array.nbytes for array in policy.trainable().values())
     everything = sum(array.nbytes for _, array in tree_flatten(policy.model.parameters()))
@@ -246,7 +247,7 @@ def test_a_run_stays_below_its_limit(share: float, tmp_path: Path) -> None:
     room = plan_memory(held, policy, [work.prompt], notes.append)
     assert room.plan == found.plan and found.pressed and notes == [found.sentence]
     assert found.plan.recompute == (share < 0.5)
-    assert learning_peak(work, Learner(policy, held, 100, **room.learner)) < limit
+    assert learning_peak(work, grpo_learner(policy, held, 100, **room.learner)) < limit
     assert sampling_peak(work, held, policy, room.rollout) < limit
 
 
@@ -394,7 +395,7 @@ def test_completions_of_8k_tokens_stay_below_their_limit(tmp_path: Path) -> None
     config = work.config(folder).model_copy(update={"memory_limit": limit / estimate.GB})
     policy = load_policy(config)
     room = plan_memory(config, policy, [work.prompt], print)
-    learnt = learning_peak(work, Learner(policy, config, 100, **room.learner))
+    learnt = learning_peak(work, grpo_learner(policy, config, 100, **room.learner))
     sampled = sampling_peak(work, config, policy, room.rollout)
     print(
         f"8k: sampling {sampled / 1e6:.0f} MB, learning {learnt / 1e6:.0f} MB, limit {limit / 1e6:.0f} MB, {room.plan}"

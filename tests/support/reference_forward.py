@@ -21,7 +21,7 @@ def rows_of(groups: list[Group]) -> list[Row]:
     return [(group.problem.tokens, one) for group in groups for one in group.completions]
 
 
-def looked_at(model: nn.Module, rows: list[Row], temperature: float = TEMPERATURE) -> tuple[mx.array, mx.array]:
+def plain_scores(model: nn.Module, rows: list[Row], temperature: float = TEMPERATURE) -> tuple[mx.array, mx.array]:
     """Log-probabilities and entropies [B, T], the whole vocabulary at every place of one padded batch."""
     longest = max(len(prompt) + len(one.tokens) for prompt, one in rows)
     whole = [prompt + one.tokens + [0] * (longest - len(prompt) - len(one.tokens)) for prompt, one in rows]
@@ -36,7 +36,7 @@ def padded(rows: Sequence[Sequence[float]]) -> np.ndarray:
     return np.array([[*row, *[0.0] * (LONGEST - len(row))] for row in rows], np.float32)
 
 
-def given(model: nn.Module, problems: int = P, seed: int = 0) -> list[Group]:
+def sampled_groups(model: nn.Module, problems: int = P, seed: int = 0) -> list[Group]:
     """Groups of completions of unequal lengths, drawn from something near the policy that left a part of its mass. The
     second group is all alike in reward, and a third of the completions ran into the length limit."""
     rng = np.random.default_rng(seed)
@@ -53,7 +53,7 @@ def given(model: nn.Module, problems: int = P, seed: int = 0) -> list[Group]:
             for ids, stop, a in zip(tokens, stops, advantages, strict=True)
         ]
         groups.append(Group(Problem(i, "", [], prompt, ""), completions))
-    logp_BT, _ = looked_at(model, rows_of(groups))
+    logp_BT, _ = plain_scores(model, rows_of(groups))
     noise = rng.normal(0, 0.2, (len(rows_of(groups)), 1))
     for (_, one), row in zip(rows_of(groups), np.array(logp_BT) + noise, strict=True):
         one.logps = row[: len(one.tokens)].tolist()

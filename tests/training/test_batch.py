@@ -1,4 +1,4 @@
-"""Packing and cutting: nothing is lost, nothing is padded that need not be, and a cut changes nothing."""
+"""Packing, splitting into micro-batches, length metrics and the importance correction."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.training.batch import Batch, completion_metrics, importance_ratio, length_metrics, pack
-from backend.training.losses import merge, policy_terms, token_weights
+from backend.training.batch import Batch, completion_metrics, pack
+from backend.training.importance_sampling import importance_ratio
+from backend.training.losses import Settings, policy_terms, token_weights
+from backend.training.tally import merge
 from backend.types import Completion, Group, Problem, Stop
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -37,10 +39,10 @@ TWO_GROUPS = [
 ]
 
 
-# ---- packing ---------------------------------------------------------------------------------------------------
+# ── packing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_batch_worked_by_hand() -> None:
+def test_pack_pads_on_the_right() -> None:
     batch = pack(TWO_GROUPS, pad_id=PAD)
     assert batch.tokens_BL.tolist() == [
         [1, 2, 3, 4, 5],
@@ -58,7 +60,7 @@ def test_a_batch_worked_by_hand() -> None:
     assert batch.mask_BT.dtype == mx.float32 and batch.weight_BT is batch.old_logp_BT is batch.ref_logp_BT is None
 
 
-def test_the_names_of_the_arrays_tell_their_axes() -> None:
+def test_array_names_end_in_their_axes() -> None:
     batch = pack(TWO_GROUPS, pad_id=PAD)
     size = {"B": 4, "T": 4, "L": 5}
     for field in fields(batch):
@@ -79,24 +81,29 @@ def test_a_completion_with_too_few_log_probabilities_is_refused() -> None:
         pack([group([1], Completion([1, 2], [-0.1], "", "eos"))], pad_id=PAD)
 
 
-# ---- cutting ---------------------------------------------------------------------------------------------------
+# ── cutting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_parts_are_sorted_and_as_narrow_as_they_can_be() -> None:
-    parts = list(pack(TWO_GROUPS, pad_id=PAD).parts(rows=2))
+def test_micro_batches_are_trimmed_to_their_longest_row() -> None:
+    parts = list(pack(TWO_GROUPS, pad_id=PAD).micro_batches(rows=2))
     assert [part.row_B.tolist() for part in parts] == [[0, 1], [2, 3]]
     assert [part.tokens_BL.shape for part in parts] == [(2, 5), (2, 5)]
     assert [part.mask_BT.shape for part in parts] == [(2, 2), (2, 4)]
 
 
-def test_parts_keep_to_the_token_budget() -> None:
+def test_micro_batches_keep_to_the_token_budget() -> None:
     batch = pack(TWO_GROUPS, pad_id=PAD)
-    assert [len(part) for part in batch.parts(token_budget=10)] == [2, 2]
-    assert [len(part) for part in batch.parts(token_budget=1)] == [1, 1, 1, 1]  # a row longer than it stands alone
-    assert [len(part) for part in batch.parts()] == [4]
+    assert [len(part) for part in batch.micro_batches(token_budget=10)] == [2, 2]
+    assert [len(part) for part in batch.micro_batches(token_budget=1)] == [
+        1,
+        1,
+        1,
+        1,
+    ]  # a row longer than it stands alone
+    assert [len(part) for part in batch.micro_batches()] == [4]
 
 
-def test_rows_without_signal_go_but_keep_the_weights_of_the_whole_step() -> None:
+def test_rows_without_signal_are_dropped_and_the_others_keep_their_weights() -> None:
     batch = pack(TWO_GROUPS, pad_id=PAD)
     with pytest.raises(ValueError, match="weight_BT"):
         batch.with_signal()
@@ -105,19 +112,7 @@ def test_rows_without_signal_go_but_keep_the_weights_of_the_whole_step() -> None
     assert kept.row_B.tolist() == [0, 1]  # the third has advantage 0, the fourth no token
     assert kept.weight_BT is not None and kept.weight_BT[:, 0].tolist() == [1 / 8, 1 / 4]
     silent = replace(weighed, advantage_B=mx.zeros(4)).with_signal()
-    assert len(silent) == 0 and list(silent.parts(rows=2)) == []
-
-
-def test_what_parts_found_comes_back_to_its_rows() -> None:
-    batch = pack(TWO_GROUPS, pad_id=PAD)
-    parts = list(batch.parts(rows=3))
-    assert (batch.scattered(parts, [part.sampling_logp_BT for part in parts]) == batch.sampling_logp_BT).all()
-    some = replace(batch, weight_BT=batch.mask_BT, advantage_B=mx.array([0.0, 1.0, 1.0, 1.0])).with_signal()
-    assert some.row_B.tolist() == [1, 2]
-    parts = list(some.parts(rows=1))
-    assert (some.scattered(parts, [p.sampling_logp_BT for p in parts]) == some.sampling_logp_BT).all()
-    back = batch.scattered(parts, [part.mask_BT for part in parts])
-    assert (back[1:3] == batch.mask_BT[1:3]).all() and not back[0].any() and not back[3].any()
+    assert len(silent) == 0 and list(silent.micro_batches(rows=2)) == []
 
 
 def random_groups(seed: int) -> list[Group]:
@@ -144,10 +139,10 @@ def toy_policy(w: mx.array, batch: Batch) -> mx.array:
     limits=st.fixed_dictionaries(
         {"rows": st.none() | st.integers(1, 5), "token_budget": st.none() | st.integers(1, 60)}
     ),
-    prompts=st.sampled_from(["apart", "shared", "repeated"]),
+    prompts=st.sampled_from(["prefilled", "per_micro_batch", "per_row"]),
     loss_type=st.sampled_from(["grpo", "bnpo", "dr_grpo", "luspo"]),
 )
-def test_any_cut_gives_the_same_loss_gradient_and_metrics(
+def test_any_split_gives_the_same_loss_gradient_and_metrics(
     seed: int, limits: dict[str, Any], prompts: Any, loss_type: str
 ) -> None:
     batch = pack(random_groups(seed), pad_id=PAD, mask_truncated_completions=seed % 2 == 0)
@@ -163,7 +158,10 @@ def test_any_cut_gives_the_same_loss_gradient_and_metrics(
         def terms(w: mx.array, part: Batch) -> Any:
             arrays = (part.old_logp_BT, part.ref_logp_BT, part.advantage_B, part.mask_BT)
             return policy_terms(
-                toy_policy(w, part), *arrays, weights=part.weight_BT, beta=beta, loss_type=loss_type, epsilon=0.05
+                toy_policy(w, part),
+                *arrays,
+                Settings(beta=beta, loss_type=loss_type, epsilon=0.05),
+                weights=part.weight_BT,
             )
 
         shares = [mx.value_and_grad(terms)(w, part) for part in parts]
@@ -171,20 +169,20 @@ def test_any_cut_gives_the_same_loss_gradient_and_metrics(
         return sum(float(s) for (s, _), _ in shares), np.array(sum(g for _, g in shares)), metrics
 
     loss, gradient, metrics = learn([batch])
-    cut_loss, cut_gradient, cut_metrics = learn(list(batch.parts(**limits, prompts=prompts)))
-    assert cut_loss == pytest.approx(loss, rel=1e-4, abs=1e-6)
-    np.testing.assert_allclose(cut_gradient, gradient, rtol=1e-4, atol=1e-6)
-    assert cut_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6, nan_ok=True)
-    signal = list(batch.with_signal().parts(**limits))
+    split_loss, split_gradient, split_metrics = learn(list(batch.micro_batches(**limits, prompts=prompts)))
+    assert split_loss == pytest.approx(loss, rel=1e-4, abs=1e-6)
+    np.testing.assert_allclose(split_gradient, gradient, rtol=1e-4, atol=1e-6)
+    assert split_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6, nan_ok=True)
+    signal = list(batch.with_signal().micro_batches(**limits))
     if signal:
         np.testing.assert_allclose(learn(signal, 0.0)[1], learn([batch], 0.0)[1], rtol=1e-4, atol=1e-6)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 5), budget=st.integers(1, 60))
-def test_every_row_is_in_exactly_one_part(seed: int, rows: int, budget: int) -> None:
+def test_every_row_is_in_exactly_one_micro_batch(seed: int, rows: int, budget: int) -> None:
     batch = pack(random_groups(seed), pad_id=PAD)
-    parts = list(batch.parts(rows=rows, token_budget=budget))
+    parts = list(batch.micro_batches(rows=rows, token_budget=budget))
     assert sorted(row for part in parts for row in part.row_B.tolist()) == list(range(len(batch)))
     for part in parts:
         assert len(part) <= rows and (len(part) == 1 or part.tokens_BL.size <= budget)
@@ -194,7 +192,7 @@ def test_every_row_is_in_exactly_one_part(seed: int, rows: int, budget: int) -> 
             assert tokens[:n] == batch.completion_BT[row].tolist()[:n] and set(tokens[n:]) <= {PAD}
 
 
-# ---- metrics of the sampling -----------------------------------------------------------------------------------
+# ── length metrics and importance correction ─────────────────────────────────────────────────────────────────────────
 
 GENERATIONS = [c for c in json.loads((GOLDEN / "generation_metrics.json").read_text()) if "completion_ids" in c]
 
@@ -208,19 +206,19 @@ def golden_groups(case: dict[str, Any]) -> list[Group]:
 
 
 @pytest.mark.parametrize("case", GENERATIONS, ids=lambda case: case["id"])
-def test_another_implementations_lengths(case: dict[str, Any]) -> None:
+def test_length_metrics_equal_trls(case: dict[str, Any]) -> None:
     groups = golden_groups(case)
     if "env_mask" in case:  # tokens that an environment wrote are not the model's: they do not count
-        finished = [one.stop != "length" for g in groups for one in g.completions]
-        got = length_metrics([sum(mask) for mask in case["env_mask"]], finished, case["prompt_lengths"])
-    else:
-        got = completion_metrics(groups)
+        for g, mask in zip(groups, case["env_mask"], strict=True):
+            g.completions[0].mask = mask
+    got = completion_metrics(groups)
     assert got.pop("hit_max_tokens_ratio") == got["completions/clipped_ratio"]
     assert set(got) == set(case["out"]["metrics"])
     for name, value in case["out"]["metrics"].items():
         np.testing.assert_allclose(got[name], value, err_msg=name, **CLOSE)
     batch = pack(groups, pad_id=case["pad"], mask_truncated_completions=case["mask_truncated_completions"])
-    assert batch.mask_BT.tolist() == case["out"]["completion_mask"]
+    mask = np.array(case["out"]["completion_mask"]) * np.array(case["out"].get("tool_mask", 1))
+    assert batch.mask_BT.tolist() == mask.tolist() and mask.sum() == case["out"]["num_items_in_batch"]
 
 
 def test_a_stop_string_is_an_ending_and_an_empty_completion_has_length_0() -> None:
@@ -239,7 +237,7 @@ def correction_arrays(case: dict[str, Any]) -> tuple[mx.array, mx.array, mx.arra
 
 
 @pytest.mark.parametrize("case", CORRECTIONS, ids=lambda case: case["id"])
-def test_another_implementations_importance_correction(case: dict[str, Any]) -> None:
+def test_the_importance_correction_equals_trls(case: dict[str, Any]) -> None:
     ratio, metrics = importance_ratio(*correction_arrays(case), case["mode"], case["clip_min"], case["clip_max"])
     np.testing.assert_allclose(np.array(ratio), case["out"]["importance_sampling_ratio"], **CLOSE)
     assert set(metrics) == set(case["out"]["metrics"])

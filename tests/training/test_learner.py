@@ -1,4 +1,4 @@
-"""Given completions and rewards, the weights after a few steps are those of the formulas, written out here once more.
+"""Given completions and rewards, the weights after a few steps equal those of an independent implementation of the papers.
 
 `Reference` shares no code with the backend: its own advantages, its own log-probabilities (one row at a time, the whole
 vocabulary), its own loss, its own AdamW. Only the model's forward pass and automatic differentiation are mlx's.
@@ -25,18 +25,20 @@ from backend.spec.faults import Mistake
 from backend.training import learner as learner_module
 from backend.training.advantages import advantages
 from backend.training.batch import pack
-from backend.training.compiled_grad import BUCKET
-from backend.training.learner import Learner
+from backend.training.grpo import grpo_learner
 from backend.types import Completion, Group, Problem
 from tests.support import random_models
 
-STEPS, P, G, LONGEST = 3, 3, 4, 9
+STEPS, P, G, LONGEST = 2, 3, 4, 9
 """Steps, problems a step, completions a problem, tokens of the longest completion."""
 BASE = {
     "data": "none", "num_layers": -1, "rank": 4, "scale": 2.0, "batch_size": P, "group_size": G, "beta": 0.05,
-    "learning_rate": 3e-4, "epsilon": 5e-4, "epsilon_high": 8e-4, "max_completion_length": LONGEST, "temperature": 0.8,
+    "learning_rate": 3e-3, "epsilon": 5e-3, "epsilon_high": 8e-3, "max_completion_length": LONGEST, "temperature": 0.8,
     "max_grad_norm": 1.0, "weight_decay": 0.1, "top_p": 1.0, "top_k": 0,
 }  # fmt: skip
+SGD = {"optimizer": "sgd", "learning_rate": 2e-2, "weight_decay": 0.0}
+"""Where two ways to the same gradient are compared: AdamW divides by a gradient's size, so that of a weight whose gradient is
+nearly 0 it would show rounding alone."""
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +54,14 @@ def config_of(model: Path, **settings: Any) -> Config:
 
 @dataclass
 class Step:
-    """One step's given data: prompts [P], completions [P][G], rewards [P, G]."""
+    """One step's data: prompts [P], completions [P][G], rewards [P, G]."""
 
     prompts: list[list[int]]
     completions: list[list[list[int]]]
     rewards: np.ndarray
 
     def groups(self, config: Config) -> list[Group]:
-        """The same as the trainer would hand it over."""
+        """As the trainer passes them on."""
         advantage_B, _ = advantages(self.rewards.reshape(-1, 1), G, scale_rewards=config.scale_rewards)
         each = iter(advantage_B.tolist())
         return [
@@ -71,9 +73,9 @@ class Step:
         ]
 
 
-def given(seed: int = 0, steps: int = STEPS, problems: int = P) -> list[Step]:
-    """Prompts and completions of unequal lengths; the second problem's completions are all alike in reward."""
-    rng, made = np.random.default_rng(seed), []
+def random_steps(seed: int = 0, steps: int = STEPS, problems: int = P) -> list[Step]:
+    """Prompts and completions of unequal lengths; the second problem's completions all have the same reward."""
+    rng, data = np.random.default_rng(seed), []
     for _ in range(steps):
         prompts = [rng.integers(3, 320, rng.integers(1, 8)).tolist() for _ in range(problems)]
         completions = [
@@ -81,19 +83,19 @@ def given(seed: int = 0, steps: int = STEPS, problems: int = P) -> list[Step]:
         ]
         rewards = rng.normal(size=(problems, G)).round(2)
         rewards[1] = 0.5
-        made.append(Step(prompts, completions, rewards))
-    return made
+        data.append(Step(prompts, completions, rewards))
+    return data
 
 
-def learned(config: Config, steps: list[Step], **how: Any) -> tuple[dict[str, np.ndarray], list[dict[str, float]]]:
+def learned(config: Config, steps: list[Step], **memory: Any) -> tuple[dict[str, np.ndarray], list[dict[str, float]]]:
     """Our weights after these steps, and the metrics of each."""
     policy = load_policy(config)
-    learner = Learner(policy, config, len(steps), **how)
+    learner = grpo_learner(policy, config, len(steps), **memory)
     metrics = [learner.learn(pack(step.groups(config), pad_id=policy.pad_id)) for step in steps]
     return {name: np.array(x) for name, x in policy.trainable().items()}, metrics
 
 
-# ---- the reference ---------------------------------------------------------------------------------------------
+# ── the reference ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Reference:
@@ -101,18 +103,21 @@ class Reference:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.model = load_policy(config).model  # the start: adapters as seeded; what happens to them is ours from here
+        self.model = load_policy(config).model  # with adapters as seeded; updated by this class alone
         self.model.train()
         self.start = load(config.model)[0]
         self.weights = dict(tree_flatten(self.model.trainable_parameters()))
         self.m = {name: mx.zeros_like(x) for name, x in self.weights.items()}
         self.v = {name: mx.zeros_like(x) for name, x in self.weights.items()}
         self.t = 0
+        self.rounding = {name: np.full(x.shape, 1e-6) for name, x in self.weights.items()}
+        """How far rounding may move each weight. A gradient is right to some 1e-6 of the largest one; AdamW divides that by
+        the weight's own, so where this is near 0 an update is rounding, a different one on every processor."""
         self.losses: list[float] = []
         self.norms: list[float] = []
         self.clipped: list[float] = []
         self.nearest = math.inf
-        """How near a ratio has come to a corner of the clip, where rounding decides which gradient there is."""
+        """The least distance of a ratio from a corner of the clip, where rounding decides which gradient there is."""
 
     def step(self, step: Step) -> None:
         rows = [(p, c) for p, group in zip(step.prompts, step.completions, strict=True) for c in group]
@@ -136,8 +141,8 @@ class Reference:
 
     def logps(self, model: nn.Module, prompt: list[int], completion: list[int]) -> mx.array:
         logits = model(mx.array([prompt + completion]))[0] / self.config.temperature
-        shown = nn.log_softmax(logits[len(prompt) - 1 : -1], axis=-1)
-        return mx.take_along_axis(shown, mx.array(completion)[:, None], axis=1)[:, 0]
+        logp_TV = nn.log_softmax(logits[len(prompt) - 1 : -1], axis=-1)
+        return mx.take_along_axis(logp_TV, mx.array(completion)[:, None], axis=1)[:, 0]
 
     def update(self, rows: list[Any], scores: list[float], old: list[mx.array], ref: list[mx.array]) -> None:
         def loss(weights: dict[str, mx.array]) -> mx.array:
@@ -148,7 +153,8 @@ class Reference:
         value, grads = mx.value_and_grad(loss)(self.weights)
         norm = math.sqrt(sum(mx.square(g).sum().item() for g in grads.values()))
         shorter = min(1.0, self.config.max_grad_norm / (norm + 1e-6)) if self.config.max_grad_norm else 1.0
-        self.adamw({name: g * shorter for name, g in grads.items()})
+        clipped = {name: g * shorter for name, g in grads.items()}
+        self.sgd(clipped) if self.config.optimizer == "sgd" else self.adamw(clipped)
         self.losses.append(value.item())
         self.norms.append(norm)
 
@@ -178,6 +184,7 @@ class Reference:
         """Loshchilov and Hutter, algorithm 2, with bias correction, as torch has it."""
         c, self.t = self.config, self.t + 1
         b1, b2, rate = c.adam_beta1, c.adam_beta2, c.learning_rate
+        largest = max(mx.abs(g).max().item() for g in grads.values())
         for name, g in grads.items():
             self.m[name] = b1 * self.m[name] + (1 - b1) * g
             self.v[name] = b2 * self.v[name] + (1 - b2) * g * g
@@ -185,32 +192,40 @@ class Reference:
             self.weights[name] = self.weights[name] * (1 - rate * c.weight_decay) - rate * mean / (
                 mx.sqrt(square) + 1e-8
             )
+            self.rounding[name] += np.where(np.array(g) == 0, 0, rate * 2e-6 * largest / (np.sqrt(square) + 1e-8))
         mx.eval(self.weights, self.m, self.v)
         self.model.update(tree_unflatten(list(self.weights.items())))
 
+    def sgd(self, grads: dict[str, mx.array]) -> None:
+        self.weights = {name: x - self.config.learning_rate * grads[name] for name, x in self.weights.items()}
+        mx.eval(self.weights)
+        self.model.update(tree_unflatten(list(self.weights.items())))
 
-def clear(config: Config) -> tuple[Reference, list[Step]]:
-    """The first data on which no ratio ends up at a corner of the clip, and the reference after it: at a corner a
-    rounding decides which of two gradients there is, and two right answers part ways."""
+
+def away_from_ties(config: Config) -> tuple[Reference, list[Step]]:
+    """The first data on which no ratio comes near a corner of the clip, and the reference after it: at a corner rounding
+    decides which of two gradients there is, and two right answers diverge."""
     for seed in range(20):
-        reference, steps = Reference(config), given(seed)
+        reference, steps = Reference(config), random_steps(seed)
         for step in steps:
             reference.step(step)
-        if reference.nearest > 1e-6:
+        if reference.nearest > 5e-6:
             return reference, steps
-    raise AssertionError("every seed puts a ratio on a corner")
+    raise AssertionError("every seed puts a ratio on a corner of the clip")
 
 
 def assert_equal_steps(config: Config) -> tuple[Reference, list[dict[str, float]]]:
-    """Our steps and the reference's end at the same weights; for a look at what happened, both are returned."""
+    """Our weights after the steps are the reference's; the reference and our metrics are returned."""
     start = {name: np.array(x) for name, x in load_policy(config).trainable().items()}
-    reference, steps = clear(config)
+    reference, steps = away_from_ties(config)
     weights, metrics = learned(config, steps)
     assert weights.keys() == reference.weights.keys()
     for name, x in weights.items():
-        theirs = np.array(reference.weights[name])
-        assert np.abs(x - theirs).max() < 1e-6, f"{name}: {np.abs(x - theirs).max():.1e}"
-        assert np.abs(theirs - start[name]).max() > 1e-4, f"{name} has hardly moved, so this shows nothing"
+        theirs, allowed = np.array(reference.weights[name]), reference.rounding[name]
+        assert (np.abs(x - theirs) < allowed).all(), f"{name}: {np.abs(x - theirs).max():.1e} apart"
+        changes = np.abs(theirs - start[name])
+        assert changes.max() > 1e-4, f"{name} has hardly changed, so this shows nothing"
+        assert np.median(allowed) < 3e-2 * changes.max(), f"{name}: more is allowed than this comparison is worth"
     mu = config.num_iterations
     means = [np.mean(reference.losses[i : i + mu]) for i in range(0, len(reference.losses), mu)]
     np.testing.assert_allclose([step["loss"] for step in metrics], means, atol=1e-6)
@@ -219,138 +234,123 @@ def assert_equal_steps(config: Config) -> tuple[Reference, list[dict[str, float]
     return reference, metrics
 
 
-# ---- three steps, end to end -----------------------------------------------------------------------------------
+# ── whole steps, end to end ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("mu", [1, 2])
-@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "dapo"])
-def test_three_steps_are_those_of_the_formulas(model: Path, loss: str, mu: int) -> None:
+@pytest.mark.parametrize(
+    ("loss", "mu"),
+    [
+        ("grpo", 2),
+        ("dapo", 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.proof)
+            for case in (("grpo", 1), ("bnpo", 2), ("dr_grpo", 2), ("dapo", 2))
+        ),
+    ],
+)
+def test_steps_equal_an_independent_implementation(model: Path, loss: str, mu: int) -> None:
     reference, metrics = assert_equal_steps(config_of(model, grpo_loss_type=loss, num_iterations=mu))
     assert all((step["clip_ratio_total"] > 0.05) == (mu == 2) for step in metrics)
     assert (max(reference.clipped) > 0) == (mu == 2)
 
 
+# The proofs are compared with `policy_loss` in test_loss_family.py too, and the advantages in test_advantages.py.
 @pytest.mark.parametrize("settings", [
-    {"importance_sampling_level": "sequence", "num_iterations": 2, "epsilon": 3e-4, "epsilon_high": 4e-4},
-    {"ratio_against": "reference", "num_iterations": 2},
-    {"use_bias_correction_kl": False, "num_iterations": 2},
-    {"scale_rewards": "batch"},
-    {"scale_rewards": "none", "epsilon": 2e-3, "epsilon_high": None, "num_iterations": 3},
-    {"beta": 0, "num_iterations": 2},
-    {"max_grad_norm": 0},
     {"max_grad_norm": 0.01},
     {"temperature": 1.5, "beta": 0.3},
+    *(pytest.param(settings, marks=pytest.mark.proof) for settings in (
+        {"importance_sampling_level": "sequence", "num_iterations": 2, "epsilon": 3e-3, "epsilon_high": 4e-3},
+        {"ratio_against": "reference", "num_iterations": 2},
+        {"use_bias_correction_kl": False, "num_iterations": 2},
+        {"scale_rewards": "batch"},
+        {"scale_rewards": "none", "epsilon": 2e-2, "epsilon_high": None, "num_iterations": 3},
+        {"beta": 0, "num_iterations": 2},
+        {"max_grad_norm": 0},
+    )),
 ], ids=str)  # fmt: skip
-def test_settings_of_the_objective_mean_what_they_say(model: Path, settings: dict[str, Any]) -> None:
+def test_settings_of_the_objective_equal_an_independent_implementation(model: Path, settings: dict[str, Any]) -> None:
     reference, _ = assert_equal_steps(config_of(model, **settings))
     if settings.get("max_grad_norm") == 0.01:
-        assert min(reference.norms) > 0.01, "nothing was shortened"
+        assert min(reference.norms) > 0.01, "nothing was clipped"
 
 
-@pytest.mark.parametrize("mu", [1, 2])
-def test_full_fine_tuning_takes_the_same_steps(model: Path, mu: int) -> None:
-    # 20 tokens of logits at a time, so that the head's gradient goes through the chunks.
+def test_full_fine_tuning_takes_the_same_steps(model: Path) -> None:
+    # 20 tokens of logits at a time, so that the gradient of the output layer goes through several chunks.
     chunks = {"efficient_long_context": True, "seq_step_size": 20}
-    settings = chunks | {"train_type": "full", "num_iterations": mu, "learning_rate": 2e-4, "adam_beta2": 0.95}
-    assert_equal_steps(config_of(model, **settings))
+    assert_equal_steps(config_of(model, **chunks, **SGD, train_type="full", num_iterations=2))
 
 
-def test_seed_000s_reading_of_the_ratio_ties_the_policy_to_the_reference(model: Path) -> None:
-    """With the reference below the line the first step is the same (the policy still is the reference), and the second
-    is clipped although each rollout is learned from once."""
-    _, old = learned(config_of(model, epsilon=1e-4, epsilon_high=None), given())
-    _, reference = learned(config_of(model, epsilon=1e-4, epsilon_high=None, ratio_against="reference"), given())
+def test_a_ratio_against_the_reference_clips_from_the_second_step_on(model: Path) -> None:
+    """With the reference as denominator the first step is the same (the policy still is the reference), and the second
+    is clipped although each rollout is learnt from once."""
+    _, old = learned(config_of(model, epsilon=1e-3, epsilon_high=None), random_steps())
+    _, reference = learned(config_of(model, epsilon=1e-3, epsilon_high=None, ratio_against="reference"), random_steps())
     assert reference[0]["loss"] == pytest.approx(old[0]["loss"], abs=1e-6)
-    assert [step["clip_ratio_total"] for step in old] == [0, 0, 0]
+    assert [step["clip_ratio_total"] for step in old] == [0, 0]
     assert reference[0]["clip_ratio_total"] == 0 and reference[1]["clip_ratio_total"] > 0.2
 
 
-# ---- cutting ---------------------------------------------------------------------------------------------------
+# ── other ways to the same gradient ──────────────────────────────────────────────────────────────────────────────────
 
 
 def assert_same_weights(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> None:
     assert first.keys() == second.keys()
+    """For weights trained with `SGD`: some 1e-4 of the largest change."""
     for name, x in first.items():
         assert np.abs(x - second[name]).max() < 1e-6, name
 
 
-@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "dapo"])
-def test_cutting_into_micro_batches_changes_nothing(model: Path, monkeypatch: pytest.MonkeyPatch, loss: str) -> None:
-    config = config_of(model, grpo_loss_type=loss, num_iterations=2)
-    steps = clear(config)[1]
-    whole, told = learned(config, steps)
-    for tokens in (1, 30, 70):
-        monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, False, tokens)
-        cut, metrics = learned(config, steps)
-        assert_same_weights(whole, cut)
-        for one, other in zip(told, metrics, strict=True):
-            assert one.keys() == other.keys()
-            assert all(one[key] == pytest.approx(other[key], rel=1e-3, abs=1e-5) for key in one)
-
-
-def test_the_batch_is_really_cut(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_micro_batches_keep_to_the_row_and_token_limits(model: Path) -> None:
     config, shapes = config_of(model, batch_size=1, gradient_accumulation_steps=P), []
     policy = load_policy(config)
-    learner = Learner(policy, config, 1)
+    learner = grpo_learner(policy, config, 1)
     hidden = policy.split_model.hidden
     policy.split_model.hidden = lambda tokens, cache=None: shapes.append(tokens.shape) or hidden(tokens, cache)
-    learner.learn(pack(given()[0].groups(config), pad_id=0))
+    learner.learn(pack(random_steps()[0].groups(config), pad_id=0))
     assert [rows for rows, _ in shapes] == [1, G] * P  # a prompt, then its completions
     shapes.clear()
-    learner.micro_batch_tokens = 24
-    learner.learn(pack(given()[0].groups(config), pad_id=0))
+    learner.forward.micro_batch_tokens = 24
+    learner.learn(pack(random_steps()[0].groups(config), pad_id=0))
     read = [rows * (width + 1) for rows, width in shapes if rows > 1]
     assert len(shapes) > 2 * P and max(read) <= 24
 
 
-@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "dapo"])
-def test_gradient_accumulation_is_a_larger_batch(model: Path, loss: str) -> None:
+def test_gradient_accumulation_is_a_larger_batch(model: Path) -> None:
     large, pieces = (
-        learned(config_of(model, grpo_loss_type=loss, batch_size=b, gradient_accumulation_steps=a), given(problems=4))[
-            0
-        ]
+        learned(
+            config_of(model, **SGD, grpo_loss_type="dapo", batch_size=b, gradient_accumulation_steps=a),
+            random_steps(problems=4),
+        )[0]
         for b, a in ((4, 1), (1, 4))
     )
     assert_same_weights(large, pieces)
 
 
-@pytest.mark.parametrize("train_type", ["lora", "full"])
-def test_recomputing_and_chunking_change_nothing(model: Path, train_type: str) -> None:
-    settings = {"train_type": train_type, "num_iterations": 2, "learning_rate": 2e-4}
-    steps = clear(config_of(model, **settings))[1]
+@pytest.mark.parametrize("train_type", [pytest.param("lora", marks=pytest.mark.proof), "full"])
+def test_recomputing_activations_and_chunking_logits_change_no_weight(model: Path, train_type: str) -> None:
+    settings = SGD | {"train_type": train_type, "num_iterations": 2}
+    steps = away_from_ties(config_of(model, **settings))[1]
     slim = {"grad_checkpoint": True, "efficient_long_context": True, "seq_step_size": 16}
     plain, recomputed = (learned(config_of(model, **how), steps)[0] for how in (settings, settings | slim))
     assert_same_weights(plain, recomputed)
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"num_iterations": 2}, {"top_entropy_quantile": 0.5}, {"grpo_loss_type": "dapo"}], ids=str
-)
-def test_leaving_out_groups_without_signal_changes_no_weight(model: Path, settings: dict[str, Any]) -> None:
-    """The second problem's completions are all alike: no pass is spent on them, and their tokens still count."""
-    every, fewer = (
-        learned(config_of(model, beta=0, skip_zero_signal=skip, **settings), given())[0] for skip in (False, True)
-    )
-    assert_same_weights(every, fewer)
-
-
-@pytest.mark.parametrize("settings", [{}, {"top_entropy_quantile": 0.5}, {"beta": 0.05}], ids=str)
-def test_a_step_without_any_signal_is_a_step(model: Path, settings: dict[str, Any]) -> None:
-    steps = given()
+def test_a_step_without_any_signal_reports_its_metrics(model: Path) -> None:
+    steps = random_steps(steps=3)
     steps[1].rewards[:] = 0.5
-    _, metrics = learned(config_of(model, **{"beta": 0, "num_iterations": 2} | settings), steps)
-    assert metrics[1]["grad_norm"] < (1e-6 if settings.get("beta", 0) == 0 else 1)
+    _, metrics = learned(config_of(model, beta=0, num_iterations=2), steps)
+    assert metrics[1]["grad_norm"] == 0
     assert metrics[1].keys() >= {"loss", "entropy", "clip_ratio_total", "learning_rate"}
     assert math.isfinite(metrics[1]["loss"]) and metrics[2]["grad_norm"] > 1e-3
 
 
-# ---- refusing --------------------------------------------------------------------------------------------------
+# ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_gradient_that_is_not_a_number_is_refused_before_anything_changes(model: Path) -> None:
-    config, steps = config_of(model, num_iterations=2), given()
+def test_a_gradient_that_is_not_finite_raises_before_anything_changes(model: Path) -> None:
+    config, steps = config_of(model, num_iterations=2), random_steps()
     policy = load_policy(config)
-    learner = Learner(policy, config, STEPS)
+    learner = grpo_learner(policy, config, STEPS)
     learner.learn(pack(steps[0].groups(config), pad_id=0))
     weights = {name: np.array(x) for name, x in policy.trainable().items()}
     memory = {name: np.array(x) for name, x in learner.state_arrays().items()}
@@ -364,19 +364,19 @@ def test_a_gradient_that_is_not_a_number_is_refused_before_anything_changes(mode
     assert all(np.array_equal(np.array(x), memory[name]) for name, x in learner.state_arrays().items())
 
 
-# ---- what is told ----------------------------------------------------------------------------------------------
+# ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_measuring_the_kl_at_weight_0_changes_no_weight(model: Path) -> None:
-    silent, told = learned(config_of(model, beta=0), given())
-    logged, measured = learned(config_of(model, beta=0, log_kl=True), given())
-    assert_same_weights(silent, logged)  # but for rounding: groups without signal are read for the KL
-    assert all("kl" not in step for step in told)
-    assert measured[0]["kl"] == pytest.approx(0, abs=1e-8) and measured[2]["kl"] > 1e-7
+    unmeasured, without = learned(config_of(model, beta=0, **SGD), random_steps())
+    logged, measured = learned(config_of(model, beta=0, log_kl=True, **SGD), random_steps())
+    assert_same_weights(unmeasured, logged)  # but for rounding: rows without signal are read for the KL
+    assert all("kl" not in step for step in without)
+    assert measured[0]["kl"] == pytest.approx(0, abs=1e-8) and measured[1]["kl"] > 1e-7
 
 
 def test_the_metrics_of_a_step_are_there(model: Path) -> None:
-    _, metrics = learned(config_of(model, num_iterations=2), given())
+    _, metrics = learned(config_of(model, num_iterations=2), random_steps())
     for step in metrics:
         assert {
             "loss",
@@ -400,48 +400,54 @@ def test_the_learning_rate_follows_updates_not_steps(model: Path) -> None:
         "lr_final": 0,
         "lr_decay_fraction": 1.0,
     }
-    _, metrics = learned(config_of(model, num_iterations=2, **settings), given())
+    _, metrics = learned(config_of(model, num_iterations=2, **settings), random_steps(steps=3))
     # Updates 0 … 5: 0, ½, 1 of the peak, then six updates' fall, counted from update 3.
-    assert [step["learning_rate"] for step in metrics] == pytest.approx([1.5e-4, 3e-4, 3e-4 * 4 / 6])
+    assert [step["learning_rate"] for step in metrics] == pytest.approx([1.5e-3, 3e-3, 3e-3 * 4 / 6])
 
 
-def test_poll_is_asked_between_micro_batches(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, asked = config_of(model, num_iterations=2), []
+def test_poll_is_called_after_every_micro_batch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, calls = config_of(model, num_iterations=2), []
     monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, False, 1)
-    learner = Learner(load_policy(config), config, 1)
-    learner.learn(pack(given()[0].groups(config), pad_id=0), lambda: asked.append(learner.updates))
-    assert asked == [0] * 2 * P * G + [1] * P * G  # the reference's pass, then each update's
+    learner = grpo_learner(load_policy(config), config, 1)
+    learner.learn(pack(random_steps()[0].groups(config), pad_id=0), lambda: calls.append(learner.updates))
+    assert calls == [0] * 2 * P * G + [1] * P * G  # the reference's pass, then each update's
 
 
-# ---- the same again --------------------------------------------------------------------------------------------
+# ── resuming ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "adafactor", "sgd", "lion"])
-def test_a_restored_learner_goes_on_as_the_unbroken_one(model: Path, optimizer: str) -> None:
-    config, steps = config_of(model, optimizer=optimizer, lr_schedule="cosine", lr_warmup_steps=1, lr_final=0), given()
+@pytest.mark.parametrize(
+    "optimizer",
+    ["adamw", *(pytest.param(name, marks=pytest.mark.proof) for name in ("muon", "adafactor", "sgd", "lion"))],
+)
+def test_a_restored_learner_continues_bit_for_bit(model: Path, optimizer: str) -> None:
+    config, steps = (
+        config_of(model, optimizer=optimizer, lr_schedule="cosine", lr_warmup_steps=1, lr_final=0),
+        random_steps(steps=3),
+    )
     unbroken, _ = learned(config, steps)
     first = load_policy(config)
-    learner = Learner(first, config, STEPS)
+    learner = grpo_learner(first, config, len(steps))
     learner.learn(pack(steps[0].groups(config), pad_id=0))
     second = load_policy(config)
     second.assign({name: mx.array(np.array(x)) for name, x in first.trainable().items()})
-    resumed = Learner(second, config, STEPS)
+    resumed = grpo_learner(second, config, len(steps))
     resumed.restore({name: mx.array(np.array(x)) for name, x in learner.state_arrays().items()}, learner.updates)
     for step in steps[1:]:
         resumed.learn(pack(step.groups(config), pad_id=0))
     assert all(np.array_equal(np.array(x), unbroken[name]) for name, x in second.trainable().items())
 
 
-def test_dropout_follows_the_seed_and_the_place_in_the_run(model: Path) -> None:
-    """Not the random state that happens to be there: a resumed run must drop what the unbroken one would have."""
+def test_dropout_depends_on_the_seed_and_the_update_alone(model: Path) -> None:
+    """Not on the random state left by earlier code: a resumed run must drop what the uninterrupted one would have."""
     config = config_of(model, dropout=0.3)
 
     def first_step(seed: int = 0, updates: int = 0) -> dict[str, np.ndarray]:
         policy = load_policy(config)
-        learner = Learner(policy, config.model_copy(update={"seed": seed}), 1)
+        learner = grpo_learner(policy, config.model_copy(update={"seed": seed}), 1)
         learner.updates = updates
         mx.random.seed(np.random.default_rng().integers(1 << 30).item())
-        learner.learn(pack(given()[0].groups(config), pad_id=0))
+        learner.learn(pack(random_steps()[0].groups(config), pad_id=0))
         return {name: np.array(x) for name, x in policy.trainable().items()}
 
     plain = first_step()
@@ -450,84 +456,33 @@ def test_dropout_follows_the_seed_and_the_place_in_the_run(model: Path) -> None:
         assert any(not np.array_equal(x, plain[name]) for name, x in other.items())
 
 
-# ---- compiled --------------------------------------------------------------------------------------------------
+# ── prompts prefilled once for several micro-batches ─────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {},
-        {"train_type": "full", "learning_rate": 2e-4},
-        {"beta": 0, "grpo_loss_type": "dapo", "mask_truncated_completions": True},
-        {"entropy_coef": 0.01, "top_entropy_quantile": 0.5},
-        {"sampling_correction": "token_truncate", "importance_sampling_level": "sequence"},
-        {"grad_checkpoint": True},
-    ],
+    [{"train_type": "dora"}, {"sampling_correction": "token_truncate", "beta": 0}],
     ids=str,
 )
-def test_a_traced_gradient_changes_nothing(model: Path, settings: dict[str, Any]) -> None:
-    config = config_of(model, num_iterations=2, **settings)
-    steps = clear(config)[1]
-    plain, told = learned(config, steps)
-    traced, told_too = learned(config, steps, traced=True)
-    assert_same_weights(plain, traced)
-    for one, other in zip(told, told_too, strict=True):
-        assert one == pytest.approx(other, rel=1e-3, abs=1e-5, nan_ok=True)
-
-
-def test_a_trace_is_kept_for_all_updates_of_its_shape(model: Path) -> None:
-    config = config_of(model, num_iterations=3)
-    policy = load_policy(config)
-    learner, reads = Learner(policy, config, 1, traced=True), []
-    hidden = policy.split_model.hidden
-    policy.split_model.hidden = lambda tokens, cache=None: reads.append(tokens.shape) or hidden(tokens, cache)
-    for step in given():
-        learner.learn(pack(step.groups(config), pad_id=0))
-    assert len(reads) == 2 * 2, (
-        "prompts and completions: in a rollout's first update, which has no old ones yet, and in a later one"
-    )
-    assert all(width % BUCKET in (0, BUCKET - 1) for _, width in reads)
-
-
-def test_dropout_is_never_traced(model: Path) -> None:
-    """A trace would drop the same inputs in every update."""
-    assert not Learner(load_policy(config := config_of(model, dropout=0.1)), config, 1, traced=True).traced
-
-
-# ---- prompts read once for several micro-batches ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"train_type": "full", "learning_rate": 2e-4},
-        {"train_type": "dora"},
-        {"sampling_correction": "token_truncate", "beta": 0},
-        {"grad_checkpoint": True},
-    ],
-    ids=str,
-)
-def test_a_prompt_read_once_for_several_micro_batches_changes_nothing(
-    model: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+def test_prefilling_a_prompt_once_for_several_micro_batches_changes_no_weight(
+    model: Path, settings: dict[str, Any]
 ) -> None:
-    config = config_of(model, num_iterations=2, **settings)
-    steps = clear(config)[1]
-    whole, told = learned(config, steps)
-    relayed, told_too = learned(config, steps, micro_batch_tokens=12)
-    assert_same_weights(whole, relayed)
-    for one, other in zip(told, told_too, strict=True):
+    config = config_of(model, num_iterations=2, **SGD, **settings)
+    steps = away_from_ties(config)[1]
+    whole, metrics = learned(config, steps)
+    split, split_metrics = learned(config, steps, micro_batch_tokens=12)
+    assert_same_weights(whole, split)
+    for one, other in zip(metrics, split_metrics, strict=True):
         assert one == pytest.approx(other, rel=1e-3, abs=1e-5, nan_ok=True)
 
 
-def test_a_prompt_is_read_once_however_many_micro_batches_it_is_in(model: Path) -> None:
-    """PrefixRecorder it for each of them would undo what sharing gains."""
+def test_a_prompt_is_prefilled_once_however_many_micro_batches_it_is_in(model: Path) -> None:
     config = config_of(model, beta=0)
     policy, reads = load_policy(config), []
-    learner = Learner(policy, config, 1, micro_batch_tokens=1)
+    learner = grpo_learner(policy, config, 1, micro_batch_tokens=1)
     hidden = policy.split_model.hidden
     policy.split_model.hidden = lambda tokens, cache=None: reads.append(type(cache[0])) or hidden(tokens, cache)
-    steps = given()
+    steps = random_steps()
     steps[0].prompts[0] *= 9
     learner.learn(pack(steps[0].groups(config), pad_id=0))
     assert reads.count(PrefixRecorder) == 2 * 2, "two prompts have a signal: once without gradient, once with"

@@ -1,4 +1,4 @@
-"""Micro-batches cost as few tokens as they can, keep to their limits, and lose no row."""
+"""Micro-batches cost as few tokens as possible, keep to their limits, and lose no row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from backend.spec.memory.backward import BackwardMemory
 from backend.spec.memory.phases import Costs
-from backend.training.microbatch import CLASS, LAUNCH, MicroBatchRows, PromptUse, RowLengths, plan_micro_batches
+from backend.training.microbatch import (
+    LENGTH_BUCKET,
+    PASS_OVERHEAD,
+    MicroBatchRows,
+    PromptMode,
+    RowLengths,
+    plan_micro_batches,
+)
 
 
 def rows(prompt: int, *lengths: int, groups: int = 1) -> list[RowLengths]:
@@ -20,7 +27,7 @@ def rows(prompt: int, *lengths: int, groups: int = 1) -> list[RowLengths]:
 
 
 def costs(parts: list[list[int]], of: list[RowLengths], shared: bool = True) -> list[int]:
-    return [MicroBatchRows(shared, [of[place] for place in part]).tokens for part in parts]
+    return [MicroBatchRows(shared, [of[index] for index in part]).tokens for part in parts]
 
 
 def test_completions_of_like_length_stay_together() -> None:
@@ -28,7 +35,7 @@ def test_completions_of_like_length_stay_together() -> None:
 
 
 def test_a_few_long_completions_do_not_pad_the_short_ones() -> None:
-    """Eight rows of 500 would be 4,000 tokens; parted they are 500 and 140."""
+    """Eight rows padded to 500 would be 4,000 tokens; split they are 500 and 140."""
     many = rows(10, 500, *[20] * 7)
     parts = plan_micro_batches(many)
     assert parts == [[0], [1, 2, 3, 4, 5, 6, 7]]
@@ -38,7 +45,7 @@ def test_a_few_long_completions_do_not_pad_the_short_ones() -> None:
 def test_a_long_prompt_is_not_read_twice_to_save_less_padding() -> None:
     assert len(plan_micro_batches(rows(4000, 500, *[20] * 7))) == 1
     assert (
-        len(plan_micro_batches(rows(4000, 500, *[20] * 7), prompts="repeated")) == 2
+        len(plan_micro_batches(rows(4000, 500, *[20] * 7), prompts="per_row")) == 2
     )  # which is read for every row anyway
 
 
@@ -48,17 +55,25 @@ def test_a_limit_keeps_the_rows_of_a_prompt_together() -> None:
     assert plan_micro_batches(rows(50, *[64] * 4, groups=2), token_budget=1) == [[0], [1], [2], [3]]
 
 
-def test_a_prompt_that_is_read_apart_costs_nothing() -> None:
-    """Neither against the budget, nor to part rows of one prompt by length."""
-    assert plan_micro_batches(rows(4000, 500, *[20] * 7), prompts="apart") == [[0], [1, 2, 3, 4, 5, 6, 7]]
-    assert plan_micro_batches(rows(4000, *[64] * 4, groups=2), token_budget=4 * 64, prompts="apart") == [[0, 1, 2, 3]]
-    assert plan_micro_batches(rows(4000, *[64] * 4, groups=2), token_budget=3 * 64, prompts="apart") == [[0, 1, 2], [3]]
-    assert plan_micro_batches(rows(64, *[64] * 4, groups=2), token_budget=4 * 64, prompts="shared") == [[0, 1], [2, 3]]
-    assert plan_micro_batches(rows(64, *[64] * 4, groups=2), token_budget=4 * 64, prompts="repeated") == [
+def test_a_prefilled_prompt_costs_a_micro_batch_nothing() -> None:
+    """It neither counts against the budget nor keeps rows of one prompt together."""
+    assert plan_micro_batches(rows(4000, 500, *[20] * 7), prompts="prefilled") == [[0], [1, 2, 3, 4, 5, 6, 7]]
+    assert plan_micro_batches(rows(4000, *[64] * 4, groups=2), token_budget=4 * 64, prompts="prefilled") == [
+        [0, 1, 2, 3]
+    ]
+    assert plan_micro_batches(rows(4000, *[64] * 4, groups=2), token_budget=3 * 64, prompts="prefilled") == [
+        [0, 1, 2],
+        [3],
+    ]
+    assert plan_micro_batches(rows(64, *[64] * 4, groups=2), token_budget=4 * 64, prompts="per_micro_batch") == [
         [0, 1],
         [2, 3],
     ]
-    assert plan_micro_batches(rows(65, *[64] * 4, groups=2), token_budget=4 * 64, prompts="repeated") == [
+    assert plan_micro_batches(rows(64, *[64] * 4, groups=2), token_budget=4 * 64, prompts="per_row") == [
+        [0, 1],
+        [2, 3],
+    ]
+    assert plan_micro_batches(rows(65, *[64] * 4, groups=2), token_budget=4 * 64, prompts="per_row") == [
         [0],
         [1],
         [2],
@@ -66,73 +81,75 @@ def test_a_prompt_that_is_read_apart_costs_nothing() -> None:
     ]
 
 
-KINDS: list[PromptUse] = ["apart", "shared", "repeated"]
+MODES: list[PromptMode] = ["prefilled", "per_micro_batch", "per_row"]
 
 
-@pytest.mark.parametrize("prompts", KINDS)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@pytest.mark.parametrize("prompts", MODES)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300)), min_size=1, max_size=12),
     budget=st.integers(1, 1500),
     most_rows=st.none() | st.integers(1, 5),
 )
 def test_no_row_is_lost_and_limits_are_kept(
-    prompts: PromptUse, sizes: list[tuple[int, int]], budget: int, most_rows: int | None
+    prompts: PromptMode, sizes: list[tuple[int, int]], budget: int, most_rows: int | None
 ) -> None:
     many = [RowLengths(i, group, 100 * group + 1, length) for i, (group, length) in enumerate(sizes)]
     parts = plan_micro_batches(many, most_rows=most_rows, token_budget=budget, prompts=prompts)
-    assert sorted(place for part in parts for place in part) == list(range(len(many)))
-    counted = [RowLengths(row.place, row.group, 0, row.length) for row in many] if prompts == "apart" else many
-    tokens = costs(parts, counted, prompts != "repeated")
+    assert sorted(index for part in parts for index in part) == list(range(len(many)))
+    counted = [RowLengths(row.index, row.group, 0, row.length) for row in many] if prompts == "prefilled" else many
+    tokens = costs(parts, counted, prompts != "per_row")
     assert all(size <= budget or len(part) == 1 for size, part in zip(tokens, parts, strict=True))
     assert all(most_rows is None or len(part) <= most_rows for part in parts)
     assert tokens == sorted(tokens, reverse=True), "the one that needs most memory first"
 
 
-@pytest.mark.parametrize("prompts", KINDS)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@pytest.mark.parametrize("prompts", MODES)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     groups=st.integers(1, 6), each=st.integers(1, 6), prompt=st.integers(1, 300), length=st.integers(1, 300),
     budget=st.integers(1, 3000), batch=st.integers(1, 3),
 )  # fmt: skip
 def test_the_estimate_counts_with_the_same_micro_batches(
-    prompts: PromptUse, groups: int, each: int, prompt: int, length: int, budget: int, batch: int
+    prompts: PromptMode, groups: int, each: int, prompt: int, length: int, budget: int, batch: int
 ) -> None:
     """When all rows are as long as they may be."""
     values = {
         "train_type": "lora", "num_layers": -1, "steps_per_generation": 1, "group_size": each, "batch_size": batch,
         "gradient_accumulation_steps": groups, "max_completion_length": length,
-        "dropout": 0.1 if prompts == "shared" else 0.0,
+        "dropout": 0.1 if prompts == "per_micro_batch" else 0.0,
     }  # fmt: skip
-    shape: Any = SimpleNamespace(plain=prompts != "repeated", layers=(), width=4)
+    shape: Any = SimpleNamespace(plain=prompts != "per_row", layers=(), width=4)
     passages = BackwardMemory(Costs(values, shape, prompt, gpu=False)).cut(budget)
     many = [RowLengths(i, i // each, prompt, length) for i in range(groups * batch * each)]
     parts = plan_micro_batches(many, most_rows=batch * each, token_budget=budget, prompts=prompts)
-    kinds = [(len(part), 0 if prompts == "repeated" else len({many[place].group for place in part})) for part in parts]
+    kinds = [(len(part), 0 if prompts == "per_row" else len({many[index].group for index in part})) for part in parts]
     assert sorted(kinds) == sorted((passage.rows, passage.prompts) for passage in passages)
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     lengths=st.lists(st.integers(0, 400), min_size=1, max_size=7),
     prompt=st.sampled_from([1, 60, 900]),
     groups=st.integers(1, 3),
 )
-def test_no_cut_by_length_is_cheaper(lengths: list[int], prompt: int, groups: int, shared: bool) -> None:
-    """Against every way of parting the classes of like length."""
+def test_the_plan_is_the_cheapest_split_by_length(lengths: list[int], prompt: int, groups: int, shared: bool) -> None:
+    """Against every way of splitting between buckets of like length."""
     many = rows(prompt, *lengths, groups=groups)
     mine = sum(
-        cost + LAUNCH
-        for cost in costs(plan_micro_batches(many, prompts="shared" if shared else "repeated"), many, shared)
+        cost + PASS_OVERHEAD
+        for cost in costs(plan_micro_batches(many, prompts="per_micro_batch" if shared else "per_row"), many, shared)
     )
-    size = {row.place: row.length + (0 if shared else row.prompt) for row in many}
-    falling = sorted(many, key=lambda row: -size[row.place])
+    size = {row.index: row.length + (0 if shared else row.prompt) for row in many}
+    falling = sorted(many, key=lambda row: -size[row.index])
     steps = [
-        i for i in range(1, len(many)) if -(-size[falling[i].place] // CLASS) != -(-size[falling[i - 1].place] // CLASS)
+        i
+        for i in range(1, len(many))
+        if -(-size[falling[i].index] // LENGTH_BUCKET) != -(-size[falling[i - 1].index] // LENGTH_BUCKET)
     ]
     for count in range(len(steps) + 1):
         for chosen in combinations(steps, count):
             borders = [0, *chosen, len(many)]
             other = [falling[a:b] for a, b in pairwise(borders)]
-            assert mine <= sum(MicroBatchRows(shared, part).tokens + LAUNCH for part in other)
+            assert mine <= sum(MicroBatchRows(shared, part).tokens + PASS_OVERHEAD for part in other)

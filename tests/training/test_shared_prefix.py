@@ -1,4 +1,4 @@
-"""Prompts larger than what fits are read apart from their completions, within the budget, and the gradient stays the same."""
+"""Prompts that do not fit with their completions are prefilled once for all micro-batches; the gradient stays the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from backend.engine.forward import PrefixReader, PrefixRecorder
 from backend.models.policy import load_policy
 from backend.spec.config import Config, parse
 from backend.training.batch import pack
-from backend.training.learner import Learner, MicroBatch
+from backend.training.grpo import grpo_learner
+from backend.training.learner import Learner
+from backend.training.policy_forward import MicroBatch
 from backend.training.shared_prefix import SharedPrefix
 from backend.types import Completion, Group, Problem
 from tests.support import random_models
@@ -60,7 +62,7 @@ def learned(config: Config, given: list[Group], **how: Any) -> tuple[dict[str, n
     split_model = policy.split_model
     plain, reads = split_model.hidden, []
     split_model.hidden = lambda tokens, cache=None: reads.append((type(cache[0]), tokens.size)) or plain(tokens, cache)
-    learner = Learner(policy, config, 1, **how)
+    learner = grpo_learner(policy, config, 1, **how)
     metrics = learner.learn(pack(given, pad_id=policy.pad_id))
     return {name: np.array(x) - start[name] for name, x in policy.trainable().items()}, metrics, reads
 
@@ -72,48 +74,48 @@ def assert_same_step(one: tuple[Any, dict[str, float], Reads], other: tuple[Any,
         np.testing.assert_allclose(other[0][name], x, atol=1e-5 * np.abs(x).max() + 1e-7, rtol=0, err_msg=name)
 
 
-def parts_of(config: Config, given: list[Group], budget: int) -> tuple[Learner, list[MicroBatch]]:
-    learner = Learner(load_policy(config), config, 1, micro_batch_tokens=budget)
-    return learner, learner._parts(pack(given, pad_id=0))
+def micro_batches_of(config: Config, given: list[Group], budget: int) -> tuple[Learner, list[MicroBatch]]:
+    policy = load_policy(config)
+    learner = grpo_learner(policy, config, 1, micro_batch_tokens=budget)
+    return learner, learner.forward.micro_batches(policy.split_model, pack(given, pad_id=0), config.batch_size * G)
 
 
-# ---- whether it pays -------------------------------------------------------------------------------------------
+# ── whether it pays ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_it_pays_where_a_prompt_and_its_completions_are_more_than_the_budget(model: Path) -> None:
-    _, parts = parts_of(config_of(model), groups(PROMPT), BUDGET)
+def test_it_pays_where_a_prompt_and_its_completions_exceed_the_budget(model: Path) -> None:
+    _, parts = micro_batches_of(config_of(model), groups(PROMPT), BUDGET)
     assert len(parts) == 1, "completions alone fit, so they go together, and no prompt is read twice"
     both = PROMPT + G * COMPLETION
     assert SharedPrefix.pays(parts, both - 1)
     assert not SharedPrefix.pays(parts, both)
 
 
-def test_it_pays_where_a_third_of_the_prompts_would_be_read_again(model: Path) -> None:
+def test_it_pays_where_more_than_a_third_of_the_prompts_would_be_read_again(model: Path) -> None:
     config = config_of(model, gradient_accumulation_steps=6)
-    _, parts = parts_of(config, groups(*[5] * 4), G * COMPLETION)
+    _, parts = micro_batches_of(config, groups(*[5] * 4), G * COMPLETION)
     assert len(parts) == 4 and not SharedPrefix.pays(parts, 10**6), "no prompt in two parts"
-    _, parts = parts_of(config, groups(*[5] * 4), 2 * COMPLETION)
+    _, parts = micro_batches_of(config, groups(*[5] * 4), 2 * COMPLETION)
     assert len(parts) >= 8 and SharedPrefix.pays(parts, 10**6), "each prompt in two parts"
 
 
-@pytest.mark.parametrize("prompts", ["apart", "shared", "repeated"])
-def test_how_prompts_are_read_follows_from_the_model_and_from_dropout(model: Path, prompts: str) -> None:
-    config = config_of(model, dropout=0.1 if prompts == "shared" else 0)
-    learner, parts = parts_of(config, groups(PROMPT), BUDGET)
+@pytest.mark.parametrize("prompts", ["prefilled", "per_micro_batch", "per_row"])
+def test_the_prompt_mode_follows_from_the_model_and_from_dropout(model: Path, prompts: str) -> None:
+    config = config_of(model, dropout=0.1 if prompts == "per_micro_batch" else 0)
+    learner, parts = micro_batches_of(config, groups(PROMPT), BUDGET)
     split_model = learner.policy.split_model
-    if prompts == "repeated":
+    if prompts == "per_row":
         split_model.layers = 0
-    assert learner._prompts(split_model) == prompts
-    assert SharedPrefix.pays(parts, learner.micro_batch_tokens)
-    assert (learner._relay(parts, split_model) is None) == (prompts != "apart")
+    assert learner.forward.prompt_mode(split_model) == prompts
+    assert SharedPrefix.pays(parts, learner.forward.micro_batch_tokens)
+    assert (learner.forward.shared_prefix(split_model, parts) is None) == (prompts != "prefilled")
 
 
-# ---- the same step ---------------------------------------------------------------------------------------------
+# ── the same step ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 MANY = {"gradient_accumulation_steps": 3}
 
 
-@pytest.mark.parametrize("traced", [False, True], ids=["", "traced"])
 @pytest.mark.parametrize(
     ("settings", "prompts"),
     [
@@ -124,17 +126,15 @@ MANY = {"gradient_accumulation_steps": 3}
     ],
     ids=["one prompt", "several", "full", "recomputed"],
 )
-def test_prompts_larger_than_the_budget_are_read_apart_and_nothing_changes(
-    model: Path, settings: dict[str, Any], prompts: list[int], traced: bool
-) -> None:
+def test_prefilling_prompts_once_changes_no_gradient(model: Path, settings: dict[str, Any], prompts: list[int]) -> None:
     config, given = config_of(model, **settings), groups(*prompts)
     whole = learned(config, given, micro_batch_tokens=10**6)
-    apart = learned(config, given, micro_batch_tokens=BUDGET, traced=traced)
-    assert_same_step(whole, apart)
+    prefilled = learned(config, given, micro_batch_tokens=BUDGET)
+    assert_same_step(whole, prefilled)
 
 
-def test_nothing_is_read_that_is_larger_than_the_budget_but_for_single_prompts(model: Path) -> None:
-    """A prompt of 40 tokens is more than the 32 that may go together: it goes alone. Completions never bring theirs along."""
+def test_only_a_single_prompt_may_exceed_the_budget(model: Path) -> None:
+    """A prompt of 40 tokens exceeds the 32 that may go together, so it goes alone; completions go without their prompts."""
     _, _, reads = learned(config_of(model, **MANY), groups(PROMPT, PROMPT, PROMPT), micro_batch_tokens=BUDGET)
     prompts, completions = ([size for kind, size in reads if kind is one] for one in (PrefixRecorder, PrefixReader))
     assert prompts == [PROMPT] * 6, "each once without gradient, once with"
@@ -143,13 +143,13 @@ def test_nothing_is_read_that_is_larger_than_the_budget_but_for_single_prompts(m
     assert [size for kind, size in reads if kind is PrefixRecorder] == [24, 12] * 2, "two small ones fit together"
 
 
-def test_prompts_that_fit_are_read_with_their_completions(model: Path) -> None:
+def test_prompts_that_fit_are_read_in_the_micro_batch(model: Path) -> None:
     _, _, reads = learned(config_of(model), groups(PROMPT), micro_batch_tokens=BUDGET + PROMPT)
     assert [kind for kind, _ in reads] == [PrefixRecorder, PrefixReader]
 
 
-def test_with_dropout_prompts_are_never_read_apart(model: Path) -> None:
-    """The second reading would drop other inputs than the first. So prompts count against the budget: each row goes alone."""
+def test_with_dropout_prompts_are_never_prefilled(model: Path) -> None:
+    """A second pass would drop other inputs than the first. So prompts count against the budget, and each row goes alone."""
     config = config_of(model, dropout=0.2)
     _, metrics, reads = learned(config, groups(PROMPT), micro_batch_tokens=BUDGET)
     assert [kind for kind, _ in reads] == [PrefixRecorder, PrefixReader] * G

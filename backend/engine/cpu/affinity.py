@@ -23,7 +23,6 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from backend import ranks
 from backend.engine.cpu import blas
 from backend.engine.cpu.vector_exp import on_cpu
 
@@ -41,7 +40,7 @@ _other_core: list[int] = []
 @contextmanager
 def on_one_core() -> Iterator[None]:
     """The calling thread and mlx's stay on one core inside. Does nothing where mlx computes elsewhere, where its products have
-    several threads, where several ranks share the machine, or where the system does not allow it."""
+    several threads, or where the system does not allow it."""
     threads = _threads()
     homes = [os.sched_getaffinity(thread) for thread in threads]
     if not threads or len(homes[0]) == 1:
@@ -62,7 +61,7 @@ def on_one_core() -> Iterator[None]:
 
 def _threads() -> list[int]:
     """The calling thread and mlx's, by the system's numbers; none where they had better be left alone."""
-    if sys.platform != "linux" or not on_cpu() or ranks.size() > 1 or os.environ.get(blas.THREADS) != "1":
+    if sys.platform != "linux" or not on_cpu() or os.environ.get(blas.THREADS) != "1":
         return []
     found = [threading.get_native_id(), *_of_mlx()]
     return found if len(found) == 2 else []

@@ -1,0 +1,64 @@
+"""What a training step needs of an algorithm. GRPO's family is `grpo.py`; a supervised warm-up or DPO is one file beside it.
+
+The learner owns everything else: forward passes, gradient accumulation, clipping, optimizer, schedule. An algorithm says what
+is fixed before the first update (`prepare`), the loss of one micro-batch (`objective`), and what is measured. Losses and
+tallies of micro-batches add up to those of the optimizer batch, so every average must be divided by totals of the whole batch
+(`losses.token_weights`), never of the micro-batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from backend.engine.lm_head import TokenScores
+from backend.training.batch import Batch
+from backend.training.policy_forward import MicroBatch, PolicyForward
+from backend.training.tally import Tally
+
+OptimizerBatch = list[MicroBatch]
+"""The micro-batches of one optimizer update; empty where no token has a gradient."""
+
+
+class Algorithm(Protocol):
+    """Subclass it and implement `prepare` and `objective`; the other methods do nothing unless overridden."""
+
+    @property
+    def needs_entropy_gradient(self) -> bool:
+        """Whether `objective` differentiates the entropies too."""
+        return False
+
+    def prepare(self, batch: Batch, forward: PolicyForward) -> list[OptimizerBatch]:
+        """The updates of one step, in order: an optimizer batch for each, split into micro-batches that carry all that
+        stays fixed over the updates (token weights, reference log-probabilities, …). The same one may come several times."""
+        ...
+
+    def batch_totals(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> Any:
+        """Before each update: what a micro-batch cannot know of its optimizer batch. Handed to `objective`."""
+        return None
+
+    def objective(self, micro_batch: MicroBatch, scores: TokenScores, totals: Any) -> tuple[mx.array, Tally]:
+        """This micro-batch's share of the loss, a scalar differentiable in `scores`, and of the metrics."""
+        ...
+
+    def after_backward(self, micro_batch: MicroBatch, logp_BT: mx.array) -> None:
+        """After a micro-batch's backward pass, with the log-probabilities [B, T] that it saw."""
+
+    def after_update(self, update: int, metrics: dict[str, float]) -> None:
+        """After update number `update` (from 1 over the run), with its merged metrics."""
+
+    def metric_names(self) -> list[str]:
+        """Metrics that every step reports: NaN where nothing was measured."""
+        return []
+
+    def step_metrics(self, optimizer_batches: list[OptimizerBatch]) -> dict[str, float]:
+        """Metrics of the step as a whole, after its last update."""
+        return {}
+
+    def state(self) -> list[float | None]:
+        """What a checkpoint must keep of the algorithm."""
+        return []
+
+    def restore(self, state: list[float | None]) -> None:
+        """Put `state` back; an empty list, from older checkpoints, changes nothing."""

@@ -1,0 +1,238 @@
+"""GRPO and its family (arXiv:2402.03300): what is prepared from a rollout, and the clipped objective of the chosen loss.
+
+A step is `steps_per_generation` optimizer batches, each learnt from μ = `num_iterations` times. Token weights, reference
+log-probabilities and the importance correction are fixed before the first update; the old policy is the one before it. The
+losses themselves are the table in `losses.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import mlx.core as mx
+
+from backend.engine.lm_head import TokenScores
+from backend.models.policy import Policy
+from backend.spec.config import Config
+from backend.training.algorithm import Algorithm, OptimizerBatch
+from backend.training.batch import Batch
+from backend.training.entropy_bonus import EntropyBonus
+from backend.training.importance_sampling import importance_ratio
+from backend.training.learner import Learner, build_learner
+from backend.training.losses import Settings, entropy_quantile, policy_terms, token_weights
+from backend.training.policy_forward import MicroBatch, PolicyForward
+from backend.training.tally import Tally
+
+
+@dataclass(frozen=True, slots=True)
+class ImportanceCorrection:
+    """`mode`, `clip_min` and `clip_max` of `importance_ratio`."""
+
+    mode: str = "token_truncate"
+    clip_min: float | None = None
+    clip_max: float | None = None
+
+
+UNCLIPPED = ImportanceCorrection()
+"""Only measured: the ratio of every token."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceSync:
+    """Every `every` updates the reference moves by `alpha` towards the policy (TR-DPO, arXiv:2404.09656)."""
+
+    every: int
+    alpha: float
+
+
+@dataclass(slots=True)
+class Grpo(Algorithm):
+    """The family's one algorithm; `loss` chooses among its members."""
+
+    policy: Policy
+    loss: Settings
+    """Its `entropy_coef` gives way to `bonus.coefficient`."""
+    bonus: EntropyBonus
+    rows_per_micro_batch: int
+    num_iterations: int
+    steps_per_generation: int
+    skip_zero_signal: bool
+    ratio_against: str
+    """"old" or "reference": the denominator of the ratio is the policy before the step's first update, or the reference."""
+    correction: ImportanceCorrection | None
+    reference_sync: ReferenceSync | None
+
+    # ── before the updates ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def prepare(self, batch: Batch, forward: PolicyForward) -> list[OptimizerBatch]:
+        """`steps_per_generation` optimizer batches in turn, `num_iterations` times over."""
+        rows = len(batch) // self.steps_per_generation
+        batches = [batch.take(range(i * rows, (i + 1) * rows)) for i in range(self.steps_per_generation)]
+        if len(batches) == 1:
+            batches = [batch]
+        return [self._optimizer_batch(one, forward) for one in batches] * self.num_iterations
+
+    def _optimizer_batch(self, batch: Batch, forward: PolicyForward) -> OptimizerBatch:
+        weight_BT = token_weights(
+            batch.mask_BT, loss_type=self.loss.loss_type, max_completion_length=self.loss.max_completion_length
+        )
+        batch = replace(batch, weight_BT=weight_BT)
+        if self._zero_signal_rows_add_nothing():
+            batch = batch.with_signal()
+        if not len(batch):
+            return []
+        split_model = self.policy.split_model
+        micro_batches = forward.micro_batches(split_model, batch, self.rows_per_micro_batch)
+        if self.policy.reference is not None:
+            logps = forward.logps_without_gradient(self.policy.reference, micro_batches)
+            for micro_batch, logp_BT in zip(micro_batches, logps, strict=True):
+                micro_batch.set_arrays(
+                    ref_logp_BT=logp_BT, old_logp_BT=logp_BT if self.ratio_against == "reference" else None
+                )
+        if self._needs_old_pass():
+            self.policy.model.eval()
+            logps = forward.logps_without_gradient(split_model, micro_batches)
+            for micro_batch, logp_BT in zip(micro_batches, logps, strict=True):
+                micro_batch.set_arrays(old_logp_BT=logp_BT)
+        if self.correction is not None:
+            for micro_batch in micro_batches:
+                micro_batch.set_arrays(is_ratio_BT=_importance(micro_batch.batch, self.correction)[0])
+        return micro_batches
+
+    def _zero_signal_rows_add_nothing(self) -> bool:
+        """Whether a completion with advantage 0 adds nothing at all: no KL, no entropy term, and no tokens among which the
+        most uncertain ones are chosen."""
+        policy_term_alone = self.policy.reference is None and not self.bonus.on and self.loss.top_entropy_quantile >= 1
+        return self.skip_zero_signal and policy_term_alone
+
+    def _needs_old_pass(self) -> bool:
+        """The first update's forward pass *is* the policy that sampled, so `after_backward` keeps its log-probabilities. A
+        pass of its own is needed only where they are read before that, or the policy has moved by then."""
+        read_early = self.steps_per_generation > 1 or self.correction is not None
+        return read_early and self.ratio_against == "old"
+
+    # ── an update ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def needs_entropy_gradient(self) -> bool:
+        return self.bonus.coefficient > 0
+
+    def batch_totals(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> dict[str, Any]:
+        """The entropy threshold, a quantile over all tokens of the optimizer batch, and how many tokens the entropy bonus
+        averages over."""
+        top, has_bonus = self.loss.top_entropy_quantile, self.bonus.coefficient > 0
+        if top >= 1:
+            return {"entropy_tokens": sum(one.batch.mask_BT.sum() for one in micro_batches)} if has_bonus else {}
+        entropies = [forward.scores(self.policy.split_model, one, learns=False).entropy_N for one in micro_batches]
+        entropy_1N = mx.concatenate([entropy.reshape(1, -1) for entropy in entropies], axis=1)
+        mask_1N = mx.concatenate([one.batch.mask_BT.reshape(1, -1) for one in micro_batches], axis=1)
+        threshold = entropy_quantile(entropy_1N, mask_1N, top)
+        tokens = ((entropy_1N >= threshold) * mask_1N).sum()
+        mx.eval(threshold, tokens)
+        return {"entropy_threshold": threshold} | ({"entropy_tokens": tokens} if has_bonus else {})
+
+    def objective(self, micro_batch: MicroBatch, scores: TokenScores, totals: dict[str, Any]) -> tuple[mx.array, Tally]:
+        batch = micro_batch.batch
+        return policy_terms(
+            scores.logp_N,
+            batch.old_logp_BT,
+            batch.ref_logp_BT,
+            batch.advantage_B,
+            batch.mask_BT,
+            replace(self.loss, entropy_coef=self.bonus.coefficient),
+            weights=batch.weight_BT,
+            entropies=scores.entropy_N,
+            is_ratio=batch.is_ratio_BT,
+            sampling_logps=batch.sampling_logp_BT,
+            **totals,
+        )
+
+    def after_backward(self, micro_batch: MicroBatch, logp_BT: mx.array) -> None:
+        if micro_batch.batch.old_logp_BT is None:
+            micro_batch.set_arrays(old_logp_BT=logp_BT)
+
+    def after_update(self, update: int, metrics: dict[str, float]) -> None:
+        if self.reference_sync and update % self.reference_sync.every == 0:
+            self.policy.move_reference(self.reference_sync.alpha)
+        if self.bonus.on and "entropy" in metrics:
+            self.bonus.observe(metrics["entropy"])
+
+    # ── metrics and state ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def metric_names(self) -> list[str]:
+        names = ["entropy", "clip_ratio_low", "clip_ratio_high", "clip_ratio_total"]
+        return names + (["kl"] if self.policy.reference is not None else [])
+
+    def step_metrics(self, optimizer_batches: list[OptimizerBatch]) -> dict[str, float]:
+        """How far the sampler lay from the policy: means over the tokens or rows of the rollout, extremes over all."""
+        once = optimizer_batches[: self.steps_per_generation]
+        batches = [one.batch for micro_batches in once for one in micro_batches if one.batch.old_logp_BT is not None]
+        if not batches or self.ratio_against == "reference":
+            return {}
+        correction = self.correction or UNCLIPPED
+        measured = [{name: float(x) for name, x in _importance(batch, correction)[1].items()} for batch in batches]
+        tokens = [float(batch.mask_BT.sum()) for batch in batches]
+        by_row = correction.mode.startswith("sequence")
+        counts = {name: [len(one) for one in batches] if by_row and "ratio" in name else tokens for name in measured[0]}
+        return {name: _combined(name, [one[name] for one in measured], counts[name]) for name in measured[0]}
+
+    def state(self) -> list[float | None]:
+        return self.bonus.state()
+
+    def restore(self, state: list[float | None]) -> None:
+        self.bonus.restore(state)
+
+
+def _importance(batch: Batch, correction: ImportanceCorrection) -> tuple[mx.array, dict[str, mx.array]]:
+    assert batch.old_logp_BT is not None
+    return importance_ratio(
+        batch.old_logp_BT, batch.sampling_logp_BT, batch.mask_BT,
+        mode=correction.mode, clip_min=correction.clip_min, clip_max=correction.clip_max,
+    )  # fmt: skip
+
+
+def _combined(name: str, values: Sequence[float], counts: Sequence[float]) -> float:
+    """One number from those of the micro-batches: the extreme, or the mean weighted by the tokens or rows counted."""
+    counted = [(value, count) for value, count in zip(values, counts, strict=True) if count]
+    if not counted:
+        return math.nan
+    if name.endswith(("/min", "/max")):
+        return (min if name.endswith("/min") else max)(value for value, _ in counted)
+    return sum(value * count for value, count in counted) / sum(count for _, count in counted)
+
+
+# ── from the settings ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def loss_settings(config: Config) -> Settings:
+    """The loss's settings: `Config` has them under the same names, but for `loss_type`."""
+    names = {field.name for field in fields(Settings)} - {"loss_type", "num_items"}
+    return Settings(loss_type=config.grpo_loss_type, **{name: getattr(config, name) for name in names})
+
+
+def grpo(policy: Policy, config: Config) -> Grpo:
+    """The algorithm that `config` asks for."""
+    corrects = config.sampling_correction != "none"
+    bounds = config.sampling_correction_min, config.sampling_correction_max
+    return Grpo(
+        policy=policy,
+        loss=loss_settings(config),
+        bonus=EntropyBonus(config.entropy_coef, config.entropy_adaptive, config.entropy_target),
+        rows_per_micro_batch=config.batch_size * config.group_size,
+        num_iterations=config.num_iterations,
+        steps_per_generation=config.steps_per_generation,
+        skip_zero_signal=config.skip_zero_signal,
+        ratio_against=config.ratio_against,
+        correction=ImportanceCorrection(config.sampling_correction, *bounds) if corrects else None,
+        reference_sync=ReferenceSync(config.ref_model_sync_steps, config.ref_model_mixup_alpha)
+        if config.sync_ref_model
+        else None,
+    )
+
+
+def grpo_learner(policy: Policy, config: Config, steps: int, **memory: Any) -> Learner:
+    """A learner for a run of `steps` steps; `memory` as `build_learner` takes it."""
+    return build_learner(policy, grpo(policy, config), config, steps, **memory)

@@ -1,0 +1,52 @@
+"""Importance correction between the sampler and the old policy, which are not quite the same distribution.
+
+A quantised or 16-bit sampler, top-p, top-k and min-p draw from something near the policy. Weighting each token by
+π_old / π_sampler makes the gradient that of the policy again (truncated importance sampling: Yao et al. 2025, "Your efficient
+RL framework secretly brings you off-policy RL training"; masked: Liu et al. 2025, "When speed kills stability"; both as TRL's
+`vllm_importance_sampling_correction` has them). No model, no loss.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+
+def importance_ratio(
+    old_logp_BT: mx.array,
+    sampling_logp_BT: mx.array,
+    mask_BT: mx.array,
+    mode: str = "sequence_mask",
+    clip_min: float | None = None,
+    clip_max: float | None = 3.0,
+) -> tuple[mx.array, dict[str, mx.array]]:
+    """π_old / π_sampler, `is_ratio` of `policy_loss`, and metrics.
+
+    `mode` is `token_` ([B, T]) or `sequence_` ([B, 1], the product over a row) and then `truncate` (clipped to
+    `clip_min` … `clip_max`: TIS) or `mask` (0 outside of them: MIS). A token that the sampler could not score (NaN)
+    counts as 1, and so does a masked one. Metrics: `sampling/sampling_logp_difference/*` in nats,
+    `sampling/importance_sampling_ratio/*`. Raises ValueError for another mode.
+    """
+    if mode not in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"):
+        raise ValueError(f"mode is token_ or sequence_, then truncate or mask, not {mode!r}.")
+    scored_BT = (mask_BT > 0) & ~mx.isnan(sampling_logp_BT)
+    difference_BT = mx.where(scored_BT, old_logp_BT - sampling_logp_BT, 0.0)
+    by_row = mode.startswith("sequence")
+    ratio = mx.exp(difference_BT.sum(axis=1, keepdims=True) if by_row else difference_BT)
+    low = -mx.inf if clip_min is None else clip_min
+    high = mx.inf if clip_max is None else clip_max
+    clipped = mx.clip(ratio, low, high)
+    ratio = clipped if mode.endswith("truncate") else mx.where(ratio == clipped, ratio, 0.0)
+    counted = mx.ones_like(ratio) > 0 if by_row else mask_BT > 0
+    difference = _min_mean_max("sampling/sampling_logp_difference", mx.abs(difference_BT), scored_BT)
+    difference.pop("sampling/sampling_logp_difference/min")
+    return ratio, difference | _min_mean_max("sampling/importance_sampling_ratio", ratio, counted)
+
+
+def _min_mean_max(name: str, x: mx.array, counted: mx.array) -> dict[str, mx.array]:
+    """Over what is counted; 0 when nothing is."""
+    count = counted.sum()
+    low = mx.where(counted, x, mx.inf).min()
+    high = mx.where(counted, x, -mx.inf).max()
+    mean = mx.where(counted, x, 0.0).sum() / mx.maximum(count, 1)
+    three = {"min": low, "mean": mean, "max": high}
+    return {f"{name}/{key}": mx.where(count > 0, value, 0.0) for key, value in three.items()}

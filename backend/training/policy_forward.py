@@ -1,0 +1,106 @@
+"""Micro-batches, and forward passes over them under a model: what every algorithm's preparation and objective start from.
+
+A completion's log-probabilities need its prompt's keys and values. Prompts are prefilled once for all micro-batches where that
+saves work (`shared_prefix`), else once in each micro-batch. Knows no loss, no optimizer and no reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from backend.engine.forward import PrefilledPrompts, SequenceRows, SplitModel, completion_logps, sequence_rows
+from backend.engine.lm_head import TokenScores
+from backend.training.batch import Batch
+from backend.training.microbatch import PromptMode
+from backend.training.shared_prefix import SharedPrefix
+
+
+def do_nothing() -> None: ...
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """Rows that go through the model together: their arrays, and how the forward pass reads them."""
+
+    batch: Batch
+    rows: SequenceRows
+    groups: list[int]
+    """The indices of its prompts in the step, in the order of its rows."""
+
+    def set_arrays(self, **arrays: mx.array | None) -> None:
+        """Set fields of `batch` by name."""
+        self.batch = replace(self.batch, **arrays)
+
+
+@dataclass(slots=True)
+class PolicyForward:
+    """Settings of the forward pass. `micro_batch_tokens` and `chunk` trade memory for time and change no number."""
+
+    temperature: float
+    chunk: int
+    """Completion tokens whose logits are held at once."""
+    micro_batch_tokens: int
+    has_dropout: bool = False
+    poll: Callable[[], None] = do_nothing
+    """Called after every micro-batch: the trainer looks for a pause there."""
+
+    def micro_batches(self, split_model: SplitModel, batch: Batch, most_rows: int | None = None) -> list[MicroBatch]:
+        """Split a batch within `most_rows` and `micro_batch_tokens`."""
+        parts = batch.micro_batches(
+            rows=most_rows, token_budget=self.micro_batch_tokens, prompts=self.prompt_mode(split_model)
+        )
+        return [micro_batch_of(part) for part in parts]
+
+    def scores(
+        self,
+        split_model: SplitModel,
+        micro_batch: MicroBatch,
+        *,
+        learns: bool = True,
+        entropy_gradient: bool = False,
+        prompted: PrefilledPrompts | None = None,
+    ) -> TokenScores:
+        """Log-probabilities and entropies [B, T] in nats at the sampling temperature, 0 where the mask is 0.
+
+        `prompted`: prompts that were prefilled. Without `learns` nothing carries a gradient; the entropy does only with
+        `entropy_gradient`.
+        """
+        return completion_logps(
+            split_model, micro_batch.rows, self.temperature, self.chunk,
+            learns=learns, entropy_gradient=entropy_gradient, prompted=prompted,
+        )  # fmt: skip
+
+    def logps_without_gradient(self, split_model: SplitModel, micro_batches: list[MicroBatch]) -> Iterator[mx.array]:
+        """log π [B, T] of each micro-batch in turn, evaluated."""
+        prefix = self.shared_prefix(split_model, micro_batches)
+        prefilled = prefix.prefill(split_model) if prefix else None
+        for micro_batch in micro_batches:
+            prompted = prefix.select(prefilled, micro_batch) if prefix and prefilled else None
+            logp_BT = self.scores(split_model, micro_batch, learns=False, prompted=prompted).logp_N
+            mx.eval(logp_BT)
+            self.poll()
+            yield logp_BT
+
+    def shared_prefix(self, split_model: SplitModel, micro_batches: list[MicroBatch]) -> SharedPrefix | None:
+        """The micro-batches' prompts, to be prefilled once for all; None where one pass in each micro-batch costs no more."""
+        pays = self.prompt_mode(split_model) == "prefilled" and SharedPrefix.pays(
+            micro_batches, self.micro_batch_tokens
+        )
+        return SharedPrefix(micro_batches, self.micro_batch_tokens) if pays else None
+
+    def prompt_mode(self, split_model: SplitModel) -> PromptMode:
+        """How often prompts are read. With dropout never twice: the second pass would drop other activations than the
+        first, and the gradient would belong to neither."""
+        if not split_model.layers:
+            return "per_row"
+        return "per_micro_batch" if self.has_dropout else "prefilled"
+
+
+def micro_batch_of(batch: Batch) -> MicroBatch:
+    """A batch as one micro-batch. Reads its lengths and mask on the host, so call it once a batch, not once a pass."""
+    rows = sequence_rows(batch.tokens_BL, batch.prompt_length_B, batch.group_B, batch.completion_BT, batch.mask_BT)
+    groups: list[int] = batch.group_B.tolist()  # pyright: ignore[reportAssignmentType]: one axis, so a list
+    return MicroBatch(batch, rows, list(dict.fromkeys(groups)))

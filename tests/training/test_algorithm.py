@@ -1,0 +1,151 @@
+"""An algorithm is one file: a supervised warm-up and DPO, written here through the interface that GRPO uses, take the steps
+that plain automatic differentiation of their formulas gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_unflatten
+
+from backend.engine.lm_head import TokenScores
+from backend.models.policy import Policy, load_policy
+from backend.spec.config import Config, parse
+from backend.training.algorithm import Algorithm, OptimizerBatch
+from backend.training.batch import Batch, pack
+from backend.training.learner import build_learner
+from backend.training.policy_forward import MicroBatch, PolicyForward, micro_batch_of
+from backend.training.tally import Tally, token_mean
+from backend.types import Group
+from tests.support import random_models
+from tests.support.reference_forward import TEMPERATURE, G, P, padded, plain_scores, rows_of, sampled_groups
+
+RATE = 0.02
+
+
+@dataclass
+class Supervised(Algorithm):
+    """Cross-entropy of the completions, the mean over all tokens of the batch."""
+
+    policy: Policy
+
+    def prepare(self, batch: Batch, forward: PolicyForward) -> list[OptimizerBatch]:
+        batch = replace(batch, weight_BT=batch.mask_BT / batch.mask_BT.sum())
+        return [forward.micro_batches(self.policy.split_model, batch)]
+
+    def objective(self, micro_batch: MicroBatch, scores: TokenScores, totals: Any) -> tuple[mx.array, Tally]:
+        batch = micro_batch.batch
+        return -(scores.logp_N * batch.weight_BT).sum(), {"mean": {"nll": token_mean(-scores.logp_N, batch.mask_BT)}}
+
+
+@dataclass
+class Dpo(Algorithm):
+    """Direct preference optimisation (arXiv:2305.18290, equation 7): rows 2i and 2i + 1 are a chosen and a rejected answer."""
+
+    policy: Policy
+    beta: float
+
+    def prepare(self, batch: Batch, forward: PolicyForward) -> list[OptimizerBatch]:
+        pairs = [micro_batch_of(batch.take([i, i + 1]).trimmed()) for i in range(0, len(batch), 2)]
+        assert self.policy.reference is not None
+        for pair, logp_BT in zip(pairs, forward.logps_without_gradient(self.policy.reference, pairs), strict=True):
+            pair.set_arrays(ref_logp_BT=logp_BT)
+        return [pairs]
+
+    def batch_totals(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> int:
+        return len(micro_batches)
+
+    def objective(self, micro_batch: MicroBatch, scores: TokenScores, totals: int) -> tuple[mx.array, Tally]:
+        chosen, rejected = (scores.logp_N - micro_batch.batch.ref_logp_BT).sum(axis=1)
+        margin = mx.stop_gradient(mx.stack([chosen - rejected, mx.array(1.0)]))
+        return -nn.log_sigmoid(self.beta * (chosen - rejected)) / totals, {"mean": {"margin": margin}}
+
+    def metric_names(self) -> list[str]:
+        return ["margin", "never measured"]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    model = random_models.tiny_model(tmp_path_factory.mktemp("models") / "qwen3", layers=1)
+    return parse({
+        "model": str(model), "data": "none", "num_layers": -1, "rank": 4, "scale": 2.0, "batch_size": P, "group_size": G,
+        "optimizer": "sgd", "learning_rate": RATE, "weight_decay": 0.0, "max_grad_norm": 0.0, "temperature": TEMPERATURE,
+        "beta": 0.1,
+    })  # fmt: skip
+
+
+def policy_of(config: Config) -> Policy:
+    """A policy whose adapters are not zero, the same one at every call."""
+    policy = load_policy(config)
+    mx.random.seed(0)
+    policy.assign({name: x + 0.05 * mx.random.normal(x.shape) for name, x in policy.trainable().items()})
+    mx.eval(policy.model.parameters())
+    return policy
+
+
+def plain_step(config: Config, loss: Callable[[nn.Module], mx.array]) -> tuple[float, dict[str, np.ndarray]]:
+    """(the loss, the changes of one step of gradient descent), by automatic differentiation of the whole batch at once."""
+    policy = policy_of(config)
+
+    def of_weights(weights: dict[str, mx.array]) -> mx.array:
+        policy.model.update(tree_unflatten(list(weights.items())))
+        return loss(policy.model)
+
+    value, gradient = mx.value_and_grad(of_weights)(policy.trainable())
+    return float(value), {name: -RATE * np.array(x) for name, x in gradient.items()}
+
+
+def learnt(
+    config: Config, algorithm: Callable[[Policy], Algorithm], groups: list[Group], tokens: int
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """(metrics, changes of the weights) of one step with micro-batches of `tokens` tokens."""
+    policy = policy_of(config)
+    before = {name: np.array(x) for name, x in policy.trainable().items()}
+    learner = build_learner(policy, algorithm(policy), config, 1, micro_batch_tokens=tokens)
+    metrics = learner.learn(pack(groups, pad_id=0))
+    assert learner.updates == 1
+    return metrics, {name: np.array(x) - before[name] for name, x in policy.trainable().items()}
+
+
+def assert_same_changes(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    largest = max(np.abs(x).max() for x in expected.values())
+    assert largest > 1e-4, "nothing has changed, so this shows nothing"
+    assert all(np.abs(x - expected[name]).max() < 1e-4 * largest for name, x in got.items())
+
+
+@pytest.mark.parametrize("tokens", [10**6, 30], ids=["one micro-batch", "several micro-batches"])
+def test_a_supervised_warm_up_takes_the_step_of_plain_autodiff(config: Config, tokens: int) -> None:
+    groups = sampled_groups(policy_of(config).model)
+    rows = rows_of(groups)
+    mask = mx.array(padded([[1.0] * len(one.tokens) for _, one in rows]))
+
+    def cross_entropy(model: nn.Module) -> mx.array:
+        return -(plain_scores(model, rows)[0] * mask).sum() / mask.sum()
+
+    loss, changes = plain_step(config, cross_entropy)
+    metrics, mine = learnt(config, Supervised, groups, tokens)
+    assert_same_changes(mine, changes)
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-5) == pytest.approx(metrics["nll"], rel=1e-5)
+    assert metrics.keys() == {"loss", "nll", "grad_norm", "learning_rate"}, "nothing of GRPO's"
+
+
+def test_dpo_takes_the_step_of_plain_autodiff(config: Config) -> None:
+    groups = sampled_groups(policy_of(config).model)
+    rows, reference = rows_of(groups), load_policy(config).model  # whose adapters are still zero
+    mask = mx.array(padded([[1.0] * len(one.tokens) for _, one in rows]))
+
+    def dpo(model: nn.Module) -> mx.array:
+        ratio_B = ((plain_scores(model, rows)[0] - plain_scores(reference, rows)[0]) * mask).sum(axis=1)
+        return -nn.log_sigmoid(0.3 * (ratio_B[0::2] - ratio_B[1::2])).mean()
+
+    loss, changes = plain_step(config, dpo)
+    metrics, mine = learnt(config, lambda policy: Dpo(policy, 0.3), groups, 10**6)
+    assert_same_changes(mine, changes)
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
+    assert abs(metrics["margin"]) > 1e-3 and math.isnan(metrics["never measured"])
