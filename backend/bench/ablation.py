@@ -16,9 +16,9 @@ Off = contextlib.AbstractContextManager[Any]
 
 def prompts_apart() -> Off:
     """Learning reads a prompt for each of its completions."""
-    from backend.engine import forward
+    from backend.engine import model_probe
 
-    return mock.patch.object(forward, "_shared_layers", lambda model, split_model: 0)
+    return mock.patch.object(model_probe, "_prefix_layers", lambda model, split_model: 0)
 
 
 def read_again() -> Off:
@@ -131,21 +131,21 @@ def library_exp() -> Off:
     """exp as mlx works it out, one number at a time on this processor: in softmax, attention and sampling."""
     from backend.engine.cpu import vector_exp
 
-    return mock.patch.object(vector_exp, "spelled_out", lambda: False)
+    return mock.patch.object(vector_exp, "exp_is_scalar", lambda: False)
 
 
 def library_gate() -> Off:
     """The gated unit, and the attention of a decoding step, as mlx-lm has them."""
     from backend.engine import patches
 
-    return mock.patch.object(patches, "spelled_out", lambda: False)
+    return mock.patch.object(patches, "exp_is_scalar", lambda: False)
 
 
 def whole_products() -> Off:
     """A product of few rows goes to the BLAS as it is."""
     from backend.engine.cpu import small_matmul
 
-    return mock.patch.object(small_matmul, "MOST_ROWS", 0)
+    return mock.patch.object(small_matmul, "MAX_ROWS", 0)
 
 
 def any_core() -> Off:
@@ -159,7 +159,7 @@ def library_attention() -> Off:
     """Attention as mlx differentiates it: the shares of all pairs of tokens kept, of all layers."""
     from backend.engine import patches
 
-    return mock.patch.object(patches, "_seen", lambda *_: None)
+    return mock.patch.object(patches, "_training_inputs", lambda *_: None)
 
 
 SWITCHES: dict[str, Callable[[], Off]] = {

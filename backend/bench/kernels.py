@@ -25,7 +25,7 @@ from mlx_lm.models import qwen3
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from backend.engine.cpu import vector_exp
-from backend.engine.forward import split
+from backend.engine.model_probe import split
 from backend.generation import rollout as backend_rollout
 from backend.generation import sampler
 from backend.generation.rollout import Rollout

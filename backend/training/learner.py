@@ -18,15 +18,10 @@ from mlx.utils import tree_map
 
 from backend import ranks
 from backend.engine.cpu.affinity import on_one_core
-from backend.engine.forward import (
-    PrefilledPrompts,
-    SequenceRows,
-    SplitModel,
-    completion_logps,
-    gradient_checkpointing,
-    sequence_rows,
-)
+from backend.engine.forward import PrefilledPrompts, SequenceRows, completion_logps, sequence_rows
+from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.lm_head import TokenScores
+from backend.engine.split_model import SplitModel
 from backend.models.policy import Policy
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
@@ -95,7 +90,7 @@ class Learner:
         self.objective = objective(config)
         asked = config.seq_step_size if config.efficient_long_context else None
         on_gpu = mx.default_device().type == mx.gpu
-        self.chunk = chunk or asked or head_chunk(policy.split_model.vocabulary, on_gpu)
+        self.chunk = chunk or asked or head_chunk(policy.split_model.vocab_size, on_gpu)
         self.micro_batch_tokens = micro_batch_tokens or MICRO_BATCH_TOKENS[on_gpu]
         self.recompute = config.grad_checkpoint if recompute is None else recompute
         self.traced = (on_gpu if traced is None else traced) and config.dropout == 0
@@ -164,7 +159,7 @@ class Learner:
         read = relay.read(split_model) if relay else None
         for part in parts:
             given = relay.given(read, part) if relay and read else None
-            logp_BT = self._logps(split_model, part.rows, learns=False, prompted=given).logp_N
+            logp_BT = self._logps(split_model, part.rows, with_gradient=False, prefilled=given).logp_N
             mx.eval(logp_BT)
             poll()
             yield logp_BT
@@ -176,7 +171,7 @@ class Learner:
 
     def _prompts(self, split_model: SplitModel) -> PromptUse:
         """How prompts may be read. Dropout would drop other inputs in the second reading than in the first."""
-        if not split_model.layers:
+        if not split_model.prefix_layers:
             return "repeated"
         return "shared" if self.config.dropout else "apart"
 
@@ -286,7 +281,7 @@ class Learner:
         top, wanted = self.config.top_entropy_quantile, self.bonus.coefficient > 0
         if top >= 1:
             return {"entropy_tokens": sum(part.batch.mask_BT.sum() for part in parts)} if wanted else {}
-        entropies = [self._logps(self.policy.split_model, part.rows, learns=False).entropy_N for part in parts]
+        entropies = [self._logps(self.policy.split_model, part.rows, with_gradient=False).entropy_N for part in parts]
         flat = mx.concatenate([entropy.reshape(1, -1) for entropy in entropies], axis=1)
         mask = mx.concatenate([part.batch.mask_BT.reshape(1, -1) for part in parts], axis=1)
         threshold = entropy_quantile(flat, mask, top)
@@ -334,11 +329,11 @@ class Learner:
         rows: SequenceRows,
         whole: dict[str, Any],
         coefficient: float,
-        prompted: PrefilledPrompts | None = None,
+        prefilled: PrefilledPrompts | None = None,
     ) -> tuple[mx.array, mx.array, Any]:
         """(this part's share of the loss, log-probabilities, tally)."""
         logp_BT, entropy_BT = self._logps(
-            self.policy.split_model, rows, entropy_gradient=coefficient > 0, prompted=prompted
+            self.policy.split_model, rows, entropy_gradient=coefficient > 0, prefilled=prefilled
         )
         loss, tally = policy_terms(
             logp_BT,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.engine.attention import PromptKV, attend, look_back
+from backend.engine.attention import PromptKV, blocked_attention, decode_attention
 from backend.spec.memory.chunking import ATTENTION_BYTES, SMALLEST_BLOCK, attention_block
 
 Attention = Callable[..., mx.array]
@@ -53,7 +53,7 @@ class Case:
 
         def attention(queries: mx.array, keys: mx.array, values: mx.array, *before: mx.array) -> mx.array:
             prompts = PromptKV(*before, length_P) if before else None
-            return attend(queries, keys, values, self.scale, prompts, block)
+            return blocked_attention(queries, keys, values, self.scale, prompts, block)
 
         return attention
 
@@ -218,7 +218,7 @@ def test_looking_back_is_the_plain_attention(key_heads: int, dtype: mx.Dtype) ->
     queries, keys, values = (mx.array(rng.normal(size=shape), mx.float32).astype(dtype) for shape in shapes)
     columns = np.arange(10)
     seen = mx.array(((columns <= 6) & (columns >= np.array([[0], [6], [3]])))[:, None, None])
-    out = look_back(queries, keys, values, 0.3, seen)
+    out = decode_attention(queries, keys, values, 0.3, seen)
     exact = [x.astype(mx.float32) for x in (queries, keys, values)]
     plain = mx.fast.scaled_dot_product_attention(*exact, scale=0.3, mask=seen)
     assert out.dtype == dtype and out.shape == (3, 4, 1, 12)

@@ -16,9 +16,12 @@ from mlx.utils import tree_flatten
 from mlx_lm import load
 from mlx_lm.models import cohere, gemma2
 
-from backend.engine import forward as forward_module
-from backend.engine.forward import SplitModel, completion_logps, gradient_checkpointing, sequence_rows, split
+from backend.engine import model_probe
+from backend.engine.forward import completion_logps, sequence_rows
+from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.lm_head import TokenScores, token_logps
+from backend.engine.model_probe import split
+from backend.engine.split_model import SplitModel
 from backend.models.policy import Policy, load_policy
 from backend.spec.config import parse
 from backend.spec.memory.chunking import SMALLEST_CHUNK, head_chunk
@@ -170,9 +173,9 @@ def test_the_entropy_has_the_plain_gradient_where_it_is_asked_for(
 def test_without_learning_the_numbers_are_the_same(models: Path) -> None:
     policy, case = lora(models), Case()
     for chunk in (None, 5):
-        looks = [case.logps(policy.split_model, 0.7, chunk, learns=on) for on in (True, False)]
-        for learns, without in zip(*looks, strict=True):
-            np.testing.assert_allclose(np.array(learns), np.array(without), atol=1e-6)
+        looks = [case.logps(policy.split_model, 0.7, chunk, with_gradient=on) for on in (True, False)]
+        for with_gradient, without in zip(*looks, strict=True):
+            np.testing.assert_allclose(np.array(with_gradient), np.array(without), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +185,7 @@ def test_a_prompt_is_read_once_where_layers_remember_only_keys_and_values(models
     """A sliding window and a state space are read row by row, and right all the same."""
     model, case = model_of(models, arch), Case()
     split_model = split(model)
-    assert split_model.layers == layers
+    assert split_model.prefix_layers == layers
     read = []
     plain = split_model.hidden
     split_model.hidden = lambda tokens, cache=None: read.append(tokens.shape) or plain(tokens, cache)
@@ -225,7 +228,7 @@ def test_without_a_gradient_one_chunk_is_held_at_a_time() -> None:
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    mx.eval(token_logps(head, head, hidden_NH, target_N, temperature=1.0, chunk=chunk, learns=False))
+    mx.eval(token_logps(head, head, hidden_NH, target_N, temperature=1.0, chunk=chunk, with_gradient=False))
     assert mx.get_peak_memory() - before < 8 * chunk * V * 4
 
 
@@ -277,7 +280,7 @@ def test_a_model_with_a_plain_head_is_split(models: Path, arch: str) -> None:
 
 def test_the_probe_asks_the_head_itself(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices of a product round in their own way, and must not be taken for a soft cap: the model would be kept whole."""
-    monkeypatch.setattr(forward_module, "times_transposed", lambda x, weight: x @ weight.T + 1e-3)
+    monkeypatch.setattr(model_probe, "matmul_transposed", lambda x, weight: x @ weight.T + 1e-3)
     assert split(model_of(models)).head is not None
 
 

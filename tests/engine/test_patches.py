@@ -17,9 +17,10 @@ from mlx.utils import tree_flatten
 from mlx_lm import load
 from mlx_lm.models import activations, base
 
-from backend.engine import forward, patches
+from backend.engine import model_probe, patches
 from backend.engine.cpu import swiglu
-from backend.engine.forward import SequenceRows, completion_logps, sequence_rows, split
+from backend.engine.forward import SequenceRows, completion_logps, sequence_rows
+from backend.engine.model_probe import split
 from backend.engine.prefix_cache import PrefixMask, PrefixReader, PrefixRecorder
 from backend.engine.slot_cache import SlotCache
 from backend.generation.rollout import Rollout
@@ -59,18 +60,18 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     def spied(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given: counted.update([name]) or real(*given)
 
-    monkeypatch.setattr(patches, "attend", spied("attend", patches.attend))
-    monkeypatch.setattr(patches, "look_back", spied("look_back", patches.look_back))
+    monkeypatch.setattr(patches, "blocked_attention", spied("blocked_attention", patches.blocked_attention))
+    monkeypatch.setattr(patches, "decode_attention", spied("decode_attention", patches.decode_attention))
     monkeypatch.setattr(swiglu, "swiglu", spied("swiglu", swiglu.swiglu))
-    monkeypatch.setattr(patches, "spelled_out", lambda: True)
-    monkeypatch.setattr(patches, "WORTH_A_GATE", 1)
+    monkeypatch.setattr(patches, "exp_is_scalar", lambda: True)
+    monkeypatch.setattr(patches, "MIN_SWIGLU", 1)
     return counted
 
 
 def take_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """mlx-lm's own in every model, until the test ends."""
-    monkeypatch.setattr(forward, "install", lambda model: None)
-    theirs = {name: function for name, function, _ in patches.STAND_INS}
+    monkeypatch.setattr(model_probe, "install", lambda model: None)
+    theirs = {name: function for name, function, _ in patches.FUNCTIONS}
     for name, files in FILES.items():
         for file in files:
             monkeypatch.setattr(importlib.import_module(f"mlx_lm.models.{file}"), name, theirs[name])
@@ -104,13 +105,13 @@ def test_the_files_of_a_model_find_ours_and_mlx_lm_s_own_files_theirs(
 ) -> None:
     take_out(monkeypatch)
     own, experts = (importlib.import_module(f"mlx_lm.models.{file}") for file in (arch, "switch_layers"))
-    assert own.scaled_dot_product_attention is patches.THEIR_ATTENTION
-    assert experts.swiglu is getattr(own, "swiglu", experts.swiglu) is patches.THEIR_SWIGLU
+    assert own.scaled_dot_product_attention is patches.MLX_LM_ATTENTION
+    assert experts.swiglu is getattr(own, "swiglu", experts.swiglu) is patches.MLX_LM_SWIGLU
     patches.install(model_of(models, arch))
-    for name, _, ours in patches.STAND_INS:
+    for name, _, ours in patches.FUNCTIONS:
         assert (getattr(own, name, None) is ours) == (arch in FILES[name])
-    assert base.scaled_dot_product_attention is patches.THEIR_ATTENTION
-    assert activations.swiglu is patches.THEIR_SWIGLU
+    assert base.scaled_dot_product_attention is patches.MLX_LM_ATTENTION
+    assert activations.swiglu is patches.MLX_LM_SWIGLU
     assert (experts.swiglu is patches.swiglu) == (arch in ("qwen3_moe", "mixtral"))
 
 
@@ -118,17 +119,17 @@ def test_a_part_from_mlx_lm_s_own_file_leaves_that_file_alone() -> None:
     """Else whoever asked it for theirs later would be given ours."""
     part = activations.SwigluOAI()
     patches.install(part)
-    assert activations.swiglu is patches.THEIR_SWIGLU
+    assert activations.swiglu is patches.MLX_LM_SWIGLU
 
 
 @pytest.mark.parametrize(
     ("arch", "expected"),
     [
-        ("qwen3", {"attend": 4, "swiglu": 4}),  # two layers: prompts, then completions
-        ("llama", {"attend": 4, "swiglu": 4}),
-        ("qwen3_moe", {"attend": 4, "swiglu": 4}),
-        ("mixtral", {"attend": 4, "swiglu": 4}),
-        ("gemma3_text", {"attend": 2}),  # rows are read whole
+        ("qwen3", {"blocked_attention": 4, "swiglu": 4}),  # two layers: prompts, then completions
+        ("llama", {"blocked_attention": 4, "swiglu": 4}),
+        ("qwen3_moe", {"blocked_attention": 4, "swiglu": 4}),
+        ("mixtral", {"blocked_attention": 4, "swiglu": 4}),
+        ("gemma3_text", {"blocked_attention": 2}),  # rows are read whole
     ],
 )
 def test_learning_calls_ours(models: Path, calls: Counter[str], arch: str, expected: dict[str, int]) -> None:
@@ -146,7 +147,7 @@ def test_a_window_that_is_reached_is_left_to_mlx_lm(models: Path, calls: Counter
     for tokens, expected in ((64, 2), (65, 1)):
         calls.clear()
         mx.eval(split_model.hidden(mx.full((2, tokens), 7)))
-        assert calls["attend"] == expected
+        assert calls["blocked_attention"] == expected
 
 
 # ---- no other number -------------------------------------------------------------------------------------------
@@ -157,7 +158,7 @@ def test_a_model_without_ours_learns_the_same(
     models: Path, calls: Counter[str], arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logps, grads = learned(model_of(models, arch))
-    assert calls["attend"] and (calls["swiglu"] or arch == "gemma3_text")
+    assert calls["blocked_attention"] and (calls["swiglu"] or arch == "gemma3_text")
     take_out(monkeypatch)
     calls.clear()
     plain_logps, plain = learned(model_of(models, arch))
@@ -185,14 +186,14 @@ def test_many_rows_are_decoded_by_looking_back_to_the_same_tokens(
     assert rollout.together
     calls.clear()
     fast = sampled(rollout, 32, 4)
-    assert calls["look_back"] > 0 and not calls["attend"], "sampling does not learn"
+    assert calls["decode_attention"] > 0 and not calls["blocked_attention"], "sampling does not learn"
     calls.clear()
     sampled(rollout, 3, 2)
-    assert not calls["look_back"] and not calls["attend"], "few rows are mlx-lm's own"
-    monkeypatch.setattr(patches, "WORTH_A_LOOK", math.inf)
+    assert not calls["decode_attention"] and not calls["blocked_attention"], "few rows are mlx-lm's own"
+    monkeypatch.setattr(patches, "MIN_SCORES", math.inf)
     calls.clear()
     plain = sampled(Rollout(policy, 12), 32, 4)
-    assert not calls["look_back"]
+    assert not calls["decode_attention"]
     for a, b in zip(fast, plain, strict=True):
         for one, other in zip(a.completions, b.completions, strict=True):
             assert one.tokens == other.tokens
@@ -273,7 +274,7 @@ def test_a_decoding_step_is_ours_where_there_is_enough_to_do(calls: Counter[str]
         mask = mx.broadcast_to((mx.arange(columns) < 40)[None, None, None], (rows, 1, 1, columns))
         return [q, keys, values], SlotCache(keys, values, mx.array([39]), mask, mx.full((rows,), 39))
 
-    enough = patches.WORTH_A_LOOK // (HEADS * 64)
+    enough = patches.MIN_SCORES // (HEADS * 64)
     some, cache = step(enough)
     assert_handed_on(calls, True, *some, cache, cache.mask)
     assert_handed_on(calls, False, *some, cache, mx.array(np.array(cache.mask)))
@@ -283,7 +284,7 @@ def test_a_decoding_step_is_ours_where_there_is_enough_to_do(calls: Counter[str]
 
 
 def test_elsewhere_mlx_has_vectors_of_its_own(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patches, "spelled_out", lambda: False)
+    monkeypatch.setattr(patches, "exp_is_scalar", lambda: False)
     gate, up = mx.random.normal((2, 64, 64)), mx.random.normal((2, 64, 64))
     patches.swiglu(gate, up)
     assert not calls
@@ -291,13 +292,13 @@ def test_elsewhere_mlx_has_vectors_of_its_own(calls: Counter[str], monkeypatch: 
 
 def test_a_small_gated_unit_is_mlx_lms(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(patches, "spelled_out", lambda: True)
+    monkeypatch.setattr(patches, "exp_is_scalar", lambda: True)
     monkeypatch.setattr(swiglu, "swiglu", lambda gate, up: calls.update(["swiglu"]) or up)
-    worth = patches.WORTH_A_GATE
+    worth = patches.MIN_SWIGLU
     for size, up, ours in ((worth - 1, worth - 1, False), (worth, worth, True), (worth, 1, False)):
         calls.clear()
         x = [mx.array(np.random.default_rng(0).normal(size=n), mx.float32) for n in (size, up)]
         found = patches.swiglu(*x)
         assert bool(calls) == ours
         if not ours:
-            assert mx.array_equal(found, patches.THEIR_SWIGLU(*x))
+            assert mx.array_equal(found, patches.MLX_LM_SWIGLU(*x))

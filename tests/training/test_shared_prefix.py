@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backend.engine.forward import PrefixReader, PrefixRecorder
+from backend.engine.prefix_cache import PrefixReader, PrefixRecorder
 from backend.models.policy import load_policy
 from backend.spec.config import Config, parse
 from backend.training.batch import pack
@@ -102,7 +102,7 @@ def test_how_prompts_are_read_follows_from_the_model_and_from_dropout(model: Pat
     learner, parts = parts_of(config, groups(PROMPT), BUDGET)
     split_model = learner.policy.split_model
     if prompts == "repeated":
-        split_model.layers = 0
+        split_model.prefix_layers = 0
     assert learner._prompts(split_model) == prompts
     assert SharedPrefix.pays(parts, learner.micro_batch_tokens)
     assert (learner._relay(parts, split_model) is None) == (prompts != "apart")
