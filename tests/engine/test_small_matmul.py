@@ -1,4 +1,4 @@
-"""Products cut into slices for few rows are the plain products, and slices keep to the sizes that make them cheap."""
+"""Products in slices are the plain products, and slices keep to the sizes that OpenBLAS multiplies without packing."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SIZES = {"in slices": (48, 1024), "of three factors": (40, 3 * 320), "undivided"
 
 @pytest.fixture(autouse=True)
 def sliced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Slices on every processor; the widths that were asked for."""
+    """As on x86 on every processor; the widths that were chosen."""
     widths: list[int] = []
 
-    def noted(rows: int, inner: int, outer: int) -> int:
+    def recorded(rows: int, inner: int, outer: int) -> int:
         widths.append(slice_width(rows, inner, outer))
         return widths[-1]
 
     monkeypatch.setattr(small_matmul, "on_x86", lambda: True)
-    monkeypatch.setattr(small_matmul, "slice_width", noted)
+    monkeypatch.setattr(small_matmul, "slice_width", recorded)
     return widths
 
 
@@ -49,14 +49,14 @@ def factors(before: tuple[int, ...], size: str, dtype: mx.Dtype = mx.float32) ->
 def test_the_product_is_the_plain_one(sliced: list[int], rows: int, size: str) -> None:
     for before in ((rows,), (rows, 1), (1, rows)):
         x, weight = factors(before, size)
-        found = matmul_transposed(x, weight)
-        assert found.shape == (*before, weight.shape[0])
-        np.testing.assert_allclose(np.array(found), np.array(x @ weight.T), atol=1e-4)
-    cut = size in ("in slices", "of three factors") and rows <= MAX_ROWS
-    assert all(bool(width) == cut for width in sliced)
+        product = matmul_transposed(x, weight)
+        assert product.shape == (*before, weight.shape[0])
+        np.testing.assert_allclose(np.array(product), np.array(x @ weight.T), atol=1e-4)
+    is_sliced = size in ("in slices", "of three factors") and rows <= MAX_ROWS
+    assert all(bool(width) == is_sliced for width in sliced)
 
 
-def test_rows_of_several_axes_keep_their_places(sliced: list[int]) -> None:
+def test_several_leading_axes_keep_their_order(sliced: list[int]) -> None:
     x, weight = factors((2, 3), "in slices")
     np.testing.assert_allclose(np.array(matmul_transposed(x, weight)), np.array(x @ weight.T), atol=1e-4)
     assert sliced[0] > 0
@@ -79,13 +79,13 @@ def test_other_processors_are_left_to_mlx(sliced: list[int], monkeypatch: pytest
 
 
 @pytest.mark.parametrize("before", [(3,), (2, 2)], ids=str)
-def test_the_gradient_is_the_plain_one(sliced: list[int], before: tuple[int, ...]) -> None:
+def test_gradients_are_the_plain_ones(sliced: list[int], before: tuple[int, ...]) -> None:
     x, weight = factors(before, "in slices")
-    slope = mx.array(np.random.default_rng(1).normal(size=(*before, weight.shape[0])), mx.float32)
-    mine = mx.vjp(matmul_transposed, [x, weight], [slope])[1]
-    plain = mx.vjp(lambda x, weight: x @ weight.T, [x, weight], [slope])[1]
-    for found, wanted in zip(mine, plain, strict=True):
-        np.testing.assert_allclose(np.array(found), np.array(wanted), atol=1e-4)
+    cotangent = mx.array(np.random.default_rng(1).normal(size=(*before, weight.shape[0])), mx.float32)
+    actual = mx.vjp(matmul_transposed, [x, weight], [cotangent])[1]
+    plain = mx.vjp(lambda x, weight: x @ weight.T, [x, weight], [cotangent])[1]
+    for grad, plain_grad in zip(actual, plain, strict=True):
+        np.testing.assert_allclose(np.array(grad), np.array(plain_grad), atol=1e-4)
     assert sliced[0] > 0
 
 
