@@ -120,15 +120,15 @@ def completion_logps(
         hidden_BTH = whole_row_states(split_model, rows)
     flat_NH, target_N = hidden_BTH.reshape(B * T, -1), rows.completion_BT.reshape(-1)
     if not rows.full:
-        index_N = mx.minimum(rows.active_N, B * T - 1)  # mlx does not check bounds: beyond them lies garbage
-        flat_NH, target_N = flat_NH[index_N], target_N[index_N]
+        there_N = mx.minimum(rows.active_N, B * T - 1)
+        flat_NH, target_N = flat_NH[there_N], target_N[there_N]
     scored = token_logps(
         split_model.logits, split_model.head, flat_NH, target_N,
         temperature=temperature, chunk=chunk, with_gradient=with_gradient, entropy_gradient=entropy_gradient,
     )  # fmt: skip
     if rows.full:
         return TokenScores(*(x.reshape(B, T) for x in scored))
-    blank = mx.zeros(B * T + 1)  # one more than there are positions: B · T in `active_N` is dropped
+    blank = mx.zeros(B * T + 1)
     return TokenScores(*(blank.at[rows.active_N].add(x)[:-1].reshape(B, T) for x in scored))
 
 

@@ -94,7 +94,7 @@ def test_a_core_that_another_process_uses_is_not_taken_again(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("why", ["threads of the BLAS", "a GPU", "several ranks", "one core allowed"])
-def test_where_it_does_not_help_nothing_is_pinned(monkeypatch: pytest.MonkeyPatch, why: str):
+def test_where_it_does_not_help_nothing_is_placed(monkeypatch: pytest.MonkeyPatch, why: str):
     home = os.sched_getaffinity(0)
     if why == "threads of the BLAS":
         monkeypatch.setenv(blas.THREADS, "4")

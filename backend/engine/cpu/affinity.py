@@ -40,7 +40,7 @@ _other_core: list[int] = []
 
 @contextmanager
 def on_one_core() -> Iterator[None]:
-    """Inside, the calling thread and mlx's run on one core. Does nothing where mlx computes elsewhere, where its products have
+    """The calling thread and mlx's stay on one core inside. Does nothing where mlx computes elsewhere, where its products have
     several threads, where several ranks share the machine, or where the system does not allow it."""
     threads = _threads()
     allowed = [os.sched_getaffinity(thread) for thread in threads]
