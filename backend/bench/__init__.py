@@ -1,1 +1,1 @@
-"""Measures our own steps: speed and memory, in CPU seconds beside wall seconds."""
+"""Benchmarks of whole GRPO steps: CPU seconds beside wall seconds, and peak memory; ours, other trainers', and ablations."""

@@ -32,15 +32,15 @@ def demo(
     json_file: Out = None,
 ) -> None:
     """The trainer's own account of a step of the demo, or of any config."""
-    said = blas.prepare()
+    blas_sentence = blas.prepare()
     from backend.bench import demo_step
     from backend.spec.places import demo_config
 
     medians = demo_step.measure(config or demo_config(), rounds, warm_up)
     demo_step.table(config.name if config else "the demo", medians).show()
-    print(said)
+    print(blas_sentence)
     if json_file:
-        json_file.write_text(json.dumps({"blas": said, "rounds": rounds, "medians": medians}, indent=1) + "\n")
+        json_file.write_text(json.dumps({"blas": blas_sentence, "rounds": rounds, "medians": medians}, indent=1) + "\n")
 
 
 @app.command()
@@ -86,7 +86,7 @@ def results_file(
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(report.DOCUMENTED)}.")
     for name in sections or report.DOCUMENTED:
-        results_file.keep(name, _measured(name, rounds, warm_up, ""), results_file.about(rounds, warm_up))
+        results_file.store(name, _measured(name, rounds, warm_up, ""), results_file.about(rounds, warm_up))
 
 
 @app.command()
@@ -106,8 +106,10 @@ def peers(install: Annotated[bool, typer.Option("--install", help="Make their en
 
     if install:
         peers.install()
-    found = peers.versions()
-    print(f"{peers.folder()}: " + (", ".join(f"{name} {number}" for name, number in found.items()) or "nothing yet"))
+    installed = peers.versions()
+    print(
+        f"{peers.folder()}: " + (", ".join(f"{name} {number}" for name, number in installed.items()) or "nothing yet")
+    )
 
 
 def _section(name: str, rounds: int, warm_up: int, json_file: Path | None, only: str) -> None:
@@ -117,8 +119,8 @@ def _section(name: str, rounds: int, warm_up: int, json_file: Path | None, only:
     for table in report.SECTIONS[name](results):
         table.show()
     if json_file:
-        told = {"about": results_file.about(rounds, warm_up), "results": results}
-        json_file.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        contents = {"about": results_file.about(rounds, warm_up), "results": results}
+        json_file.write_text(json.dumps(contents, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _measured(name: str, rounds: int, warm_up: int, only: str) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
-"""Each technique of the engine switched off by itself, to see its share: the plain way to do the same, put in its place.
+"""Ablations: each technique of the engine switched off by itself, with the plain way to do the same in its place.
 
-A switch is a context manager; what is made and run inside it goes the plain way. Results are the same but for rounding.
+A switch is a context manager that patches one function or constant; models, rollouts and learners made and run inside it go the plain
+way. Results are the same but for rounding. tests/bench enters every switch, so one whose target has moved is noticed.
 """
 
 from __future__ import annotations
@@ -14,29 +15,29 @@ from unittest import mock
 Off = contextlib.AbstractContextManager[Any]
 
 
-def prompts_apart() -> Off:
-    """Learning reads a prompt for each of its completions."""
-    from backend.engine import forward
+def no_prompt_sharing() -> Off:
+    """Training reads a prompt once for each of its completions."""
+    from backend.engine import model_probe
 
-    return mock.patch.object(forward, "_shared_layers", lambda model, split_model: 0)
+    return mock.patch.object(model_probe, "_prefix_layers", lambda model, split_model: 0)
 
 
-def read_again() -> Off:
-    """Learning reads a prompt once in each micro-batch."""
+def prefill_per_micro_batch() -> Off:
+    """Training prefills a prompt in each micro-batch that has rows of it."""
     from backend.training.shared_prefix import SharedPrefix
 
     return mock.patch.object(SharedPrefix, "pays", staticmethod(lambda *_: False))
 
 
 def one_micro_batch() -> Off:
-    """Learning takes all rows of a batch through the model together."""
+    """Training takes all rows of a batch through the model together."""
     from backend.spec.memory import chunking
 
     return mock.patch.dict(chunking.MICRO_BATCH_TOKENS, {False: 1 << 30, True: 1 << 30})
 
 
-def plain_head() -> Off:
-    """Log-probabilities as the formula has them: a log-softmax of all tokens over the whole vocabulary, differentiated."""
+def plain_log_softmax() -> Off:
+    """Log-probabilities by autodiff of log-softmax over the whole vocabulary, all tokens at once."""
     import mlx.core as mx
     import mlx.nn as nn
 
@@ -61,27 +62,30 @@ def plain_head() -> Off:
     return mock.patch.object(forward, "token_logps", token_logps)
 
 
-def old_pass() -> Off:
+def old_policy_pass() -> Off:
     """The old log-probabilities come from a forward pass of their own, though one update follows a rollout."""
     from backend.training.grpo import Grpo
 
     return mock.patch.object(Grpo, "_needs_old_pass", lambda algorithm: True)
 
 
-def prefill_apart() -> Off:
-    """Sampling reads a prompt for each of its completions."""
+def prefill_per_completion() -> Off:
+    """Sampling prefills a prompt once for each of its completions."""
     from backend.generation.rollout import Rollout
     from backend.types import Group
 
     sample = Rollout.sample
 
-    def apart(self: Rollout, problems: Sequence[Any], group_size: int, *how: Any, **more: Any) -> list[Group]:
-        everyone = [replace(problem) for problem in problems for _ in range(group_size)]
-        alone = sample(self, everyone, 1, *how, **more)
-        ones = [group.completions[0] for group in alone]
-        return [Group(problem, ones[i * group_size : (i + 1) * group_size]) for i, problem in enumerate(problems)]
+    def sample_in_groups_of_one(
+        self: Rollout, problems: Sequence[Any], group_size: int, *args: Any, **kwargs: Any
+    ) -> list[Group]:
+        repeated = [replace(problem) for problem in problems for _ in range(group_size)]
+        completions = [group.completions[0] for group in sample(self, repeated, 1, *args, **kwargs)]
+        return [
+            Group(problem, completions[i * group_size : (i + 1) * group_size]) for i, problem in enumerate(problems)
+        ]
 
-    return mock.patch.object(Rollout, "sample", apart)
+    return mock.patch.object(Rollout, "sample", sample_in_groups_of_one)
 
 
 def group_by_group() -> Off:
@@ -91,22 +95,22 @@ def group_by_group() -> Off:
     return mock.patch.object(Rollout, "_decodes_together", lambda rollout: False)
 
 
-def together_to_the_end() -> Off:
-    """Rows that have ended are decoded on until the last row ends."""
+def no_compaction() -> Off:
+    """Rows that have ended stay in the batch until the last row ends."""
     from backend.generation.rollout import Scheduler
 
     return mock.patch.object(Scheduler, "_size", lambda scheduler, wanted: max(wanted, len(scheduler.rows)))
 
 
-def layer_by_layer() -> Off:
-    """Decoding runs the policy's own layers, each projection and each adapter by itself."""
+def unfused_layers() -> Off:
+    """Decoding runs the policy's own layers: one product for each projection, two more for each adapter."""
     from backend.generation import fused_model
 
     return mock.patch.object(fused_model, "_bundles", lambda model, merge: [])
 
 
-def adapters_beside() -> Off:
-    """Layers with one input are packed, and their adapters ride along as products of their own."""
+def unmerged_adapters() -> Off:
+    """Layers that share an input are packed into one product, but adapters stay products of their own."""
     from backend.generation import rollout
 
     fused = rollout.FusedModel
@@ -127,58 +131,58 @@ def read_at_once() -> Off:
     return mock.patch.object(rollout, "BURST", 1)
 
 
-def library_exp() -> Off:
-    """exp as mlx works it out, one number at a time on this processor: in softmax, attention and sampling."""
+def mlx_exp() -> Off:
+    """exp is mlx's, one number at a time on x86: in softmax, attention and sampling."""
     from backend.engine.cpu import vector_exp
 
-    return mock.patch.object(vector_exp, "spelled_out", lambda: False)
+    return mock.patch.object(vector_exp, "exp_is_scalar", lambda: False)
 
 
-def library_gate() -> Off:
-    """The gated unit, and the attention of a decoding step, as mlx-lm has them."""
+def mlx_lm_swiglu() -> Off:
+    """swiglu, and the attention of a decoding step, are mlx-lm's."""
     from backend.engine import patches
 
-    return mock.patch.object(patches, "spelled_out", lambda: False)
+    return mock.patch.object(patches, "exp_is_scalar", lambda: False)
 
 
-def whole_products() -> Off:
-    """A product of few rows goes to the BLAS as it is."""
+def unsliced_products() -> Off:
+    """A product of few rows goes to the BLAS in one piece."""
     from backend.engine.cpu import small_matmul
 
-    return mock.patch.object(small_matmul, "MOST_ROWS", 0)
+    return mock.patch.object(small_matmul, "MAX_ROWS", 0)
 
 
-def any_core() -> Off:
-    """Python's thread and mlx's run on whichever core the system puts them."""
+def unpinned_threads() -> Off:
+    """Python's thread and mlx's run on whichever cores the system chooses."""
     from backend.engine.cpu import affinity
 
     return mock.patch.object(affinity, "_threads", list)
 
 
-def library_attention() -> Off:
-    """Attention as mlx differentiates it: the shares of all pairs of tokens kept, of all layers."""
+def mlx_attention() -> Off:
+    """Attention by mlx's autodiff, which keeps the softmax [tokens, tokens] of every layer."""
     from backend.engine import patches
 
-    return mock.patch.object(patches, "_seen", lambda *_: None)
+    return mock.patch.object(patches, "_training_inputs", lambda *_: None)
 
 
 SWITCHES: dict[str, Callable[[], Off]] = {
     "groups decoded together": group_by_group,
-    "one prefill a prompt": prefill_apart,
-    "packed and merged layers": layer_by_layer,
-    "merged adapters": adapters_beside,
-    "compaction": together_to_the_end,
+    "one prefill a prompt": prefill_per_completion,
+    "packed and merged layers": unfused_layers,
+    "merged adapters": unmerged_adapters,
+    "compaction": no_compaction,
     "compiled decoding": uncompiled,
     "late reading": read_at_once,
-    "exp in vectors": library_exp,
-    "gated unit in vectors": library_gate,
-    "sliced products": whole_products,
-    "both threads on one core": any_core,
-    "attention in blocks": library_attention,
-    "prompt sharing": prompts_apart,
-    "prompts read once for all micro-batches": read_again,
+    "exp in vectors": mlx_exp,
+    "gated unit in vectors": mlx_lm_swiglu,
+    "sliced products": unsliced_products,
+    "both threads on one core": unpinned_threads,
+    "attention in blocks": mlx_attention,
+    "prompt sharing": no_prompt_sharing,
+    "prompts read once for all micro-batches": prefill_per_micro_batch,
     "small micro-batches": one_micro_batch,
-    "fused head": plain_head,
-    "no old-policy pass": old_pass,
+    "fused head": plain_log_softmax,
+    "no old-policy pass": old_policy_pass,
 }
-"""Technique → how it is switched off."""
+"""Technique → its switch. The names are keys of docs/performance.json."""

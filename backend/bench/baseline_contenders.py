@@ -1,5 +1,5 @@
-"""What ours is held against where it is not another trainer: mlx-lm's batched generation, a loss written down as it stands
-in the paper, the matrix products of a decoding step and nothing else."""
+"""Baselines that are no trainers: mlx-lm's batched generation, a loss straight from the paper's formula, and the matrix products of a
+decoding step alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backend.bench.stopwatch import Stopwatch
 from backend.bench.workloads import Case
 
 
-def _adapted(folder: Path, layers: int) -> tuple[Any, Any]:
+def load_with_lora(folder: Path, layers: int) -> tuple[Any, Any]:
     from mlx_lm import load
     from mlx_lm.tuner.utils import linear_to_lora_layers
 
@@ -27,29 +27,29 @@ def batch_generate(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     from mlx_lm import batch_generate as generate
     from mlx_lm.sample_utils import make_sampler
 
-    model, tokenizer = _adapted(folder, case.layers)
+    model, tokenizer = load_with_lora(folder, case.layers)
     sampler = make_sampler(temp=case.temperature, top_p=case.top_p)
     for number in stopwatch.steps():
         prompts = [ids for ids in prompt_ids(case, number) for _ in range(case.group_size)]
-        made = generate(
+        response = generate(
             model, tokenizer, prompts, max_tokens=case.completion, sampler=sampler, return_token_ids=True,
             completion_batch_size=case.rows, prefill_batch_size=case.rows,
         )  # fmt: skip
         stopwatch.lap("rollout")
-        ids = made.token_ids
+        ids = response.token_ids
         assert ids is not None
-        stopwatch.done(sum(min(len(row) + 1, case.completion) for row in ids))  # the end token is not among them
+        stopwatch.done(sum(min(len(row) + 1, case.completion) for row in ids))  # mlx-lm leaves out the end token
 
 
 def log_softmax(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
-    """One update of GRPO with the log-softmax of all positions over the whole vocabulary."""
+    """One GRPO update by autodiff of the log-softmax at all positions over the whole vocabulary."""
     import mlx.core as mx
     import mlx.nn as nn
     import mlx.optimizers as optim
 
-    from backend.bench.our_contenders import made_up
+    from backend.bench.our_contenders import random_groups
 
-    model, _ = _adapted(folder, case.layers)
+    model, _ = load_with_lora(folder, case.layers)
     optimizer = optim.Adam(learning_rate=RATE)
 
     def loss(tokens_BL: mx.array, advantage_B: mx.array) -> mx.array:
@@ -61,9 +61,9 @@ def log_softmax(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
 
     gradient = nn.value_and_grad(model, loss)
     for number in stopwatch.steps():
-        groups = made_up(case, number)
-        stopwatch.begin_again()
-        rows = [(group.problem.tokens + one.tokens, one.advantage) for group in groups for one in group.completions]
+        groups = random_groups(case, number)
+        stopwatch.restart()
+        rows = [(group.problem.tokens + each.tokens, each.advantage) for group in groups for each in group.completions]
         _, grads = gradient(mx.array([ids for ids, _ in rows]), mx.array([value for _, value in rows]))
         optimizer.update(model, grads)
         del grads
@@ -73,23 +73,23 @@ def log_softmax(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
 
 
 def products(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
-    """The matrix products of decoding, without adapters, attention, norms and sampling: a floor to stand on."""
+    """The matrix products of decoding without adapters, attention, norms and sampling: a lower bound."""
     import mlx.core as mx
     from mlx_lm import load
 
     model = load(str(folder))[0]
     block = model.layers[0]  # pyright: ignore
-    linears = [*block.self_attn.children().values(), *block.mlp.children().values()]
-    weights = [one.weight for one in linears if hasattr(one, "weight") and one.weight.ndim == 2] * case.layers
+    layers = [*block.self_attn.children().values(), *block.mlp.children().values()]
+    weights = [layer.weight for layer in layers if hasattr(layer, "weight") and layer.weight.ndim == 2] * case.layers
     weights.append(model.model.embed_tokens.weight)  # pyright: ignore
     inputs = [mx.random.normal((case.rows, weight.shape[1])) for weight in weights]
     mx.eval(inputs)
-    times = case.completion - 1
+    decode_steps = case.completion - 1
     for _ in stopwatch.steps():
-        for _ in range(times):
+        for _ in range(decode_steps):
             mx.eval([x @ weight.T for x, weight in zip(inputs, weights, strict=True)])
         stopwatch.lap("rollout")
-        stopwatch.done(case.rows * times, decode_s=stopwatch.phases["rollout"]["s"] / times)
+        stopwatch.done(case.rows * decode_steps, decode_s=stopwatch.phases["rollout"]["s"] / decode_steps)
 
 
 CONTENDERS: dict[str, Contender] = {

@@ -1,4 +1,5 @@
-"""What a contender is, and what each is given alike: the prompts, the adapter's shape, the learning rate, the rewards."""
+"""A contender is one implementation under measurement, ours or another. What all of them share: prompts, adapter shape, learning rate,
+rewards."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from backend.bench.stopwatch import Stopwatch
 from backend.bench.workloads import Case
 
 Contender = Callable[[Case, Path, Stopwatch], None]
-"""Gets ready, then measures a step whenever one is asked for; never returns."""
+"""Loads the case's model, then runs one step for each request that the stopwatch receives, until stdin ends."""
 
 RANK, SCALE, RATE = 8, 20.0, 1e-6
-"""Of the LoRA adapters, and the optimizer's learning rate."""
+"""Rank and scale of the LoRA adapters, and the optimizer's learning rate."""
 
 
 def prompt_ids(case: Case, number: int = 0) -> list[list[int]]:
-    """The ids of the case's prompts: the same for every contender, others in every step."""
+    """Random prompts of step `number`, [prompts, prompt length]: the same for every contender, different in every step."""
     import numpy as np
 
     rng = np.random.default_rng((7, number))
@@ -25,5 +26,5 @@ def prompt_ids(case: Case, number: int = 0) -> list[list[int]]:
 
 
 def reward(text: str) -> float:
-    """Something that differs from completion to completion and costs nothing."""
+    """A reward in [0, 1) that differs between completions and costs nothing: a checksum."""
     return zlib.crc32(text.encode()) % 1000 / 1000

@@ -1,4 +1,4 @@
-"""`python -m backend.bench.contender_process`: one contender at one case, in a process of its own, speaking JSON lines.
+"""`python -m backend.bench.contender_process`: one contender on one case, in a process of its own, over JSON lines.
 
 The first line on stdin says {"contender", "case", "model"}; {"ready": …} answers it. Each line after that asks for one
 step and is answered by what the step took. The end of stdin ends the process. It runs in our environment or in the
@@ -45,7 +45,7 @@ def main() -> None:
 
     run = contender(asked["contender"])
     mx.random.seed(0)
-    stopwatch.say(ready={"blas": said, "device": str(mx.default_device())})
+    stopwatch.reply(ready={"blas": said, "device": str(mx.default_device())})
     run(Case(**asked["case"]), Path(asked["model"]), stopwatch)
 
 

@@ -1,4 +1,4 @@
-"""The demo's own step, or that of any config, as the trainer itself tells of it: medians over a real run."""
+"""Steps of a real run, the demo's or any config's: medians of the metrics that the trainer writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN = {
 
 
 def measure(config_file: Path, steps: int, warm_up: int) -> dict[str, float]:
-    """Medians by metric over `steps` steps of the config, after `warm_up` that do not count, in a folder that is thrown away."""
+    """Median of each metric over `steps` steps of the config, after `warm_up` that do not count; the run folder is temporary."""
     from backend.run.trainer import train
     from backend.spec.config import parse, read
     from backend.spec.places import make_run_folder

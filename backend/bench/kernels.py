@@ -1,9 +1,10 @@
-"""Kernels in one decoding step, counted from the graph that mlx would run: what decides speed where launches cost more than
-arithmetic. A count, not a measurement: it is the same on every machine, and sizes do not matter to it.
+"""Counts the kernels of one decoding step in the graph that mlx would run; launches decide its speed on a GPU at these sizes.
 
-On a GPU a norm, a rotary embedding and an attention are one kernel each; on a CPU mlx spells them out, so stand-ins of one
-primitive take their place while counting. Reshaping, slicing and transposing launch nothing by themselves; a kernel that
-wants its input in one piece may still copy a slice first, which a graph does not show.
+A count, not a measurement: it is the same on every machine, whatever the sizes.
+
+On a GPU a norm, a rotary embedding and an attention are one kernel each; on a CPU mlx builds them from many primitives, so each is
+replaced by a single primitive while counting. Reshaping, slicing and transposing launch nothing by themselves; a kernel that
+needs contiguous input may still copy a slice first, which a graph does not show.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from mlx_lm.models import qwen3
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from backend.engine.cpu import vector_exp
-from backend.engine.forward import split
+from backend.engine.model_probe import split
 from backend.generation import rollout as backend_rollout
 from backend.generation import sampler
 from backend.generation.rollout import Rollout
@@ -42,7 +43,7 @@ LAYERS = 28
 
 
 def qwen3_policy(*, bits: int | None, dora: bool = False, layers: int = LAYERS, dtype: mx.Dtype = mx.bfloat16) -> Any:
-    """Qwen3's structure at a size that takes no time, adapters of rank 8 on every projection; enough of a policy to decode."""
+    """A Qwen3 of tiny width with LoRA of rank 8 on every projection, as an object with what a rollout reads of a policy."""
     args = qwen3.ModelArgs(
         model_type="qwen3", hidden_size=64, num_hidden_layers=layers, intermediate_size=128, num_attention_heads=2,
         rms_norm_eps=1e-6, vocab_size=1024, num_key_value_heads=1, max_position_embeddings=4096, rope_theta=1e6,
@@ -109,8 +110,8 @@ def _counted(outputs: list[mx.array]) -> Counter[str]:
 @contextlib.contextmanager
 def _as_on_a_gpu(without_draw: bool) -> Iterator[None]:
     def attention(q: mx.array, k: mx.array, v: mx.array, **rest: Any) -> mx.array:
-        given = [k, v, *(x for x in rest.values() if isinstance(x, mx.array))]
-        return mx.depends(mx.cumsum(q, axis=-1), given)  # pyright: ignore
+        others = [k, v, *(x for x in rest.values() if isinstance(x, mx.array))]
+        return mx.depends(mx.cumsum(q, axis=-1), others)  # pyright: ignore
 
     with contextlib.ExitStack() as held:
         held.enter_context(mock.patch.object(mx.fast, "rms_norm", lambda x, *a, **k: mx.cumsum(x, axis=-1)))

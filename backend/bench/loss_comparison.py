@@ -1,6 +1,6 @@
-"""`python -m backend.bench.loss_comparison OUT.jsonl [--only NAME]`: what each loss, and each kind of ratio, learns on the demo.
+"""`python -m backend.bench.loss_comparison OUT.jsonl [--only NAME]`: trains the demo with each loss and each kind of ratio.
 
-Every variant is the demo's preset with the changes that stand in VARIANTS, for three seeds; greedy accuracy over the
+Every variant is the demo's preset with the changes in VARIANTS, for three seeds; greedy accuracy over the
 whole test split before and after, held-out reward, and seconds. Variants already in OUT.jsonl are left out.
 """
 
@@ -59,13 +59,13 @@ def measure(changes: dict[str, Any], seed: int) -> dict[str, float]:
         if ending.kind != "finished":
             raise SystemExit(ending.sentence)
         after = test_accuracy(config, run)
-    clip = [step["clip_ratio_total"] or 0.0 for step in steps if "clip_ratio_total" in step]
+    clip_ratios = [step["clip_ratio_total"] or 0.0 for step in steps if "clip_ratio_total" in step]
     return {
         "before": test_accuracy(config, None),
         "after": after,
         "reward_before": evals[0]["reward"],
         "reward_held_out": evals[-1]["reward"],
-        "clip": max(clip, default=0.0),
+        "clip": max(clip_ratios, default=0.0),
         "kl": steps[-1]["kl"],
         "seconds": round(seconds, 1),
     }

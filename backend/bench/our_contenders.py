@@ -1,4 +1,4 @@
-"""Ourselves as contenders: the engine as the trainer calls it, whole or with one technique switched off."""
+"""Our engine as a contender, called as the trainer calls it, with everything on or with one technique switched off."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from backend.training.learner import Learner
 from backend.types import Completion, Group, Problem
 
 MANY = 10**6
-"""Steps of a run that nobody waits for."""
+"""Updates that the learning rate schedule expects: more than any benchmark takes."""
 
 
 def contender(name: str) -> Contender:
@@ -35,13 +35,13 @@ def _run(
     off: Callable[[], contextlib.AbstractContextManager[object]], case: Case, folder: Path, stopwatch: Stopwatch
 ) -> None:
     with off():
-        {"step": steps, "rollout": rollouts, "train": trainings, "decode": decodings}[case.work](
+        {"step": steps, "rollout": rollout_steps, "train": training_steps, "decode": decoding_steps}[case.work](
             case, folder, stopwatch
         )
 
 
 def settings(case: Case, folder: Path) -> Config:
-    """The settings that every contender's are: LoRA on every projection, Adam, one update a rollout."""
+    """The settings that all contenders share: LoRA on every projection, Adam, one update per rollout."""
     return parse({
         "model": str(folder), "data": str(folder), "num_layers": -1, "rank": RANK, "scale": SCALE, "optimizer": "adam",
         "learning_rate": RATE, "batch_size": case.prompts, "group_size": case.group_size, "beta": case.beta,
@@ -66,76 +66,76 @@ def steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     for number in stopwatch.steps():
         groups = rollout.sample(problems(case, number), case.group_size, sampling(case), 0, number * case.prompts)
         stopwatch.lap("rollout")
-        judge(groups)
-        _learn(learner, policy, groups)
+        score_groups(groups)
+        _train(learner, policy, groups)
         stopwatch.lap("train")
-        stopwatch.done(_tokens(groups))
+        stopwatch.done(_token_count(groups))
 
 
-def rollouts(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
-    """Sampling alone."""
+def rollout_steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
+    """Rollouts without training."""
     rollout = Rollout(load_policy(settings(case, folder)), case.completion)
     for number in stopwatch.steps():
         groups = rollout.sample(problems(case, number), case.group_size, sampling(case), 0, number * case.prompts)
         stopwatch.lap("rollout")
-        stopwatch.done(_tokens(groups))
+        stopwatch.done(_token_count(groups))
 
 
-def trainings(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
-    """Learning alone, from made-up completions of full length."""
+def training_steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
+    """Training alone, on random completions of full length."""
     config = settings(case, folder)
     policy = load_policy(config)
     learner = grpo_learner(policy, config, MANY, micro_batch_tokens=case.micro_batch)
     for number in stopwatch.steps():
-        groups = made_up(case, number)
-        stopwatch.begin_again()
-        _learn(learner, policy, groups)
+        groups = random_groups(case, number)
+        stopwatch.restart()
+        _train(learner, policy, groups)
         stopwatch.lap("train")
-        stopwatch.done(_tokens(groups))
+        stopwatch.done(_token_count(groups))
 
 
-def decodings(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
-    """Sampling to the first token and sampling to the last: what lies between are decoding steps."""
+def decoding_steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
+    """Decoding steps: the difference between a rollout of all tokens and one of a single token."""
     policy = load_policy(settings(case, folder))
     short, long = Rollout(policy, 1), Rollout(policy, case.completion)
     for number in stopwatch.steps():
         for phase, rollout in (("first", short), ("rollout", long)):
             rollout.sample(problems(case, number), case.group_size, sampling(case), 0, number * case.prompts)
             stopwatch.lap(phase)
-        between = stopwatch.phases["rollout"]["s"] - stopwatch.phases["first"]["s"]
-        stopwatch.done(case.rows * case.completion, decode_s=between / (case.completion - 1))
+        decoding_s = stopwatch.phases["rollout"]["s"] - stopwatch.phases["first"]["s"]
+        stopwatch.done(case.rows * case.completion, decode_s=decoding_s / (case.completion - 1))
 
 
-def _learn(learner: Learner, policy: Policy, groups: list[Group]) -> None:
+def _train(learner: Learner, policy: Policy, groups: list[Group]) -> None:
     import mlx.core as mx
 
     mx.clear_cache()  # as the trainer does between sampling and learning
     learner.learn(pack(groups, pad_id=policy.pad_id))
 
 
-def judge(groups: list[Group]) -> None:
-    """Rewards and advantages."""
-    rewards = [[reward(one.text)] for group in groups for one in group.completions]
+def score_groups(groups: list[Group]) -> None:
+    """Set rewards and advantages."""
+    completions = [each for group in groups for each in group.completions]
+    rewards = [[reward(each.text)] for each in completions]
     values, _ = advantages(rewards, len(groups[0].completions))
-    everyone = (one for group in groups for one in group.completions)
-    for one, value in zip(everyone, values.tolist(), strict=True):  # pyright: ignore
-        one.advantage = value
+    for completion, value in zip(completions, values.tolist(), strict=True):  # pyright: ignore
+        completion.advantage = value
 
 
-def made_up(case: Case, number: int) -> list[Group]:
-    """Groups of completions that nobody sampled, as long as they may be."""
+def random_groups(case: Case, number: int) -> list[Group]:
+    """Groups of random completions of full length, scored: what training needs, without a rollout."""
     import numpy as np
 
     rng = np.random.default_rng((11, number))
     groups = []
     for problem in problems(case, number):
         ids = rng.integers(2, case.vocab, (case.group_size, case.completion)).tolist()
-        flat = [-float(np.log(case.vocab))] * case.completion
-        ones = [Completion(row, list(flat), str(i), "length") for i, row in enumerate(ids)]
-        groups.append(Group(problem, ones))
-    judge(groups)
+        uniform = [-float(np.log(case.vocab))] * case.completion
+        completions = [Completion(row, list(uniform), str(i), "length") for i, row in enumerate(ids)]
+        groups.append(Group(problem, completions))
+    score_groups(groups)
     return groups
 
 
-def _tokens(groups: list[Group]) -> int:
-    return sum(len(one.tokens) for group in groups for one in group.completions)
+def _token_count(groups: list[Group]) -> int:
+    return sum(len(each.tokens) for group in groups for each in group.completions)

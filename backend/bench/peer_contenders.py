@@ -1,7 +1,7 @@
-"""The peers, each called the way that its own documentation or its own loop calls it, at the same work as ours.
+"""Other GRPO trainers on MLX as contenders, each called as its documentation or its own loop calls it, on the same work as ours.
 
-Where a peer's loop is not to be had in pieces, it runs as it is, and the meter is worked from its callbacks: its
-tokenizer, its dataset, its reward function. What a peer computes differently from ours is in DIFFERS, found by reading
+Where a peer's loop cannot be called step by step, it runs as it is, and the stopwatch is driven from its callbacks: its
+tokenizer, its dataset, its reward function. What a peer computes differently from ours is in DIFFERS, from reading
 the versions that `backend.bench.peers` installs. This module runs in the peers' environment.
 """
 
@@ -20,6 +20,7 @@ from backend.bench.stopwatch import Stopwatch
 from backend.bench.workloads import Case
 
 FOREVER = 10**9
+"""Steps of a run that ends when stdin does, and the interval of what should not happen."""
 
 DIFFERS = {
     "mlxrl": (
@@ -38,8 +39,8 @@ DIFFERS = {
 }
 
 
-class ByNumber:
-    """Mixed into mlx-lm's tokenizer: a prompt is written as its number and read as its ids; what is decoded is counted."""
+class NumberedPrompts:
+    """Mixed into mlx-lm's tokenizer: a prompt's text is its index and encodes to the case's ids; decoded lengths are recorded."""
 
     prompts: list[list[int]]
     decoded: list[int]
@@ -52,13 +53,13 @@ class ByNumber:
         return self._tokenizer.decode(ids)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def by_number(tokenizer: Any, case: Case) -> Any:
-    """The tokenizer with the case's prompts in it."""
-    kind = type("Tokenizer", (ByNumber, type(tokenizer)), {})
-    mine = kind.__new__(kind)
-    mine.__dict__.update(tokenizer.__dict__)
-    mine.__dict__.update(prompts=prompt_ids(case), decoded=[])
-    return mine
+def with_numbered_prompts(tokenizer: Any, case: Case) -> Any:
+    """A copy of `tokenizer` that encodes the case's prompts."""
+    cls = type("Tokenizer", (NumberedPrompts, type(tokenizer)), {})
+    copied = cls.__new__(cls)
+    copied.__dict__.update(tokenizer.__dict__)
+    copied.__dict__.update(prompts=prompt_ids(case), decoded=[])
+    return copied
 
 
 def mlxrl(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
@@ -71,27 +72,27 @@ def mlxrl(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     from mlxrl.train import batch_from_rollouts, optimizer_step  # pyright: ignore[reportMissingImports]
 
     model, tokenizer, _ = load_policy_with_lora(str(folder), LoRAConfig(rank=RANK, scale=SCALE))
-    tokenizer = by_number(tokenizer, case)
+    tokenizer = with_numbered_prompts(tokenizer, case)
     sampling = SamplingConfig(max_tokens=case.completion, temperature=case.temperature, top_p=case.top_p)
     optimizer, algorithm = optim.Adam(learning_rate=RATE), GRPOAlgorithm()
     for number in stopwatch.steps():
         tokenizer.__dict__["prompts"] = prompt_ids(case, number)
-        made = generate_prefix_cached_group_rollouts(
+        rollouts = generate_prefix_cached_group_rollouts(
             model, tokenizer, [str(i) for i in range(case.prompts)], case.group_size, sampling, seed=number,
             use_chat_template=False, compile_decode_step=not case.natural, batch_groups=not case.natural,
         )  # fmt: skip
         stopwatch.lap("rollout")
         batch = batch_from_rollouts(
-            model, made, [reward(one.text) for one in made], case.group_size, 0, algorithm,
+            model, rollouts, [reward(each.text) for each in rollouts], case.group_size, 0, algorithm,
             compute_reference=case.beta != 0,
         )  # fmt: skip
         optimizer_step(model, optimizer, batch, case.beta, 0, algorithm)
         stopwatch.lap("train")
-        stopwatch.done(sum(len(one.completion_tokens) for one in made))
+        stopwatch.done(sum(len(each.completion_tokens) for each in rollouts))
 
 
 def mlx_lm_lora(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
-    """mlx-lm-lora's own loop, `train_grpo`, fed by a dataset that waits for the meter."""
+    """mlx-lm-lora's own loop, `train_grpo`, fed by a dataset that waits for the stopwatch."""
     import mlx.optimizers as optim
     from mlx_lm import load
     from mlx_lm.tuner.utils import linear_to_lora_layers
@@ -101,7 +102,7 @@ def mlx_lm_lora(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     reference = load(str(folder))[0].freeze()
     model.freeze()
     linear_to_lora_layers(model, case.layers, {"rank": RANK, "scale": SCALE, "dropout": 0.0})
-    tokenizer = by_number(tokenizer, case)
+    tokenizer = with_numbered_prompts(tokenizer, case)
 
     def batches(**_: Any) -> Iterator[Any]:
         for number in stopwatch.steps():
@@ -131,14 +132,14 @@ def mlx_lm_lora(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
 
 
 def mlx_tune(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
-    """mlx-tune's own trainer, whose tokenizer and reward function wait for the meter."""
-    _without_its_other_trainers("mlx_tune")
+    """mlx-tune's own trainer, whose tokenizer and reward function drive the stopwatch."""
+    _without_package_init("mlx_tune")
     from mlx_tune.model import FastLanguageModel  # pyright: ignore[reportMissingImports]
     from mlx_tune.rl_trainers import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
     model, tokenizer = FastLanguageModel.from_pretrained(str(folder))
     model = FastLanguageModel.get_peft_model(model, r=RANK, lora_alpha=int(RANK * SCALE))
-    told = _Told(by_number(tokenizer, case), case, stopwatch)
+    hooks = _MlxTuneHooks(with_numbered_prompts(tokenizer, case), case, stopwatch)
     with tempfile.TemporaryDirectory() as scratch:
         config = GRPOConfig(
             beta=case.beta, num_generations=case.group_size, temperature=case.temperature, learning_rate=RATE,
@@ -146,26 +147,26 @@ def mlx_tune(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
             save_steps=FOREVER,
         )  # fmt: skip
         rows = [{"prompt": str(i)} for i in range(case.prompts)]
-        GRPOTrainer(model, rows, told.tokenizer, told.score, config).train()
+        GRPOTrainer(model, rows, hooks.tokenizer, hooks.score, config).train()
 
 
-class _Told:
-    """What mlx-tune tells of its loop: it encodes a prompt when it turns to it, and has each completion scored."""
+class _MlxTuneHooks:
+    """The two calls by which mlx-tune's loop can be followed: it encodes a prompt when it starts on it, and scores each completion."""
 
     def __init__(self, tokenizer: Any, case: Case, stopwatch: Stopwatch) -> None:
         self.tokenizer, self.case, self.stopwatch = tokenizer, case, stopwatch
-        self.number, self.turned, self.scored = -1, False, 0
-        kind = type(tokenizer)
-        kind.encode = lambda _, text, **more: self.turn_to(int(text))
+        self.number, self.started, self.scored = -1, False, 0
+        cls = type(tokenizer)
+        cls.encode = lambda _, text, **more: self.start_prompt(int(text))
 
-    def turn_to(self, prompt: int) -> list[int]:
-        if self.turned:
+    def start_prompt(self, prompt: int) -> list[int]:
+        if self.started:
             self.stopwatch.lap("train")
         if prompt == 0:
-            if self.turned:
+            if self.started:
                 self.stopwatch.done(sum(self.tokenizer.decoded))
             self.stopwatch.begin()
-            self.number, self.turned = self.number + 1, True
+            self.number, self.started = self.number + 1, True
             self.tokenizer.decoded.clear()
         return prompt_ids(self.case, self.number)[prompt]
 
@@ -176,8 +177,8 @@ class _Told:
         return reward(text)
 
 
-def _without_its_other_trainers(name: str) -> None:
-    """Let a package's modules be imported without its `__init__`, which wants packages for speech and pictures."""
+def _without_package_init(name: str) -> None:
+    """Make a package's modules importable without running its `__init__`, which needs packages for speech and vision."""
     spec = importlib.util.find_spec(name)
     assert spec is not None and spec.submodule_search_locations is not None
     package = types.ModuleType(name)

@@ -1,7 +1,7 @@
-"""The environment of the peers: the other trainers, at the versions we compare with, beside exactly our own mlx and mlx-lm.
+"""The virtual environment of the other trainers, at the versions we compare with, with exactly our own mlx and mlx-lm.
 
-It lies in the platform's cache folder, never in ours. The peers come without their dependencies, and with only those
-that a GRPO step of theirs imports; those have our versions where we have them, so that all run the same arithmetic.
+It is in the platform's cache folder, never in our environment. The peers are installed without their declared dependencies, only
+with what a GRPO step of theirs imports, at our versions where we have them, so that all run the same arithmetic.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NEEDED = ("mlx", "mlx-lm", "transformers", "tokenizers", "numpy", "datasets", "t
 
 
 def folder() -> Path:
-    """Where the environment lies."""
+    """The environment's folder."""
     if sys.platform == "darwin":
         cache = Path.home() / "Library" / "Caches"
     else:
@@ -29,27 +29,27 @@ def folder() -> Path:
 
 
 def python() -> Path:
-    """Its interpreter, which is there once `install` has run."""
+    """The environment's interpreter; it exists once `install` has run."""
     return folder() / "bin" / "python"
 
 
 def requirements() -> list[str]:
-    """NEEDED at the versions that run here; what is not installed here comes in any version."""
+    """NEEDED at the versions installed here; unpinned where not installed here."""
     extra = "[cpu]" if sys.platform == "linux" else ""
     return [_pinned(name + extra if name == "mlx" else name, name) for name in NEEDED]
 
 
-def _pinned(wanted: str, name: str) -> str:
+def _pinned(requirement: str, name: str) -> str:
     try:
-        return f"{wanted}=={version(name)}"
+        return f"{requirement}=={version(name)}"
     except PackageNotFoundError:
-        return wanted
+        return requirement
 
 
 def install() -> None:
-    """Make the environment, where it is not there yet with what is wanted. Raises CalledProcessError where pip cannot."""
-    wanted = PEERS | {name: version(name) for name in ("mlx", "mlx-lm")}
-    if versions() == wanted:
+    """Make the environment, unless it exists with these versions. Raises CalledProcessError when pip fails."""
+    required = PEERS | {name: version(name) for name in ("mlx", "mlx-lm")}
+    if versions() == required:
         return
     venv.EnvBuilder(with_pip=True, clear=True).create(folder())
     pip = [str(python()), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -58,7 +58,7 @@ def install() -> None:
 
 
 def versions() -> dict[str, str]:
-    """What is installed in it, by name; empty where there is no environment."""
+    """Installed version by name; empty where there is no environment."""
     if not python().exists():
         return {}
     names = [*PEERS, "mlx", "mlx-lm"]

@@ -1,8 +1,8 @@
-"""A random model of Qwen3's shape with its tokenizer, made on the spot, whose chance to end a completion is chosen.
+"""Random models of Qwen3's shape with a tokenizer, whose probability of ending a completion is chosen.
 
-Every contender loads the same folder through mlx-lm. What a contender must not do by its own means (suppress the end,
-or end now and then) is done here once, in the weights: every embedding holds a share of one direction, so every hidden
-state leans that way, and the end token's embedding holds more of it or less.
+Every contender loads the same folder through mlx-lm. Contenders must not suppress or force the end token by their own means,
+so its probability is in the weights: all (tied) embeddings share one large component, so every hidden state has it too, and the end
+token's embedding is a multiple of that component.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Any
 from backend.bench.workloads import Case
 
 PAD, END = 0, 1
-LEAN = 4.0
-"""Length of the shared direction in every embedding, against 0.3 of its own random part: every state leans alike."""
+SHARED_LENGTH = 4.0
+"""Length of the component that all embeddings share; their random part has about 0.3."""
 NEVER = 1e-20
+"""Probability of the end token where completions are to have full length."""
 
 
-def folder_of(case: Case, within: Path) -> Path:
-    """The case's model, made the first time it is asked for. Cases of one shape and one way to end share a model."""
+def model_folder(case: Case, within: Path) -> Path:
+    """The folder of the case's model, made the first time. Cases of equal shape and end probability share one."""
     ends = f"ends-{1 / case.end_chance:.0f}" if case.natural else "forced"
     path = within / f"{case.hidden}x{case.layers}-{case.vocab}-{ends}"
     if not path.exists():
@@ -41,7 +42,7 @@ def make(path: Path, case: Case) -> None:
     mx.random.seed(0)
     model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
     model.update(tree_map(lambda x: mx.random.normal(x.shape) * 0.02 if x.ndim == 2 else x, model.parameters()))
-    _lean(model, case.end_chance if case.natural else NEVER)
+    _calibrate_end(model, case.end_chance if case.natural else NEVER)
     path.mkdir(parents=True)
     weights: Any = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
@@ -59,25 +60,25 @@ def _config(case: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _lean(model: Any, chance: float) -> None:
-    """Bend the embeddings until the end token's mean chance, over random texts, is `chance` (within its noise)."""
+def _calibrate_end(model: Any, chance: float) -> None:
+    """Set the embeddings so that the end token's mean probability over random texts is `chance` (within noise)."""
     import mlx.core as mx
 
     table = model.model.embed_tokens
     V, H = table.weight.shape
-    way = mx.random.normal((H,))
-    way = way / mx.linalg.norm(way)
-    table.weight = table.weight + LEAN * way
+    direction = mx.random.normal((H,))
+    direction = direction / mx.linalg.norm(direction)
+    table.weight = table.weight + SHARED_LENGTH * direction
     hidden = model.model(mx.random.randint(2, V, (4, 64))).reshape(-1, H)
     others = mx.logsumexp(table.as_linear(hidden), axis=-1)
-    # The end's logit is to stand this far above the log of all others' mass, on the mean.
-    wanted = (math.log(chance / (1 - chance)) + others.mean()) / (hidden @ way).mean()
-    table.weight[END] = wanted * way
+    # On average the end's logit must exceed the others' log-sum-exp by the log odds of `chance`.
+    length = (math.log(chance / (1 - chance)) + others.mean()) / (hidden @ direction).mean()
+    table.weight[END] = length * direction
     mx.eval(table.weight)
 
 
 def _write_tokenizer(path: Path, vocab: int) -> None:
-    """Bytes, two special tokens, then made-up words, so that every id decodes to something."""
+    """A tokenizer of 256 bytes, two special tokens and invented words, so that every id decodes to text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     words = ("".join(letters) for letters in product(ascii_lowercase, repeat=4))

@@ -1,4 +1,4 @@
-"""From results to tables, one function a section of docs/performance.md. Runs nothing."""
+"""Tables from results, one function per section of docs/performance.md. Runs nothing."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ NUMBERS = (
 
 
 def numbers(result: Result) -> list[str]:
-    """The cells under NUMBERS. Seconds are CPU seconds where it does not say wall."""
-    took = result.medians
-    speed = took["tokens"] / took["rollout_s"] if "rollout_s" in took else None
+    """The cells under NUMBERS. Seconds are CPU seconds unless the column says wall."""
+    medians = result.medians
+    speed = medians["tokens"] / medians["rollout_s"] if "rollout_s" in medians else None
     names = ("rollout_s", "train_s", "step_s", "step_wall", "peak_rollout", "peak_train")
-    return [number(took["tokens"]), number(speed), *(number(took.get(name)) for name in names)]
+    return [number(medians["tokens"]), number(speed), *(number(medians.get(name)) for name in names)]
 
 
 def bars(results: Sequence[Result]) -> TextTable:
-    """Every bar, with how ours stands to it. A match that was not run has no row."""
-    found = {(result.case.name, result.contender): result.medians for result in results}
+    """Every bar with ours, theirs, the ratio and the verdict. A match that was not run has no row."""
+    medians = {(result.case.name, result.contender): result.medians for result in results}
     rows = [
-        _bar(match, bar, found[match.case.name, "ours"], found[match.case.name, bar.against])
+        _bar(match, bar, medians[match.case.name, "ours"], medians[match.case.name, bar.against])
         for match in MATCHES
         for bar in match.bars
-        if {(match.case.name, "ours"), (match.case.name, bar.against)} <= found.keys()
+        if {(match.case.name, "ours"), (match.case.name, bar.against)} <= medians.keys()
     ]
     return TextTable("Bars", ("case", "against", "what", "ours", "theirs", "share", "at most", ""), rows, words=3)
 
@@ -61,7 +61,7 @@ def _bar(match: Match, bar: Bar, ours: dict[str, float], theirs: dict[str, float
 
 
 def against(results: Sequence[Result]) -> list[TextTable]:
-    """Each case with everyone who ran it, and the bars."""
+    """The bars, and each case with all its contenders."""
     rows = [[result.case.name, result.contender, *numbers(result)] for result in results]
     return [bars(results), TextTable("Side by side", ("case", "who", *NUMBERS), rows, words=2)]
 
@@ -86,25 +86,26 @@ def samples(results: Sequence[Result]) -> list[TextTable]:
 
 
 def ablation(results: Sequence[Result]) -> list[TextTable]:
-    """Each case: everything on, then each technique off by itself, as a share of everything on."""
+    """For each case: everything on, then each technique off by itself, relative to everything on."""
     return [_ablated(name, list(group)) for name, group in groupby(results, lambda result: result.case.name)]
 
 
 def _ablated(name: str, results: Sequence[Result]) -> TextTable:
-    whole = next(result for result in results if result.contender == "ours").medians
+    all_on = next(result for result in results if result.contender == "ours").medians
     rows = []
     for result in results:
-        took, off = result.medians, result.contender.removeprefix("ours, without ")
+        medians, off = result.medians, result.contender.removeprefix("ours, without ")
         shares = [
-            number(took[key] / whole[key]) for key in ("rollout_s", "train_s", "step_s", "peak_rollout", "peak_train")
+            number(medians[key] / all_on[key])
+            for key in ("rollout_s", "train_s", "step_s", "peak_rollout", "peak_train")
         ]
-        rows.append(["everything on" if off == "ours" else off, number(took["step_s"]), *shares])
+        rows.append(["everything on" if off == "ours" else off, number(medians["step_s"]), *shares])
     columns = ("switched off", "step, s", "sampling ×", "learning ×", "step ×", "MB sampling ×", "MB learning ×")
     return TextTable(name, columns, rows)
 
 
 def sweep(results: Sequence[Result]) -> list[TextTable]:
-    """One table an axis."""
+    """One table per axis."""
     axis_of = {case.name: axis for axis, cases in SWEEPS.items() for case in cases}
     tables = []
     for axis, group in groupby(results, lambda result: axis_of[result.case.name]):
@@ -124,7 +125,7 @@ def differs() -> str:
 
 
 def _results(table: Callable[[list[Result]], list[TextTable]]) -> Callable[[list[dict[str, Any]]], list[TextTable]]:
-    return lambda raw: table([Result.of(one) for one in raw])
+    return lambda raw: table([Result.of(each) for each in raw])
 
 
 SECTIONS: dict[str, Callable[[list[dict[str, Any]]], list[TextTable]]] = {

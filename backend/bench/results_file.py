@@ -1,6 +1,6 @@
-"""What was measured, kept beside the document that shows it: docs/performance.json, and the tables of docs/performance.md.
+"""docs/performance.json, the measurements, and the tables of docs/performance.md that are rendered from it.
 
-The document's prose is written by hand; everything between `<!-- measured: NAME -->` and `<!-- end -->` is written here
+The document's prose is written by hand; everything between `<!-- measured: NAME -->` and `<!-- end -->` is rendered
 from the JSON alone, so no number in it can differ from what was measured.
 """
 
@@ -33,41 +33,41 @@ def read() -> dict[str, Any]:
     return json.loads(data().read_text("utf-8")) if data().exists() else {}
 
 
-def keep(section: str, results: list[dict[str, Any]], about: dict[str, Any]) -> None:
-    """Put a section's results into the JSON, in place of those it had, and write the document's tables anew."""
-    held = read() | {section: {"about": about, "results": results}}
-    data().write_text(json.dumps(held, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    document().write_text(rendered(document().read_text("utf-8"), held), encoding="utf-8")
+def store(section: str, results: list[dict[str, Any]], about: dict[str, Any]) -> None:
+    """Replace a section's results in the JSON and render the document's tables again."""
+    sections = read() | {section: {"about": about, "results": results}}
+    data().write_text(json.dumps(sections, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    document().write_text(rendered(document().read_text("utf-8"), sections), encoding="utf-8")
 
 
-def rendered(text: str, held: dict[str, Any]) -> str:
-    """The document with its marked places filled from what is held."""
+def rendered(text: str, sections: dict[str, Any]) -> str:
+    """The document's text with every marked block filled from the sections."""
 
-    def fill(found: re.Match[str]) -> str:
-        before, name, after = found.groups()
-        return f"{before}\n{_filling(name, held)}\n{after}"
+    def fill(block: re.Match[str]) -> str:
+        before, name, after = block.groups()
+        return f"{before}\n{_content(name, sections)}\n{after}"
 
     return MARKED.sub(fill, text)
 
 
-def _filling(name: str, held: dict[str, Any]) -> str:
+def _content(name: str, sections: dict[str, Any]) -> str:
     if name == "differs":
         return report.differs()
-    if name not in held:
+    if name not in sections:
         return "Not measured yet.\n"
-    section = held[name]
+    section = sections[name]
     tables = "\n".join(table.markdown() for table in report.SECTIONS[name](section["results"]))
-    return f"{tables}\n{_told(section['about'])}\n"
+    return f"{tables}\n{_provenance(section['about'])}\n"
 
 
-def _told(about: dict[str, Any]) -> str:
+def _provenance(about: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     rounds = f"medians of {about['rounds']} after {about['warm_up']} to warm up"
     return f"*{about['date']}: {about['machine']}; {rounds}; {versions}. {about['blas']}*"
 
 
 def about(rounds: int, warm_up: int) -> dict[str, Any]:
-    """When, where and with what."""
+    """Date, machine, rounds, versions and BLAS of a measurement."""
     from backend.engine.cpu import blas
 
     ours = {name: version(name) for name in ("mlx", "mlx-lm")}

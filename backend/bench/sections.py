@@ -1,4 +1,4 @@
-"""What each section of the document measures, and its measuring: models in a folder that is thrown away, progress on stderr."""
+"""Measures the sections of docs/performance.md: which cases and contenders each has; models in a temporary folder, progress on stderr."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from backend.engine.cpu import blas
 Results = list[dict[str, Any]]
 Note = Callable[[str], None]
 Planned = list[tuple[Case, Sequence[str]]]
-"""(case, who runs it side by side)."""
+"""(case, the contenders that run it side by side)."""
 
 
 def measure(section: str, rounds: int, warm_up: int, only: str = "") -> Results:
     """Measure a section; `only` keeps the cases with these words in their name. Raises LookupError without the peers."""
     if section == "start":
-        return _with_models(lambda models, note: _starts(rounds, warm_up, models, note))
-    return compare([(case, who) for case, who in planned(section) if only in case.name], rounds, warm_up)
+        return _with_model_folder(lambda models, note: _starts(rounds, warm_up, models, note))
+    return compare([(case, contenders) for case, contenders in planned(section) if only in case.name], rounds, warm_up)
 
 
 def planned(section: str) -> Planned:
-    """Everything that a section runs side by side."""
+    """The cases and contenders of a section. Raises LookupError without the peers."""
     if section == "against":
         if not peers.versions():
             raise LookupError("The peers are not installed; run python -m backend.bench peers --install first.")
         return [(match.case, match.contenders) for match in workloads.MATCHES]
     if section == "ablation":
-        everyone = ("ours", *(f"ours, without {technique}" for technique in ablation.SWITCHES))
-        return [(case, everyone) for case in workloads.ABLATED]
+        contenders = ("ours", *(f"ours, without {technique}" for technique in ablation.SWITCHES))
+        return [(case, contenders) for case in workloads.ABLATED]
     chosen = {
         "ours": workloads.SMALL,
         "samples": workloads.ROWS,
@@ -43,10 +43,10 @@ def planned(section: str) -> Planned:
 
 def compare(plan: Planned, rounds: int, warm_up: int) -> Results:
     def work(models: Path, note: Note) -> Results:
-        found = [side_by_side.measure(case, who, rounds, warm_up, models, note) for case, who in plan]
-        return [result.as_dict() for results in found for result in results]
+        measured = [side_by_side.measure(case, names, rounds, warm_up, models, note) for case, names in plan]
+        return [result.as_dict() for results in measured for result in results]
 
-    return _with_models(work)
+    return _with_model_folder(work)
 
 
 def _starts(rounds: int, warm_up: int, models: Path, note: Note) -> Results:
@@ -55,7 +55,7 @@ def _starts(rounds: int, warm_up: int, models: Path, note: Note) -> Results:
     return startup.measure(rounds, warm_up, models, note)
 
 
-def _with_models(work: Callable[[Path, Note], Results]) -> Results:
+def _with_model_folder(work: Callable[[Path, Note], Results]) -> Results:
     from rich.console import Console
 
     blas.prepare()  # models are made in this process

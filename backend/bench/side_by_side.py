@@ -1,6 +1,6 @@
-"""Contenders measured side by side: a process for each, one step of each in turn, medians over the rounds.
+"""Measures contenders side by side: a process for each, one step of each in turn, medians over the rounds.
 
-Taking turns lets whatever else the machine does fall on all of them alike; a process of its own gives each its own
+Taking turns spreads whatever else the machine does over all of them alike; a process of its own gives each its own
 environment, peak memory and compiled functions. The first rounds only warm up.
 """
 
@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from backend.bench import peers
-from backend.bench.random_model import folder_of
+from backend.bench.random_model import model_folder
 from backend.bench.workloads import PEERS, Case
 from backend.spec.places import project_root
 
@@ -29,7 +29,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one contender took for one case: every measured step, and the medians over them."""
+    """One contender's measurements of one case: every measured step, and the medians over them."""
 
     case: Case
     contender: str
@@ -92,7 +92,7 @@ class Worker:
 
 def measure(case: Case, contenders: Sequence[str], rounds: int, warm_up: int, models: Path, note: Note) -> list[Result]:
     """`rounds` steps of each contender, in turns, after `warm_up` steps that do not count. Models are made in `models`."""
-    folder = folder_of(case, models)
+    folder = model_folder(case, models)
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
     with ExitStack() as stack:
         workers = [stack.enter_context(Worker(name, case, folder)) for name in contenders]

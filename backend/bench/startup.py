@@ -1,4 +1,4 @@
-"""How long a person waits for the first token and for the first step: fresh processes of `python -m backend train`."""
+"""Time from process start to the first token and the first step, in fresh processes of `python -m backend train`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import yaml
 
-from backend.bench.random_model import folder_of
+from backend.bench.random_model import model_folder
 from backend.bench.workloads import Case
 from backend.spec.places import project_root
 
@@ -29,26 +29,22 @@ MARKS: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 
 def measure(rounds: int, warm_up: int, models: Path, note: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Medians over `rounds` fresh processes, after some to warm the disk's cache: seconds from the start until each mark."""
-    found: list[dict[str, tuple[float, float]]] = []
+    """Seconds from the start until each mark: medians over `rounds` fresh processes, after some that warm the disk's cache."""
+    runs: list[dict[str, tuple[float, float]]] = []
     for number in range(warm_up + rounds):
         with tempfile.TemporaryDirectory() as folder:
-            found.append(_once(folder_of(CASE, models), Path(folder)))
+            runs.append(_once(model_folder(CASE, models), Path(folder)))
         note(f"cold start: round {number + 1} of {warm_up + rounds}")
-    pick = [{mark: one[mark][clock] for mark in MARKS} for clock in (0, 1) for one in found[warm_up:]]
-    wall, cpu = pick[:rounds], pick[rounds:]
-    return [
-        {"until": mark, "wall": _median(one[mark] for one in wall), "cpu": _median(one[mark] for one in cpu)}
-        for mark in MARKS
-    ]
+    return [{"until": mark} | _medians([run[mark] for run in runs[warm_up:]]) for mark in MARKS]
 
 
-def _median(values: Any) -> float:
-    return statistics.median(values)
+def _medians(seconds: Sequence[tuple[float, float]]) -> dict[str, float]:
+    wall, cpu = zip(*seconds, strict=True)
+    return {"wall": statistics.median(wall), "cpu": statistics.median(cpu)}
 
 
 def _once(model: Path, folder: Path) -> dict[str, tuple[float, float]]:
-    """(wall, CPU) seconds until each mark of one run. Raises RuntimeError where the run does not get there."""
+    """(wall, CPU) seconds until each mark of one run. Raises RuntimeError when the run fails before the last."""
     began = time.perf_counter()
     command = [
         sys.executable,
@@ -60,21 +56,21 @@ def _once(model: Path, folder: Path) -> dict[str, tuple[float, float]]:
         str(folder),
         "--stream",
     ]
-    found: dict[str, tuple[float, float]] = {}
-    with (folder / "said").open("w+") as said:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, cwd=project_root())
+    reached: dict[str, tuple[float, float]] = {}
+    with (folder / "stderr").open("w+") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=project_root())
         assert process.stdout is not None
         for line in process.stdout:
             if not line.startswith("{"):
                 continue
             event = json.loads(line)
-            for mark, reached in MARKS.items():
-                if mark not in found and reached(event):
-                    found[mark] = (time.perf_counter() - began, _cpu(process.pid))
-        if process.wait() or len(found) < len(MARKS):
-            said.seek(0)
-            raise RuntimeError(f"The run ended with {process.returncode}:\n{said.read()[-2000:]}")
-    return found
+            for mark, is_reached in MARKS.items():
+                if mark not in reached and is_reached(event):
+                    reached[mark] = (time.perf_counter() - began, _cpu(process.pid))
+        if process.wait() or len(reached) < len(MARKS):
+            stderr.seek(0)
+            raise RuntimeError(f"The run ended with {process.returncode}:\n{stderr.read()[-2000:]}")
+    return reached
 
 
 def _cpu(pid: int) -> float:
@@ -83,7 +79,7 @@ def _cpu(pid: int) -> float:
 
 
 def _config(model: Path, folder: Path) -> Path:
-    """One step of a run whose rows are made up; nothing is evaluated or fused, so that the step comes first."""
+    """The config of one step on generated rows, without evaluation or fusing."""
     rows = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(64)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     raw = {

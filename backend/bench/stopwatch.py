@@ -1,4 +1,4 @@
-"""The stopwatch inside a worker: waits to be asked for a step, times its phases, says what they took.
+"""The stopwatch inside a contender's process: waits for a request, times the phases of a step, replies with what they took.
 
 CPU seconds are those of the whole process, all threads; peaks are mlx's, weights included.
 """
@@ -14,17 +14,18 @@ from typing import Any, TextIO
 class Stopwatch:
     """`begin` a step, end each phase with `lap`, end the step with `done`."""
 
-    def __init__(self, ask: TextIO, tell: TextIO) -> None:
-        self.ask, self.tell = ask, tell
+    def __init__(self, requests: TextIO, replies: TextIO) -> None:
+        self.requests, self.replies = requests, replies
         self.phases: dict[str, dict[str, float]] = {}
         self._mark = (0.0, 0.0)
 
-    def say(self, **what: Any) -> None:
-        self.tell.write(json.dumps(what) + "\n")
-        self.tell.flush()
+    def reply(self, **values: Any) -> None:
+        """One JSON line."""
+        self.replies.write(json.dumps(values) + "\n")
+        self.replies.flush()
 
     def steps(self) -> Iterator[int]:
-        """0, 1, …: one for each step that is asked for."""
+        """0, 1, …: one number for each step that is requested."""
         number = 0
         while True:
             self.begin()
@@ -32,13 +33,13 @@ class Stopwatch:
             number += 1
 
     def begin(self) -> None:
-        """Wait until a step is asked for; no more of them ends the process."""
-        if not self.ask.readline():
+        """Wait for a request; the end of the stream ends the process (SystemExit)."""
+        if not self.requests.readline():
             raise SystemExit
-        self.begin_again()
+        self.restart()
 
-    def begin_again(self) -> None:
-        """What was done so far in this step does not count."""
+    def restart(self) -> None:
+        """Start the step's clock and peak memory again: what has been done so far is preparation."""
         import mlx.core as mx
 
         self.phases = {}
@@ -46,24 +47,24 @@ class Stopwatch:
         self._mark = (time.process_time(), time.perf_counter())
 
     def lap(self, phase: str) -> None:
-        """What happened since the last mark was `phase`; a phase may come in several pieces."""
+        """Book the time and peak memory since the last lap on `phase`; a phase may have several laps."""
         import mlx.core as mx
 
         mx.synchronize()
         cpu, wall = time.process_time(), time.perf_counter()
-        so_far = self.phases.setdefault(phase, {"s": 0.0, "wall": 0.0, "peak": 0.0})
-        so_far["s"] += cpu - self._mark[0]
-        so_far["wall"] += wall - self._mark[1]
-        so_far["peak"] = max(so_far["peak"], mx.get_peak_memory() / 1e6)
+        sums = self.phases.setdefault(phase, {"s": 0.0, "wall": 0.0, "peak": 0.0})
+        sums["s"] += cpu - self._mark[0]
+        sums["wall"] += wall - self._mark[1]
+        sums["peak"] = max(sums["peak"], mx.get_peak_memory() / 1e6)
         mx.reset_peak_memory()
         self._mark = (time.process_time(), time.perf_counter())
 
     def done(self, tokens: int, **more: float) -> None:
-        """Say what the step took: seconds by phase and whole, peaks in megabytes, completion `tokens`, and `more`."""
-        told: dict[str, float] = {"tokens": tokens}
+        """Reply with the step: seconds by phase and in total, peaks in megabytes, completion `tokens`, and `more`."""
+        measured: dict[str, float] = {"tokens": tokens}
         for phase, took in self.phases.items():
-            told |= {f"{phase}_s": took["s"], f"{phase}_wall": took["wall"], f"peak_{phase}": took["peak"]}
-        told["step_s"] = sum(took["s"] for took in self.phases.values())
-        told["step_wall"] = sum(took["wall"] for took in self.phases.values())
-        told["peak"] = max(took["peak"] for took in self.phases.values())
-        self.say(**told, **more)
+            measured |= {f"{phase}_s": took["s"], f"{phase}_wall": took["wall"], f"peak_{phase}": took["peak"]}
+        measured["step_s"] = sum(took["s"] for took in self.phases.values())
+        measured["step_wall"] = sum(took["wall"] for took in self.phases.values())
+        measured["peak"] = max(took["peak"] for took in self.phases.values())
+        self.reply(**measured, **more)

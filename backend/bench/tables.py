@@ -1,4 +1,4 @@
-"""A table, shown in a terminal or written as Markdown. Cells are text by then; numbers keep three significant digits."""
+"""Tables of text cells, for a terminal or as Markdown; `number` formats to three significant digits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """The first `words` columns hold words and lean left; the others hold numbers."""
+    """The first `words` columns hold words, aligned left; the others hold numbers, aligned right."""
 
     title: str
     columns: Sequence[str]
@@ -19,13 +19,13 @@ class TextTable:
         from rich.console import Console
         from rich.table import Table as Rich
 
-        shown = Rich(title=self.title, title_justify="left")
+        table = Rich(title=self.title, title_justify="left")
         for i, name in enumerate(self.columns):
-            shown.add_column(name, justify="left" if i < self.words else "right", min_width=12 if i < self.words else 6)
+            table.add_column(name, justify="left" if i < self.words else "right", min_width=12 if i < self.words else 6)
         for row in self.rows:
-            shown.add_row(*row)
+            table.add_row(*row)
         narrow = Console()
-        (narrow if narrow.is_terminal else Console(width=160)).print(shown)
+        (narrow if narrow.is_terminal else Console(width=160)).print(table)
 
     def markdown(self) -> str:
         rule = ["---" if i < self.words else "---:" for i in range(len(self.columns))]

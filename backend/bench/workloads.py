@@ -1,4 +1,4 @@
-"""What is measured: cases, and the bars they are held to. Data only; nothing here runs anything."""
+"""The workloads: cases, which contenders run them, and the bars for ours. Data only; nothing here runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 PEERS = ("mlxrl", "mlx-lm-lora", "mlx-tune")
 
 Work = Literal["step", "rollout", "train", "decode"]
-"""A whole step; its sampling alone; its learning alone, on made-up completions; or single decoding steps."""
+"""A whole step; its rollout alone; its training alone, on random completions; or single decoding steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Case:
     """One workload, the same for every contender: model sizes, prompts, completions, sampler. Lengths are in tokens.
 
     With `natural` a completion may end before `completion` tokens, with `end_chance` at every token; without it the
-    model never draws the end. Both are in the model's weights, so no contender has to be told.
+    model never samples the end. Both are in the model's weights, so no contender needs to know.
     """
 
     name: str
@@ -35,14 +35,14 @@ class Case:
     hidden: int = 256
     layers: int = 4
     micro_batch: int | None = None
-    """Tokens of a micro-batch of ours, where everything is to go through at once; None: as it comes."""
+    """Tokens of a micro-batch of ours, to take everything at once; None: the default."""
 
     @property
     def rows(self) -> int:
         return self.prompts * self.group_size
 
-    def changed(self, **what: Any) -> Case:
-        return replace(self, **what)
+    def changed(self, **fields: Any) -> Case:
+        return replace(self, **fields)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -50,7 +50,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`ours` may take at most `at_most` of `against`'s `measure`; a stretch was not reached by the prototypes."""
+    """`ours` may take at most `at_most` times `against`'s `measure`; a stretch goal was not reached by the prototypes."""
 
     against: str
     measure: str
@@ -60,7 +60,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A case, who runs it side by side, and what ours is held to."""
+    """A case, the contenders that run it side by side, and the bars for ours."""
 
     case: Case
     contenders: Sequence[str]
@@ -113,7 +113,7 @@ MATCHES = (
         (Bar("matrix products alone", "decode_s", 3.5, stretch=True),),
     ),
 )
-"""The bars that the engine is built to; `against` runs them."""
+"""The cases with bars; `against` runs them."""
 
 SMALL = (
     Case("1 × G8 × 128"),
@@ -121,12 +121,12 @@ SMALL = (
     Case("4 × G8 × ≤128, natural ends, top-p 0.95", prompts=4, natural=True, top_p=0.95),
     Case("1 × G8 × 128, V 32k", vocab=32_768),
 )
-"""What `make bench` measures of ours alone."""
+"""What `make bench` measures, ours alone."""
 
 ROWS = tuple(
     Case(f"{rows} rows", "rollout", prompts=rows // 8, completion=64) for rows in (8, 16, 32, 64, 128, 256, 512)
 )
-"""The cost of a sample, by how many are decoded together."""
+"""The cost of a sample by batch size of decoding."""
 
 MIDDLE = Case("middle", prompts=2, completion=64)
 AXES: dict[str, tuple[str, tuple[int, ...]]] = {

@@ -1,11 +1,20 @@
-"""Attention as learning needs it: nothing of the size [tokens, tokens] outlives the block of queries it was made for.
+"""Attention in blocks of queries, with a backward pass of its own: exact, and never [tokens, tokens] for all layers at once.
 
-mlx keeps, for its backward pass, the share that every token has in every other, of all layers at once. Here the forward pass
-keeps one number for each query, and the backward pass works the shares out again, block after block (FlashAttention-2,
-arXiv:2307.08691, algorithms 1 and 2). Rows of one prompt look at one copy of its keys and values. Knows arrays; no model.
+`mx.fast.scaled_dot_product_attention` has no fused backward pass: autodiff keeps the softmax [B, H, N, K + N] of every layer
+until its gradient is taken. Here the forward pass keeps only the output and one log-sum-exp per query, L [B, H, N, 1]; the
+backward pass recomputes P = exp(S − L) for a block of n queries at a time (FlashAttention-2, arXiv:2307.08691, algorithms 1 and 2;
+the idea is FlashAttention's, arXiv:2205.14135):
 
-Letters: B rows, P prompts, H heads, J heads of keys (each read by H / J heads of queries), N tokens, n of them a block, K prompt
-tokens, d and e sizes of a head's keys and values.
+    S = scale · Q Kᵀ      O = P V      D = rowsum(dO ∘ O)
+    dV = Pᵀ dO            dS = P ∘ (dO Vᵀ − D)            dQ = dS K            dK = dSᵀ Q
+
+Keys come in up to two segments: a prompt's, which all completions of its group attend to without copying it, and the rows' own,
+which are causal. Each segment gives a partial softmax; two partial softmaxes merge exactly (Milakov and Gimelshein,
+arXiv:1805.02867). Only queries are blocked, not keys: one block's scores against all keys must fit `attention_block`'s bytes.
+Knows arrays; no model, no padding of the rows themselves (it lies on the right, where causality hides it).
+
+Letters: B rows, P prompts, H query heads, J key heads (each serves H / J query heads), N tokens, n of them a block, K prompt
+tokens, d and e sizes of a head's keys and values. In a segment: S sets of keys (B of them, or P), M keys in each.
 """
 
 from __future__ import annotations
@@ -18,21 +27,21 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from backend.engine.cpu.vector_exp import exp_below_zero, on_cpu
+from backend.engine.cpu.vector_exp import exp_nonpositive, on_cpu
 from backend.engine.evaluation_order import evaluate_after
 from backend.spec.memory.chunking import attention_block
 
 
 class PromptKV(NamedTuple):
-    """What rows look at before their own tokens, as one tree of arrays: keys [P, J, K, d] and values [P, J, K, e]. Row b has
-    prompt b // (B / P). `length_P` hides what is padding; None where nothing is."""
+    """A layer's keys and values of the prompts, shared by the rows of each: keys [P, J, K, d], values [P, J, K, e]. Row b attends
+    to prompt b // (B / P). `length_P` masks the padding on the right; None where no prompt has any."""
 
     keys: mx.array
     values: mx.array
     length_P: mx.array | None = None
 
 
-def attend(
+def blocked_attention(
     queries_BHNd: mx.array,
     keys_BJNd: mx.array,
     values_BJNe: mx.array,
@@ -40,64 +49,77 @@ def attend(
     prompts: PromptKV | None = None,
     block: int | None = None,
 ) -> mx.array:
-    """softmax(scale · q kᵀ) v over the prompt and all tokens up to the query's own: [B, H, N, e], in the values' type. Shares
-    are worked out in float32. `block`: queries at a time (None: as many as fit the device's share of memory)."""
+    """softmax(scale · q kᵀ) v over the row's prompt and its own tokens up to the query: [B, H, N, e], in the values' type.
+
+    Differentiable in queries, keys, values and the prompts' keys and values. The softmax is computed in float32. `block`: queries
+    at a time (None: as many as `attention_block` allows on this device).
+    """
     B, H, N, _ = queries_BHNd.shape
     K = prompts.keys.shape[2] if prompts else 0
     size = block or attention_block(B * H, N, K + N, gpu=not on_cpu())
     spans = [slice(start, min(start + size, N)) for start in range(0, N, size)]
     length_P = prompts.length_P if prompts else None
 
-    def sides(span: slice, seen: Sequence[mx.array]) -> list[_Side]:
-        keys, values, *prompt = seen
-        own = _Side(keys[:, :, : span.stop], values[:, :, : span.stop], first=span.start)
-        return [own, *([_Side(prompt[0], prompt[1], length_P=length_P)] if prompt else [])]
+    def segments(span: slice, arrays: Sequence[mx.array]) -> list[_Segment]:
+        """What the queries of `span` attend to. `arrays`: keys and values of the rows, then of the prompts if there are any."""
+        keys, values, *prompt = arrays
+        # Keys after the block's last query are all masked: they are left out instead of computed.
+        own = _Segment(keys[:, :, : span.stop], values[:, :, : span.stop], first_query=span.start)
+        return [own, *([_Segment(prompt[0], prompt[1], length_P=length_P)] if prompt else [])]
 
     @mx.custom_function
-    def look(queries: mx.array, *seen: mx.array) -> tuple[mx.array, ...]:
-        made: list[tuple[mx.array, mx.array]] = []
+    def attention(queries: mx.array, *arrays: mx.array) -> tuple[mx.array, ...]:
+        blocks: list[tuple[mx.array, mx.array]] = []
         for span in spans:
-            q = evaluate_after(queries[:, :, span], made[-1] if made else ())
-            made.append(_merged([side.look(q) for side in sides(span, seen)]))
-        out, log_total = (_along_queries(column) for column in zip(*made, strict=True))
-        return out.astype(seen[1].dtype), log_total
+            # mlx is lazy: without an order between blocks, it would allocate the scores of several of them at once.
+            q = evaluate_after(queries[:, :, span], blocks[-1] if blocks else ())
+            blocks.append(_merge([segment.attend(q) for segment in segments(span, arrays)]))
+        out, logsumexp = (_concatenate_queries(column) for column in zip(*blocks, strict=True))
+        return out.astype(arrays[1].dtype), logsumexp
 
-    @look.vjp
-    def look_vjp(primals: Any, cotangents: Any, outputs: Any) -> tuple[mx.array, ...]:
-        queries, *seen = primals
-        slope, (out, log_total) = cotangents[0], outputs
-        # What a share's slope loses since all shares are divided by their sum: [B, H, N, 1].
-        lost = (slope.astype(mx.float32) * out.astype(mx.float32)).sum(axis=-1, keepdims=True)
-        slopes: list[mx.array] = []
-        total: list[mx.array] = []
+    @attention.vjp
+    def attention_vjp(primals: Any, cotangents: Any, outputs: Any) -> tuple[mx.array, ...]:
+        queries, *arrays = primals
+        d_out, (out, logsumexp) = cotangents[0], outputs
+        # D = rowsum(dO ∘ O) [B, H, N, 1]: the part of dS that comes from the softmax's denominator.
+        delta = (d_out.astype(mx.float32) * out.astype(mx.float32)).sum(axis=-1, keepdims=True)
+        d_queries: list[mx.array] = []
+        d_arrays: list[mx.array] = []
+        # From the last block to the first, because the last attends to all keys: the running sum of dK and dV has full size
+        # from the start, and earlier, shorter blocks are padded to it.
         for span in reversed(spans):
-            q = evaluate_after(queries[:, :, span], slopes[-1:] + total)
-            pulled = [
-                side.pull_back(q, *(x[:, :, span] for x in (slope, log_total, lost))) for side in sides(span, seen)
+            q = evaluate_after(queries[:, :, span], d_queries[-1:] + d_arrays)
+            grads = [
+                segment.vjp(q, *(x[:, :, span] for x in (d_out, logsumexp, delta)))
+                for segment in segments(span, arrays)
             ]
-            of_queries, *others = zip(*pulled, strict=True)
-            slopes.append(reduce(add, of_queries))
-            total = _added(total, [x for pair in zip(*others, strict=True) for x in pair])
-        return (_along_queries(slopes[::-1]), *total)
+            dq, *dkv = zip(*grads, strict=True)
+            d_queries.append(reduce(add, dq))
+            d_arrays = _accumulate(d_arrays, [x for pair in zip(*dkv, strict=True) for x in pair])
+        return (_concatenate_queries(d_queries[::-1]), *d_arrays)
 
-    return look(queries_BHNd * scale, keys_BJNd, values_BJNe, *(prompts[:2] if prompts else ()))[0]  # pyright: ignore[reportIndexIssue]
+    return attention(queries_BHNd * scale, keys_BJNd, values_BJNe, *(prompts[:2] if prompts else ()))[0]  # pyright: ignore[reportIndexIssue]
 
 
-def look_back(
-    queries_BH1d: mx.array, keys_BJCd: mx.array, values_BJCe: mx.array, scale: float, seen_B11C: mx.array
+def decode_attention(
+    queries_BH1d: mx.array, keys_BJCd: mx.array, values_BJCe: mx.array, scale: float, mask_B11C: mx.array
 ) -> mx.array:
-    """One token of each row looks at those columns of a cache that `seen_B11C` allows: [B, H, 1, e], without a gradient."""
+    """Attention of one query per row to the columns of a cache that `mask_B11C` allows: [B, H, 1, e], without a gradient.
+
+    For x86, where mlx's own attention computes its exponentials one number at a time.
+    """
     (B, H, _, d), J = queries_BH1d.shape, keys_BJCd.shape[1]
+    # The H / J query heads of a key head become rows of one product, so no key is repeated.
     scores = (queries_BH1d * scale).reshape(B, J, H // J, d) @ keys_BJCd.swapaxes(-1, -2)
-    scores = scores.astype(mx.float32) + mx.where(seen_B11C, 0.0, -mx.inf)
-    weights = exp_below_zero(scores - scores.max(axis=-1, keepdims=True))
+    scores = scores.astype(mx.float32) + mx.where(mask_B11C, 0.0, -mx.inf)
+    weights = exp_nonpositive(scores - scores.max(axis=-1, keepdims=True))
     out = (weights.astype(values_BJCe.dtype) @ values_BJCe).astype(mx.float32) / weights.sum(axis=-1, keepdims=True)
     return out.astype(values_BJCe.dtype).reshape(B, H, 1, -1)
 
 
-class _Looked(NamedTuple):
-    """What a block of queries has seen on one side: Σ weight · value [B, H, n, e], the sum of the weights, and the peak of their
-    logarithms, below which they are: [B, H, n, 1]."""
+class _PartialSoftmax(NamedTuple):
+    """A block of queries against one segment, before normalisation: Σ exp(S − peak) · v [B, H, n, e], Σ exp(S − peak) and the
+    maximum score `peak`, both [B, H, n, 1]; all float32."""
 
     out: mx.array
     total: mx.array
@@ -105,73 +127,79 @@ class _Looked(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
-    """Keys and values, [S, J, M, …], each looked at by B / S rows. Queries of all heads and rows that look at the same keys are
-    laid one below the other: one product for all of them."""
+class _Segment:
+    """Keys [S, J, M, d] and values [S, J, M, e], each set attended to by B / S rows. Inside, the queries of all heads and rows that
+    share keys are rows of one matrix [S, J, B/S · H/J · n, d]: one product for all of them, and nothing is repeated."""
 
     keys: mx.array
     values: mx.array
-    first: int | None = None
-    """Place of the block's first query among the keys: a query does not look at what comes after it. None: it looks at all."""
+    first_query: int | None = None
+    """Index of the block's first query among the keys, for the causal mask. None: every query attends to every key."""
     length_P: mx.array | None = None
+    """Keys of each set that are no padding; None where there is none."""
 
-    def look(self, q_BHnd: mx.array) -> _Looked:
-        scores = self._scores(self._laid(q_BHnd), q_BHnd.shape[2])
+    def attend(self, q_BHnd: mx.array) -> _PartialSoftmax:
+        scores = self._scores(self._grouped(q_BHnd), q_BHnd.shape[2])
         peak = scores.max(axis=-1, keepdims=True)
-        weights = exp_below_zero(scores - peak)
-        seen = (weights.astype(self.values.dtype) @ self.values).astype(mx.float32)
-        return _Looked(*(self._stood(x, q_BHnd.shape) for x in (seen, weights.sum(axis=-1, keepdims=True), peak)))
+        weights = exp_nonpositive(scores - peak)
+        # The product runs in the values' type (16 bits on a GPU); sums and scores stay in float32.
+        out = (weights.astype(self.values.dtype) @ self.values).astype(mx.float32)
+        return _PartialSoftmax(
+            *(self._ungrouped(x, q_BHnd.shape) for x in (out, weights.sum(axis=-1, keepdims=True), peak))
+        )
 
-    def pull_back(
-        self, q_BHnd: mx.array, slope: mx.array, log_total: mx.array, lost: mx.array
+    def vjp(
+        self, q_BHnd: mx.array, d_out: mx.array, logsumexp: mx.array, delta: mx.array
     ) -> tuple[mx.array, mx.array, mx.array]:
-        """Slopes in the queries, the keys and the values."""
-        q, slope, log_total, lost = (self._laid(x) for x in (q_BHnd, slope, log_total, lost))
-        shares = exp_below_zero(self._scores(q, q_BHnd.shape[2]) - log_total)
-        values = shares.astype(self.values.dtype).swapaxes(-1, -2) @ slope
-        of_scores = (shares * ((slope @ self.values.swapaxes(-1, -2)) - lost)).astype(self.keys.dtype)
-        return self._stood(of_scores @ self.keys, q_BHnd.shape), of_scores.swapaxes(-1, -2) @ q, values
+        """dQ [B, H, n, d], dK and dV (shaped as keys and values): this segment's share. `logsumexp` and `delta` are those of the
+        whole softmax, so the shares of the segments add."""
+        q, d_out, logsumexp, delta = (self._grouped(x) for x in (q_BHnd, d_out, logsumexp, delta))
+        # S ≤ L, for L is the logarithm of a sum that S is in: P comes out normalised, and its exponent is never positive.
+        weights = exp_nonpositive(self._scores(q, q_BHnd.shape[2]) - logsumexp)
+        d_values = weights.astype(self.values.dtype).swapaxes(-1, -2) @ d_out
+        d_scores = (weights * ((d_out @ self.values.swapaxes(-1, -2)) - delta)).astype(self.keys.dtype)
+        return self._ungrouped(d_scores @ self.keys, q_BHnd.shape), d_scores.swapaxes(-1, -2) @ q, d_values
 
     def _scores(self, q: mx.array, n: int) -> mx.array:
-        """In float32; −∞ where a query does not look."""
+        """S [S, J, rows, M] in float32, −∞ where masked. Query rows are laid out with the block's n tokens innermost."""
         scores = (q @ self.keys.swapaxes(-1, -2)).astype(mx.float32)
         columns = mx.arange(self.keys.shape[2])
-        if self.first is not None and n > 1:
-            place = self.first + mx.arange(q.shape[2]) % n
-            scores = scores + mx.where(place[:, None] >= columns, 0.0, -mx.inf)
+        if self.first_query is not None and n > 1:
+            index = self.first_query + mx.arange(q.shape[2]) % n
+            scores = scores + mx.where(index[:, None] >= columns, 0.0, -mx.inf)
         if self.length_P is not None:
             scores = scores + mx.where(columns < self.length_P[:, None], 0.0, -mx.inf)[:, None, None]
         return scores
 
-    def _laid(self, x_BHnd: mx.array) -> mx.array:
-        """[B, H, n, d] → [S, J, (rows · heads · n), d]."""
+    def _grouped(self, x_BHnd: mx.array) -> mx.array:
+        """[B, H, n, d] → [S, J, (B/S · H/J · n), d]."""
         (B, H, n, d), (S, J) = x_BHnd.shape, self.keys.shape[:2]
         return x_BHnd.reshape(S, B // S, J, H // J, n, d).swapaxes(1, 2).reshape(S, J, -1, d)
 
-    def _stood(self, x: mx.array, shape: Sequence[int]) -> mx.array:
-        """The way back."""
+    def _ungrouped(self, x: mx.array, shape: Sequence[int]) -> mx.array:
+        """The inverse of `_grouped`, for queries of this `shape`."""
         (B, H, n, _), (S, J) = shape, self.keys.shape[:2]
         return x.reshape(S, J, B // S, H // J, n, -1).swapaxes(1, 2).reshape(B, H, n, -1)
 
 
-def _merged(sides: Sequence[_Looked]) -> tuple[mx.array, mx.array]:
-    """What was seen on all sides, divided by the sum of all weights; and the logarithm of that sum."""
-    peak = sides[0].peak
-    for side in sides[1:]:
-        peak = mx.maximum(peak, side.peak)
-    parts = [(mx.exp(side.peak - peak), side) for side in sides]
-    total = sum(below * side.total for below, side in parts)
-    out = sum((below / total) * side.out for below, side in parts)
+def _merge(partials: Sequence[_PartialSoftmax]) -> tuple[mx.array, mx.array]:
+    """The softmax over all segments: the output [B, H, n, e] and the log-sum-exp [B, H, n, 1], both float32."""
+    peak = partials[0].peak
+    for partial in partials[1:]:
+        peak = mx.maximum(peak, partial.peak)
+    rescaled = [(mx.exp(partial.peak - peak), partial) for partial in partials]
+    total = sum(factor * partial.total for factor, partial in rescaled)
+    out = sum((factor / total) * partial.out for factor, partial in rescaled)
     return out, peak + mx.log(total)  # pyright: ignore
 
 
-def _added(total: list[mx.array], found: list[mx.array]) -> list[mx.array]:
-    """Slopes in keys and values, added up; an earlier block of queries has looked at the first of them only."""
-    if not total:
-        return found
-    missing = ((0, 0), (0, 0))
-    return [x + mx.pad(y, [*missing, (0, x.shape[2] - y.shape[2]), (0, 0)]) for x, y in zip(total, found, strict=True)]
+def _accumulate(sums: list[mx.array], grads: list[mx.array]) -> list[mx.array]:
+    """Sums of dK and dV over blocks. An earlier block of queries has attended to the first keys only: the others get zeros."""
+    if not sums:
+        return grads
+    none = ((0, 0), (0, 0))
+    return [x + mx.pad(y, [*none, (0, x.shape[2] - y.shape[2]), (0, 0)]) for x, y in zip(sums, grads, strict=True)]
 
 
-def _along_queries(parts: Sequence[mx.array]) -> mx.array:
-    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=2)
+def _concatenate_queries(blocks: Sequence[mx.array]) -> mx.array:
+    return blocks[0] if len(blocks) == 1 else mx.concatenate(list(blocks), axis=2)

@@ -1,69 +1,144 @@
-"""Ours in place of functions that mlx-lm's models call: attention that learns in bounded memory, and the gated unit in vectors.
+"""Monkeypatches of mlx-lm, each named, listed and reversible.
 
-A model's code finds both by name in the file where its class stands. There ours are put once, for good; whatever they are not
-meant for, they hand on. No result changes beyond rounding.
+mlx-lm has no hook for these places, so attributes of its modules and classes are replaced, for the whole process:
+
+| replaced attribute                                   | by                                       | while            | why                                          |
+|------------------------------------------------------|------------------------------------------|------------------|----------------------------------------------|
+| `mlx_lm.models.<family>.scaled_dot_product_attention` | `patches.scaled_dot_product_attention`  | since `install`  | bounded memory in training; vectors on x86   |
+| `mlx_lm.models.<family>.swiglu` (and `switch_layers`) | `patches.swiglu`                        | since `install`  | mlx's exp takes one number at a time on x86  |
+| `<layer class of a model>.__call__`                   | `gradient_checkpointing`'s              | inside of it     | activations are recomputed, not kept         |
+
+A model's file imports its functions by name (`from .base import scaled_dot_product_attention`), so the name is replaced in
+every file that a part of the model comes from, and mlx_lm.models.base and .activations keep theirs. Calls that a replacement is not
+meant for go on to mlx-lm's own function. No result changes beyond rounding. `active` lists what is replaced; `uninstall` undoes it.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import activations, base
 
-from backend.engine.attention import attend, look_back
-from backend.engine.cpu import swiglu as vectorised
-from backend.engine.cpu.vector_exp import spelled_out
-from backend.engine.prefix_cache import PrefixReader, PrefixRecorder, Seen
+from backend.engine.attention import blocked_attention, decode_attention
+from backend.engine.cpu import swiglu as vector_swiglu
+from backend.engine.cpu.vector_exp import exp_is_scalar
+from backend.engine.prefix_cache import AttentionInputs, PrefixReader, PrefixRecorder
 from backend.engine.slot_cache import SlotCache
 
-WORTH_A_GATE, WORTH_A_LOOK = 1 << 12, 1 << 14
-"""Exponentials of a gated unit, of a decoding step's attention; fewer cost less than the calls that spell them out."""
+MIN_SWIGLU, MIN_SCORES = 1 << 12, 1 << 14
+"""Exponentials of a swiglu, and scores of a decoding step's attention, from which our versions pay on x86; below, the extra calls
+cost more than they save."""
+
+MLX_LM_ATTENTION, MLX_LM_SWIGLU = base.scaled_dot_product_attention, activations.swiglu
+
+
+# ── what is replaced, and putting it back ────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replacement:
+    """An attribute of a module or class that holds something of ours at the moment. `original` is None where the attribute was
+    inherited: it is deleted again."""
+
+    owner: Any
+    attribute: str
+    original: Any
+
+    @property
+    def name(self) -> str:
+        owner = self.owner.__name__
+        return (
+            f"{self.owner.__module__}.{owner}.{self.attribute}"
+            if isinstance(self.owner, type)
+            else f"{owner}.{self.attribute}"
+        )
+
+
+_active: list[Replacement] = []
+
+
+def replace(owner: Any, attribute: str, new: Any) -> Replacement:
+    """Set `owner.attribute`, a module's or class's, to `new`, and remember what it was."""
+    replacement = Replacement(owner, attribute, vars(owner).get(attribute))
+    setattr(owner, attribute, new)
+    _active.append(replacement)
+    return replacement
+
+
+def restore(replacement: Replacement) -> None:
+    """Put the original back. Does nothing when that has been done."""
+    if replacement not in _active:
+        return
+    _active.remove(replacement)
+    if replacement.original is None:
+        delattr(replacement.owner, replacement.attribute)
+    else:
+        setattr(replacement.owner, replacement.attribute, replacement.original)
 
 
 def install(model: nn.Module) -> None:
-    """Let all parts of the model call ours."""
+    """Patch the files that the parts of `model` come from. Files that are patched already, and mlx-lm's own two files that define
+    the functions, stay as they are."""
     for module in {sys.modules.get(type(part).__module__) for part in model.modules()}:
-        for name, theirs, ours in STAND_INS:
-            if getattr(module, name, None) is theirs and module is not sys.modules[theirs.__module__]:
-                setattr(module, name, ours)
+        for attribute, original, ours in FUNCTIONS:
+            if getattr(module, attribute, None) is original and module is not sys.modules[original.__module__]:
+                replace(module, attribute, ours)
+
+
+def uninstall() -> None:
+    """Put back everything that is replaced. Steps that have been compiled keep what they were traced with."""
+    for replacement in reversed(_active.copy()):
+        restore(replacement)
+
+
+def active() -> list[str]:
+    """The full names of the attributes that are replaced now, e.g. "mlx_lm.models.qwen3.swiglu"."""
+    return sorted(replacement.name for replacement in _active)
+
+
+# ── the replacements ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def scaled_dot_product_attention(
     queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any, sinks: Any = None
 ) -> mx.array:
-    """mlx-lm's, for whoever neither learns nor decodes many rows where mlx takes one number at a time."""
-    seen = _seen(keys, values, cache, mask) if sinks is None else None
-    if seen is not None:
-        return attend(queries, seen.keys, seen.values, scale, seen.prompts)
-    if sinks is None and isinstance(cache, SlotCache) and mask is cache.mask and _many(queries, keys):
-        return look_back(queries, keys, values, scale, mask)
-    return THEIR_ATTENTION(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+    """Blocked attention in training, vectorised attention in a large decoding step on x86; mlx-lm's own otherwise."""
+    inputs = _training_inputs(keys, values, cache, mask) if sinks is None else None
+    if inputs is not None:
+        return blocked_attention(queries, inputs.keys, inputs.values, scale, inputs.prompts)
+    # `is`: a model that has changed the mask must get attention with its own mask.
+    if sinks is None and isinstance(cache, SlotCache) and mask is cache.mask and _pays(queries, keys):
+        return decode_attention(queries, keys, values, scale, mask)
+    return MLX_LM_ATTENTION(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
 
 
-def _seen(keys: mx.array, values: mx.array, cache: Any, mask: Any) -> Seen | None:
-    """What learning looks at; None where somebody else asks, or where it is not what its memories gave out."""
+def _training_inputs(keys: mx.array, values: mx.array, cache: Any, mask: Any) -> AttentionInputs | None:
+    """What blocked attention reads; None where the call is not training's, or the model has changed what our caches gave it."""
     if isinstance(cache, (PrefixRecorder, PrefixReader)):
-        return cache.seen(keys, values, mask)
-    alone = cache is None and isinstance(mask, str) and keys.shape[2] > 1
-    return Seen(keys, values) if alone else None
+        return cache.attention_inputs(keys, values, mask)
+    # Without a cache and with a causal mask over several tokens: whole rows, prompt and completion together.
+    whole_rows = cache is None and isinstance(mask, str) and keys.shape[2] > 1
+    return AttentionInputs(keys, values) if whole_rows else None
 
 
-def _many(queries: mx.array, keys: mx.array) -> bool:
-    """Whether a decoding step has so many scores that they are worth spelling out."""
-    return spelled_out() and queries.shape[0] * queries.shape[1] * keys.shape[2] >= WORTH_A_LOOK
+def _pays(queries: mx.array, keys: mx.array) -> bool:
+    """Whether a decoding step has enough scores for `decode_attention` to be faster than mlx's attention."""
+    return exp_is_scalar() and queries.shape[0] * queries.shape[1] * keys.shape[2] >= MIN_SCORES
 
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """mlx-lm's, where mlx has vectors of its own."""
-    fitting = gate.shape == up.shape and gate.size >= WORTH_A_GATE and spelled_out()
-    return vectorised.swiglu(gate, up) if fitting else THEIR_SWIGLU(gate, up)
+    """silu(gate) · up in vectors, where mlx's exp takes one number at a time; mlx-lm's own otherwise."""
+    pays = gate.shape == up.shape and gate.size >= MIN_SWIGLU and exp_is_scalar()
+    return vector_swiglu.swiglu(gate, up) if pays else MLX_LM_SWIGLU(gate, up)
 
 
-THEIR_ATTENTION, THEIR_SWIGLU = base.scaled_dot_product_attention, activations.swiglu
-STAND_INS = (
-    ("scaled_dot_product_attention", THEIR_ATTENTION, scaled_dot_product_attention),
-    ("swiglu", THEIR_SWIGLU, swiglu),
+FUNCTIONS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
+    ("scaled_dot_product_attention", MLX_LM_ATTENTION, scaled_dot_product_attention),
+    ("swiglu", MLX_LM_SWIGLU, swiglu),
 )
+"""(attribute, mlx-lm's, ours)."""

@@ -1,7 +1,17 @@
-"""What a layer remembers while learning reads: prompts first, once each; then completions, which look back at them.
+"""KV caches of the training forward pass: each prompt is prefilled once, and all completions of its group attend to it.
 
-Both memories speak mlx-lm's cache protocol, so that any model's code takes them; where its attention is the usual one, it is
-given what they saw without copies (`seen`).
+Two caches, one per layer and pass, both in mlx-lm's cache protocol, so that any model's code takes them:
+
+    prefill       tokens [P, K], right-padded     PrefixRecorder keeps keys and values [P, J, K, d], with gradient
+    completions   tokens [B, T]                   PrefixReader lets B rows attend to their prompt's, then to their own
+
+K prompt tokens are computed P times instead of B = P · G times. Autodiff sums dK and dV of a prompt over the rows that attend to
+it, so the gradient is that of the unshared pass (chain rule). Positions are right because a row's completion starts at `offset`,
+its own prompt's length, whatever the padded width K. Only for layers that keep the keys and values of all tokens: a sliding window
+or a recurrent state depends on where the prompt ends, which padded prompts do not share.
+
+Where the model's attention is patched (backend.engine.patches) it asks `attention_inputs` for the two segments, and prompts are
+never copied; a model with an attention of its own gets the concatenated arrays [B, J, K + T, d] that it expects.
 """
 
 from __future__ import annotations
@@ -14,8 +24,8 @@ import mlx.core as mx
 from backend.engine.attention import PromptKV
 
 
-class Seen(NamedTuple):
-    """Keys and values of the tokens that look, [B, heads, N, d], and what they look back at."""
+class AttentionInputs(NamedTuple):
+    """Keys and values of the rows' own tokens, [B, J, N, d], and those of their prompts (None while prompts are prefilled)."""
 
     keys: mx.array
     values: mx.array
@@ -23,8 +33,8 @@ class Seen(NamedTuple):
 
 
 class PrefixRecorder:
-    """A layer's memory while prompts are read: it keeps their keys and values, [P, heads, K, d], with gradient. Padding on the
-    right is never looked at by what comes before it."""
+    """A layer's cache while prompts are prefilled: keeps their keys and values, [P, J, K, d], in the graph. Padding on the right
+    needs no mask, since causal attention keeps earlier tokens from it."""
 
     offset = 0
 
@@ -37,85 +47,91 @@ class PrefixRecorder:
         return keys, values
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """The causal mask. Raises ValueError for a sliding window."""
         _refuse_window(window_size)
         if return_array:
             return mx.arange(N)[:, None] >= mx.arange(N)[None]
         return None if N == 1 else "causal"
 
-    def seen(self, keys: mx.array, values: mx.array, mask: Any) -> Seen | None:
-        """What is looked at, if these are the keys and the mask that were given out."""
-        ours = keys is self.keys and values is self.values and _is_causal(mask, keys)
-        return Seen(keys, values) if ours else None
+    def attention_inputs(self, keys: mx.array, values: mx.array, mask: Any) -> AttentionInputs | None:
+        """What blocked attention needs; None unless keys, values and mask are the ones this cache handed out, because then the
+        model has changed them and only its own attention is right."""
+        unchanged = keys is self.keys and values is self.values and _is_causal(mask, keys)
+        return AttentionInputs(keys, values) if unchanged else None
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMask:
-    """What the rows of a batch may look at: their prompt (of `length_B` tokens) and what they have said themselves."""
+    """Which prompt each row of a batch attends to, and how much of it. One object for all layers of a pass."""
 
     prompt_B: mx.array
-    each: int
-    """Rows of every prompt, one after another; 0 where prompts have unequally many."""
+    rows_per_prompt: int
+    """Where the rows of each prompt stand one after another and are equally many: how many; else 0."""
     length_B: mx.array | int
-    """Tokens of each row's prompt; one number where they are all alike, and nothing needs to be hidden."""
-    masks: list[mx.array] = field(default_factory=list)
-    """Those that were given out."""
+    """Tokens of each row's prompt; one number where all are equal, and no padding needs a mask."""
+    issued_masks: list[mx.array] = field(default_factory=list)
+    """The mask arrays handed out so far, to be recognised when attention gets them back."""
 
-    def spread(self, x_P: mx.array) -> mx.array:
-        """What belongs to a prompt, for each of its rows. Repeating is cheaper than looking up, in the backward pass too."""
-        if self.each == 1:
+    def repeat_for_rows(self, x_P: mx.array) -> mx.array:
+        """[P, …] → [B, …]. `mx.repeat` is cheaper than a gather, in the backward pass too (a sum, no scatter)."""
+        if self.rows_per_prompt == 1:
             return x_P
-        return mx.repeat(x_P, self.each, axis=0) if self.each else x_P[self.prompt_B]
+        return mx.repeat(x_P, self.rows_per_prompt, axis=0) if self.rows_per_prompt else x_P[self.prompt_B]
 
     def prompts(self, keys: mx.array, values: mx.array) -> PromptKV:
-        """For rows one after another nothing is repeated."""
+        """The prompts' keys and values for blocked attention: shared by consecutive rows, else repeated for each row."""
         length_B = None if isinstance(self.length_B, int) else self.length_B
-        if self.each:
-            return PromptKV(keys, values, None if length_B is None else length_B[:: self.each])
-        return PromptKV(self.spread(keys), self.spread(values), length_B)
+        if self.rows_per_prompt:
+            return PromptKV(keys, values, None if length_B is None else length_B[:: self.rows_per_prompt])
+        return PromptKV(self.repeat_for_rows(keys), self.repeat_for_rows(values), length_B)
 
     def mask(self, N: int, K: int, as_array: bool) -> Any:
-        """For N tokens after prompts of width K."""
+        """The mask of N completion tokens after prompts of padded width K: [B, 1, N, K + N], or "causal" where that says it all."""
         if isinstance(self.length_B, int) and not as_array:
             return None if N == 1 else "causal"
         own_NS = mx.arange(N)[:, None] >= mx.arange(N)[None]
         prompt_BK = mx.arange(K)[None] < mx.array(self.length_B).reshape(-1, 1)
         B = prompt_BK.shape[0]
-        sides = [mx.broadcast_to(prompt_BK[:, None, None], (B, 1, N, K)), mx.broadcast_to(own_NS, (B, 1, N, N))]
-        self.masks.append(mx.concatenate(sides, axis=-1))
-        return self.masks[-1]
+        segments = [mx.broadcast_to(prompt_BK[:, None, None], (B, 1, N, K)), mx.broadcast_to(own_NS, (B, 1, N, N))]
+        self.issued_masks.append(mx.concatenate(segments, axis=-1))
+        return self.issued_masks[-1]
 
 
 class PrefixReader:
-    """A layer's memory while completions are read after their prompts, which came before: [P, heads, K, d]."""
+    """A layer's cache while completions are read: they attend to the prompts' keys and values [P, J, K, d], then to their own."""
 
-    def __init__(self, keys: mx.array, values: mx.array, sight: PrefixMask) -> None:
-        self.keys, self.values, self.sight = keys, values, sight
-        self.offset = sight.length_B
+    def __init__(self, keys: mx.array, values: mx.array, prefix_mask: PrefixMask) -> None:
+        self.keys, self.values, self.prefix_mask = keys, values, prefix_mask
+        self.offset = prefix_mask.length_B
         self._own: tuple[mx.array, mx.array]
-        self._given: tuple[mx.array, mx.array]
+        self._issued: tuple[mx.array, mx.array]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """What is never asked for is never put together: arrays are lazy."""
-        spread = self.sight.spread
+        """Prompt and own keys and values, concatenated to [B, J, K + N, d]. mlx is lazy: where blocked attention takes the two
+        segments instead, the concatenation is never evaluated."""
+        repeat = self.prefix_mask.repeat_for_rows
         self._own = keys, values
-        self._given = tuple(  # pyright: ignore
-            mx.concatenate([spread(before), now], axis=2) for before, now in ((self.keys, keys), (self.values, values))
+        self._issued = tuple(  # pyright: ignore
+            mx.concatenate([repeat(prompt), own], axis=2) for prompt, own in ((self.keys, keys), (self.values, values))
         )
-        return self._given
+        return self._issued
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """Raises ValueError for a sliding window."""
         _refuse_window(window_size)
-        return self.sight.mask(N, self.keys.shape[2], return_array)
+        return self.prefix_mask.mask(N, self.keys.shape[2], return_array)
 
-    def seen(self, keys: mx.array, values: mx.array, mask: Any) -> Seen | None:
-        """What is looked at, if these are the keys and the mask that were given out."""
-        ours = keys is self._given[0] and values is self._given[1]
-        known = any(mask is one for one in self.sight.masks) or _is_causal(mask, self._own[0])
-        return Seen(*self._own, self.sight.prompts(self.keys, self.values)) if ours and known else None
+    def attention_inputs(self, keys: mx.array, values: mx.array, mask: Any) -> AttentionInputs | None:
+        """What blocked attention needs; None unless keys, values and mask are the ones this cache handed out."""
+        unchanged = keys is self._issued[0] and values is self._issued[1]
+        known = any(mask is issued for issued in self.prefix_mask.issued_masks) or _is_causal(mask, self._own[0])
+        if not (unchanged and known):
+            return None
+        return AttentionInputs(*self._own, self.prefix_mask.prompts(self.keys, self.values))
 
 
 def _is_causal(mask: Any, keys: mx.array) -> bool:
-    """Whether it is the mask without numbers that lets each of these tokens look at what came before it."""
+    """Whether this is mlx-lm's causal mask without an array: "causal", or None for a single token."""
     return mask == "causal" if isinstance(mask, str) else mask is None and keys.shape[2] == 1
 
 

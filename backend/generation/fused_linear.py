@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.lora import LoRALinear
 
-from backend.engine.cpu.small_matmul import times_transposed
+from backend.engine.cpu.small_matmul import matmul_transposed
 
 Linear = nn.Linear | nn.QuantizedLinear
 
@@ -42,7 +42,7 @@ class Product(nn.Module):
 
     def _base(self, x: mx.array) -> mx.array:
         if not self.quantised:
-            return times_transposed(x, self["weight"])
+            return matmul_transposed(x, self["weight"])
         how = {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
         return mx.quantized_matmul(x, self["weight"], self["scales"], self.get("biases"), transpose=True, **how)
 

@@ -17,7 +17,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from backend.engine.forward import SplitModel, split
+from backend.engine.model_probe import split
+from backend.engine.split_model import SplitModel
 from backend.generation.fused_linear import FusedLinear, base_of, has_adapter, is_plain, kind_of
 
 PROBE = mx.array([[1, 2, 3, 2]])

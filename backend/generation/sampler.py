@@ -14,7 +14,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from backend.engine.cpu.vector_exp import exp_below_zero, on_cpu
+from backend.engine.cpu.vector_exp import exp_nonpositive, on_cpu
 
 FEW = 64
 """Candidates that are sorted at once; more of them are halved first, where that is cheaper than sorting."""
@@ -55,7 +55,7 @@ def draw(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> Drawn:
     temperature = sampling.temperature or 1.0
     peak_B1 = _tempered(logits_BV.max(axis=-1, keepdims=True), temperature)
     # One exp pass serves the softmax, the filters and the draw. The peak's mass is 1.
-    mass_BV = exp_below_zero(_tempered(logits_BV, temperature) - peak_B1)
+    mass_BV = exp_nonpositive(_tempered(logits_BV, temperature) - peak_B1)
     if sampling.temperature == 0:
         logp_B = -mx.log(mass_BV.sum(axis=-1))
         return Drawn(mx.argmax(logits_BV, axis=-1), logp_B, mx.zeros_like(logp_B))

@@ -22,7 +22,7 @@ from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 
-from backend.engine.forward import split
+from backend.engine.model_probe import split
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.model_and_data_names import model_source

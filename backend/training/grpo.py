@@ -126,7 +126,9 @@ class Grpo(Algorithm):
         top, has_bonus = self.loss.top_entropy_quantile, self.bonus.coefficient > 0
         if top >= 1:
             return {"entropy_tokens": sum(one.batch.mask_BT.sum() for one in micro_batches)} if has_bonus else {}
-        entropies = [forward.scores(self.policy.split_model, one, learns=False).entropy_N for one in micro_batches]
+        entropies = [
+            forward.scores(self.policy.split_model, one, with_gradient=False).entropy_N for one in micro_batches
+        ]
         entropy_1N = mx.concatenate([entropy.reshape(1, -1) for entropy in entropies], axis=1)
         mask_1N = mx.concatenate([one.batch.mask_BT.reshape(1, -1) for one in micro_batches], axis=1)
         threshold = entropy_quantile(entropy_1N, mask_1N, top)

@@ -18,7 +18,8 @@ from mlx.optimizers import Optimizer
 from mlx.utils import tree_map
 
 from backend.engine.cpu.affinity import on_one_core
-from backend.engine.forward import PrefilledPrompts, gradient_checkpointing
+from backend.engine.forward import PrefilledPrompts
+from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.models.policy import Policy
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
@@ -163,7 +164,7 @@ class Learner:
         """(this micro-batch's share of the loss, log-probabilities [B, T], tally)."""
         scores = self.forward.scores(
             self.policy.split_model, micro_batch,
-            entropy_gradient=self.algorithm.needs_entropy_gradient, prompted=prompted,
+            entropy_gradient=self.algorithm.needs_entropy_gradient, prefilled=prompted,
         )  # fmt: skip
         loss, tally = self.algorithm.objective(micro_batch, scores, totals)
         return loss, mx.stop_gradient(scores.logp_N), tally
@@ -235,7 +236,7 @@ def build_learner(
         ),
         PolicyForward(
             config.temperature,
-            chunk or seq_step_size or head_chunk(policy.split_model.vocabulary, on_gpu),
+            chunk or seq_step_size or head_chunk(policy.split_model.vocab_size, on_gpu),
             micro_batch_tokens or MICRO_BATCH_TOKENS[on_gpu],
             has_dropout=config.dropout > 0,
         ),

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from backend.engine.forward import PrefilledPrompts, SequenceRows, SplitModel, completion_logps, sequence_rows
+from backend.engine.forward import PrefilledPrompts, SequenceRows, completion_logps, sequence_rows
 from backend.engine.lm_head import TokenScores
+from backend.engine.split_model import SplitModel
 from backend.training.batch import Batch
 from backend.training.microbatch import PromptMode
 from backend.training.shared_prefix import SharedPrefix
@@ -59,18 +60,18 @@ class PolicyForward:
         split_model: SplitModel,
         micro_batch: MicroBatch,
         *,
-        learns: bool = True,
+        with_gradient: bool = True,
         entropy_gradient: bool = False,
-        prompted: PrefilledPrompts | None = None,
+        prefilled: PrefilledPrompts | None = None,
     ) -> TokenScores:
         """Log-probabilities and entropies [B, T] in nats at the sampling temperature, 0 where the mask is 0.
 
-        `prompted`: prompts that were prefilled. Without `learns` nothing carries a gradient; the entropy does only with
+        `prefilled`: prompts that were prefilled. Without `with_gradient` nothing carries a gradient; the entropy does only with
         `entropy_gradient`.
         """
         return completion_logps(
             split_model, micro_batch.rows, self.temperature, self.chunk,
-            learns=learns, entropy_gradient=entropy_gradient, prompted=prompted,
+            with_gradient=with_gradient, entropy_gradient=entropy_gradient, prefilled=prefilled,
         )  # fmt: skip
 
     def logps_without_gradient(self, split_model: SplitModel, micro_batches: list[MicroBatch]) -> Iterator[mx.array]:
@@ -78,8 +79,8 @@ class PolicyForward:
         prefix = self.shared_prefix(split_model, micro_batches)
         prefilled = prefix.prefill(split_model) if prefix else None
         for micro_batch in micro_batches:
-            prompted = prefix.select(prefilled, micro_batch) if prefix and prefilled else None
-            logp_BT = self.scores(split_model, micro_batch, learns=False, prompted=prompted).logp_N
+            selected = prefix.select(prefilled, micro_batch) if prefix and prefilled else None
+            logp_BT = self.scores(split_model, micro_batch, with_gradient=False, prefilled=selected).logp_N
             mx.eval(logp_BT)
             self.poll()
             yield logp_BT
@@ -94,7 +95,7 @@ class PolicyForward:
     def prompt_mode(self, split_model: SplitModel) -> PromptMode:
         """How often prompts are read. With dropout never twice: the second pass would drop other activations than the
         first, and the gradient would belong to neither."""
-        if not split_model.layers:
+        if not split_model.prefix_layers:
             return "per_row"
         return "per_micro_batch" if self.has_dropout else "prefilled"
 

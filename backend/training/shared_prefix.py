@@ -23,7 +23,8 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map
 
-from backend.engine.forward import PrefilledPrompts, SequenceRows, SplitModel, prefill_prompts
+from backend.engine.forward import PrefilledPrompts, SequenceRows, prefill_prompts
+from backend.engine.split_model import SplitModel
 
 
 class RowsAndGroups(Protocol):

@@ -1,4 +1,4 @@
-"""Python's thread and mlx's on one core while they sample and learn; nobody else, and not a moment longer."""
+"""Python's thread and mlx's share one core while they sample and train; no other thread does, and not a moment longer."""
 
 from __future__ import annotations
 
@@ -22,72 +22,74 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was():
+def no_core_chosen():
     affinity._other_core.clear()
     yield
     affinity._other_core.clear()
 
 
-def placed(thread: int) -> set[int]:
+def allowed_cores(thread: int) -> set[int]:
     return os.sched_getaffinity(thread)
 
 
-def both() -> list[int]:
-    return [threading.get_native_id(), *affinity._of_mlx()]
+def both_threads() -> list[int]:
+    return [threading.get_native_id(), *affinity._mlx_threads()]
 
 
-def test_the_other_thread_is_the_one_that_multiplies():
-    (found,) = affinity._of_mlx()
+def test_the_thread_found_is_the_one_that_multiplies():
+    (mlx_thread,) = affinity._mlx_threads()
     ours = {thread.native_id for thread in threading.enumerate()}
-    others = [int(task.name) for task in affinity.TASKS.iterdir() if int(task.name) not in ours | {found}]
+    others = [int(task.name) for task in affinity.TASKS.iterdir() if int(task.name) not in ours | {mlx_thread}]
     x = mx.random.normal((1024, 1024))
     mx.eval(x)
-    before = affinity._worked([found]), affinity._worked(others)
+    before = affinity._cpu_seconds([mlx_thread]), affinity._cpu_seconds(others)
     mx.eval(x @ x @ x @ x)
-    assert affinity._worked([found]) - before[0] > 10 * (affinity._worked(others) - before[1])
+    assert affinity._cpu_seconds([mlx_thread]) - before[0] > 10 * (affinity._cpu_seconds(others) - before[1])
 
 
-def test_both_stand_on_one_core_and_go_home_again():
-    home = [placed(thread) for thread in both()]
+def test_both_threads_are_on_one_core_inside_and_unpinned_afterwards():
+    home = [allowed_cores(thread) for thread in both_threads()]
     with on_one_core():
-        inside = [placed(thread) for thread in both()]
+        inside = [allowed_cores(thread) for thread in both_threads()]
     assert inside[0] == inside[1] and len(inside[0]) == 1
     with pytest.raises(KeyError), on_one_core():
         raise KeyError
-    assert [placed(thread) for thread in both()] == home
+    assert [allowed_cores(thread) for thread in both_threads()] == home
 
 
-def test_other_threads_and_what_they_start_keep_all_cores():
+def test_other_threads_and_their_child_processes_keep_all_cores():
     count = "import os; print(len(os.sched_getaffinity(0)))"
-    asked, told = threading.Event(), []
+    pinned, counts = threading.Event(), []
 
-    def beside() -> None:
-        asked.wait(20)
-        told.append(len(os.sched_getaffinity(0)))
-        told.append(int(subprocess.check_output([sys.executable, "-c", count])))
+    def other_thread() -> None:
+        pinned.wait(20)
+        counts.append(len(os.sched_getaffinity(0)))
+        counts.append(int(subprocess.check_output([sys.executable, "-c", count])))
 
-    thread = threading.Thread(target=beside)
+    thread = threading.Thread(target=other_thread)
     thread.start()
     with on_one_core():
-        asked.set()
+        pinned.set()
         thread.join(20)
-    assert told == [len(os.sched_getaffinity(0))] * 2
+    assert counts == [len(os.sched_getaffinity(0))] * 2
 
 
-def test_a_core_that_somebody_else_works_on_is_left(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(affinity, "LEAST_S", 0.0)
+def test_a_core_that_another_process_uses_is_not_taken_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(affinity, "MIN_DURATION_S", 0.0)
 
-    def core(worked: Callable[[float], float]) -> int:
+    def core_taken(cpu_seconds: Callable[[float], float]) -> int:
         began, before = time.perf_counter(), iter([0.0])
-        monkeypatch.setattr(affinity, "_worked", lambda _: next(before, None) or worked(time.perf_counter() - began))
+        monkeypatch.setattr(
+            affinity, "_cpu_seconds", lambda _: next(before, None) or cpu_seconds(time.perf_counter() - began)
+        )
         with on_one_core():
-            (found,) = os.sched_getaffinity(0)
+            (core,) = os.sched_getaffinity(0)
             time.sleep(0.05)
-        return found
+        return core
 
-    crowded = core(lambda passed: 0.3 * passed)
-    assert core(lambda passed: passed) != crowded
-    assert affinity._other_core == [], "a core of its own is not left"
+    shared = core_taken(lambda passed: 0.3 * passed)
+    assert core_taken(lambda passed: passed) != shared
+    assert affinity._other_core == [], "a core that is not shared is kept"
 
 
 @pytest.mark.parametrize("why", ["threads of the BLAS", "a GPU", "one core allowed"])
@@ -99,16 +101,16 @@ def test_where_it_does_not_help_nothing_is_placed(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(affinity, "on_cpu", lambda: False)
     else:
         os.sched_setaffinity(0, {min(home)})
-    before = [placed(thread) for thread in both()]
+    before = [allowed_cores(thread) for thread in both_threads()]
     try:
         with on_one_core():
-            assert [placed(thread) for thread in both()] == before
+            assert [allowed_cores(thread) for thread in both_threads()] == before
     finally:
         os.sched_setaffinity(0, home)
 
 
 @pytest.mark.parametrize("missing", ["status", "schedstat", "stat"])
-def test_a_system_that_does_not_tell_is_no_error(monkeypatch: pytest.MonkeyPatch, missing: str):
+def test_a_system_that_hides_a_file_of_proc_is_no_error(monkeypatch: pytest.MonkeyPatch, missing: str):
     read = Path.read_text
 
     def refuse(path: Path, *how: object) -> str:
@@ -117,16 +119,16 @@ def test_a_system_that_does_not_tell_is_no_error(monkeypatch: pytest.MonkeyPatch
         return read(path, *how)
 
     monkeypatch.setattr(Path, "read_text", refuse)
-    affinity._of_mlx.cache_clear()
+    affinity._mlx_threads.cache_clear()
     home = os.sched_getaffinity(0)
     try:
         with on_one_core():
             assert os.sched_getaffinity(0) == home
     finally:
-        affinity._of_mlx.cache_clear()
+        affinity._mlx_threads.cache_clear()
 
 
-def test_a_system_that_forbids_it_is_no_error(monkeypatch: pytest.MonkeyPatch):
+def test_a_system_that_forbids_pinning_is_no_error(monkeypatch: pytest.MonkeyPatch):
     def refuse(*_: object) -> None:
         raise PermissionError
 

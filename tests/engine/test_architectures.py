@@ -1,11 +1,13 @@
-"""Model families: a tiny random model of each takes GRPO steps, is broken off and resumed, or is refused in a sentence.
+"""Model families: a tiny random model of each takes GRPO steps, is stopped and resumed, or is refused in a sentence.
 
-docs/architectures.md is the table of what stands here; the last test reads it.
+CI takes one family per mechanism (REPRESENTATIVE); `make proofs` takes all of them. docs/architectures.md shows the table FAMILIES, and is
+compared with all of it in CI.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,14 +39,20 @@ CACHES = {"KVCache": KEYS, "RotatingKVCache": WINDOW, "ArraysCache": STATE, "Cac
 
 @dataclass(frozen=True)
 class Family:
-    """What a family's config.json says beside the usual, the caches of its layers, and how it is decoded and trained."""
+    """What a family's config.json says beside the usual, and what is expected of it."""
 
     caches: tuple[str, ...]
+    """What its layers keep, in the words of docs/architectures.md."""
     own: dict[str, Any] = field(default_factory=dict)
     together: bool = True
+    """Whether rows of unequal length are decoded in one batch."""
     dora: bool = True
     layers: int = 2
     tied: bool = True
+    whole: bool = False
+    """Whether logits are computed for all tokens, because the model cannot be split into body and head."""
+    shared: bool = True
+    """Whether a prompt is prefilled once for all completions of its group; only families that cache keys and values alone."""
 
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
@@ -58,16 +66,16 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family(PLAIN),
     "smollm3": Family(PLAIN, {"no_rope_layer_interval": 2}),
     "gemma2": Family(PLAIN, {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-                     together=False),
+                     together=False, whole=True, shared=False),
     "phi3": Family(PLAIN, {"num_key_value_heads": 2}, tied=False),
     "olmo2": Family(PLAIN, tied=False),
     "starcoder2": Family(PLAIN, {"norm_epsilon": 1e-5}),
     "stablelm": Family(PLAIN, {"partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5, "use_qkv_bias": True, "qk_layernorm": False,
-                               "num_key_value_heads": 2}, tied=False),
+                               "num_key_value_heads": 2}, tied=False, whole=True),
     "glm4": Family(PLAIN, {"attention_bias": False, "partial_rotary_factor": 0.5}, tied=False),
     "nemotron": Family(PLAIN, {"hidden_act": "relu2", "norm_eps": 1e-5, "partial_rotary_factor": 0.5}, tied=False),
     "gpt_bigcode": Family(PLAIN, {"n_embd": 32, "n_layer": 2, "n_inner": 64, "n_head": 2, "n_positions": 512, "multi_query": True,
-                                  "layer_norm_epsilon": 1e-5}, together=False),
+                                  "layer_norm_epsilon": 1e-5}, together=False, whole=True, shared=False),
     "mixtral": Family(PLAIN, dora=False),
     "qwen3_moe": Family(PLAIN, dora=False),
     "olmoe": Family(PLAIN, EXPERTS | {"num_key_value_heads": 2}, dora=False, tied=False),
@@ -76,19 +84,19 @@ FAMILIES: dict[str, Family] = {
                                   "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "rope_scaling": None,
                                   "num_key_value_heads": 2}, dora=False, tied=False),
     "dbrx": Family(PLAIN, {"d_model": 32, "n_heads": 2, "n_layers": 2, "attn_config": {"kv_n_heads": 1, "clip_qkv": 8.0, "rope_theta": 1e4},
-                           "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2}}, together=False, tied=False),
+                           "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2}}, together=False, tied=False, whole=True),
     "gemma3_text": Family((WINDOW, KEYS), {"sliding_window": 8}, together=False),
     "ministral3": Family((WINDOW, KEYS), TWO_KINDS | {"rope_parameters": {
         "rope_theta": 1e4, "type": "default", "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16}}, together=False),
     "cohere2": Family((WINDOW, KEYS), {"sliding_window": 8, "sliding_window_pattern": 2, "logit_scale": 0.06, "layer_norm_eps": 1e-5},
-                      together=False),
+                      together=False, whole=True),
     "olmo3": Family((WINDOW, KEYS), TWO_KINDS, together=False, tied=False),
     "gpt_oss": Family((WINDOW, KEYS), TWO_KINDS | {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_scaling": {
         "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0,
         "truncate": False}}, together=False, dora=False, tied=False),
-    "mamba": Family((STATE,), MAMBA, together=False),
+    "mamba": Family((STATE,), MAMBA, together=False, whole=True),
     "mamba2": Family((STATE,), MAMBA | {"num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 8, "time_step_limit": [0.0, 100.0],
-                                        "layer_norm_epsilon": 1e-5, "expand": 2}, together=False),
+                                        "layer_norm_epsilon": 1e-5, "expand": 2}, together=False, whole=True),
     "qwen3_next": Family((STATE, KEYS), EXPERTS | {
         "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
         "linear_conv_kernel_dim": 3, "full_attention_interval": 2, "decoder_sparse_step": 1, "mlp_only_layers": [],
@@ -108,15 +116,31 @@ FAMILIES: dict[str, Family] = {
         "hybrid_override_pattern": ["M", "*", "-"], "mamba_num_heads": 4, "mamba_head_dim": 16, "mamba_proj_bias": False,
         "ssm_state_size": 8, "conv_kernel": 4, "n_groups": 1, "time_step_limit": [0.0, 100.0], "mlp_hidden_act": "relu2",
         "use_conv_bias": True, "use_bias": False, "mlp_bias": False, "attention_bias": False, "layer_norm_epsilon": 1e-5, "rms_norm_eps": 1e-5},
-        together=False, layers=3, tied=False),
+        together=False, layers=3, tied=False, whole=True),
     "lfm2": Family((STATE, KEYS), {
         "layer_types": ["conv", "full_attention"], "full_attn_idxs": [1], "conv_L_cache": 3, "conv_bias": False, "norm_eps": 1e-5,
         "block_dim": 32, "block_ff_dim": 64, "block_multiple_of": 8, "block_ffn_dim_multiplier": 1.0,
         "block_auto_adjust_ff_dim": False}, together=False),
     "falcon_h1": Family((BOTH,), {
         "mamba_d_conv": 4, "mamba_d_head": 16, "mamba_d_ssm": 64, "mamba_d_state": 8, "mamba_n_heads": 4, "mamba_n_groups": 1,
-        "mamba_expand": 2}, together=False),
+        "mamba_expand": 2}, together=False, whole=True),
 }  # fmt: skip
+
+REPRESENTATIVE = {
+    "llama": "plain attention, an untied head",
+    "qwen3_moe": "mixture of experts, a tied head",
+    "gemma2": "soft caps on attention and logits",
+    "gemma3_text": "sliding window",
+    "deepseek_v3": "latent attention (MLA)",
+    "mamba": "state space",
+    "qwen3_next": "gated delta net beside attention",
+    "falcon_h1": "state and attention in one layer",
+}
+
+
+def families(in_ci: Iterable[str] = REPRESENTATIVE) -> list[Any]:
+    """All families, of which those outside `in_ci` are run by `make proofs`."""
+    return [pytest.param(arch, marks=() if arch in in_ci else pytest.mark.proof) for arch in FAMILIES]
 
 
 @pytest.fixture(scope="module")
@@ -139,22 +163,26 @@ RUN: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("arch", FAMILIES)
-def test_a_step_with_lora_and_a_resume(models: Path, tmp_path: Path, arch: str) -> None:
-    """What was recorded while sampling is what training's own forward pass says; the run resumed after its first step
-    ends as the unbroken one; and mlx-lm opens what it leaves."""
+@pytest.mark.parametrize("arch", families())
+def test_a_run_with_lora_resumes_to_the_weights_of_an_unbroken_one(models: Path, tmp_path: Path, arch: str) -> None:
+    """Log-probabilities recorded while sampling are those of training's forward pass; the run resumed after its first step ends
+    with the weights of the unbroken one; and mlx-lm opens the adapters it leaves."""
     folder = folder_of(models, arch)
     raw = small_run.settings_for(models / "rows", model=str(folder), **RUN) | small_run.low_half(tmp_path)
     unbroken, broken = RunFolder(tmp_path / "unbroken"), RunFolder(tmp_path / "broken")
     ending = small_run.train_here(raw, unbroken)
     assert ending.kind == "finished", ending.sentence
-    stop = lambda event: broken.say("stop") if event["kind"] == "step" and event["step"] == 1 else None  # noqa: E731
-    assert small_run.train_here(raw, broken, stop).kind == "stopped"
+
+    def stop_after_the_first_step(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == 1:
+            broken.say("stop")
+
+    assert small_run.train_here(raw, broken, stop_after_the_first_step).kind == "stopped"
     assert small_run.train_here(raw, broken).kind == "finished"
     saved = [checkpoint.newest(run) for run in (unbroken, broken)]
     assert saved[0] and saved[1] and saved[0].state.step == saved[1].state.step == 2
-    weights, again = (one.weights() for one in saved if one)
-    assert all(np.array_equal(np.array(x), np.array(again[name])) for name, x in weights.items())
+    weights, resumed = (each.weights() for each in saved if each)
+    assert all(np.array_equal(np.array(x), np.array(resumed[name])) for name, x in weights.items())
     steps = [event["metrics"] for event in read_events(unbroken.events) if event["kind"] == "step"]
     assert all(step["sampling/sampling_logp_difference/max"] < 1e-4 for step in steps)
     assert all(math.isfinite(step[name]) for step in steps for name in ("loss", "kl", "grad_norm", "entropy"))
@@ -164,14 +192,19 @@ def test_a_step_with_lora_and_a_resume(models: Path, tmp_path: Path, arch: str) 
     assert not mx.allclose(tuned(tokens), base(tokens), atol=1e-5)
 
 
-@pytest.mark.parametrize("arch", FAMILIES)
-def test_how_a_family_is_decoded(models: Path, arch: str) -> None:
+@pytest.mark.parametrize("arch", families())
+def test_a_family_is_what_the_table_says(models: Path, arch: str) -> None:
+    family = FAMILIES[arch]
     policy = load_policy(config_of(models, arch, "lora"))
     before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
     caches = tuple(dict.fromkeys(CACHES[type(cache).__name__] for cache in make_prompt_cache(policy.model)))
-    assert (caches, Rollout(policy, 4).together) == (FAMILIES[arch].caches, FAMILIES[arch].together)
+    assert (caches, Rollout(policy, 4).together) == (family.caches, family.together)
+    assert (policy.split_model.head is None) == family.whole
+    shared = family.shared and family.caches == PLAIN
+    assert policy.split_model.prefix_layers == (family.layers if shared else 0)
+    assert len(policy.split_model.slow_paths) == family.whole + (not shared), "each slow path is told, and nothing else"
     after = dict(tree_flatten(policy.model.parameters()))
-    assert all(np.array_equal(np.array(after[name]), x) for name, x in before.items()), "trying it out left a mark"
+    assert all(np.array_equal(np.array(after[name]), x) for name, x in before.items()), "the trial changed the weights"
 
 
 def test_a_model_that_is_only_wrong_with_rows_of_unequal_length_is_decoded_by_the_group(
@@ -188,8 +221,8 @@ def config_of(models: Path, arch: str, train_type: str) -> Any:
     return parse(raw | {"train_type": train_type, "learning_rate": 1e-3, "num_iterations": 2})
 
 
-def learned(models: Path, arch: str, train_type: str) -> None:
-    """Two updates on given completions; what learns has moved, and nothing else."""
+def assert_it_learns(models: Path, arch: str, train_type: str) -> None:
+    """Two updates on made-up completions change every trainable array, and nothing else."""
     config = config_of(models, arch, train_type)
     policy = load_policy(config)
     before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
@@ -200,15 +233,15 @@ def learned(models: Path, arch: str, train_type: str) -> None:
     assert len(moved) >= len(policy.trainable()) - 1, "DeepSeek's correction of the router has no gradient by design"
 
 
-@pytest.mark.parametrize("arch", FAMILIES)
-def test_full_fine_tuning(models: Path, arch: str) -> None:
-    learned(models, arch, "full")
+@pytest.mark.parametrize("arch", families())
+def test_full_fine_tuning_changes_every_weight(models: Path, arch: str) -> None:
+    assert_it_learns(models, arch, "full")
 
 
-@pytest.mark.parametrize("arch", FAMILIES)
-def test_dora_or_a_sentence(models: Path, arch: str) -> None:
+@pytest.mark.parametrize("arch", families(in_ci=("llama", "mamba", "qwen3_moe")))
+def test_dora_learns_or_is_refused_in_a_sentence(models: Path, arch: str) -> None:
     if FAMILIES[arch].dora:
-        learned(models, arch, "dora")
+        assert_it_learns(models, arch, "dora")
         return
     with pytest.raises(Mistake) as caught:
         load_policy(config_of(models, arch, "dora"))
@@ -278,13 +311,12 @@ def test_an_operation_without_a_gradient_is_a_sentence(models: Path) -> None:
 # ---- the page --------------------------------------------------------------------------------------------------
 
 
-def test_the_page_tells_what_stands_here(models: Path) -> None:
+def test_docs_architectures_shows_the_table_of_all_families() -> None:
     rows = [line.strip("| ").split("|") for line in PAGE.read_text().splitlines() if line.count("|") == 7]
-    told = {cells[0].strip(" `"): [cell.strip() for cell in cells[2:]] for cells in rows if "`" in cells[0]}
-    assert told.keys() == FAMILIES.keys()
+    shown = {cells[0].strip(" `"): [cell.strip() for cell in cells[2:]] for cells in rows if "`" in cells[0]}
+    assert shown.keys() == FAMILIES.keys()
     for arch, family in FAMILIES.items():
         tuned = "LoRA, DoRA, full" if family.dora else "LoRA, full"
-        how = "all rows together" if family.together else "a group at a time"
-        assert told[arch][:3] == [", ".join(family.caches), how, tuned], arch
-        whole = load_policy(config_of(models, arch, "lora")).split_model.head is None
-        assert whole == ("Whole logits." in " ".join(told[arch][3:])), arch
+        decoded = "all rows together" if family.together else "a group at a time"
+        assert shown[arch][:3] == [", ".join(family.caches), decoded, tuned], arch
+        assert family.whole == ("Whole logits." in " ".join(shown[arch][3:])), arch

@@ -1,6 +1,6 @@
-"""OpenBLAS goes ahead of the BLAS inside mlx, only on Linux, only before mlx, and what is said about it is true.
+"""OpenBLAS replaces the BLAS inside mlx, only on Linux and only before mlx is imported, and the sentence about it is true.
 
-Each case runs in a process of its own: what a process has loaded, it keeps.
+Each case runs in a process of its own, since a library cannot be unloaded.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import pytest
 from backend.engine.cpu import blas
 
 ROOT = Path(blas.__file__).parents[3]
-PREPARE = "from backend import blas; print(blas.prepare())"
+PREPARE = "from backend.engine.cpu import blas; print(blas.prepare())"
 MULTIPLY = "import mlx.core as mx; a = mx.ones((64, 64)); mx.eval(a @ a)"
 
 
-def openblas_there() -> bool:
+def openblas_is_installed() -> bool:
     try:
         ctypes.CDLL(blas.LIBRARY)
     except OSError:
@@ -29,10 +29,10 @@ def openblas_there() -> bool:
 
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="BLAS is chosen on Linux only")
-with_openblas = pytest.mark.skipif(not openblas_there(), reason=f"{blas.LIBRARY} is not installed")
+with_openblas = pytest.mark.skipif(not openblas_is_installed(), reason=f"{blas.LIBRARY} is not installed")
 
 
-def run(*lines: str, **environment: str) -> str:
+def output_of(*lines: str, **environment: str) -> str:
     """What a fresh interpreter prints on stdout."""
     kept = {key: value for key, value in os.environ.items() if key != blas.THREADS}
     done = subprocess.run(
@@ -46,46 +46,53 @@ def run(*lines: str, **environment: str) -> str:
 @with_openblas
 def test_mlx_multiplies_with_openblas(tmp_path: Path):
     # The dynamic linker's own record of where libmlx's sgemm leads: timing would be a guess.
-    said = run(PREPARE, MULTIPLY, LD_DEBUG="bindings", LD_DEBUG_OUTPUT=str(tmp_path / "bindings"))
+    sentence = output_of(PREPARE, MULTIPLY, LD_DEBUG="bindings", LD_DEBUG_OUTPUT=str(tmp_path / "bindings"))
     record = "".join(path.read_text(errors="replace") for path in tmp_path.iterdir())
-    leads = [line for line in record.splitlines() if "`cblas_sgemm'" in line and "libmlx.so" in line.split(" to ")[0]]
-    assert leads
-    assert all(blas.LIBRARY in line.split(" to ")[1] for line in leads)
-    assert said.startswith("BLAS is OpenBLAS ")
+    bindings = [
+        line for line in record.splitlines() if "`cblas_sgemm'" in line and "libmlx.so" in line.split(" to ")[0]
+    ]
+    assert bindings
+    assert all(blas.LIBRARY in line.split(" to ")[1] for line in bindings)
+    assert sentence.startswith("BLAS is OpenBLAS ")
 
 
 @linux
 @with_openblas
-def test_one_thread_unless_the_person_says_otherwise():
+def test_openblas_has_one_thread_unless_the_environment_says_otherwise():
     show = f"import os; print(os.environ[{blas.THREADS!r}])"
-    assert run(PREPARE, show).splitlines()[0].endswith("1 thread.")
-    assert run(PREPARE, show).splitlines()[1] == "1"
-    assert run(PREPARE, show, OPENBLAS_NUM_THREADS="2").splitlines() == [run(PREPARE, OPENBLAS_NUM_THREADS="2"), "2"]
+    assert output_of(PREPARE, show).splitlines()[0].endswith("1 thread.")
+    assert output_of(PREPARE, show).splitlines()[1] == "1"
+    assert output_of(PREPARE, show, OPENBLAS_NUM_THREADS="2").splitlines() == [
+        output_of(PREPARE, OPENBLAS_NUM_THREADS="2"),
+        "2",
+    ]
 
 
 @linux
-def test_an_mlx_that_came_first_is_admitted():
-    said = run("import mlx.core", PREPARE)
-    assert said == "BLAS is the one that came with mlx, because mlx was imported before OpenBLAS could be loaded."
+def test_an_mlx_imported_before_is_admitted():
+    sentence = output_of("import mlx.core", PREPARE)
+    assert sentence == "BLAS is the one that came with mlx, because mlx was imported before OpenBLAS could be loaded."
 
 
 @linux
-def test_without_openblas_it_works_and_names_the_package():
-    said = run("from backend import blas", "blas.LIBRARY = 'libnowhere.so.0'", "print(blas.prepare())", MULTIPLY)
-    assert "libnowhere.so.0 is not installed" in said
-    assert "libopenblas0-pthread" in said
+def test_without_openblas_mlx_works_and_the_package_is_named():
+    sentence = output_of(
+        "from backend.engine.cpu import blas", "blas.LIBRARY = 'libnowhere.so.0'", "print(blas.prepare())", MULTIPLY
+    )
+    assert "libnowhere.so.0 is not installed" in sentence
+    assert "libopenblas0-pthread" in sentence
 
 
 @linux
-def test_asking_again_changes_nothing():
-    first, second = run(PREPARE, "import mlx.core", "print(blas.prepare())").splitlines()
+def test_a_second_call_returns_the_same_sentence():
+    first, second = output_of(PREPARE, "import mlx.core", "print(blas.prepare())").splitlines()
     assert first == second
 
 
 def test_other_systems_are_left_alone():
     lines = ("import sys, os", "sys.platform = 'darwin'", PREPARE, f"print({blas.THREADS!r} in os.environ)")
-    assert run(*lines).splitlines() == ["BLAS is the one that mlx is built with on this system.", "False"]
+    assert output_of(*lines).splitlines() == ["BLAS is the one that mlx is built with on this system.", "False"]
 
 
-def test_it_imports_no_mlx():
-    assert run("import sys", PREPARE, "print('mlx.core' in sys.modules)").splitlines()[-1] == "False"
+def test_prepare_imports_no_mlx():
+    assert output_of("import sys", PREPARE, "print('mlx.core' in sys.modules)").splitlines()[-1] == "False"

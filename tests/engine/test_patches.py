@@ -1,11 +1,12 @@
-"""Ours stand in for mlx-lm's functions where they are meant to, hand on everything else, and change no number either way."""
+"""The monkeypatches of mlx-lm: where they are, that they can be undone, which calls they take, and that no number changes."""
 
 from __future__ import annotations
 
 import importlib
 import math
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm import load
 from mlx_lm.models import activations, base
+from mlx_lm.utils import load_model
 
-from backend.engine import forward, patches
+from backend.engine import model_probe, patches
 from backend.engine.cpu import swiglu
-from backend.engine.forward import SequenceRows, completion_logps, sequence_rows, split
+from backend.engine.forward import SequenceRows, completion_logps, sequence_rows
+from backend.engine.gradient_checkpointing import gradient_checkpointing
+from backend.engine.model_probe import split
 from backend.engine.prefix_cache import PrefixMask, PrefixReader, PrefixRecorder
 from backend.engine.slot_cache import SlotCache
 from backend.generation.rollout import Rollout
@@ -48,32 +51,39 @@ def folder_of(models: Path, arch: str) -> Path:
 
 
 def model_of(models: Path, arch: str = "qwen3") -> nn.Module:
-    return load(str(folder_of(models, arch)))[0]
+    return load_model(folder_of(models, arch))[0]
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each of ours was called; on every processor they are worth it, however little there is to do."""
+    """How often each of our functions was called; as on x86, and with the least work they take set to nothing for swiglu."""
     counted: Counter[str] = Counter()
 
     def spied(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given: counted.update([name]) or real(*given)
+        return lambda *args: counted.update([name]) or real(*args)
 
-    monkeypatch.setattr(patches, "attend", spied("attend", patches.attend))
-    monkeypatch.setattr(patches, "look_back", spied("look_back", patches.look_back))
+    monkeypatch.setattr(patches, "blocked_attention", spied("blocked_attention", patches.blocked_attention))
+    monkeypatch.setattr(patches, "decode_attention", spied("decode_attention", patches.decode_attention))
     monkeypatch.setattr(swiglu, "swiglu", spied("swiglu", swiglu.swiglu))
-    monkeypatch.setattr(patches, "spelled_out", lambda: True)
-    monkeypatch.setattr(patches, "WORTH_A_GATE", 1)
+    monkeypatch.setattr(patches, "exp_is_scalar", lambda: True)
+    monkeypatch.setattr(patches, "MIN_SWIGLU", 1)
     return counted
 
 
-def take_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """mlx-lm's own in every model, until the test ends."""
-    monkeypatch.setattr(forward, "install", lambda model: None)
-    theirs = {name: function for name, function, _ in patches.STAND_INS}
-    for name, files in FILES.items():
-        for file in files:
-            monkeypatch.setattr(importlib.import_module(f"mlx_lm.models.{file}"), name, theirs[name])
+@pytest.fixture(autouse=True)
+def patched_as_before() -> Iterator[None]:
+    """Other tests' models stay patched: what was active before the test is active after it."""
+    before = [(r.owner, r.attribute, getattr(r.owner, r.attribute)) for r in patches._active]
+    yield
+    patches.uninstall()
+    for owner, attribute, ours in before:
+        patches.replace(owner, attribute, ours)
+
+
+def without_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mlx-lm's own functions in every model, until the test ends."""
+    patches.uninstall()
+    monkeypatch.setattr(model_probe, "install", lambda model: None)
 
 
 def batch_of(model: nn.Module) -> SequenceRows:
@@ -82,7 +92,7 @@ def batch_of(model: nn.Module) -> SequenceRows:
     return sequence_rows(batch.tokens_BL, batch.prompt_length_B, batch.group_B, batch.completion_BT, batch.mask_BT)
 
 
-def learned(model: nn.Module) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def logps_and_gradients(model: nn.Module) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Log-probabilities, and the gradient of a loss in which each has its own weight."""
     split_model, rows = split(model), batch_of(model)
     weight_BT = mx.array(np.random.default_rng(1).normal(size=rows.completion_BT.shape), mx.float32)
@@ -95,43 +105,105 @@ def learned(model: nn.Module) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     return np.array(logp_BT), {name: np.array(grad) for name, grad in tree_flatten(grads)}
 
 
-# ---- where they stand ------------------------------------------------------------------------------------------
+# ---- where they are --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-def test_the_files_of_a_model_find_ours_and_mlx_lm_s_own_files_theirs(
-    models: Path, arch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    take_out(monkeypatch)
+def test_install_patches_the_files_of_the_model_and_no_others(models: Path, arch: str) -> None:
+    patches.uninstall()
     own, experts = (importlib.import_module(f"mlx_lm.models.{file}") for file in (arch, "switch_layers"))
-    assert own.scaled_dot_product_attention is patches.THEIR_ATTENTION
-    assert experts.swiglu is getattr(own, "swiglu", experts.swiglu) is patches.THEIR_SWIGLU
+    assert own.scaled_dot_product_attention is patches.MLX_LM_ATTENTION
+    assert experts.swiglu is getattr(own, "swiglu", experts.swiglu) is patches.MLX_LM_SWIGLU
     patches.install(model_of(models, arch))
-    for name, _, ours in patches.STAND_INS:
+    for name, _, ours in patches.FUNCTIONS:
         assert (getattr(own, name, None) is ours) == (arch in FILES[name])
-    assert base.scaled_dot_product_attention is patches.THEIR_ATTENTION
-    assert activations.swiglu is patches.THEIR_SWIGLU
+    assert base.scaled_dot_product_attention is patches.MLX_LM_ATTENTION
+    assert activations.swiglu is patches.MLX_LM_SWIGLU
     assert (experts.swiglu is patches.swiglu) == (arch in ("qwen3_moe", "mixtral"))
 
 
 def test_a_part_from_mlx_lm_s_own_file_leaves_that_file_alone() -> None:
-    """Else whoever asked it for theirs later would be given ours."""
-    part = activations.SwigluOAI()
-    patches.install(part)
-    assert activations.swiglu is patches.THEIR_SWIGLU
+    """Else whoever imports the original from there later would be given ours."""
+    patches.uninstall()
+    patches.install(activations.SwigluOAI())
+    assert activations.swiglu is patches.MLX_LM_SWIGLU
+    assert patches.active() == []
+
+
+def everything_of_mlx_lm() -> dict[tuple[str, str], Any]:
+    """Every attribute of every module of mlx-lm that is loaded, and of every class in them."""
+    found: dict[tuple[str, str], Any] = {}
+    for name, module in sorted(sys.modules.items()):
+        if name.partition(".")[0] != "mlx_lm" or module is None:
+            continue
+        found |= {(name, key): value for key, value in vars(module).items()}
+        for kind in [value for value in vars(module).values() if isinstance(value, type)]:
+            found |= {(f"{name}.{kind.__qualname__}", key): value for key, value in vars(kind).items()}
+    return found
+
+
+def test_after_uninstall_mlx_lm_is_untouched(models: Path) -> None:
+    """With models of several families patched, some of them twice, and one in the middle of gradient checkpointing."""
+    patches.uninstall()
+    trees = [model_of(models, arch) for arch in ARCHES]
+    before = everything_of_mlx_lm()
+    for model in [*trees, trees[0]]:
+        patches.install(model)
+    with gradient_checkpointing(trees[0], True):
+        names = patches.active()
+        changed = {
+            f"{owner}.{key}" for (owner, key), x in everything_of_mlx_lm().items() if before[owner, key] is not x
+        }
+        assert changed == set(names) and len(names) == len(set(names))
+        assert {"mlx_lm.models.qwen3.swiglu", "mlx_lm.models.qwen3.TransformerBlock.__call__"} <= changed
+        patches.uninstall()
+        assert patches.active() == []
+    after = everything_of_mlx_lm()
+    assert after.keys() == before.keys()
+    assert not [name for name, value in after.items() if value is not before[name]]
+
+
+def test_a_second_install_changes_nothing(models: Path) -> None:
+    patches.uninstall()
+    model = model_of(models)
+    patches.install(model)
+    once = patches.active()
+    patches.install(model)
+    assert patches.active() == once
+    patches.uninstall()
+    assert importlib.import_module("mlx_lm.models.qwen3").swiglu is patches.MLX_LM_SWIGLU
+
+
+def test_an_inherited_attribute_is_deleted_again() -> None:
+    class Parent:
+        word = "parent's"
+
+    class Child(Parent):
+        pass
+
+    replacement = patches.replace(Child, "word", "ours")
+    assert Child.word == "ours"
+    patches.restore(replacement)
+    patches.restore(replacement)
+    assert Child.word == "parent's" and "word" not in vars(Child)
+
+
+# ---- which calls they take -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("arch", "expected"),
     [
-        ("qwen3", {"attend": 4, "swiglu": 4}),  # two layers: prompts, then completions
-        ("llama", {"attend": 4, "swiglu": 4}),
-        ("qwen3_moe", {"attend": 4, "swiglu": 4}),
-        ("mixtral", {"attend": 4, "swiglu": 4}),
-        ("gemma3_text", {"attend": 2}),  # rows are read whole
+        ("qwen3", {"blocked_attention": 4, "swiglu": 4}),  # two layers: prompts, then completions
+        ("llama", {"blocked_attention": 4, "swiglu": 4}),
+        ("qwen3_moe", {"blocked_attention": 4, "swiglu": 4}),
+        ("mixtral", {"blocked_attention": 4, "swiglu": 4}),
+        ("gemma3_text", {"blocked_attention": 2}),  # whole rows
     ],
 )
-def test_learning_calls_ours(models: Path, calls: Counter[str], arch: str, expected: dict[str, int]) -> None:
+def test_training_calls_blocked_attention_and_vectorised_swiglu(
+    models: Path, calls: Counter[str], arch: str, expected: dict[str, int]
+) -> None:
     model = model_of(models, arch)
     split_model, rows = split(model), batch_of(model)
     calls.clear()
@@ -139,28 +211,28 @@ def test_learning_calls_ours(models: Path, calls: Counter[str], arch: str, expec
     assert calls == expected
 
 
-def test_a_window_that_is_reached_is_left_to_mlx_lm(models: Path, calls: Counter[str]) -> None:
-    """Of gemma's two layers one looks 64 tokens back: it is given an array as its mask."""
+def test_a_sliding_window_that_is_reached_is_left_to_mlx_lm(models: Path, calls: Counter[str]) -> None:
+    """One of gemma's two layers has a window of 64 tokens: beyond it, its mask is an array."""
     model = model_of(models, "gemma3_text")
     split_model = split(model)
     for tokens, expected in ((64, 2), (65, 1)):
         calls.clear()
         mx.eval(split_model.hidden(mx.full((2, tokens), 7)))
-        assert calls["attend"] == expected
+        assert calls["blocked_attention"] == expected
 
 
-# ---- no other number -------------------------------------------------------------------------------------------
+# ---- no number changes -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-def test_a_model_without_ours_learns_the_same(
+def test_log_probabilities_and_gradients_are_those_without_patches(
     models: Path, calls: Counter[str], arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logps, grads = learned(model_of(models, arch))
-    assert calls["attend"] and (calls["swiglu"] or arch == "gemma3_text")
-    take_out(monkeypatch)
+    logps, grads = logps_and_gradients(model_of(models, arch))
+    assert calls["blocked_attention"] and (calls["swiglu"] or arch == "gemma3_text")
+    without_patches(monkeypatch)
     calls.clear()
-    plain_logps, plain = learned(model_of(models, arch))
+    plain_logps, plain = logps_and_gradients(model_of(models, arch))
     assert not calls
     np.testing.assert_allclose(logps, plain_logps, atol=1e-5)
     assert grads.keys() == plain.keys()
@@ -174,32 +246,32 @@ def sampled(rollout: Rollout, problems: int, each: int) -> list[Group]:
     return rollout.sample([Problem(i, "", [], tokens, "") for i, tokens in enumerate(prompts)], each, GREEDY, 0, 0)
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "llama", "qwen3_moe"])
-def test_many_rows_are_decoded_by_looking_back_to_the_same_tokens(
+@pytest.mark.parametrize("arch", ["qwen3", "qwen3_moe"])
+def test_many_rows_decode_with_decode_attention_to_the_same_tokens(
     models: Path, calls: Counter[str], arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """128 rows of two heads and 64 columns are 16,384 scores, as many as are worth it."""
+    """128 rows of two heads and 64 columns are 16,384 scores: MIN_SCORES."""
     raw = {"model": str(folder_of(models, arch)), "data": "none", "num_layers": -1, "beta": 0}
     policy = load_policy(parse(raw))
     rollout = Rollout(policy, 12)
     assert rollout.together
     calls.clear()
     fast = sampled(rollout, 32, 4)
-    assert calls["look_back"] > 0 and not calls["attend"], "sampling does not learn"
+    assert calls["decode_attention"] > 0 and not calls["blocked_attention"], "sampling is not training"
     calls.clear()
     sampled(rollout, 3, 2)
-    assert not calls["look_back"] and not calls["attend"], "few rows are mlx-lm's own"
-    monkeypatch.setattr(patches, "WORTH_A_LOOK", math.inf)
+    assert not calls["decode_attention"] and not calls["blocked_attention"], "few rows are mlx-lm's own"
+    monkeypatch.setattr(patches, "MIN_SCORES", math.inf)
     calls.clear()
     plain = sampled(Rollout(policy, 12), 32, 4)
-    assert not calls["look_back"]
+    assert not calls["decode_attention"]
     for a, b in zip(fast, plain, strict=True):
         for one, other in zip(a.completions, b.completions, strict=True):
             assert one.tokens == other.tokens
             np.testing.assert_allclose(one.logps, other.logps, atol=1e-4)
 
 
-# ---- what is handed on -----------------------------------------------------------------------------------------
+# ---- what is left to mlx-lm ------------------------------------------------------------------------------------
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 8
 
@@ -210,10 +282,10 @@ def arrays(rows: int, queries: int, columns: int) -> list[mx.array]:
     return [mx.array(rng.normal(size=shape), mx.float32) for shape in shapes]
 
 
-def assert_handed_on(
+def assert_taken(
     calls: Counter[str], ours: bool, q: mx.array, keys: mx.array, values: mx.array, cache: Any, mask: Any, **how: Any
 ) -> None:
-    """Whoever answers, the numbers are mlx's for just these arrays and this mask."""
+    """Whichever function answers, the numbers are mlx's for just these arrays and this mask."""
     calls.clear()
     out = patches.scaled_dot_product_attention(q, keys, values, cache=cache, scale=0.3, mask=mask, **how)
     assert bool(calls) == ours
@@ -221,83 +293,85 @@ def assert_handed_on(
     np.testing.assert_allclose(np.array(out), np.array(plain), atol=1e-5)
 
 
-def test_prompts_being_read_are_ours_only_as_they_were_given_out(calls: Counter[str]) -> None:
+def test_prefill_is_ours_only_with_the_arrays_and_the_mask_of_its_cache(calls: Counter[str]) -> None:
     q, keys, values = arrays(2, 5, 5)
     cache = PrefixRecorder()
-    given = cache.update_and_fetch(keys, values)
-    assert_handed_on(calls, True, q, *given, cache, cache.make_mask(5))
-    assert_handed_on(calls, False, q, *given, cache, cache.make_mask(5, return_array=True))
+    issued = cache.update_and_fetch(keys, values)
+    assert_taken(calls, True, q, *issued, cache, cache.make_mask(5))
+    assert_taken(calls, False, q, *issued, cache, cache.make_mask(5, return_array=True))
     near = mx.abs(mx.arange(5)[:, None] - mx.arange(5)) < 2
-    assert_handed_on(calls, False, q, *given, cache, near)
-    assert_handed_on(calls, False, q, given[0] * 2, given[1], cache, "causal")
-    assert_handed_on(calls, False, q, given[0], given[1] * 2, cache, "causal")
-    assert_handed_on(calls, False, q, *given, cache, "causal", sinks=mx.array([0.5, -1.0, 2.0, 0.0]))
+    assert_taken(calls, False, q, *issued, cache, near)
+    assert_taken(calls, False, q, issued[0] * 2, issued[1], cache, "causal")
+    assert_taken(calls, False, q, issued[0], issued[1] * 2, cache, "causal")
+    assert_taken(calls, False, q, *issued, cache, "causal", sinks=mx.array([0.5, -1.0, 2.0, 0.0]))
     with pytest.raises(ValueError, match="sliding window"):
         cache.make_mask(5, window_size=3)
 
 
 @pytest.mark.parametrize("ragged", [True, False], ids=["ragged", "alike"])
 @pytest.mark.parametrize("even", [True, False], ids=["even", "uneven"])
-def test_completions_are_ours_only_as_they_were_given_out(calls: Counter[str], even: bool, ragged: bool) -> None:
+def test_completions_are_ours_only_with_the_arrays_and_the_mask_of_their_cache(
+    calls: Counter[str], even: bool, ragged: bool
+) -> None:
     prompt_of = [0, 0, 1, 1] if even else [0, 1, 1, 1]
     length_B: Any = mx.array([[5, 3][p] for p in prompt_of]) if ragged else 5
     _, before_keys, before_values = arrays(2, 1, 5)
     for tokens in (1, 6):
         q, keys, values = arrays(4, tokens, tokens)
         cache = PrefixReader(before_keys, before_values, PrefixMask(mx.array(prompt_of), 2 if even else 0, length_B))
-        given = cache.update_and_fetch(keys, values)
-        assert given[0].shape == (4, KEY_HEADS, 5 + tokens, SIZE)
+        issued = cache.update_and_fetch(keys, values)
+        assert issued[0].shape == (4, KEY_HEADS, 5 + tokens, SIZE)
         mask = cache.make_mask(tokens)
-        assert_handed_on(calls, True, q, *given, cache, mask)
+        assert_taken(calls, True, q, *issued, cache, mask)
         as_array = cache.make_mask(tokens, return_array=True)
-        assert_handed_on(calls, True, q, *given, cache, as_array)
-        assert_handed_on(calls, False, q, *given, cache, mx.array(np.array(as_array)))
-        assert_handed_on(calls, False, q, *given, cache, as_array & (mx.arange(5 + tokens) > 0))
-        assert_handed_on(calls, False, q, given[0] * 2, given[1], cache, mask)
-        assert_handed_on(calls, False, q, given[0], given[1] * 2, cache, mask)
-        assert_handed_on(calls, False, q, *given, cache, mask, sinks=mx.array([0.5, -1.0, 2.0, 0.0]))
+        assert_taken(calls, True, q, *issued, cache, as_array)
+        assert_taken(calls, False, q, *issued, cache, mx.array(np.array(as_array)))
+        assert_taken(calls, False, q, *issued, cache, as_array & (mx.arange(5 + tokens) > 0))
+        assert_taken(calls, False, q, issued[0] * 2, issued[1], cache, mask)
+        assert_taken(calls, False, q, issued[0], issued[1] * 2, cache, mask)
+        assert_taken(calls, False, q, *issued, cache, mask, sinks=mx.array([0.5, -1.0, 2.0, 0.0]))
 
 
-def test_rows_read_whole_are_ours_where_they_look_at_all_that_came_before(calls: Counter[str]) -> None:
+def test_whole_rows_are_ours_where_the_mask_is_causal(calls: Counter[str]) -> None:
     q, keys, values = arrays(2, 5, 5)
-    assert_handed_on(calls, True, q, keys, values, None, "causal")
-    assert_handed_on(calls, False, q, keys, values, None, mx.tril(mx.ones((5, 5), mx.bool_)))
-    assert_handed_on(calls, False, q, keys, values, None, None)
-    assert_handed_on(calls, False, q, keys, values, None, "causal", sinks=mx.zeros(HEADS))
-    assert_handed_on(calls, False, q[:, :, :1], keys[:, :, :1], values[:, :, :1], None, None)
+    assert_taken(calls, True, q, keys, values, None, "causal")
+    assert_taken(calls, False, q, keys, values, None, mx.tril(mx.ones((5, 5), mx.bool_)))
+    assert_taken(calls, False, q, keys, values, None, None)
+    assert_taken(calls, False, q, keys, values, None, "causal", sinks=mx.zeros(HEADS))
+    assert_taken(calls, False, q[:, :, :1], keys[:, :, :1], values[:, :, :1], None, None)
 
 
-def test_a_decoding_step_is_ours_where_there_is_enough_to_do(calls: Counter[str]) -> None:
+def test_a_decoding_step_is_ours_from_min_scores_on(calls: Counter[str]) -> None:
     def step(rows: int, columns: int = 64) -> tuple[list[mx.array], SlotCache]:
         q, keys, values = arrays(rows, 1, columns)
         mask = mx.broadcast_to((mx.arange(columns) < 40)[None, None, None], (rows, 1, 1, columns))
         return [q, keys, values], SlotCache(keys, values, mx.array([39]), mask, mx.full((rows,), 39))
 
-    enough = patches.WORTH_A_LOOK // (HEADS * 64)
+    enough = patches.MIN_SCORES // (HEADS * 64)
     some, cache = step(enough)
-    assert_handed_on(calls, True, *some, cache, cache.mask)
-    assert_handed_on(calls, False, *some, cache, mx.array(np.array(cache.mask)))
-    assert_handed_on(calls, False, *some, cache, cache.mask, sinks=mx.zeros(HEADS))
+    assert_taken(calls, True, *some, cache, cache.mask)
+    assert_taken(calls, False, *some, cache, mx.array(np.array(cache.mask)))
+    assert_taken(calls, False, *some, cache, cache.mask, sinks=mx.zeros(HEADS))
     fewer, cache = step(enough - 1)
-    assert_handed_on(calls, False, *fewer, cache, cache.mask)
+    assert_taken(calls, False, *fewer, cache, cache.mask)
 
 
-def test_elsewhere_mlx_has_vectors_of_its_own(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patches, "spelled_out", lambda: False)
+def test_where_exp_is_vectorised_swiglu_is_mlx_lm_s(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches, "exp_is_scalar", lambda: False)
     gate, up = mx.random.normal((2, 64, 64)), mx.random.normal((2, 64, 64))
     patches.swiglu(gate, up)
     assert not calls
 
 
-def test_a_small_gated_unit_is_mlx_lms(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swiglu_is_ours_from_min_swiglu_on(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(patches, "spelled_out", lambda: True)
+    monkeypatch.setattr(patches, "exp_is_scalar", lambda: True)
     monkeypatch.setattr(swiglu, "swiglu", lambda gate, up: calls.update(["swiglu"]) or up)
-    worth = patches.WORTH_A_GATE
+    worth = patches.MIN_SWIGLU
     for size, up, ours in ((worth - 1, worth - 1, False), (worth, worth, True), (worth, 1, False)):
         calls.clear()
         x = [mx.array(np.random.default_rng(0).normal(size=n), mx.float32) for n in (size, up)]
-        found = patches.swiglu(*x)
+        out = patches.swiglu(*x)
         assert bool(calls) == ours
         if not ours:
-            assert mx.array_equal(found, patches.THEIR_SWIGLU(*x))
+            assert mx.array_equal(out, patches.MLX_LM_SWIGLU(*x))

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_lm import load
 from mlx_lm import utils as mlx_lm_utils
 
-from backend.engine.forward import split
+from backend.engine.model_probe import split
 from backend.models import policy as policy_module
 from backend.models.policy import Policy, adapter_config, load_policy, save_adapters, save_model
 from backend.spec.config import Config, parse

@@ -18,7 +18,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm import load
 
-from backend.engine.forward import PrefixReader, PrefixRecorder
+from backend.engine.prefix_cache import PrefixReader, PrefixRecorder
 from backend.models.policy import load_policy
 from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake

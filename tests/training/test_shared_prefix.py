@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backend.engine.forward import PrefixReader, PrefixRecorder
+from backend.engine.prefix_cache import PrefixReader, PrefixRecorder
 from backend.models.policy import load_policy
 from backend.spec.config import Config, parse
 from backend.training.batch import pack
@@ -105,7 +105,7 @@ def test_the_prompt_mode_follows_from_the_model_and_from_dropout(model: Path, pr
     learner, parts = micro_batches_of(config, groups(PROMPT), BUDGET)
     split_model = learner.policy.split_model
     if prompts == "per_row":
-        split_model.layers = 0
+        split_model.prefix_layers = 0
     assert learner.forward.prompt_mode(split_model) == prompts
     assert SharedPrefix.pays(parts, learner.forward.micro_batch_tokens)
     assert (learner.forward.shared_prefix(split_model, parts) is None) == (prompts != "prefilled")

@@ -1,9 +1,10 @@
-"""Which BLAS multiplies the matrices on the CPU, and the one place where that is chosen.
+"""Loads OpenBLAS in front of the BLAS that mlx's Linux wheel bundles.
 
-The Linux wheel of mlx brings netlib's reference BLAS, some sixteen times slower in float32 than OpenBLAS. Symbols are
-looked up in the order in which libraries became global, so loading OpenBLAS globally ahead of mlx is enough: no preload,
-no rebuild. `prepare` must therefore come before the first import of mlx. It installs nothing, imports no mlx and touches
-no other platform; without OpenBLAS everything works, only slower.
+The Linux wheel of mlx brings netlib's reference BLAS, some sixteen times slower in float32 than OpenBLAS. The dynamic linker looks
+symbols up in the order in which libraries became global, so loading OpenBLAS with RTLD_GLOBAL before mlx is enough: no
+LD_PRELOAD, no rebuild. `prepare` must therefore run before the first import of mlx. It installs nothing, imports no mlx and does
+nothing on other platforms; without OpenBLAS everything works, only slower. 16-bit and quantised products are not helped: mlx does
+not send those to a BLAS.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ import sys
 from functools import cache
 
 LIBRARY = "libopenblas.so.0"
-"""The name under which distributions ship OpenBLAS with 32-bit integers, the kind mlx is linked against."""
+"""The soname of OpenBLAS with 32-bit integers, the interface that mlx is linked against."""
 
 THREADS = "OPENBLAS_NUM_THREADS"
 
 
 @cache
 def prepare() -> str:
-    """Put OpenBLAS ahead of the BLAS inside mlx where that can be done, and say in one sentence which BLAS is in use.
+    """Load OpenBLAS if this is Linux, it is installed and mlx is not imported yet; return one sentence on the BLAS in use.
 
-    Linux only. Later calls change nothing and give the same sentence. Sets OPENBLAS_NUM_THREADS to 1 for this process
-    and its children unless it is set already: products this small only wait for a second thread.
+    Later calls change nothing and return the same sentence. Sets OPENBLAS_NUM_THREADS to 1 for this process and its
+    children unless it is set already: products this small only wait for a second thread.
     """
     if sys.platform != "linux":
         return "BLAS is the one that mlx is built with on this system."
@@ -39,7 +40,7 @@ def prepare() -> str:
 
 
 def _version(library: ctypes.CDLL) -> str:
-    """Name, version and threads of a loaded OpenBLAS; its name alone where it does not tell."""
+    """Name, version and threads of a loaded OpenBLAS; its name alone in builds without these functions."""
     try:
         config, threads = library.openblas_get_config, library.openblas_get_num_threads
     except AttributeError:

@@ -1,7 +1,8 @@
-"""x Wᵀ for the few rows of a decoding step, where a BLAS would first copy all of W.
+"""x Wᵀ for the few rows of a decoding step on x86, where OpenBLAS would first copy all of W.
 
-OpenBLAS on x86 lays both factors out anew before it multiplies. For a handful of rows that is most of the work, and it spares
-itself that for small products only; so W is taken a slice at a time, as a view.
+OpenBLAS packs both factors into its own layout before it multiplies. For a handful of rows that copy is most of the work; it is
+skipped only for small products. So W, [out, in], is taken as a batch of slices (a view, nothing is copied), each of which makes a
+product small enough.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ import mlx.core as mx
 
 from backend.engine.cpu.vector_exp import on_x86
 
-SMALL, SMALL_SLICE = 10**6, 1024
-"""Multiplications of a product that OpenBLAS makes without laying out its factors, and numbers it may give."""
+UNPACKED_FLOPS, UNPACKED_SIZE = 10**6, 1024
+"""The largest product that OpenBLAS multiplies without packing: rows · columns · inner, and rows · columns of the result."""
 
-FEWEST, MOST = 32, 512
-"""Columns of a slice worth a call, and worth having."""
+MIN_WIDTH, MAX_WIDTH = 32, 512
+"""Columns of a slice: with fewer, calls cost more than packing; with more, nothing is gained."""
 
-MOST_ROWS = 16
-"""With more, what is spared is little; and learning, whose gradient would be a sum over slices, has more."""
+MAX_ROWS = 16
+"""With more rows packing costs little; and training, whose gradient would be a sum over slices, has more."""
 
 
-def times_transposed(x: mx.array, weight: mx.array) -> mx.array:
-    """[…, in] times the transpose of [out, in]: […, out]."""
+def matmul_transposed(x: mx.array, weight: mx.array) -> mx.array:
+    """[…, in] times the transpose of [out, in]: […, out]. In slices for few float32 rows on x86, else the plain product."""
     *before, inner = x.shape
     rows, outer = x.size // inner, weight.shape[0]
     width = slice_width(rows, inner, outer) if x.dtype == weight.dtype == mx.float32 and on_x86() else 0
@@ -32,8 +33,10 @@ def times_transposed(x: mx.array, weight: mx.array) -> mx.array:
 
 
 def slice_width(rows: int, inner: int, outer: int) -> int:
-    """Columns of W that make a small product; 0 where none do, or W is one by itself."""
-    width = MOST if rows <= MOST_ROWS else 0
-    while width >= FEWEST and (rows * width > SMALL_SLICE or rows * width * inner > SMALL or outer % width):
+    """Rows of W in a slice, the most that make an unpacked product; 0 where none do, or all of W does."""
+    width = MAX_WIDTH if rows <= MAX_ROWS else 0
+    while width >= MIN_WIDTH and (
+        rows * width > UNPACKED_SIZE or rows * width * inner > UNPACKED_FLOPS or outer % width
+    ):
         width //= 2
-    return width if FEWEST <= width < outer else 0
+    return width if MIN_WIDTH <= width < outer else 0

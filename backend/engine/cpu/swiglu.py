@@ -1,6 +1,7 @@
-"""The gated unit, silu(gate) · up, for processors on which mlx takes one number at a time.
+"""silu(gate) · up for x86, where mlx's `sigmoid` computes one exponential at a time.
 
-Its gradient needs the gate's sigmoid, which is kept, and no second exponential. It is the same function to float32's rounding.
+The exponential is `exp_clipped`, in vectors. The backward pass needs only σ(gate), which the forward pass keeps, so there is no second
+exponential. Equal to mlx-lm's up to float32 rounding. On other devices mlx-lm's own is used (backend.engine.patches).
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.engine.cpu.vector_exp import exp_of_any, in_one
+from backend.engine.cpu.vector_exp import compiled_by_shape, exp_clipped
 
 
-@in_one
+@compiled_by_shape
 def _forward(gate: mx.array, up: mx.array) -> tuple[mx.array, mx.array]:
     gate_32 = gate.astype(mx.float32)
-    open_ = 1 / (1 + exp_of_any(-gate_32))
-    return (gate_32 * open_ * up.astype(mx.float32)).astype(up.dtype), open_
+    sigmoid = 1 / (1 + exp_clipped(-gate_32))
+    return (gate_32 * sigmoid * up.astype(mx.float32)).astype(up.dtype), sigmoid
 
 
 @mx.custom_function
@@ -27,12 +28,12 @@ def _swiglu(gate: mx.array, up: mx.array) -> tuple[mx.array, mx.array]:
 @_swiglu.vjp
 def _swiglu_vjp(primals: Any, cotangents: Any, outputs: Any) -> tuple[mx.array, mx.array]:
     gate, up = (x.astype(mx.float32) for x in primals)
-    slope, open_ = cotangents[0].astype(mx.float32), outputs[1]
-    silu = gate * open_
-    of_gate = slope * up * (open_ + silu - silu * open_)  # silu' = σ + g σ (1 − σ)
-    return of_gate.astype(primals[0].dtype), (slope * silu).astype(primals[1].dtype)
+    d_out, sigmoid = cotangents[0].astype(mx.float32), outputs[1]
+    silu = gate * sigmoid
+    d_gate = d_out * up * (sigmoid + silu - silu * sigmoid)  # silu' = σ + g σ (1 − σ)
+    return d_gate.astype(primals[0].dtype), (d_out * silu).astype(primals[1].dtype)
 
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """silu(gate) · up, of any shape they share, in the type of `up`."""
+    """silu(gate) · up, elementwise, of any shape they share, in the type of `up`."""
     return _swiglu(gate, up)[0]  # pyright: ignore[reportIndexIssue]

@@ -1,7 +1,8 @@
-"""Powers of e, as softmax, sampling and gated units need them: what they spend their time on.
+"""exp for x86, where mlx has no vector version: softmax, sampling and swiglu spend most of their time in it.
 
-mlx works `exp` out in vectors on Apple hardware and on GPUs, but one number at a time on an x86 CPU, 13 ns each. There the
-same steps are spelled out in operations that do run in vectors. Nothing else is worth spelling out here.
+mlx's `exp` is vectorised on Apple hardware and on GPUs, but computes one number at a time on an x86 CPU, 13 ns each. Additions,
+products and shifts are vectorised there, so e^x is built from those: e^x = 2^n · 2^r, where n is the nearest whole number to
+x · log2 e, 2^r is a polynomial on [−½, ½], and 2^n is put together from its bits. Other functions are not worth it.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import mlx.core as mx
 
 LOG2_E = 1 / math.log(2)
 
-POWER = (1.0, 0.6931469776, 0.2402224209, 0.0555073374, 0.0096715126, 0.0013264727)
-"""2^r as a polynomial in r, 1 at 0: on [−½, ½] it is never further off than 1e-7 of itself (Remez)."""
+EXP2_COEFFICIENTS = (1.0, 0.6931469776, 0.2402224209, 0.0555073374, 0.0096715126, 0.0013264727)
+"""2^r as a polynomial in r, exactly 1 at 0 (Remez exchange): relative error below 1e-7 on [−½, ½]."""
 
-LOWEST = -127.0
+MIN_EXPONENT = -127.0
 """The exponent whose bits are all zero: the number 0."""
 
-ROUNDER = 1.5 * 2.0**23 + 127
-"""Added to a float32, it pushes the fraction out: what remains in the last bits is the nearest whole number, plus 127."""
+ROUND_AND_BIAS = 1.5 * 2.0**23 + 127
+"""A float32 of this size has no fraction bits, so adding it rounds to the nearest whole number, which then stands in the last bits of
+the mantissa, plus 127, the bias of float32's exponent."""
 
 
 def on_cpu() -> bool:
@@ -36,18 +38,18 @@ def on_x86() -> bool:
     return on_cpu() and platform.machine() in ("x86_64", "AMD64")
 
 
-def spelled_out() -> bool:
-    """Whether mlx's own `exp` takes one number at a time here."""
+def exp_is_scalar() -> bool:
+    """Whether mlx's own `exp` computes one number at a time here."""
     return on_x86()
 
 
-def in_one(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` of arrays, compiled: its operations become a few passes over memory, but for where a gradient is traced.
-    What was traced is kept for the shapes met last; `mx.compile` by itself would keep all that ever came."""
+def compiled_by_shape(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` of arrays under `mx.compile`: its elementwise operations become a few passes over memory (where a gradient is traced,
+    mlx runs them one by one). The traces of the last 64 shapes are kept; `mx.compile` by itself keeps every one it has made."""
 
     @lru_cache(maxsize=64)
     def compiled(_shapes: tuple[Any, ...]) -> Callable[..., Any]:
-        # Traces belong to a function, and go with it: each shape has one of its own.
+        # mlx ties traces to the function object and drops them with it: a new lambda for each shape.
         return mx.compile(lambda *arrays: function(*arrays))
 
     @wraps(function)
@@ -57,28 +59,28 @@ def in_one(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def exp_below_zero(x: mx.array) -> mx.array:
-    """e^x for float32 x ≤ 0, as exact as mlx's `exp`; 0 where it would be no normal number, so for −inf too. Carries no
+def exp_nonpositive(x: mx.array) -> mx.array:
+    """e^x for float32 x ≤ 0, as exact as mlx's `exp`; results below the smallest normal float32 become 0, that of −inf too. Carries no
     gradient."""
-    return _exp(x) if spelled_out() else mx.exp(x)
+    return _exp(x) if exp_is_scalar() else mx.exp(x)
 
 
-def exp_of_any(x: mx.array) -> mx.array:
-    """e^x, spelled out; no larger than 2^127, and 0 where it would be no normal number. To be used inside of `in_one`."""
-    return _power(mx.clip(x * LOG2_E, LOWEST, -LOWEST))
+def exp_clipped(x: mx.array) -> mx.array:
+    """e^x for any float32 x, at most 2^127; results below the smallest normal float32 become 0. For use inside a function that is
+    `compiled_by_shape`."""
+    return _exp2(mx.clip(x * LOG2_E, MIN_EXPONENT, -MIN_EXPONENT))
 
 
-def _power(y: mx.array) -> mx.array:
-    """2^y = 2^n · 2^r with n whole, for −127 ≤ y < 128: the polynomial gives 2^r, the bits of n shifted into the exponent's
-    place 2^n."""
-    whole = y + ROUNDER
-    r = y - (whole - ROUNDER)
-    value: Any = POWER[-1]
-    for term in reversed(POWER[:-1]):
-        value = value * r + term
-    return value * mx.left_shift(whole.view(mx.int32), 23).view(mx.float32)
+def _exp2(y: mx.array) -> mx.array:
+    """2^y for −127 ≤ y < 128: the polynomial gives 2^r, and the bits of n + 127, shifted into the exponent field, are 2^n."""
+    rounded = y + ROUND_AND_BIAS
+    r = y - (rounded - ROUND_AND_BIAS)
+    value: Any = EXP2_COEFFICIENTS[-1]
+    for coefficient in reversed(EXP2_COEFFICIENTS[:-1]):  # Horner
+        value = value * r + coefficient
+    return value * mx.left_shift(rounded.view(mx.int32), 23).view(mx.float32)
 
 
-@in_one
+@compiled_by_shape
 def _exp(x: mx.array) -> mx.array:
-    return _power(mx.maximum(x * LOG2_E, LOWEST))
+    return _exp2(mx.maximum(x * LOG2_E, MIN_EXPONENT))

@@ -1,0 +1,139 @@
+"""Splits a model into body and head, and finds out by small trial passes which fast paths its code allows.
+
+mlx-lm has a hundred architectures and says of none whether its logits are scaled after the head or its layers take a shared prompt.
+Nothing is looked up by name here: the fast way and the plain way are both run on a few tokens and compared. Where they differ, or the
+model's code raises, the plain way is used, and `SplitModel.slow_paths` says so with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
+
+from backend.engine.cpu.small_matmul import matmul_transposed
+from backend.engine.forward import SequenceRows, shared_prompt_states, whole_row_states
+from backend.engine.patches import install
+from backend.engine.split_model import SplitModel
+
+UNSPLIT = "The vocabulary is computed for every token, prompts included, instead of for completions alone: {reason}."
+UNSHARED = "Prompts are read once per completion instead of once per group: {reason}."
+CACHES = {
+    RotatingKVCache: "some layers have a sliding window",
+    ArraysCache: "some layers keep a state instead of keys and values",
+    CacheList: "its layers keep a state beside keys and values",
+}
+"""mlx-lm's caches that a shared prompt cannot use, in words."""
+
+
+class _Unsupported(Exception):
+    """A trial pass has shown that a fast path does not fit the model; the message is the reason."""
+
+
+def split(model: nn.Module) -> SplitModel:
+    """The model as body and head, patched (`backend.engine.patches`), with every fast path that gives the plain numbers."""
+    install(model)
+    try:
+        split_model = _body_and_head(model)
+    except _Unsupported as reason:
+        split_model = SplitModel(lambda tokens, cache=None: model(tokens, cache=cache), lambda hidden: hidden)
+        split_model.slow_paths.append(UNSPLIT.format(reason=reason))
+    try:
+        split_model.prefix_layers = _prefix_layers(model, split_model)
+    except _Unsupported as reason:
+        split_model.slow_paths.append(UNSHARED.format(reason=reason))
+    except Exception as error:  # not narrower: the code of any model runs here, with caches that it was not written for
+        split_model.slow_paths.append(
+            UNSHARED.format(reason=f"its code does not take a shared prompt ({_brief(error)})")
+        )
+    # mlx is lazy: the shape is known without running anything.
+    split_model.vocab_size = split_model.logits(split_model.hidden(mx.array([[1]]))).shape[-1]
+    return split_model
+
+
+# ── body and head ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _body_and_head(model: nn.Module) -> SplitModel:
+    """Raises _Unsupported where the head's output is not what the model says."""
+    inner = getattr(model, "language_model", model)
+    body = getattr(inner, "model", None)
+    head: Any = getattr(inner, "lm_head", None)
+    if head is None and hasattr(body, "embed_tokens"):  # tied weights
+        head = body.embed_tokens  # pyright: ignore
+        logits = head.as_linear
+    else:
+        logits = head
+    if body is None or logits is None:
+        raise _Unsupported("the model's code does not name a body and an output layer")
+    # The probe runs the head itself: a sliced product rounds differently and would look like a soft cap.
+    _compare_with_whole(model, body, logits)
+    if type(head) is nn.Embedding or (type(head) is nn.Linear and "bias" not in head):
+        logits = partial(_times_weight, head)
+    return SplitModel(lambda tokens, cache=None: body(tokens, cache=cache), logits, head)
+
+
+def _times_weight(head: Any, hidden: mx.array) -> mx.array:
+    return matmul_transposed(hidden, head.weight)
+
+
+def _compare_with_whole(model: nn.Module, body: Callable[..., Any], logits: Callable[..., Any]) -> None:
+    """Raises _Unsupported unless head(body(x)) is the model's own output. Both run the very same operations, so the tolerance can be
+    tight, and a soft cap or scale after the head shows even where it bends logits by a millionth."""
+    probe = mx.array([[1, 2, 3]])
+    try:
+        whole, parts = model(probe), logits(body(probe))
+        equal = whole.shape == parts.shape and mx.allclose(whole, parts, rtol=1e-5, atol=1e-6).item()  # pyright: ignore
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _Unsupported(f"the model's body cannot be run without its output layer ({_brief(error)})") from error
+    if not equal:
+        raise _Unsupported("the model changes its logits after the output layer")
+
+
+# ── shared prompts ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _prefix_layers(model: nn.Module, split_model: SplitModel) -> int:
+    """The number of layers, if each caches only keys and values, and completions after a shared prompt have the hidden states of whole
+    rows. Raises _Unsupported otherwise, or whatever the model's code raises. Prompts of unequal length are tried, since some
+    models take one position for all rows."""
+    training = model.training
+    try:
+        caches = make_prompt_cache(model)
+        for cache in caches:
+            if type(cache) is not KVCache:
+                raise _Unsupported(CACHES.get(type(cache), f"some layers keep a {type(cache).__name__}"))
+        rows = _probe_rows()
+        model.eval()
+        shared = shared_prompt_states(replace(split_model, prefix_layers=len(caches)), rows)
+        whole = whole_row_states(split_model, rows)
+        tolerance = 1e-3 if whole.dtype == mx.float32 else 0.1
+        scale = mx.abs(whole).max()
+        if not (mx.abs(shared - whole).max() <= tolerance * scale).item():
+            raise _Unsupported("with a shared prompt the model gives other numbers")
+        return len(caches)
+    finally:
+        model.train(training)
+
+
+def _probe_rows() -> SequenceRows:
+    """Two completions after a prompt of three tokens, one after a prompt of two."""
+    prompts, completions = [[1, 2, 3], [4, 5, 0]], [[6, 7], [8, 9], [10, 11]]
+    tokens = [[1, 2, 3, 6, 7], [1, 2, 3, 8, 9], [4, 5, 10, 11, 0]]
+    return SequenceRows(
+        tokens_BL=mx.array(tokens), prompt_PK=mx.array(prompts), prompt_length_P=mx.array([3, 2]),
+        prompt_length_B=mx.array([3, 3, 2]),
+        prompt_B=mx.array([0, 0, 1]), completion_BT=mx.array(completions), active_N=mx.arange(6),
+        full=True, even=False, ragged=True,
+    )  # fmt: skip
+
+
+def _brief(error: Exception) -> str:
+    """The error in one line, without a full stop."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].strip().rstrip('.')}" if lines else type(error).__name__

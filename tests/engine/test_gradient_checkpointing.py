@@ -1,0 +1,92 @@
+"""Recomputing activations changes no gradient, really happens, and leaves the model's class as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from backend.engine import patches
+from backend.engine.gradient_checkpointing import gradient_checkpointing
+from backend.engine.model_probe import split
+from tests.support.forward_cases import Case, assert_same_gradients, gradients, lora_policy, model_of
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.parametrize("trained", ["adapters", "everything"])
+def test_it_changes_no_gradient(models: Path, trained: str) -> None:
+    case = Case()
+    model = lora_policy(models).model if trained == "adapters" else model_of(models)
+    if trained == "everything":
+        model.unfreeze()
+    split_model = split(model)
+    results = []
+    for on in (False, True):
+        with gradient_checkpointing(model, on):
+            results.append(gradients(model, lambda: case.logps(split_model, 0.7, 5)[0]))
+    assert results[0][0] == pytest.approx(results[1][0], abs=1e-6)
+    assert_same_gradients(results[1][1], results[0][1], rtol=1e-6)
+
+
+def test_the_layer_class_is_patched_inside_and_restored_afterwards(models: Path) -> None:
+    model, other = model_of(models), model_of(models)
+    layer_class = type(model.layers[0])
+    before = layer_class.__call__
+    name = f"{layer_class.__module__}.{layer_class.__name__}.__call__"
+    with gradient_checkpointing(model, True):
+        assert layer_class.__call__ is not before
+        assert name in patches.active()
+    assert layer_class.__call__ is before
+    assert name not in patches.active()
+    with pytest.raises(ZeroDivisionError), gradient_checkpointing(model, True):
+        raise ZeroDivisionError
+    assert layer_class.__call__ is before
+    with gradient_checkpointing(model, False):
+        assert layer_class.__call__ is before
+    assert mx.array_equal(model(mx.array([[5, 6]])), other(mx.array([[5, 6]])))
+
+
+def test_each_layer_runs_a_second_time_in_the_backward_pass(models: Path) -> None:
+    model, case, calls = model_of(models), Case(), []
+    model.unfreeze()
+    norm = model.layers[0].input_layernorm
+    plain = type(norm).__call__
+    split_model = split(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(norm), "__call__", lambda self, x: calls.append(self is norm) or plain(self, x))
+        for on in (False, True):
+            calls.clear()
+            with gradient_checkpointing(model, on):
+                gradients(model, lambda: case.logps(split_model)[0])
+            assert sum(calls) == (4 if on else 2)  # prompts and completions
+
+
+def test_the_second_pass_draws_the_same_dropout_mask(models: Path) -> None:
+    """Else the gradient belongs to another function: it is compared with a finite difference of the very loss it came with."""
+    policy, case = lora_policy(models, dropout=0.5), Case()
+    policy.model.train()
+
+    def loss_and_gradient() -> tuple[float, dict[str, np.ndarray]]:
+        mx.random.seed(11)
+        with gradient_checkpointing(policy.model, True):
+            return gradients(policy.model, lambda: case.logps(policy.split_model)[0])
+
+    def loss_at(distance: float, direction: dict[str, np.ndarray]) -> float:
+        start = policy.trainable()
+        policy.assign({name: x + distance * mx.array(direction[name]) for name, x in start.items()})
+        loss = loss_and_gradient()[0]
+        policy.assign(start)
+        return loss
+
+    loss, grads = loss_and_gradient()
+    assert loss == loss_and_gradient()[0]
+    norm = np.sqrt(sum((grad**2).sum() for grad in grads.values()))
+    direction = {name: grad / norm for name, grad in grads.items()}
+    difference = (loss_at(1e-3, direction) - loss_at(-1e-3, direction)) / 2e-3
+    assert difference == pytest.approx(norm, rel=2e-2)

@@ -1,0 +1,44 @@
+"""The vocabulary head by itself: precision in 16 bits, and memory. Its values and gradients are in test_forward.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from backend.engine.lm_head import token_logps
+from backend.engine.model_probe import split
+from backend.spec.memory.chunking import SMALLEST_CHUNK, head_chunk
+from tests.support.forward_cases import model_of
+
+
+def test_half_precision_logits_are_normalised_in_float32(tmp_path: Path) -> None:
+    """In bfloat16 the softmax alone would be wrong by 0.02 a token."""
+    split_model = split(model_of(tmp_path, dtype="bfloat16"))
+    hidden_NH = split_model.hidden(mx.array([[3, 1, 4, 1, 5, 9, 2, 6]]))[0]
+    target_N = mx.array([1, 4, 1, 5, 9, 2, 6, 5])
+    scores = token_logps(split_model.logits, split_model.head, hidden_NH, target_N, temperature=0.7)
+    assert hidden_NH.dtype == mx.bfloat16 and scores.logp_N.dtype == scores.entropy_N.dtype == mx.float32
+    logits_NV = np.array(split_model.logits(hidden_NH).astype(mx.float32), np.float64) / 0.7
+    logp_NV = logits_NV - np.log(np.exp(logits_NV).sum(-1, keepdims=True))
+    np.testing.assert_allclose(scores.logp_N, logp_NV[np.arange(8), np.array(target_N)], atol=1e-5)
+
+
+def test_without_a_gradient_one_chunk_is_in_memory_at_a_time() -> None:
+    """mlx allocates what it works on ahead of the device: left to itself it held 27 arrays of a chunk's size here."""
+    V, N, chunk = 32_768, 512, 32
+    head = nn.Linear(16, V, bias=False)
+    hidden_NH, target_N = mx.random.normal((N, 16)), mx.zeros(N, mx.int32)
+    mx.eval(head.parameters(), hidden_NH, target_N)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(token_logps(head, head, hidden_NH, target_N, temperature=1.0, chunk=chunk, with_gradient=False))
+    assert mx.get_peak_memory() - before < 8 * chunk * V * 4
+
+
+def test_the_chunk_follows_the_vocabulary() -> None:
+    assert head_chunk(4096, gpu=False) == 128 and head_chunk(4096, gpu=True) == 4096
+    assert head_chunk(10**8, gpu=True) == SMALLEST_CHUNK

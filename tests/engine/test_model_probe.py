@@ -1,0 +1,141 @@
+"""Which fast paths a model's code allows is found by trial; what does not hold is left out, and said with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx_lm.models import cohere, gemma2, qwen3
+
+from backend.engine import model_probe
+from backend.engine.model_probe import split
+from tests.support.forward_cases import Case, assert_same_gradients, gradients, model_of
+
+UNSPLIT = "The vocabulary is computed for every token, prompts included, instead of for completions alone: "
+UNSHARED = "Prompts are read once per completion instead of once per group: "
+
+SIZES = {
+    "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def capped(cap: float, **own: Any) -> nn.Module:
+    sizes = SIZES | {"model_type": "gemma2", "final_logit_softcapping": cap} | own
+    return gemma2.Model(gemma2.ModelArgs.from_dict(sizes))
+
+
+def scaled() -> nn.Module:
+    return cohere.Model(cohere.ModelArgs.from_dict(SIZES | {"model_type": "cohere", "logit_scale": 0.0625}))
+
+
+# ---- body and head ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: capped(30.0), lambda: capped(1000.0), scaled], ids=["cap", "mild cap", "scale"]
+)
+def test_a_model_that_changes_its_logits_after_the_head_is_kept_whole(build: Callable[[], nn.Module]) -> None:
+    """A soft cap of 1000 changes logits of this size by a millionth; it is part of the model all the same."""
+    mx.random.seed(0)
+    model, case = build(), Case()
+    model.eval()
+    split_model = split(model)
+    assert split_model.head is None
+    assert UNSPLIT + "the model changes its logits after the output layer." in split_model.slow_paths
+    assert split_model.hidden(case.tokens_BL).shape[-1] == 320
+    np.testing.assert_allclose(np.array(case.logps(split_model)[0]), np.array(case.plain(model, 1.0)[0]), atol=1e-5)
+    _, actual = gradients(model, lambda: case.logps(split_model, 0.7, 5)[0])
+    _, plain = gradients(model, lambda: case.plain(model, 0.7)[0])
+    assert_same_gradients(actual, plain)
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "mixtral"])
+def test_a_model_with_a_plain_head_is_split_and_has_no_slow_path(models: Path, arch: str) -> None:
+    model, case = model_of(models, arch), Case()
+    split_model = split(model)
+    assert split_model.head is not None and split_model.hidden(case.tokens_BL).shape[-1] == 32
+    assert split_model.vocab_size == 320
+    assert split_model.slow_paths == []
+    np.testing.assert_allclose(np.array(case.logps(split_model)[0]), np.array(case.plain(model, 1.0)[0]), atol=1e-5)
+
+
+def test_the_probe_runs_the_head_itself(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices of a product round in their own way, and must not be taken for a soft cap: the model would be kept whole."""
+    monkeypatch.setattr(model_probe, "matmul_transposed", lambda x, weight: x @ weight.T + 1e-3)
+    assert split(model_of(models)).head is not None
+
+
+def test_a_body_that_cannot_run_without_its_head_is_kept_whole(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = qwen3.Qwen3Model.__call__
+
+    def demanding(body: Any, inputs: mx.array, cache: Any = None, *, secret: Any) -> mx.array:
+        return plain(body, inputs, cache)
+
+    monkeypatch.setattr(qwen3.Qwen3Model, "__call__", demanding)
+    monkeypatch.setattr(
+        qwen3.Model, "__call__", lambda m, x, cache=None: m.lm_head(demanding(m.model, x, cache, secret=1))
+    )
+    split_model = split(model_of(models, tie=False))
+    assert split_model.head is None
+    assert split_model.slow_paths[0].startswith(
+        UNSPLIT + "the model's body cannot be run without its output layer (TypeError: "
+    )
+    assert split_model.slow_paths[0].endswith("'secret').")
+
+
+# ---- shared prompts --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arch", "paths"),
+    [
+        ("gemma3_text", [UNSHARED + "some layers have a sliding window."]),
+        ("mamba", [
+            UNSPLIT + "the model's code does not name a body and an output layer.",
+            UNSHARED + "some layers keep a state instead of keys and values.",
+        ]),
+    ],
+)  # fmt: skip
+def test_a_model_whose_layers_cannot_share_a_prompt_says_why(models: Path, arch: str, paths: list[str]) -> None:
+    model = model_of(models, arch)
+    model.train()
+    split_model = split(model)
+    assert split_model.prefix_layers == 0
+    assert split_model.slow_paths == paths
+    assert model.training, "the trial leaves the model as it was"
+
+
+def test_code_that_breaks_on_a_shared_prompt_is_a_slow_path_with_its_error() -> None:
+    """With fewer key heads than heads, Gemma 2's attention takes one mask for all rows."""
+    split_model = split(capped(30.0, num_key_value_heads=1))
+    assert split_model.prefix_layers == 0
+    assert split_model.slow_paths[1].startswith(UNSHARED + "its code does not take a shared prompt (ValueError: ")
+    assert split_model.slow_paths[1].endswith(").")
+
+
+def test_a_model_that_is_only_wrong_with_a_shared_prompt_reads_whole_rows(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is raised where a model takes its positions from elsewhere than the cache's offset."""
+    plain = qwen3.Attention.__call__
+
+    def from_the_start(layer: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        if cache is not None:
+            cache.offset = 0
+        return plain(layer, x, mask, cache)
+
+    monkeypatch.setattr(qwen3.Attention, "__call__", from_the_start)
+    split_model = split(model_of(models))
+    assert split_model.prefix_layers == 0
+    assert split_model.slow_paths == [UNSHARED + "with a shared prompt the model gives other numbers."]
