@@ -88,21 +88,21 @@ def group_by_group() -> Off:
     """Sampling decodes one group after the other, as for models whose rows cannot be of unequal length."""
     from backend.generation.rollout import Rollout
 
-    return mock.patch.object(Rollout, "_decodes_together", lambda rollout: False)
+    return mock.patch.object(Rollout, "_batching_obstacle", lambda rollout: "switched off")
 
 
 def together_to_the_end() -> Off:
     """Rows that have ended are decoded on until the last row ends."""
-    from backend.generation.rollout import Scheduler
+    from backend.generation.scheduler import Scheduler
 
-    return mock.patch.object(Scheduler, "_size", lambda scheduler, wanted: max(wanted, len(scheduler.rows)))
+    return mock.patch.object(Scheduler, "_batch_size", lambda scheduler, needed: max(needed, len(scheduler.rows)))
 
 
 def layer_by_layer() -> Off:
     """Decoding runs the policy's own layers, each projection and each adapter by itself."""
     from backend.generation import fused_model
 
-    return mock.patch.object(fused_model, "_bundles", lambda model, merge: [])
+    return mock.patch.object(fused_model, "fusable_linears", lambda model, merge: [])
 
 
 def adapters_beside() -> Off:
@@ -121,10 +121,10 @@ def uncompiled() -> Off:
 
 
 def read_at_once() -> Off:
-    """What was drawn is looked at after every step."""
-    from backend.generation import rollout
+    """Sampled tokens are read after every step."""
+    from backend.generation import scheduler
 
-    return mock.patch.object(rollout, "BURST", 1)
+    return mock.patch.object(scheduler, "DECODE_CHUNK", 1)
 
 
 def library_exp() -> Off:

@@ -169,7 +169,7 @@ def test_how_a_family_is_decoded(models: Path, arch: str) -> None:
     policy = load_policy(config_of(models, arch, "lora"))
     before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
     caches = tuple(dict.fromkeys(CACHES[type(cache).__name__] for cache in make_prompt_cache(policy.model)))
-    assert (caches, Rollout(policy, 4).together) == (FAMILIES[arch].caches, FAMILIES[arch].together)
+    assert (caches, Rollout(policy, 4).has_continuous_batching) == (FAMILIES[arch].caches, FAMILIES[arch].together)
     after = dict(tree_flatten(policy.model.parameters()))
     assert all(np.array_equal(np.array(after[name]), x) for name, x in before.items()), "trying it out left a mark"
 
@@ -180,7 +180,7 @@ def test_a_model_that_is_only_wrong_with_rows_of_unequal_length_is_decoded_by_th
     """Nothing is raised where a model takes one mask or one position for all rows and their number happens to fit."""
     plain = rollout_module.BatchKVCache
     monkeypatch.setattr(rollout_module, "BatchKVCache", lambda pads: plain([0] * len(pads)))
-    assert not Rollout(load_policy(config_of(models, "qwen3", "lora")), 4).together
+    assert not Rollout(load_policy(config_of(models, "qwen3", "lora")), 4).has_continuous_batching
 
 
 def config_of(models: Path, arch: str, train_type: str) -> Any:

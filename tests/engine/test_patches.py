@@ -182,7 +182,7 @@ def test_many_rows_are_decoded_by_looking_back_to_the_same_tokens(
     raw = {"model": str(folder_of(models, arch)), "data": "none", "num_layers": -1, "beta": 0}
     policy = load_policy(parse(raw))
     rollout = Rollout(policy, 12)
-    assert rollout.together
+    assert rollout.has_continuous_batching
     calls.clear()
     fast = sampled(rollout, 32, 4)
     assert calls["look_back"] > 0 and not calls["attend"], "sampling does not learn"
