@@ -20,6 +20,7 @@ from backend.models import atomic_folder, export, policy, verify
 from backend.spec import config as spec_config
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from tests.support.adapters import save_adapters
 from tests.support.random_models import tiny_model
 
 PROMPT = mx.array([[2, 40, 41, 42, 100, 200, 7, 300, 5]])
@@ -41,7 +42,7 @@ def trained_run(
     if train_type == "full":
         policy.save_model(trained, config.model, run.model)
     else:
-        policy.save_adapters(trained, config, run.adapters)
+        save_adapters(trained, config, run.adapters)
     trained.model.eval()
     return run, trained.model(PROMPT)[0]  # pyright: ignore
 
@@ -399,12 +400,12 @@ def test_an_older_model_that_cannot_come_back_is_kept_and_comes_back_next_time(
     target = tmp_path / "mine"
     target.mkdir()
     (target / "config.json").write_text("older", encoding="utf-8")
-    with monkeypatch.context() as patched, pytest.raises(OSError), atomic_folder.stage(tmp_path, target) as here:
+    with monkeypatch.context() as patched, pytest.raises(OSError), atomic_folder.staging_folder(tmp_path, target) as here:
         (here / "new").mkdir()
         target.rename(here / "previous")
         refuse_to_rename(patched, "previous")
     assert not target.exists()
-    with atomic_folder.stage(tmp_path, target) as here:
+    with atomic_folder.staging_folder(tmp_path, target) as here:
         assert (target / "config.json").read_text() == "older" and not list(here.iterdir())
     assert listing(tmp_path) == {"mine", "mine/config.json"}
 
@@ -433,7 +434,7 @@ def test_a_models_folder_on_another_disk_gets_a_copy_and_a_rename(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", within_a_disk)
-    monkeypatch.setattr(atomic_folder, "disk", lambda folder: folder.is_relative_to(models))
+    monkeypatch.setattr(atomic_folder, "device_of", lambda folder: folder.is_relative_to(models))
     made = export.export(run, "lmstudio", "mine")
     assert furthest(says(made.path), trained) < 1e-4
     assert not [name for name in listing(tmp_path) if ".grpo-studio" in name]
@@ -442,11 +443,11 @@ def test_a_models_folder_on_another_disk_gets_a_copy_and_a_rename(
 def test_files_that_macos_leaves_by_itself_do_not_come_along(tmp_path: Path) -> None:
     """On a disk without extended attributes every file gets a ._ companion, which LM Studio takes for a weight file."""
     target = tmp_path / "models" / "mine"
-    with atomic_folder.stage(tmp_path, target) as here:
+    with atomic_folder.staging_folder(tmp_path, target) as here:
         (here / "new").mkdir()
         for name in ("config.json", "._config.json", ".DS_Store"):
             (here / "new" / name).write_bytes(b"x")
-        atomic_folder.publish(here / "new", target, overwrite=False)
+        atomic_folder.move_into_place(here / "new", target, overwrite=False)
     assert listing(tmp_path) == {"models", "models/mine", "models/mine/config.json"}
 
 
