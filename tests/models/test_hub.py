@@ -138,7 +138,11 @@ def test_a_download_is_a_model_in_the_cache(hub: HubStandIn, monkeypatch: pytest
     assert len(set(done)) > 10, "progress, not only a beginning and an end"
     hub.down = True  # what mlx-lm asks for is all there, without asking anybody
     assert (
-        Path(snapshot_download("someone/tiny", allow_patterns=list(hub_search.DOWNLOADED["model"]), local_files_only=True))
+        Path(
+            snapshot_download(
+                "someone/tiny", allow_patterns=list(hub_search.DOWNLOADED["model"]), local_files_only=True
+            )
+        )
         == place
     )
     (found,) = inventory.models()
