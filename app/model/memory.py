@@ -6,7 +6,7 @@ from app.model.memory_parts import MemoryPart, MemoryParts
 from backend.spec.config import Config
 from backend.spec.memory.estimate import Estimate, estimate, machine_bytes
 from backend.spec.memory.model_shape import shape_of
-from backend.spec.places import model_folder
+from backend.spec.places import local_folder
 
 NAMES = {
     "weights": ("Weights", "The model as it is loaded."),
@@ -27,7 +27,7 @@ def memory_parts_of(config: Config, prompt: int | None = None) -> MemoryParts | 
 
     `prompt` is the length of the longest prompt in tokens, where it is known.
     """
-    folder = model_folder(config.model)
+    folder = local_folder(config.model)
     shape = shape_of(folder) if folder is not None else None
     return _shown(estimate(config, shape, machine_bytes(), prompt)) if shape is not None else None
 

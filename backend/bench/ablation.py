@@ -92,21 +92,21 @@ def group_by_group() -> Off:
     """Sampling decodes one group after the other, as for models whose rows cannot be of unequal length."""
     from backend.generation.rollout import Rollout
 
-    return mock.patch.object(Rollout, "_decodes_together", lambda rollout: False)
+    return mock.patch.object(Rollout, "_batching_obstacle", lambda rollout: "switched off")
 
 
 def no_compaction() -> Off:
     """Rows that have ended stay in the batch until the last row ends."""
-    from backend.generation.rollout import Scheduler
+    from backend.generation.scheduler import Scheduler
 
-    return mock.patch.object(Scheduler, "_size", lambda scheduler, wanted: max(wanted, len(scheduler.rows)))
+    return mock.patch.object(Scheduler, "_batch_size", lambda scheduler, needed: max(needed, len(scheduler.rows)))
 
 
 def unfused_layers() -> Off:
     """Decoding runs the policy's own layers: one product for each projection, two more for each adapter."""
     from backend.generation import fused_model
 
-    return mock.patch.object(fused_model, "_bundles", lambda model, merge: [])
+    return mock.patch.object(fused_model, "fusable_linears", lambda model, merge: [])
 
 
 def unmerged_adapters() -> Off:
@@ -125,10 +125,10 @@ def uncompiled() -> Off:
 
 
 def read_at_once() -> Off:
-    """What was drawn is looked at after every step."""
-    from backend.generation import rollout
+    """Sampled tokens are read after every step."""
+    from backend.generation import scheduler
 
-    return mock.patch.object(rollout, "BURST", 1)
+    return mock.patch.object(scheduler, "DECODE_CHUNK", 1)
 
 
 def mlx_exp() -> Off:

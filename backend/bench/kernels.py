@@ -73,7 +73,7 @@ def qwen3_policy(*, bits: int | None, dora: bool = False, layers: int = LAYERS, 
 def kernels(rollout: Rollout, sampling: Sampling | None, *, rows: int = 4, columns: int = 128) -> Counter[str]:
     """Launches of one compiled step, by primitive; fused ones are all called Compiled. `sampling` None: up to the logits."""
     rollout = copy.copy(rollout)
-    rollout._steps = {}  # traced anew, with the stand-ins
+    rollout._compiled_steps = {}  # traced anew, with the stand-ins
     rollout.fused.refresh()
     shapes = [_kv_shape(rollout)] * len(rollout.policy.model.layers)
     columns = capacity(columns)
@@ -88,7 +88,7 @@ def kernels(rollout: Rollout, sampling: Sampling | None, *, rows: int = 4, colum
     )
     mx.eval(inputs, keys, values)
     with _as_on_a_gpu(sampling is None):
-        out = rollout.step(sampling or GREEDY)(*inputs, keys, values)
+        out = rollout.compiled_step(sampling or GREEDY)(*inputs, keys, values)
     counted = _counted([array for _, array in tree_flatten(out)])  # pyright: ignore
     rollout.fused.release()
     return counted

@@ -40,16 +40,16 @@ def estimate(
     prompt: Annotated[int | None, typer.Option("--prompt", help="Tokens of the longest prompt.", min=1)] = None,
 ) -> None:
     """Say what memory a run needs, phase by phase; loads no weights."""
-    from backend.models.inventory import folder_of
     from backend.spec.config import load
     from backend.spec.memory.estimate import estimate as work_out
     from backend.spec.memory.estimate import machine_bytes
     from backend.spec.memory.model_shape import shape_of
     from backend.spec.model_and_data_names import model_source
+    from backend.spec.places import local_folder
 
     settings = load(config)
     model_source(settings.model, "model")
-    folder = folder_of(settings.model)
+    folder = local_folder(settings.model)
     shape = shape_of(folder) if folder is not None else None
     if folder is None or shape is None:
         why = "is not on this machine" if folder is None else "has no config.json that tells its sizes"

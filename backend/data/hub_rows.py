@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from backend.models import inventory
-from backend.models.hub_search import reach
+from backend.models.hub_search import check_reachable
 from backend.spec.faults import Mistake
+from backend.spec.places import is_dataset_cached, local_folder
 
 
 def load(repo_id: str, config_name: str | None) -> Any:
@@ -18,17 +19,17 @@ def load(repo_id: str, config_name: str | None) -> Any:
     import datasets
 
     try:
-        reach(repo_id, "dataset")
+        check_reachable(repo_id, "dataset")
     except Mistake:
         if folder := _downloaded(repo_id):
             return datasets.load_dataset(str(folder), config_name)
-        if not inventory.may_be_here(repo_id):
+        if not is_dataset_cached(repo_id):
             raise
     return datasets.load_dataset(repo_id, config_name)
 
 
 def _downloaded(repo_id: str) -> Path | None:
     """The snapshot in Hugging Face's cache, if there are rows in it."""
-    folder = inventory.folder_of(repo_id, "dataset")
+    folder = local_folder(repo_id, "dataset")
     found = inventory.dataset_at(folder) if folder is not None else None
     return folder if found is not None and not found.refusal else None

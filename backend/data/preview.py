@@ -7,7 +7,6 @@ it. Nothing is changed here, nothing is tokenised (`backend.data.prompt_preview`
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from backend.spec.config import Config, problems
 from backend.spec.dataset_columns import NAMES
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import DATA_SUFFIXES, check_data
+from backend.spec.places import is_dataset_cached
 
 SPLITS = ("train", "valid", "test")
 READING = ("data", "dataset_config", "train_split", "valid_split", "test_split", "validation_split", "seed")
@@ -98,19 +98,7 @@ def form_of(data: str) -> str:
 
 def is_here(data: str) -> bool:
     """Whether the dataset can be read without fetching it. What looks like a path is looked for on this machine alone."""
-    if form_of(data) != "hub":
-        return True
-    from huggingface_hub.constants import HF_HOME, HF_HUB_CACHE
-
-    prepared = Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets")
-    names = [_plain(folder.name) for folder in prepared.iterdir()] if prepared.is_dir() else []
-    downloaded = Path(HF_HUB_CACHE, f"datasets--{data.replace('/', '--')}", "snapshots").is_dir()
-    return downloaded or _plain(data.replace("/", "___")) in names
-
-
-def _plain(name: str) -> str:
-    """`datasets` keeps MyData as my_data."""
-    return name.lower().replace("_", "")
+    return form_of(data) != "hub" or is_dataset_cached(data)
 
 
 # ── splits and columns ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,7 +1,7 @@
-"""Linear layers that read the same input, made one product, with their adapters folded in or beside it.
+"""Linear layers that read the same input, computed as one matrix product, with their adapters merged in or beside it.
 
-Plain, LoRA and DoRA layers over float or quantised weights, with or without a bias. Knows single layers; which of a model's
-layers share an input is found elsewhere.
+Plain, LoRA and DoRA layers over float or quantised weights, with or without a bias. Knows single layers only; which layers of a
+model share an input is found by `backend.generation.fused_model`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from backend.engine.cpu.small_matmul import matmul_transposed
 Linear = nn.Linear | nn.QuantizedLinear
 
 
-# ── modules that stand for layers ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── modules that replace layers ──────────────────────────────────────────────────────────────────────────────────────
 
 
-class Product(nn.Module):
-    """y = gain · (x Wᵀ + (x A) B) + bias, over the rows of several layers. A and B are there where adapters ride along."""
+class FusedProjection(nn.Module):
+    """y = gain · (x Wᵀ + (x A) B) + bias, over the outputs of several layers together.
+
+    Arrays are put in by `FusedLinear.refresh`; A, B (adapters), gain (DoRA) and bias are absent where there are none.
+    """
 
     def __init__(self, like: Linear) -> None:
         super().__init__()
@@ -47,111 +50,123 @@ class Product(nn.Module):
         return mx.quantized_matmul(x, self["weight"], self["scales"], self.get("biases"), transpose=True, **how)
 
 
-class Shared:
-    """What the parts of a bundle have in common: the first of them to be called works the product out for all. Outside the
-    module tree, where its arrays would be counted once for each part."""
+class FusedOutput:
+    """The output of a `FusedProjection`, split among the layers that it replaces.
 
-    def __init__(self, product: Product, sizes: list[int]) -> None:
-        self.product, self.count = product, len(sizes)
+    The first branch that is called with an input computes the product; the others take their slices of it. Not an nn.Module: its
+    arrays would be counted once for each branch.
+    """
+
+    def __init__(self, projection: FusedProjection, sizes: list[int]) -> None:
+        self.projection, self.count = projection, len(sizes)
         self.edges = list(itertools.accumulate(sizes))[:-1]
         self.input: mx.array | None = None
         self.slices: dict[int, mx.array] = {}
 
-    def take(self, place: int, x: mx.array) -> mx.array:
+    def slice_of(self, index: int, x: mx.array) -> mx.array:
+        """Branch `index`'s part of the output for `x`."""
         if self.count == 1:
-            return self.product(x)
-        if x is not self.input or place not in self.slices:
-            self.input, self.slices = x, dict(enumerate(mx.split(self.product(x), self.edges, axis=-1)))
-        taken = self.slices.pop(place)
+            return self.projection(x)
+        # By identity: equal inputs may be other arrays. A slice that is asked for twice is computed again.
+        if x is not self.input or index not in self.slices:
+            self.input, self.slices = x, dict(enumerate(mx.split(self.projection(x), self.edges, axis=-1)))
+        output = self.slices.pop(index)
         if not self.slices:
-            self.input = None  # nothing of a step is kept beyond it
-        return taken
+            self.input = None  # keep nothing of a step beyond it
+        return output
 
 
 class LinearBranch(nn.Module):
-    """Stands where one of a bundle's layers stood."""
+    """Replaces one of the fused layers in the module tree."""
 
-    def __init__(self, shared: Shared, place: int) -> None:
+    def __init__(self, output: FusedOutput, index: int) -> None:
         super().__init__()
-        self.shared, self.place = shared, place
-        if place == 0:
-            self.product = shared.product  # the one place where the tree holds it
+        self.output, self.index = output, index
+        if index == 0:
+            self.projection = output.projection  # in the tree once, so that its arrays are inputs of a compiled step
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.shared.take(self.place, x)
+        return self.output.slice_of(self.index, x)
 
 
-# ── bundles ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── fusing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass
 class FusedLinear:
-    """Layers that read the same input, and the product that stands for them.
+    """Layers that read the same input, and the projection that computes them together.
 
-    Folded: float weights with their adapters in one temporary array. Otherwise frozen weights in one lasting array, with
-    adapters beside it.
+    Merged: float weights with their adapters in one temporary array, for a rollout. Otherwise packed: frozen weights in one
+    lasting array, adapters beside it.
     """
 
     members: list[Any]
     dtype: mx.Dtype
-    """Of the input that was seen."""
-    folded: bool
+    """Of the recorded input."""
+    is_merged: bool
 
     def __post_init__(self) -> None:
         self.bases = [base_of(member) for member in self.members]
-        self.product = Product(self.bases[0])
-        self.stored: dict[str, mx.array] = {}
+        self.projection = FusedProjection(self.bases[0])
+        self.packed: dict[str, mx.array] = {}
 
-    def parts(self) -> list[tuple[nn.Module, LinearBranch]]:
-        shared = Shared(self.product, [base.weight.shape[0] for base in self.bases])
-        return [(member, LinearBranch(shared, place)) for place, member in enumerate(self.members)]
+    def branches(self) -> list[tuple[nn.Module, LinearBranch]]:
+        """(layer, what replaces it)."""
+        output = FusedOutput(self.projection, [base.weight.shape[0] for base in self.bases])
+        return [(member, LinearBranch(output, index)) for index, member in enumerate(self.members)]
 
-    def store(self, trees: list[nn.Module]) -> None:
-        """Put frozen weights side by side for good and make the layers' own arrays views of them, in every tree."""
-        if self.folded:
+    def pack(self, trees: list[nn.Module]) -> None:
+        """Concatenate frozen weights for good and make the layers' own arrays views of the result, in every tree.
+
+        So packing costs no memory: the views keep the one array alive, and the separate ones are freed.
+        """
+        if self.is_merged:
             return
         views: dict[int, mx.array] = {}
         for name in [name for name in ("weight", "scales", "biases") if self.bases[0].get(name) is not None]:
             arrays = [base[name] for base in self.bases]
-            self.stored[name] = arrays[0] if len(arrays) == 1 else mx.concatenate(arrays)
+            self.packed[name] = arrays[0] if len(arrays) == 1 else mx.concatenate(arrays)
             edges = list(itertools.accumulate(len(array) for array in arrays))[:-1]
             if edges:
-                views |= {id(a): v for a, v in zip(arrays, mx.split(self.stored[name], edges), strict=True)}
-        mx.eval(self.stored, list(views.values()))
+                views |= {id(a): v for a, v in zip(arrays, mx.split(self.packed[name], edges), strict=True)}
+        mx.eval(self.packed, list(views.values()))
         for module in (module for tree in trees for module in tree.modules()):
             module.update({name: views[id(array)] for name, array in module.items() if id(array) in views})
 
     def refresh(self) -> None:
-        """Work out what the product needs from the weights as they are now."""
-        arrays = (
-            {"weight": mx.concatenate([_folded(member) for member in self.members])} if self.folded else self.stored
-        )
-        if not self.folded and any(has_adapter(member) for member in self.members):
-            arrays = arrays | self._beside()
+        """Compute the projection's arrays from the weights as they are now."""
+        arrays = self.packed
+        if self.is_merged:
+            arrays = {"weight": mx.concatenate([_merged_weight(member) for member in self.members])}
+        elif any(has_adapter(member) for member in self.members):
+            arrays = arrays | self._adapter_arrays()
         if any("bias" in base for base in self.bases):
             arrays = arrays | {"bias": mx.concatenate([base.bias for base in self.bases])}
         mx.eval(arrays)
-        dict.update(self.product, arrays)
+        dict.update(self.projection, arrays)
 
-    def _beside(self) -> dict[str, mx.array]:
-        """A, B and DoRA's gain: each member's adapter writes into its own rows only."""
+    def _adapter_arrays(self) -> dict[str, mx.array]:
+        """A [in, sum of ranks], B [sum of ranks, sum of outputs] and DoRA's gain.
+
+        B is block-diagonal: each layer's adapter adds to its own outputs only.
+        """
         adapted = [has_adapter(member) for member in self.members]
         a = mx.concatenate([m.lora_a for m, has in zip(self.members, adapted, strict=True) if has], axis=1)
         sizes, blocks = [base.weight.shape[0] for base in self.bases], []
         for i, member in enumerate(self.members):
             if adapted[i]:
-                row = mx.pad(member.scale * member.lora_b, [(0, 0), (sum(sizes[:i]), sum(sizes[i + 1 :]))])
-                blocks.append(row)
-        made = {"a": a.astype(self.dtype), "b": mx.concatenate(blocks).astype(self.dtype)}
+                blocks.append(mx.pad(member.scale * member.lora_b, [(0, 0), (sum(sizes[:i]), sum(sizes[i + 1 :]))]))
+        arrays = {"a": a.astype(self.dtype), "b": mx.concatenate(blocks).astype(self.dtype)}
         if any(isinstance(member, DoRALinear) for member in self.members):
-            made["gain"] = mx.concatenate([_gain(member) for member in self.members]).astype(self.dtype)
-        return made
+            arrays["gain"] = mx.concatenate([_dora_gain(member) for member in self.members]).astype(self.dtype)
+        return arrays
 
 
 # ── single layers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def is_plain(module: Any) -> bool:
+    """Whether a layer computes exactly what is handled here: no subclass, and no other adapter."""
     return type(module) in (nn.Linear, nn.QuantizedLinear) or (has_adapter(module) and is_plain(module.linear))
 
 
@@ -160,41 +175,42 @@ def has_adapter(module: nn.Module) -> bool:
 
 
 def base_of(member: Any) -> Any:
+    """The layer without its adapter."""
     return member.linear if has_adapter(member) else member
 
 
-def kind_of(member: nn.Module) -> tuple[Any, ...]:
-    """Layers of one kind can be one product."""
+def fusion_key(member: nn.Module) -> tuple[Any, ...]:
+    """Layers with one input and equal keys can be one product."""
     base = base_of(member)
     how = (base.group_size, base.bits, base.mode) if isinstance(base, nn.QuantizedLinear) else ()
     return (type(base), *how, base.weight.dtype, "bias" in base)
 
 
-def _dense(base: Any) -> mx.array:
-    """The layer's weight as numbers, [out, in]."""
+def _dequantized(base: Any) -> mx.array:
+    """The layer's weight [out, in] in floats."""
     if not isinstance(base, nn.QuantizedLinear):
         return base.weight
     return mx.dequantize(base.weight, base.scales, base.get("biases"), base.group_size, base.bits, base.mode)
 
 
-def _folded(member: Any) -> mx.array:
-    """The weight with its adapter inside it."""
+def _merged_weight(member: Any) -> mx.array:
+    """The weight [out, in] with its adapter added, in the type that it came in."""
     if not has_adapter(member):
         return member.weight
-    weight = _with_delta(member)
+    weight = _adapted_weight(member)
     if isinstance(member, DoRALinear):
         weight = (member.m / mx.linalg.norm(weight, axis=1))[:, None] * weight
     return weight.astype(member.linear.weight.dtype)
 
 
-def _with_delta(member: Any) -> mx.array:
-    return _dense(member.linear) + (member.scale * member.lora_b.T) @ member.lora_a.T
+def _adapted_weight(member: Any) -> mx.array:
+    return _dequantized(member.linear) + (member.scale * member.lora_b.T) @ member.lora_a.T
 
 
-def _gain(member: Any) -> mx.array:
-    """DoRA's learnt magnitude over the adapted weight's own, row by row (arXiv:2402.09353, equation 5)."""
+def _dora_gain(member: Any) -> mx.array:
+    """DoRA's learnt magnitude [out] over the norm of the adapted weight's rows (arXiv:2402.09353, equation 5)."""
     if not isinstance(member, DoRALinear):
         return mx.ones(base_of(member).weight.shape[0])
-    gain = member.m / mx.linalg.norm(_with_delta(member), axis=1)
-    mx.eval(gain)  # one dense weight at a time
+    gain = member.m / mx.linalg.norm(_adapted_weight(member), axis=1)
+    mx.eval(gain)  # so that one dense weight at a time is in memory
     return gain

@@ -1,17 +1,19 @@
-"""A policy's decoding face: the same function as the policy, by fewer and larger products. It never learns.
+"""The policy as decoding runs it: the same function with fewer, larger matrix products. Never trained.
 
-Decoding is bound by the number of products, not by their size. Linear layers that read the very same input (q|k|v,
-gate|up) become one product, and an adapter is either folded into a temporary weight or rides along as two small products
-for the whole bundle. Which layers share an input is seen in a trial run, so no architecture is named here; what is not a
-plain linear layer stays the policy's own module. The face is compared with the policy before it is used, and is the
-policy itself where the two differ.
+One decoding step multiplies few rows by every weight, so its time goes by the number of kernels. Linear layers that read the very
+same input (q|k|v, gate|up) become one product, and a LoRA or DoRA adapter is either merged into a temporary weight or computed
+as two small products for all of them.
+
+Which layers share an input is recorded in a trial forward pass, so no architecture is named here. Everything else stays the
+policy's own module. The fused model is compared with the policy before it is used; where the trial fails or the logits differ,
+decoding runs the policy itself and `slow_paths` says why.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,29 +21,35 @@ from mlx.utils import tree_flatten
 
 from backend.engine.model_probe import split
 from backend.engine.split_model import SplitModel
-from backend.generation.fused_linear import FusedLinear, base_of, has_adapter, is_plain, kind_of
+from backend.generation.fused_linear import FusedLinear, base_of, fusion_key, has_adapter, is_plain
 
 PROBE = mx.array([[1, 2, 3, 2]])
-"""Tokens of the trial run."""
+"""Tokens of the trial forward pass."""
 
 
 class FusedModel:
-    """The policy as decoding sees it. `merge` allows temporary weights: adapters folded in, learning weights side by side;
-    they are made by `refresh`, hold as much memory as the weights they stand for, and are dropped by `release`.
+    """A module tree `model` that computes what the policy does, with fused linear layers where that is possible.
 
-    `model` is a module tree that shares every module that needs no change with the policy, so it follows what is learnt.
-    Frozen weights that are packed for good *become* the storage: the policy's own arrays, and those of `others`, which
-    share them, are made views of it.
+    `merge` allows temporary weights: adapters merged in, trainable weights concatenated. `refresh` makes them, they take as much
+    memory as the weights that they replace, and `release` drops them.
+
+    The tree shares every unchanged module with the policy, so it follows training. Frozen weights that are concatenated for good
+    *become* the storage: the policy's own arrays, and those of `others` (trees that share them), are made views of it.
     """
 
     def __init__(
         self, model: nn.Module, split_model: SplitModel, *, merge: bool = True, others: Iterable[nn.Module] = ()
     ) -> None:
         self.policy, self.model, self.split_model = model, model, split_model
-        self.bundles: list[FusedLinear] = []
+        self.fused_linears: list[FusedLinear] = []
+        self.slow_paths: list[str] = []
+        """A sentence for the user where the layers could have been fused and are not; else empty."""
+        self._copies: list[tuple[nn.Module, nn.Module]] = []
+        """(module of the policy, its copy in `model`), where something inside was replaced."""
         was_training = model.training
         model.eval()
-        self._build([model, *others], merge)
+        if reason := self._build([model, *others], merge):
+            self.slow_paths.append(f"Layers are not fused for decoding: {reason}.")
         model.train(was_training)
 
     @property
@@ -49,131 +57,150 @@ class FusedModel:
         return [*self.policy.modules(), *self.model.modules()]
 
     def refresh(self) -> None:
-        """Follow the policy's weights as they are now."""
+        """Follow the policy's weights as they are now. Call before decoding."""
         self.model.eval()
-        for bundle in self.bundles:
-            bundle.refresh()
-        for original, twin in self._twins:
-            twin.update({name: value for name, value in original.items() if isinstance(value, mx.array)})
+        for fused in self.fused_linears:
+            fused.refresh()
+        for original, duplicate in self._copies:
+            duplicate.update({name: value for name, value in original.items() if isinstance(value, mx.array)})
 
     def release(self) -> None:
-        """Drop what `refresh` made."""
-        for bundle in self.bundles:
-            bundle.product.clear()
+        """Drop what `refresh` made. Call after decoding, before training needs the memory."""
+        for fused in self.fused_linears:
+            fused.projection.clear()
 
-    def _build(self, trees: list[nn.Module], merge: bool) -> None:
-        self._twins: list[tuple[nn.Module, nn.Module]] = []
+    def _build(self, trees: list[nn.Module], merge: bool) -> str:
+        """Fuse what can be fused. → why nothing was, or ""."""
         try:
-            bundles = _bundles(self.policy, merge)
-        except Exception:  # a model that reads its layers' weights itself, or treats its layers as no others do
-            return
-        if not bundles:
-            return
-        self.bundles = bundles
-        for bundle in bundles:
-            bundle.store(trees)
-        parts: dict[int, nn.Module] = {id(member): part for bundle in bundles for member, part in bundle.parts()}
-        self.model = _replaced(self.policy, parts, self._twins)
-        if not self._agrees():
-            self.model, self.bundles, self._twins = self.policy, [], []
-            return
+            fused_linears = fusable_linears(self.policy, merge)
+        except (
+            Exception
+        ) as error:  # a model's own code may raise anything, e.g. when it reads its layers' weights itself
+            return f"a trial forward pass failed with {describe_error(error)}"
+        if not fused_linears:
+            return ""
+        self.fused_linears = fused_linears
+        for fused in fused_linears:
+            fused.pack(trees)
+        branches: dict[int, nn.Module] = {
+            id(member): branch for fused in fused_linears for member, branch in fused.branches()
+        }
+        self.model = replace_modules(self.policy, branches, self._copies)
+        if reason := self._mismatch():
+            self.model, self.fused_linears, self._copies = self.policy, [], []
+            return reason
         self.refresh()
         self.split_model = split(self.model)
         self.release()
+        return ""
 
-    def _agrees(self) -> bool:
-        """The logits of the two, with adapters that matter: fresh ones are zero, and would hide any mistake."""
+    def _mismatch(self) -> str:
+        """Compare the logits of the two models. → how they differ, or "".
+
+        With noise on every lora_b: fresh adapters are zero, and would hide any mistake.
+        """
         fresh: list[Any] = [
-            (member, member.lora_b) for bundle in self.bundles for member in bundle.members if has_adapter(member)
+            (member, member.lora_b) for fused in self.fused_linears for member in fused.members if has_adapter(member)
         ]
         for i, (member, lora_b) in enumerate(fresh):
             member.lora_b = lora_b + 0.01 * mx.random.normal(lora_b.shape, key=mx.random.key(i))
         try:
             self.refresh()
-            wanted, found = self.policy(PROBE).astype(mx.float32), self.model(PROBE)  # pyright: ignore
-            allowed = (
-                1e-4 if found.dtype == mx.float32 else 0.25
-            )  # of mistakes it is near 1, of 16 bits' rounding below 0.1
-            distance = mx.linalg.norm(found.astype(mx.float32) - wanted) / mx.linalg.norm(wanted)
-            return float(distance.item()) < allowed  # pyright: ignore
-        except Exception:
-            return False
+            expected, logits = self.policy(PROBE).astype(mx.float32), self.model(PROBE)  # pyright: ignore
+            # A mistake makes this about 1; rounding in 16 bits keeps it below 0.1.
+            allowed = 1e-4 if logits.dtype == mx.float32 else 0.25
+            distance = mx.linalg.norm(logits.astype(mx.float32) - expected) / mx.linalg.norm(expected)
+            return "" if float(distance.item()) < allowed else "the fused layers give other logits than the model"  # pyright: ignore
+        except Exception as error:  # a model's own code may raise anything
+            return f"the fused layers failed with {describe_error(error)}"
         finally:
             for member, lora_b in fresh:
                 member.lora_b = lora_b
             self.release()
 
 
-def _replaced(module: Any, new: Mapping[int, nn.Module], twins: list[tuple[nn.Module, nn.Module]]) -> Any:
-    """The tree with other modules in place of some. A module with nothing to replace inside is shared; the others are
-    copied, and noted in `twins` with their originals."""
+def describe_error(error: Exception) -> str:
+    """The type and the first line of an exception, to stand at the end of a sentence."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].strip().rstrip('.')}" if lines else type(error).__name__
+
+
+def replace_modules(module: Any, new: Mapping[int, nn.Module], copies: list[tuple[nn.Module, nn.Module]]) -> Any:
+    """The module tree with the modules of `new` (by the id of the one that each replaces) in place of others.
+
+    A subtree without replacements is shared with the original; the others are copied, and (original, copy) appended to `copies`.
+    """
     if id(module) in new:
         return new[id(module)]
     if isinstance(module, (list, tuple)):
-        items = [_replaced(item, new, twins) for item in module]
+        items = [replace_modules(item, new, copies) for item in module]
         return module if all(a is b for a, b in zip(items, module, strict=True)) else type(module)(items)
     if not isinstance(module, dict):
         return module
-    items = {name: _replaced(item, new, twins) for name, item in module.items()}
+    items = {name: replace_modules(item, new, copies) for name, item in module.items()}
     if all(items[name] is module[name] for name in items):
         return module
-    twin: Any = copy.copy(module)
-    dict.update(twin, items)
+    duplicate: Any = copy.copy(module)
+    dict.update(duplicate, items)
     if isinstance(module, nn.Module):
-        twins.append((module, twin))
-    return twin
+        copies.append((module, duplicate))
+    return duplicate
 
 
-# ── the trial run ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the trial forward pass ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 class InputRecorder(nn.Module):
-    """Stands for a layer in the trial run and notes what it is given."""
+    """Takes a layer's place in the trial forward pass, records its input and computes what the layer does."""
 
-    def __init__(self, layer: nn.Module, seen: list[tuple[nn.Module, mx.array]]) -> None:
+    def __init__(self, layer: nn.Module, inputs: list[tuple[nn.Module, mx.array]]) -> None:
         super().__init__()
-        self.call, self.seen = layer.__call__, seen.append
-        self.layer = lambda: layer
+        self.call, self.record = layer.__call__, inputs.append
+        self.layer = lambda: layer  # in a function, or mlx would make it a child module
 
     def __call__(self, x: mx.array) -> mx.array:
-        self.seen((self.layer(), x))
+        self.record((self.layer(), x))
         return self.call(x)
 
 
-def _bundles(model: nn.Module, merge: bool) -> list[FusedLinear]:
-    """What can be made one product: layers that were given the same array, as far as they are of one kind."""
+def fusable_linears(model: nn.Module, merge: bool) -> list[FusedLinear]:
+    """Groups of layers that read the same array and have the same `fusion_key`, where fusing them gains something."""
     groups: dict[tuple[Any, ...], list[nn.Module]] = {}
-    seen = _inputs(model)
-    calls = [id(member) for member, _ in seen]
-    for member, x in seen:
-        shared = id(x) if calls.count(id(member)) == 1 else id(member)  # a layer that is used twice stands alone
-        groups.setdefault((shared, x.dtype, *kind_of(member)), []).append(member)
-    bundles: list[FusedLinear] = []
+    inputs = _linear_inputs(model)
+    calls = [id(member) for member, _ in inputs]
+    for member, x in inputs:
+        # A layer that is called twice has two inputs, so it is fused with no other.
+        shared = id(x) if calls.count(id(member)) == 1 else id(member)
+        groups.setdefault((shared, x.dtype, *fusion_key(member)), []).append(member)
+    fused_linears: list[FusedLinear] = []
     for (_, dtype, *_), members in groups.items():
         unique = list({id(member): member for member in members}.values())
-        if plan := _plan(unique, merge):
-            bundles.append(FusedLinear(unique, dtype, plan == "fold"))
-    return bundles
+        if how := _fusion(unique, merge):
+            fused_linears.append(FusedLinear(unique, dtype, how == "merge"))
+    return fused_linears
 
 
-def _plan(members: list[nn.Module], merge: bool) -> str:
-    """How a bundle is made; "" where it gains nothing, or is not allowed the memory."""
-    adapted = any(has_adapter(member) for member in members)
-    learns = any(tree_flatten(base_of(member).trainable_parameters()) for member in members)
-    if len(members) == 1 and not adapted:
-        return ""
-    if learns:
-        return "fold" if merge else ""
-    return "fold" if merge and adapted and isinstance(base_of(members[0]), nn.Linear) else "store"
+def _fusion(members: list[nn.Module], merge: bool) -> Literal["merge", "pack"] | None:
+    """Whether to concatenate weights for each rollout with adapters merged in, or once for good with adapters beside them.
+
+    None where that gains nothing or `merge` does not allow the memory. Quantised weights are packed: merging would make them float.
+    """
+    has_adapters = any(has_adapter(member) for member in members)
+    is_trainable = any(tree_flatten(base_of(member).trainable_parameters()) for member in members)
+    if len(members) == 1 and not has_adapters:
+        return None
+    if is_trainable:
+        return "merge" if merge else None
+    return "merge" if merge and has_adapters and isinstance(base_of(members[0]), nn.Linear) else "pack"
 
 
-def _inputs(model: nn.Module) -> list[tuple[nn.Module, mx.array]]:
-    """Every plain linear layer that the trial run calls, with the very array it was given, in order."""
+def _linear_inputs(model: nn.Module) -> list[tuple[nn.Module, mx.array]]:
+    """Every plain linear layer that a forward pass calls, with the very array that it was given, in order."""
     layers = [module for module in model.modules() if is_plain(module)]
-    inside = {id(layer.linear) for layer in layers if has_adapter(layer)}
-    seen: list[tuple[nn.Module, mx.array]] = []
-    witnesses: dict[int, nn.Module] = {
-        id(layer): InputRecorder(layer, seen) for layer in layers if id(layer) not in inside
+    bases = {id(layer.linear) for layer in layers if has_adapter(layer)}
+    inputs: list[tuple[nn.Module, mx.array]] = []
+    recorders: dict[int, nn.Module] = {
+        id(layer): InputRecorder(layer, inputs) for layer in layers if id(layer) not in bases
     }
-    _replaced(model, witnesses, [])(PROBE)
-    return seen
+    replace_modules(model, recorders, [])(PROBE)
+    return inputs

@@ -1,6 +1,10 @@
-"""Rows that are decoded together: keys and values in arrays of fixed capacity, one column a step; rows come and go.
+"""The rows of a decode batch and the queue that they come from.
 
-Knows columns, padding and ages; no model, no sampling, no text.
+Every layer holds keys and values [B, heads, C, head_dim] of fixed capacity C. All rows are left-padded, so that all write their
+next token into the same column, `slot`: one slice update a step instead of a scatter. Row b is real in the columns
+pad[b] … slot − 1.
+
+Does not know the model, sampling or text.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from backend.spec.memory.chunking import capacity
 
 @dataclass(slots=True)
 class Prefilled:
-    """Prompts that have been read, padded on the left: logits after the last token [P, V], keys and values by layer
+    """Prompts after prefill, padded on the left: logits after the last token [P, V], keys and values by layer
     [P, heads, columns, head_dim], padding [P]."""
 
     logits_PV: mx.array
@@ -33,74 +37,83 @@ class Prefilled:
 
 @dataclass(slots=True)
 class Admissions:
-    """Rows about to be decoded: the completion that each becomes, and the prompt of `source` from which it goes on."""
+    """Rows about to join the decode batch: the completion that each becomes, and its prompt's row in `prefilled`."""
 
-    source: Prefilled
+    prefilled: Prefilled
     index: np.ndarray
     prompt: np.ndarray
 
     @property
     def lengths(self) -> np.ndarray:
-        return self.source.columns - self.source.pad_P[self.prompt]
+        return self.prefilled.columns - self.prefilled.pad_P[self.prompt]
 
     def logits(self) -> mx.array:
-        return self.source.logits_PV[mx.array(self.prompt)]
+        return self.prefilled.logits_PV[mx.array(self.prompt)]
 
 
 class WaitingQueue:
-    """Completions that wait to be decoded, group by group. A prompt is read when the first of its group is due, once."""
+    """Completions that wait for a row, G to a prompt, in order.
 
-    def __init__(self, prompts: Sequence[list[int]], G: int, read: Callable[[list[list[int]]], Prefilled]) -> None:
-        self._prompts, self._G, self._read = prompts, G, read
+    A prompt is prefilled when the first completion of its group is admitted, together with the other prompts that are
+    admitted then, and only once: the G completions share its keys, values and logits.
+    """
+
+    def __init__(self, prompts: Sequence[list[int]], G: int, prefill: Callable[[list[list[int]]], Prefilled]) -> None:
+        self._prompts, self._G, self._prefill = prompts, G, prefill
         self._next = 0
-        self._source: Prefilled | None = None
-        self._sourced = range(0)
-        """The prompts in `_source`."""
+        self._prefilled: Prefilled | None = None
+        self._prefilled_prompts = range(0)
+        """The prompts in `_prefilled`."""
 
     @property
     def waiting(self) -> int:
         return len(self._prompts) * self._G - self._next
 
-    def take(self, count: int) -> list[Admissions]:
-        """The next `count` rows, in as few pieces as they have been read in."""
-        pieces: list[Admissions] = []
+    def admit(self, count: int) -> list[Admissions]:
+        """Take the next `count` completions, one `Admissions` for each prefill that they come from."""
+        admissions: list[Admissions] = []
         while count:
-            piece = self._piece(count)
-            pieces.append(piece)
-            count -= len(piece.index)
-        return pieces
+            admitted = self._admit_from_one_prefill(count)
+            admissions.append(admitted)
+            count -= len(admitted.index)
+        return admissions
 
-    def _piece(self, count: int) -> Admissions:
+    def _admit_from_one_prefill(self, count: int) -> Admissions:
         first = self._next // self._G
-        if first not in self._sourced:
-            self._sourced = range(first, min(len(self._prompts), (self._next + count - 1) // self._G + 1))
-            self._source = self._read([self._prompts[p] for p in self._sourced])
-        assert self._source is not None
-        index = np.arange(self._next, min(self._next + count, self._sourced.stop * self._G))
+        if first not in self._prefilled_prompts:
+            last = (self._next + count - 1) // self._G
+            self._prefilled_prompts = range(first, min(len(self._prompts), last + 1))
+            self._prefilled = self._prefill([self._prompts[p] for p in self._prefilled_prompts])
+        assert self._prefilled is not None
+        end = self._prefilled_prompts.stop * self._G
+        index = np.arange(self._next, min(self._next + count, end))
         self._next += len(index)
-        piece = Admissions(self._source, index, index // self._G - self._sourced.start)
-        if self._next == self._sourced.stop * self._G:
-            self._source = None  # its keys and values have been handed on
-        return piece
+        admitted = Admissions(self._prefilled, index, index // self._G - self._prefilled_prompts.start)
+        if self._next == end:
+            self._prefilled = None  # its last rows are admitted: let the arrays go with them
+        return admitted
 
 
-# ── rows at work ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── rows that are decoded ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class KVRows:
-    """The rows that are being decoded. All write into the same column, `slot`; each is padded on the left."""
+    """Keys, values and bookkeeping of the rows that are decoded."""
 
     def __init__(self) -> None:
         self.index = np.zeros(0, np.int64)
         """Which completion each row is."""
-        self.age = np.zeros(0, np.int64)
-        """Tokens drawn so far in each."""
+        self.generated = np.zeros(0, np.int64)
+        """Tokens sampled so far in each row."""
         self.pad = np.zeros(0, np.int64)
         self.slot = 0
+        """The column that the next token's keys and values are written to."""
         self.keys: list[mx.array] = []
         self.values: list[mx.array] = []
         self.pad_B = mx.zeros(0, mx.int32)
-        self.place_C = mx.zeros(0, mx.int32)
+        """`pad` on the device."""
+        self.column_C = mx.zeros(0, mx.int32)
+        """0 … C − 1 on the device, for the attention mask."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -110,61 +123,63 @@ class KVRows:
         return self.slot - self.pad
 
     @property
-    def columns(self) -> int:
-        return self.place_C.size
+    def capacity(self) -> int:
+        return self.column_C.size
 
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in (*self.keys, *self.values))
 
-    def spare(self, alive: np.ndarray) -> int:
-        """Columns on the left that none of these rows uses."""
+    def unused_columns(self, alive: np.ndarray) -> int:
+        """Columns on the left that are padding in all of these rows."""
         return int(self.pad[alive].min(initial=self.slot))
 
-    def relay(self, keep: np.ndarray, alive: int, entrants: Sequence[Admissions], room: int) -> None:
-        """Lay the rows `keep` and then the entrants into new arrays, right-aligned, with room for so many more columns.
+    def compact(self, keep: np.ndarray, alive: int, admissions: Sequence[Admissions], free_columns: int) -> None:
+        """Copy the rows `keep` and then the admitted ones into new arrays, right-aligned, with `free_columns` columns after them.
 
-        The first `alive` of `keep` and the entrants decide how long they are; the rest only fills the number up, and
-        loses what is longer. Layer by layer, so that one layer is held twice and not all.
+        `slot` becomes the length of the longest row among the first `alive` of `keep` and the admitted ones. The other rows of
+        `keep` have ended and only fill up the row count; what is longer loses columns on the left, which nobody reads.
         """
-        lengths = [self.lengths[keep][:alive], *(entrant.lengths for entrant in entrants)]
+        lengths = [self.lengths[keep][:alive], *(admitted.lengths for admitted in admissions)]
         slot = int(np.concatenate(lengths).max())
-        columns = capacity(slot + room)
-        whole = len(keep) == len(self) and (keep == np.arange(len(self))).all()
-        kept = None if whole else mx.array(keep)
+        columns = capacity(slot + free_columns)
+        keeps_all = len(keep) == len(self) and (keep == np.arange(len(self))).all()
+        kept = None if keeps_all else mx.array(keep)
 
-        def laid(old: list[mx.array], come: list[list[mx.array]], layer: int) -> mx.array:
+        def compacted(old: list[mx.array], admitted: list[list[mx.array]], layer: int) -> mx.array:
             pieces = [_aligned(_rows(old[layer][:, :, : self.slot], kept), slot, columns)] if len(keep) else []
-            for entrant, arrays in zip(entrants, come, strict=True):
-                pieces.append(_aligned(_rows(arrays[layer], mx.array(entrant.prompt)), slot, columns))
+            for source, arrays in zip(admissions, admitted, strict=True):
+                pieces.append(_aligned(_rows(arrays[layer], mx.array(source.prompt)), slot, columns))
             return mx.concatenate(pieces) if len(pieces) > 1 else pieces[0]
 
-        layers = len(self.keys or entrants[0].source.keys)
+        layers = len(self.keys or admissions[0].prefilled.keys)
         olds, news = (self.keys, self.values), ([None] * layers, [None] * layers)
-        come = [[e.source.keys for e in entrants], [e.source.values for e in entrants]]
+        prefilled = [[a.prefilled.keys for a in admissions], [a.prefilled.values for a in admissions]]
+        # Evaluated layer by layer, dropping the old arrays as it goes: at most one layer is in memory twice.
         for layer in range(layers):
-            for old, new, each in zip(olds, news, come, strict=True):
-                new[layer] = laid(old, each, layer)  # pyright: ignore
+            for old, new, admitted in zip(olds, news, prefilled, strict=True):
+                new[layer] = compacted(old, admitted, layer)  # pyright: ignore
                 if old:
                     old[layer] = None  # pyright: ignore
             mx.eval(news[0][layer], news[1][layer])
         self.keys, self.values = news  # pyright: ignore
-        self._renumber(keep, entrants, slot, columns)
+        self._update_bookkeeping(keep, admissions, slot, columns)
 
-    def _renumber(self, keep: np.ndarray, entrants: Sequence[Admissions], slot: int, columns: int) -> None:
-        lengths = np.concatenate([self.lengths[keep], *(entrant.lengths for entrant in entrants)])
-        self.index = np.concatenate([self.index[keep], *(entrant.index for entrant in entrants)])
-        self.age = np.concatenate([self.age[keep], *(np.ones_like(entrant.index) for entrant in entrants)])
+    def _update_bookkeeping(self, keep: np.ndarray, admissions: Sequence[Admissions], slot: int, columns: int) -> None:
+        lengths = np.concatenate([self.lengths[keep], *(admitted.lengths for admitted in admissions)])
+        self.index = np.concatenate([self.index[keep], *(admitted.index for admitted in admissions)])
+        # An admitted row has one token already: the prefill's last logits gave it.
+        self.generated = np.concatenate([self.generated[keep], *(np.ones_like(a.index) for a in admissions)])
         self.pad = np.maximum(slot - lengths, 0)
-        self.slot, self.pad_B, self.place_C = slot, mx.array(self.pad.astype(np.int32)), mx.arange(columns)
+        self.slot, self.pad_B, self.column_C = slot, mx.array(self.pad.astype(np.int32)), mx.arange(columns)
 
 
-def _rows(array: mx.array, chosen: mx.array | None) -> mx.array:
-    return array if chosen is None else array[chosen]
+def _rows(array: mx.array, index: mx.array | None) -> mx.array:
+    return array if index is None else array[index]
 
 
 def _aligned(filled: mx.array, slot: int, columns: int) -> mx.array:
-    """Its last column at slot − 1, within so many columns; what is too long loses columns on the left."""
-    over = filled.shape[2] - slot
-    filled = filled[:, :, max(over, 0) :]
-    return mx.pad(filled, [(0, 0), (0, 0), (max(-over, 0), columns - slot), (0, 0)])
+    """Shift columns so that the last one is slot − 1, in arrays of `columns` columns; what is too long is cut on the left."""
+    excess = filled.shape[2] - slot
+    filled = filled[:, :, max(excess, 0) :]
+    return mx.pad(filled, [(0, 0), (0, 0), (max(-excess, 0), columns - slot), (0, 0)])

@@ -1,7 +1,11 @@
-"""Sampling groups: one prefill a problem, then the completions of a step decoded together, as many rows as there is room for.
+"""Sample groups of completions from a policy: one prefill per prompt, then all completions of a step decoded together.
 
-The exact ids that were drawn are kept, with the log-probability of each under the policy. Nothing here knows rewards,
-settings or files; the policy comes in as an object with `model`, `split_model`, `tokenizer`, `eos_ids`, `pad_id`.
+Keeps the exact token ids that were sampled and the log-probability of each under the policy, so that nothing is tokenised again.
+Models whose cache holds all keys and values are decoded by continuous batching (`backend.generation.scheduler`); others
+(sliding windows, state spaces) one group at a time.
+
+Does not know rewards, settings or files. The policy comes in as an object with `model`, `split_model`, `tokenizer`, `eos_ids`,
+`pad_id`.
 """
 
 from __future__ import annotations
@@ -16,11 +20,11 @@ from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 
 from backend.engine.cpu.affinity import on_one_core
 from backend.engine.slot_cache import SlotCache
-from backend.generation.fused_model import FusedModel
+from backend.generation.fused_model import FusedModel, describe_error
 from backend.generation.kv_rows import Prefilled, WaitingQueue
 from backend.generation.outputs import OPEN, Outputs
-from backend.generation.sampler import GREEDY, Drawn, Sampling, draw, uniforms
-from backend.generation.scheduler import BURST, Scheduler, on_host
+from backend.generation.sampler import GREEDY, SampledTokens, Sampling, keyed_uniforms, sample_tokens
+from backend.generation.scheduler import DECODE_CHUNK, Scheduler, to_host
 from backend.spec.memory.chunking import PREFILL_TOKENS
 from backend.types import Group, Problem
 
@@ -28,12 +32,11 @@ Poll = Callable[[int], None]
 
 
 class Rollout:
-    """Samples completions from a policy. Keeps its compiled steps from one call to the next.
+    """Samples completions from a policy. Keeps its compiled decoding steps from one call to the next.
 
     `stop` strings end a completion as soon as its text contains one; the text keeps it. `rows`: most completions decoded at
-    once (None: all); the others wait for their places, and nothing but rounding depends on it. `merge`: whether decoding may
-    hold a second copy of the weights that adapters change. `poll` is called after each burst with the number of tokens
-    drawn so far, and may raise to stop.
+    once (None: all); the others wait, and the result differs by rounding only. `merge`: whether decoding may hold a second
+    copy of the weights that adapters change.
     """
 
     def __init__(
@@ -53,11 +56,14 @@ class Rollout:
         self.rows = rows
         others = [tree for tree in [getattr(policy, "reference_model", None)] if tree is not None]
         self.fused = FusedModel(policy.model, policy.split_model, merge=merge, others=others)
-        self._steps: dict[Sampling, Callable[..., Any]] = {}
-        plain = all(type(cache) is KVCache for cache in make_prompt_cache(policy.model))
-        self.together = plain and self._decodes_together()
-        """Whether rows of unequal length are decoded together: every layer's cache is keys and values of all tokens, and
-        the model takes such rows. Others are decoded a group at a time."""
+        self.slow_paths = list(self.fused.slow_paths)
+        """Sentences for the user: which fast path is not taken, and why. Empty where all are."""
+        self._compiled_steps: dict[Sampling, Callable[..., Any]] = {}
+        reason = self._batching_obstacle()
+        if reason:
+            self.slow_paths.append(f"Completions are decoded one group at a time: {reason}.")
+        self.has_continuous_batching = not reason
+        """Whether rows of unequal length are decoded together. If not, each group is decoded by itself."""
 
     @on_one_core()
     def sample(
@@ -66,37 +72,45 @@ class Rollout:
         group_size: int,
         sampling: Sampling,
         seed: int,
-        place: int,
-        poll: Poll = lambda drawn: None,
+        first_number: int,
+        poll: Poll = lambda token_count: None,
     ) -> list[Group]:
-        """One group for each problem. `place` is the first problem's number in the run: it and `seed` fix the draws."""
-        names = [(place + p, g) for p in range(len(problems)) for g in range(group_size)]
-        numbers_NT = uniforms(seed, names, self.max_tokens)
-        outputs = Outputs(len(names), self.max_tokens, self.policy.tokenizer, self.policy.eos_ids, self.stop)
-        decode = self._decode_together if self.together else self._decode_by_group
+        """Sample one group of `group_size` completions for each problem.
+
+        Token t of completion g of problem p is sampled with a random number keyed by (seed, first_number + p, g), t: pass the
+        number of problems sampled before in the run as `first_number`. `poll` is called after each chunk of steps with the
+        number of tokens sampled so far, and may raise to stop.
+        """
+        keys = [(first_number + p, g) for p in range(len(problems)) for g in range(group_size)]
+        uniform_NT = keyed_uniforms(seed, keys, self.max_tokens)
+        outputs = Outputs(len(keys), self.max_tokens, self.policy.tokenizer, self.policy.eos_ids, self.stop)
+        decode = self._decode_batch if self.has_continuous_batching else self._decode_by_group
         self.policy.model.eval()
         self.fused.refresh()
         try:
-            decode([problem.tokens for problem in problems], group_size, sampling, numbers_NT, outputs, poll)
+            decode([problem.tokens for problem in problems], group_size, sampling, uniform_NT, outputs, poll)
         finally:
             self.fused.release()
-        made = [outputs.completion(row) for row in range(len(names))]
+        completions = [outputs.completion(row) for row in range(len(keys))]
         mx.clear_cache()
-        return [Group(problem, made[i * group_size : (i + 1) * group_size]) for i, problem in enumerate(problems)]
+        return [
+            Group(problem, completions[i * group_size : (i + 1) * group_size]) for i, problem in enumerate(problems)
+        ]
 
-    # ── plain caches: everything together ────────────────────────────────────────────────────────────────────────────
+    # ── caches of all keys and values: everything together ───────────────────────────────────────────────────────────
 
-    def _decode_together(
-        self, prompts: list[list[int]], G: int, sampling: Sampling, numbers_NT: np.ndarray, outputs: Outputs, poll: Poll
+    def _decode_batch(
+        self, prompts: list[list[int]], G: int, sampling: Sampling, uniform_NT: np.ndarray, outputs: Outputs, poll: Poll
     ) -> None:
-        line = WaitingQueue(prompts, G, self._prefill)
-        scheduler = Scheduler(line, outputs, numbers_NT, sampling, self.step(sampling), self.rows or line.waiting)
-        while scheduler.arrange():
-            scheduler.burst()
-            poll(outputs.drawn)
+        queue = WaitingQueue(prompts, G, self._prefill)
+        step = self.compiled_step(sampling)
+        scheduler = Scheduler(queue, outputs, uniform_NT, sampling, step, self.rows or queue.waiting)
+        while scheduler.schedule():
+            scheduler.decode_chunk()
+            poll(outputs.token_count)
 
     def _prefill(self, prompts: list[list[int]]) -> Prefilled:
-        """Each prompt read once, padded on the left, a chunk of columns at a time."""
+        """Run the model over the prompts once, left-padded together, a chunk of columns at a time (bounds peak memory)."""
         split_model, length = self.fused.split_model, max(map(len, prompts))
         pad_P = [length - len(prompt) for prompt in prompts]
         tokens = mx.array([[self.policy.pad_id] * pad + prompt for pad, prompt in zip(pad_P, prompts, strict=True)])
@@ -110,71 +124,90 @@ class Rollout:
         keys, values = zip(*(layer.keys_and_values() for layer in cache), strict=True)
         return Prefilled(split_model.logits(hidden[:, -1]), list(keys), list(values), np.array(pad_P))
 
-    def step(self, sampling: Sampling) -> Callable[..., Any]:
-        """One compiled decoding step for this kind of sampling; weights are inputs, so updates are seen."""
-        if sampling not in self._steps:
+    def compiled_step(self, sampling: Sampling) -> Callable[..., Any]:
+        """One decoding step, compiled: feed the last tokens, write a column of the cache, sample the next tokens.
+
+        Traced once for each (rows, capacity). The weights are inputs of the trace, not constants, so that updates are seen.
+        """
+        if sampling not in self._compiled_steps:
             split_model = self.fused.split_model
 
-            def decode(token_B, slot, pad_B, uniform_B, place_C, keys, values):
-                mask = ((place_C <= slot) & (place_C >= pad_B[:, None]))[:, None, None]
-                offset_B = slot - pad_B
-                cache = [SlotCache(k, v, slot, mask, offset_B) for k, v in zip(keys, values, strict=True)]
+            def decode(token_B, slot, pad_B, uniform_B, column_C, keys, values):
+                mask = ((column_C <= slot) & (column_C >= pad_B[:, None]))[:, None, None]
+                position_B = slot - pad_B  # RoPE counts from each row's first real token
+                cache = [SlotCache(k, v, slot, mask, position_B) for k, v in zip(keys, values, strict=True)]
                 logits = split_model.logits(split_model.hidden(token_B[:, None], cache)[:, -1])
-                drawn = draw(logits, uniform_B, sampling)
-                return tuple(drawn), [c.keys for c in cache], [c.values for c in cache]
+                sampled = sample_tokens(logits, uniform_B, sampling)
+                return tuple(sampled), [c.keys for c in cache], [c.values for c in cache]
 
-            self._steps[sampling] = mx.compile(decode, inputs=[self.fused.model.state])
-        return self._steps[sampling]
+            self._compiled_steps[sampling] = mx.compile(decode, inputs=[self.fused.model.state])
+        return self._compiled_steps[sampling]
 
-    def _decodes_together(self) -> bool:
-        """Tried on three short prompts. Some models want one position or one mask for all rows, or look at their own
-        numbers, which a compiled step forbids: they raise. The numbers are compared too, should one only be wrong."""
+    def _batching_obstacle(self) -> str:
+        """Why rows of unequal length cannot be decoded together; "" where they can."""
+        other_caches = {type(cache) for cache in make_prompt_cache(self.policy.model)} - {KVCache}
+        if other_caches:
+            names = " and ".join(sorted(cache.__name__ for cache in other_caches))
+            return f"the model's {names} cannot hold rows of unequal length"
+        return self._trial_decode()
+
+    def _trial_decode(self) -> str:
+        """Decode three short prompts together and compare with the whole model. → what went wrong, or "".
+
+        Some models want one position or one mask for all rows, or read array values in Python, which a compiled step forbids:
+        they raise. Others only compute something else.
+        """
         self.policy.model.eval()
         self.fused.refresh()
         pad, end = self.policy.pad_id, self.policy.eos_ids[0]
         prompts = [[pad], [pad, end], [end, pad, end]]
-        places = [(module, name) for module in self.fused.modules for name in module]
-        before = [module[name] for module, name in places]
+        names = [(module, name) for module in self.fused.modules for name in module]
+        before = [module[name] for module, name in names]
         outputs = Outputs(3, 2, self.policy.tokenizer, [-1], ())
         try:
-            numbers_NT = np.zeros((3, 2), np.float32)
-            scheduler = Scheduler(
-                WaitingQueue(prompts, 1, self._prefill), outputs, numbers_NT, GREEDY, self.step(GREEDY), 3
-            )
-            while scheduler.arrange():
-                scheduler.burst()
-        except Exception:
-            for (module, name), value in zip(places, before, strict=True):
-                module[name] = value  # a trace that breaks off leaves its placeholders where the weights were
-            return False
+            queue = WaitingQueue(prompts, 1, self._prefill)
+            # Three rows, whatever `rows` allows: one by one nothing would be seen.
+            scheduler = Scheduler(queue, outputs, np.zeros((3, 2), np.float32), GREEDY, self.compiled_step(GREEDY), 3)
+            while scheduler.schedule():
+                scheduler.decode_chunk()
+        except Exception as error:  # a model's own code may raise anything; the reason goes to the user
+            for (module, name), value in zip(names, before, strict=True):
+                module[name] = value  # an aborted trace leaves its placeholders where the weights were
+            return f"a trial with prompts of unequal length failed with {describe_error(error)}"
         finally:
             self.fused.release()
-        made = [outputs.parts(row) for row in range(3)]
-        found = [logps[t] for t in range(2) for _, logps, _ in made]
-        shown = [prompt + tokens[:t] for t in range(2) for prompt, (tokens, _, _) in zip(prompts, made, strict=True)]
-        wanted = [self._greedy_logp(tokens) for tokens in shown]
-        precise = self.policy.logits(self.policy.hidden(mx.array([[pad]]))).dtype == mx.float32
-        return np.allclose(found, wanted, atol=1e-3 if precise else 0.3)
+        results = [outputs.arrays(row) for row in range(3)]
+        logps = [logps[t] for t in range(2) for _, logps, _ in results]
+        contexts = [
+            prompt + tokens[:t] for t in range(2) for prompt, (tokens, _, _) in zip(prompts, results, strict=True)
+        ]
+        expected = [self._greedy_logp(tokens) for tokens in contexts]
+        is_float32 = self.policy.logits(self.policy.hidden(mx.array([[pad]]))).dtype == mx.float32
+        if np.allclose(logps, expected, atol=1e-3 if is_float32 else 0.3):
+            return ""
+        return "a trial with prompts of unequal length gave other log-probabilities than each prompt alone"
 
     def _greedy_logp(self, tokens: list[int]) -> float:
-        """The log-probability of the likeliest token after these, by the model as a whole."""
+        """The log-probability of the likeliest token after these, by the policy's own unpadded forward pass."""
         logits = self.policy.logits(self.policy.hidden(mx.array([tokens])))[:, -1]
-        return float(draw(logits, mx.zeros(1), GREEDY).logp_B)
+        return float(sample_tokens(logits, mx.zeros(1), GREEDY).logp_B)
 
     # ── other caches: a group at a time ──────────────────────────────────────────────────────────────────────────────
 
     def _decode_by_group(
-        self, prompts: list[list[int]], G: int, sampling: Sampling, numbers_NT: np.ndarray, outputs: Outputs, poll: Poll
+        self, prompts: list[list[int]], G: int, sampling: Sampling, uniform_NT: np.ndarray, outputs: Outputs, poll: Poll
     ) -> None:
-        """For sliding windows, state spaces and the like: rows of one prompt are equally long and need no padding."""
+        """For sliding windows, state spaces and the like: rows of one prompt have one length and need no padding."""
         for p, prompt in enumerate(prompts):
             for first in range(p * G, (p + 1) * G, self.rows or G):
                 index = np.arange(first, min(first + (self.rows or G), (p + 1) * G))
-                stream = self._group_tokens(prompt, len(index), sampling, mx.array(numbers_NT[index].T))
-                self._read_stream(stream, index, outputs, poll)
+                steps = self._group_steps(prompt, len(index), sampling, mx.array(uniform_NT[index].T))
+                self._append_steps(steps, index, outputs, poll)
 
-    def _group_tokens(self, prompt: list[int], G: int, sampling: Sampling, uniform_TB: mx.array) -> Iterator[Drawn]:
-        """What each step draws, for G rows."""
+    def _group_steps(
+        self, prompt: list[int], G: int, sampling: Sampling, uniform_TB: mx.array
+    ) -> Iterator[SampledTokens]:
+        """What each step samples, for G rows of one prompt. Each step is submitted to the device before it is yielded."""
         split_model = self.fused.split_model
         cache = make_prompt_cache(self.policy.model)
         logits = split_model.logits(split_model.hidden(mx.array([prompt]), cache)[:, -1])
@@ -182,24 +215,25 @@ class Rollout:
             layer.state = tree_map(lambda part: _repeated(part, G), layer.state)
         logits = mx.repeat(logits, G, axis=0)
         for t in range(self.max_tokens):
-            drawn = draw(logits, uniform_TB[t], sampling)
-            mx.async_eval(*drawn)
-            yield drawn
-            logits = split_model.logits(split_model.hidden(drawn.token_B[:, None], cache)[:, -1])
+            sampled = sample_tokens(logits, uniform_TB[t], sampling)
+            mx.async_eval(*sampled)
+            yield sampled
+            logits = split_model.logits(split_model.hidden(sampled.token_B[:, None], cache)[:, -1])
 
-    def _read_stream(self, stream: Iterator[Drawn], index: np.ndarray, outputs: Outputs, poll: Poll) -> None:
-        fresh: list[Drawn] = []
-        for t, drawn in enumerate(stream, 1):
-            fresh.append(drawn)
-            if t % BURST == 0 or t == self.max_tokens:
-                outputs.read(index, *on_host(fresh))
-                fresh = []
-                poll(outputs.drawn)
+    def _append_steps(self, steps: Iterator[SampledTokens], index: np.ndarray, outputs: Outputs, poll: Poll) -> None:
+        """Read the steps a chunk at a time, until every row has ended."""
+        unread: list[SampledTokens] = []
+        for t, sampled in enumerate(steps, 1):
+            unread.append(sampled)
+            if t % DECODE_CHUNK == 0 or t == self.max_tokens:
+                outputs.append(index, *to_host(unread))
+                unread = []
+                poll(outputs.token_count)
                 if not (outputs.stop[index] == OPEN).any():
                     break
 
 
 def _repeated(part: Any, G: int) -> Any:
-    """A cache's array for one row, for G rows; counters and other plain values stay."""
+    """A cache's array of one row, repeated for G rows; counters and other plain values stay."""
     is_row = isinstance(part, mx.array) and part.ndim > 0 and part.shape[0] == 1
     return mx.repeat(part, G, axis=0) if is_row else part

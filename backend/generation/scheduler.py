@@ -1,7 +1,21 @@
-"""The rows of one rollout at work: who is decoded now, who waits, who goes; and the steps between two looks.
+"""Continuous batching with left padding: which completions of a rollout are decoded now, and in which rows.
 
-Knows when rows come and go and in what order the device is given its work; the step itself, what its numbers mean and when
-a completion ends are others' business.
+A rollout has N completions and at most `max_rows` ≤ N rows. Keys and values lie in arrays [B, heads, C, head_dim] per layer;
+all B rows write into one column, `slot`, so row b starts with pad[b] columns that its mask hides. Work alternates between
+`schedule` and `decode_chunk` (up to 8 tokens a row, read back one step late, so that the device rarely waits for Python).
+
+Rows are **compacted** (copied into smaller arrays) when a quarter of them have ended, because a step costs as much for an ended
+row as for a living one, and the columns are cut when most living rows would fit in three quarters of them. Row counts are 1, 2, 3
+or 4 times a power of two, and capacities multiples of 64, because every (B, C) is a new trace of the compiled step. Rows are
+**refilled** from the waiting queue when an eighth of them is free: each refill copies all rows.
+
+On a GPU, a step whose inputs are still being computed cannot write into them and copies the KV cache. Below `COPYABLE` bytes
+that is cheaper than waiting; above it (and always on a CPU) the step waits for its inputs.
+
+Randomness comes in as uniform_NT, a number for each completion and token, keyed by (seed, prompt number, completion number), so
+that the result does not depend on which rows are decoded together, on `max_rows`, or on the order of admission.
+
+Does not know the model (`step` is a function) nor text: `Outputs` decides when a completion ends.
 """
 
 from __future__ import annotations
@@ -15,117 +29,119 @@ import numpy as np
 from backend.engine.cpu.vector_exp import on_cpu
 from backend.generation.kv_rows import Admissions, KVRows, WaitingQueue
 from backend.generation.outputs import OPEN, Outputs
-from backend.generation.sampler import Drawn, Sampling, draw
+from backend.generation.sampler import SampledTokens, Sampling, sample_tokens
 from backend.spec.memory.chunking import capacity
 
-BURST = 8
-"""Tokens between two looks at what has been drawn; the device works on while Python looks."""
+DECODE_CHUNK = 8
+"""Decoding steps between two reads of what was sampled. The device computes on while Python reads."""
 
 COPYABLE = 64 << 20
-"""Bytes of keys and values that a GPU copies in less time than it would wait for its next step to be handed over."""
+"""Bytes of keys and values that a GPU copies faster than it would receive its next step after waiting."""
 
 
 class Scheduler:
-    """The rows of one call that are decoded now, and those that wait for their places: who comes, stays and goes."""
+    """Decodes the completions of one rollout: call `decode_chunk` as long as `schedule` returns True."""
 
     def __init__(
         self,
-        line: WaitingQueue,
+        queue: WaitingQueue,
         outputs: Outputs,
-        numbers_NT: np.ndarray,
+        uniform_NT: np.ndarray,
         sampling: Sampling,
         step: Callable[..., Any],
-        limit: int,
+        max_rows: int,
     ) -> None:
-        self.line, self.outputs, self.numbers_NT = line, outputs, numbers_NT
-        self.sampling, self.step, self.limit = sampling, step, min(limit, line.waiting)
+        self.queue, self.outputs, self.uniform_NT = queue, outputs, uniform_NT
+        self.sampling, self.step, self.max_rows = sampling, step, min(max_rows, queue.waiting)
         self.rows = KVRows()
         self.copyable = 0 if on_cpu() else COPYABLE
-        self.latest: Drawn | None = None
-        """Drawn, and not yet read."""
+        self.latest: SampledTokens | None = None
+        """Sampled and not yet read: the next step's input."""
 
-    def arrange(self) -> bool:
-        """Rows that ended make room: for those that wait, else for a smaller batch. → whether any row is left."""
+    def schedule(self) -> bool:
+        """Replace rows that ended by waiting ones, or compact the batch. Returns whether any row is left to decode."""
         rows = self.rows
         is_open = self.outputs.stop[rows.index] == OPEN
         alive = np.flatnonzero(is_open)
-        coming = self._coming(len(alive))
-        if not len(alive) and not coming:
+        admitted = self._admission_count(len(alive))
+        if not len(alive) and not admitted:
             return False
-        size = self._size(len(alive) + coming)
-        keep = np.concatenate([alive, np.flatnonzero(~is_open)[: size - len(alive) - coming]])
-        if coming or size != len(rows) or self._ill_fitting(alive):
-            entrants = self.line.take(coming) if coming else []
-            ahead = self._ahead(1 if coming else int(rows.age[alive].min()))
-            self._take_over(keep, entrants)
-            rows.relay(keep, len(alive), entrants, ahead)
+        size = self._batch_size(len(alive) + admitted)
+        # Ended rows fill the batch up to `size`, which has a trace already.
+        keep = np.concatenate([alive, np.flatnonzero(~is_open)[: size - len(alive) - admitted]])
+        if admitted or size != len(rows) or self._has_wrong_capacity(alive):
+            admissions = self.queue.admit(admitted) if admitted else []
+            steps = self._chunk_steps(1 if admitted else int(rows.generated[alive].min()))
+            self._carry_over(keep, admissions)
+            rows.compact(keep, len(alive), admissions, steps)
         return True
 
-    def burst(self) -> None:
-        """Decode a few tokens in every row, and read all but the last ones while the device works on those."""
+    def decode_chunk(self) -> None:
+        """Decode up to 8 tokens in every row, and read all but the last while the device computes."""
         rows = self.rows
         is_open = self.outputs.stop[rows.index] == OPEN
-        steps = self._ahead(int(rows.age[is_open].min()))
-        fresh = self._decode(steps)
-        rows.age = rows.age + steps
-        goes_on = (rows.age[is_open] < self.outputs.max_tokens).any()
-        self.outputs.read(rows.index, *on_host(fresh[:-1] if goes_on else fresh))
+        steps = self._chunk_steps(int(rows.generated[is_open].min()))
+        unread = self._decode(steps)
+        rows.generated = rows.generated + steps
+        continues = (rows.generated[is_open] < self.outputs.max_tokens).any()
+        self.outputs.append(rows.index, *to_host(unread[:-1] if continues else unread))
 
-    def _decode(self, steps: int) -> list[Drawn]:
-        """What was drawn last, and what so many steps draw after it."""
+    def _decode(self, steps: int) -> list[SampledTokens]:
+        """Run `steps` steps. Returns the tokens sampled before them and in each of them."""
         assert self.latest is not None
-        rows, fresh = self.rows, [self.latest]
-        column_SB = np.minimum(rows.age + np.arange(steps)[:, None], self.numbers_NT.shape[1] - 1)
-        for uniform_B in mx.array(self.numbers_NT[rows.index, column_SB]) if steps else ():
-            token_B, slot = fresh[-1].token_B, mx.array(rows.slot)
-            parts, rows.keys, rows.values = self.step(
-                token_B, slot, rows.pad_B, uniform_B, rows.place_C, rows.keys, rows.values
+        rows, unread = self.rows, [self.latest]
+        # A row at its length limit runs on with the others; its numbers do not matter.
+        column_SB = np.minimum(rows.generated + np.arange(steps)[:, None], self.uniform_NT.shape[1] - 1)
+        for uniform_B in mx.array(self.uniform_NT[rows.index, column_SB]) if steps else ():
+            token_B, slot = unread[-1].token_B, mx.array(rows.slot)
+            sampled, rows.keys, rows.values = self.step(
+                token_B, slot, rows.pad_B, uniform_B, rows.column_C, rows.keys, rows.values
             )
-            # An array that a step still runs on is copied and not written into. So the graph of the next step is made while
-            # the device works, and handed over when it has done.
+            # The step above is only a graph so far. mlx writes the new column in place only if nothing else holds the cache
+            # any more; a step that is still running does, and the cache would be copied. So wait for that step, then submit.
             if rows.nbytes > self.copyable:
                 mx.eval(token_B)
-            fresh.append(Drawn(*parts))
+            unread.append(SampledTokens(*sampled))
             rows.slot += 1
-            mx.async_eval(parts, rows.keys, rows.values)
-        self.latest = fresh[-1]
-        return fresh
+            mx.async_eval(sampled, rows.keys, rows.values)
+        self.latest = unread[-1]
+        return unread
 
-    def _ahead(self, youngest: int) -> int:
-        return min(BURST, self.outputs.max_tokens - youngest)
+    def _chunk_steps(self, fewest_generated: int) -> int:
+        return min(DECODE_CHUNK, self.outputs.max_tokens - fewest_generated)
 
-    def _coming(self, alive: int) -> int:
-        """Places are filled when an eighth of them is free: each filling lays all rows anew."""
-        free = self.limit - alive
-        worth = free >= max(1, self.limit // 8) or not alive
-        return min(free, self.line.waiting) if worth else 0
+    def _admission_count(self, alive: int) -> int:
+        """How many waiting completions to admit: none until an eighth of the rows is free, as an admission copies every row."""
+        free = self.max_rows - alive
+        is_worth_it = free >= max(1, self.max_rows // 8) or not alive
+        return min(free, self.queue.waiting) if is_worth_it else 0
 
-    def _size(self, wanted: int) -> int:
-        """Few sizes, few traces: as many rows as now, or two or three times a power of two once a quarter have ended."""
-        power = 1 << max(0, (wanted - 1).bit_length() - 2)
-        size = wanted if wanted < 4 else next(n * power for n in (2, 3, 4) if n * power >= wanted)
-        return size if 4 * size <= 3 * len(self.rows) else max(wanted, len(self.rows))
+    def _batch_size(self, needed: int) -> int:
+        """As many rows as now, or, once a quarter have ended, 2, 3 or 4 times a power of two: few sizes, few traces."""
+        power = 1 << max(0, (needed - 1).bit_length() - 2)
+        size = needed if needed < 4 else next(n * power for n in (2, 3, 4) if n * power >= needed)
+        return size if 4 * size <= 3 * len(self.rows) else max(needed, len(self.rows))
 
-    def _ill_fitting(self, alive: np.ndarray) -> bool:
-        """Whether the columns do not last for a burst, or most would do without those that no living row uses."""
+    def _has_wrong_capacity(self, alive: np.ndarray) -> bool:
+        """Whether the columns do not last for a chunk, or three quarters of them would, without the unused ones on the left."""
         rows = self.rows
-        ahead = self._ahead(int(rows.age[alive].min()))
-        needed = capacity(rows.slot - rows.spare(alive) + ahead)
-        return rows.slot + ahead > rows.columns or 4 * needed <= 3 * rows.columns
+        steps = self._chunk_steps(int(rows.generated[alive].min()))
+        needed = capacity(rows.slot - rows.unused_columns(alive) + steps)
+        return rows.slot + steps > rows.capacity or 4 * needed <= 3 * rows.capacity
 
-    def _take_over(self, keep: np.ndarray, entrants: Sequence[Admissions]) -> None:
-        """What was drawn last in the rows that stay, and the first tokens of those that come."""
-        pieces: list[Drawn] = []
+    def _carry_over(self, keep: np.ndarray, admissions: Sequence[Admissions]) -> None:
+        """Make `latest` fit the new rows: what was sampled last in the kept ones, then the first tokens of the admitted ones."""
+        pieces: list[SampledTokens] = []
         if self.latest is not None and len(keep):
-            pieces.append(Drawn(*(part[mx.array(keep)] for part in self.latest)))
-        for entrant in entrants:
-            uniform_B = mx.array(self.numbers_NT[entrant.index, 0])
-            pieces.append(draw(entrant.logits(), uniform_B, self.sampling))
-        self.latest = Drawn(*(mx.concatenate(list(parts)) for parts in zip(*pieces, strict=True)))
+            pieces.append(SampledTokens(*(part[mx.array(keep)] for part in self.latest)))
+        for admitted in admissions:
+            uniform_B = mx.array(self.uniform_NT[admitted.index, 0])
+            pieces.append(sample_tokens(admitted.logits(), uniform_B, self.sampling))
+        self.latest = SampledTokens(*(mx.concatenate(list(parts)) for parts in zip(*pieces, strict=True)))
         mx.async_eval(*self.latest)
 
 
-def on_host(fresh: Sequence[Drawn]) -> Iterator[np.ndarray]:
-    """Tokens, log-probabilities and kept mass, each [N, B]. Read one by one: stacking them would be work for the device."""
-    parts = zip(*fresh, strict=True) if fresh else ((), (), ())
+def to_host(sampled: Sequence[SampledTokens]) -> Iterator[np.ndarray]:
+    """Tokens, log-probabilities and log of the kept mass, each [steps, B]. Read one by one: stacking would be device work."""
+    parts = zip(*sampled, strict=True) if sampled else ((), (), ())
     return (np.array([np.array(array) for array in part]) for part in parts)

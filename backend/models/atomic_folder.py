@@ -1,7 +1,7 @@
-"""How a finished folder gets to its place: built in a hidden folder, moved in by one rename, or not at all.
+"""Write a folder completely or not at all: build it in a hidden staging folder, then move it to its target by one rename.
 
-Knows folders, disks and locks, not what is in them. Nothing is replaced unless told to, and what was to be replaced
-comes back when the replacement fails.
+Replaces nothing unless told to, and restores the old folder when replacing it fails. Knows folders, disks and locks, not models
+(except that only a folder with a config.json may be replaced).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from backend.spec.faults import Mistake
 
 
 @contextlib.contextmanager
-def stage(parent: Path, target: Path) -> Iterator[Path]:
-    """An empty hidden folder in `parent` to build `target` in; it is gone afterwards, whatever happens.
+def staging_folder(parent: Path, target: Path) -> Iterator[Path]:
+    """An empty hidden folder in `parent` to build `target` in, deleted on exit.
 
-    Its name is always the same, and the lock on it dies with its process: so what a killed export left is found and
-    cleared by the next, and two exports of one model cannot meet. Raises Mistake when they would, or when `parent`
-    cannot be written.
+    Its name follows from the target, and the lock on it (flock) ends with its process: the next export clears what a killed one
+    left, and two exports of one model cannot run at the same time. Raises Mistake when they would, or when `parent` cannot be
+    written.
     """
     folder = parent / f".grpo-studio-{target.name}"
     try:
@@ -31,26 +31,27 @@ def stage(parent: Path, target: Path) -> Iterator[Path]:
         raise Mistake("export", f"The folder {parent} cannot be written: {error.strerror}.") from None
     lock = os.open(folder, os.O_RDONLY)
     try:
-        _hold(lock, target)
-        _clear(folder, target)
+        _lock(lock, target)
+        _clear_staging(folder, target)
         try:
             yield folder
         finally:
-            _clear(folder, target)
+            _clear_staging(folder, target)
             folder.rmdir()
     finally:
         os.close(lock)
 
 
-def _hold(lock: int, target: Path) -> None:
+def _lock(lock: int, target: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise Mistake("export", f"{target} is being exported by another process; wait for that one.") from None
 
 
-def _clear(folder: Path, target: Path) -> None:
-    """Empty a stage. A model that was moved aside and not replaced goes back first; if it cannot, nothing is deleted."""
+def _clear_staging(folder: Path, target: Path) -> None:
+    """Empty a staging folder. An old model in it that was moved aside and not replaced is restored first; if that fails, nothing is
+    deleted, for it is the only copy."""
     if os.path.lexists(folder / "previous") and not os.path.lexists(target):
         (folder / "previous").rename(target)
     for child in folder.iterdir():
@@ -60,40 +61,40 @@ def _clear(folder: Path, target: Path) -> None:
             child.unlink()
 
 
-def publish(new: Path, target: Path, *, overwrite: bool) -> None:
-    """Bring the finished folder `new`, which stands in a stage, to `target`. Raises Mistake as `refuse_taken`.
+def move_into_place(new: Path, target: Path, *, overwrite: bool) -> None:
+    """Move the finished folder `new`, which is in a staging folder, to `target`. Raises Mistake as `check_target`.
 
-    One rename where both are on one disk; from another disk, a copy to a hidden neighbour of `target` comes first.
+    One rename if both are on one disk; otherwise a copy into a staging folder on the target's disk, then a rename.
     """
-    near = existing(target.parent)
-    if disk(new) == disk(near):
-        return _swap_in(new, target, overwrite)
-    check_room(near, folder_bytes(new))
-    with stage(near, target) as here:
-        shutil.copytree(new, here / "new", copy_function=shutil.copyfile)
-        _swap_in(here / "new", target, overwrite)
+    parent = nearest_existing(target.parent)
+    if device_of(new) == device_of(parent):
+        return _rename(new, target, overwrite)
+    check_free_space(parent, folder_bytes(new))
+    with staging_folder(parent, target) as staging:
+        shutil.copytree(new, staging / "new", copy_function=shutil.copyfile)
+        _rename(staging / "new", target, overwrite)
 
 
-def _swap_in(new: Path, target: Path, overwrite: bool) -> None:
-    """Rename `new` to `target`. What stands there steps aside into the stage, which puts it back or deletes it."""
-    refuse_taken(target, overwrite=overwrite)
+def _rename(new: Path, target: Path, overwrite: bool) -> None:
+    """Rename `new` to `target`. An old folder there is moved into the staging folder, which restores or deletes it on exit."""
+    check_target(target, overwrite=overwrite)
     for hidden in new.glob(".*"):  # macOS writes ._ files by itself on disks that know no extended attributes
         hidden.unlink()
-    made = [folder for folder in target.parents if not folder.exists()]
+    new_parents = [folder for folder in target.parents if not folder.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(target):
             target.rename(new.parent / "previous")
         new.rename(target)
     except BaseException:
-        for folder in made:
+        for folder in new_parents:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
 
 
-def refuse_taken(target: Path, *, overwrite: bool) -> None:
-    """Raise Mistake when something stands at `target`, unless it is a model and may be overwritten."""
+def check_target(target: Path, *, overwrite: bool) -> None:
+    """Raise Mistake when `target` exists, unless it is a model and may be overwritten."""
     if not os.path.lexists(target):
         return
     if not overwrite:
@@ -102,30 +103,33 @@ def refuse_taken(target: Path, *, overwrite: bool) -> None:
         raise Mistake("overwrite", f"{target} is there and holds no model, so it is not replaced; choose another name.")
 
 
-def workshop(near: Path, candidates: Sequence[Path]) -> Path:
-    """The first candidate that can be written and is on the disk of `near`; if none is, the last one."""
-    fit = (one for one in candidates if os.access(one, os.W_OK) and disk(one) == disk(near))
-    return next(fit, candidates[-1])
+def staging_parent(target: Path, candidates: Sequence[Path]) -> Path:
+    """The first candidate that can be written and is on the disk of `target`; if none is, the last one."""
+    suitable = (
+        folder for folder in candidates if os.access(folder, os.W_OK) and device_of(folder) == device_of(target)
+    )
+    return next(suitable, candidates[-1])
 
 
-def check_room(folder: Path, needed: int) -> None:
+def check_free_space(folder: Path, needed: int) -> None:
     """Raise Mistake unless the disk of `folder` has `needed` bytes free."""
-    free = shutil.disk_usage(existing(folder)).free
+    free = shutil.disk_usage(nearest_existing(folder)).free
     if needed > free:
         raise Mistake(
             "export", f"The model needs {needed / 1e9:.2f} GB and the disk of {folder} has {free / 1e9:.2f} GB free."
         )
 
 
-def existing(folder: Path) -> Path:
-    """`folder`, or the nearest folder above it that is there."""
-    return next(one for one in (folder, *folder.parents) if one.exists())
+def nearest_existing(folder: Path) -> Path:
+    """`folder`, or its nearest parent that exists."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
-def disk(folder: Path) -> int:
-    return existing(folder).stat().st_dev
+def device_of(folder: Path) -> int:
+    """The number of the disk that `folder` is on, or would be."""
+    return nearest_existing(folder).stat().st_dev
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of the files right inside `folder`."""
+    """Bytes of the files directly in `folder`."""
     return sum(file.stat().st_size for file in folder.iterdir())

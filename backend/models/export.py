@@ -1,7 +1,7 @@
-"""A finished run as a complete model: adapters folded in, written whole, loaded back and compared, then renamed in.
+"""Export a run as a complete model: merge its adapters, write it, load it back, compare the logits, then move it into place.
 
-Nothing is ever half there: a model is built in a hidden folder, and the last act is one rename. This room does not
-train, does not upload, and never replaces a model unless told to.
+A model is built in a hidden folder and moved by one rename, so an incomplete one is never visible. Does not train or upload, and
+replaces no model unless told to.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.tuner.utils import load_adapters
 
 from backend.models import atomic_folder, policy
-from backend.models.verify import TOLERANCE, Reference, last_logits, tokenised, verify
+from backend.models.verify import TOLERANCE, Reference, last_logits, tokenize_samples, verify
 from backend.spec import config as spec_config
 from backend.spec import places
 from backend.spec.checks import cross_faults
@@ -39,20 +39,21 @@ KEPT_FILES = (
     *("tokenizer.model", "spiece.model", "*.tiktoken", "chat_template.*", "generation_config.json"),
     *("tokenization_*.py", "configuration_*.py", "modeling_*.py"),
 )
-"""What a complete model takes over from its base, byte for byte, beside its own config.json and weights."""
+"""Files that are copied from the base model unchanged, beside the new config.json and weights."""
 
 SAMPLES = [
     ("What is 17 plus 25?", "17 plus 25 is 42."),
     ("Write one sentence about the sea.", "The sea was calm, and the light lay on it like a road."),
 ]
-"""(prompt, answer) that models are compared on when the run has no completions of its own."""
+"""(prompt, answer) pairs to compare models on when the run has no completions."""
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
+"""Receives a sentence for the user at each stage."""
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
-    """A model that stands where it was asked for: its folder, its bytes, and `Check`'s figures."""
+class ExportedModel:
+    """Folder and size of an exported model, and the figures of its `Verification`."""
 
     path: Path
     bytes: int
@@ -72,42 +73,42 @@ def export(
     folder: Path | None = None,
     quantize: Literal[4, 6, 8] | None = None,
     overwrite: bool = False,
-    progress: Say = lambda sentence: None,
-) -> Exported:
+    progress: Progress = lambda sentence: None,
+) -> ExportedModel:
     """Write the run's model where LM Studio finds it, or as `folder`/`name` (no `folder`: the run's own fused/).
 
-    Raises Mistake for a run without weights, a name that cannot be a folder, a model that stands there already (unless
-    `overwrite`), LM Studio not found, or too little room; RuntimeError when what was written does not answer like the
-    run's model. Either way nothing is left behind and what stood there still stands.
+    Raises Mistake for `to="hub"`, a run without weights, a name that cannot be a folder's, an existing model (unless `overwrite`),
+    a missing LM Studio, or too little disk space; RuntimeError when the written model's logits differ from the run's. In either
+    case nothing new is left behind, and an existing model stays.
     """
     if to == "hub":
         raise Mistake("to", "Export to Hugging Face is not built yet; export to a folder and upload that.")
     if to == "lmstudio":
         root = lm_studio_root()
-        target, parent = root / PUBLISHER / safe_name(name), _workshop(root, run)
+        target, parent = root / PUBLISHER / safe_name(name), _staging_parent(root, run)
     else:
         target = folder.expanduser().resolve() / safe_name(name) if folder else run.fused
-        parent = atomic_folder.existing(target.parent)
-    return _deliver(run, target, parent, quantize=quantize, overwrite=overwrite, progress=progress)
+        parent = atomic_folder.nearest_existing(target.parent)
+    return _build_and_move(run, target, parent, quantize=quantize, overwrite=overwrite, progress=progress)
 
 
-def fuse_run(run: RunFolder, progress: Say = lambda sentence: None) -> Path:
+def fuse_run(run: RunFolder, progress: Progress = lambda sentence: None) -> Path:
     """Write the run's model into its fused/, replacing an older one, and return that folder. Raises as `export`.
 
-    Loads the base model afresh: a trainer lets go of its policy first, or two models are in memory.
+    Loads the base model again: a trainer drops its policy first, or two models are in memory.
     """
-    return _deliver(run, run.fused, run.path, quantize=None, overwrite=True, progress=progress).path
+    return _build_and_move(run, run.fused, run.path, quantize=None, overwrite=True, progress=progress).path
 
 
-def _deliver(
-    run: RunFolder, target: Path, parent: Path, *, quantize: int | None, overwrite: bool, progress: Say
-) -> Exported:
+def _build_and_move(
+    run: RunFolder, target: Path, parent: Path, *, quantize: int | None, overwrite: bool, progress: Progress
+) -> ExportedModel:
     """Build and verify the model under `parent`, then rename it to `target`."""
     config = spec_config.load(run.config)
     source, adapters = _weights_of(run, config)
-    atomic_folder.refuse_taken(target, overwrite=overwrite)
-    with atomic_folder.stage(parent, target) as stage:
-        new = stage / "new"
+    atomic_folder.check_target(target, overwrite=overwrite)
+    with atomic_folder.staging_folder(parent, target) as staging:
+        new = staging / "new"
         reference = fuse(
             source,
             adapters,
@@ -119,12 +120,12 @@ def _deliver(
             progress=progress,
         )
         progress("Loading it back and comparing.")
-        found = verify(new, reference)
-        if found.lost is not None and found.lost > 0.1:
-            progress(_lost_sentence(found.lost, quantize))
+        checked = verify(new, reference)
+        if checked.lost is not None and checked.lost > 0.1:
+            progress(_lost_sentence(checked.lost, quantize))
         size = atomic_folder.folder_bytes(new)
-        atomic_folder.publish(new, target, overwrite=overwrite)
-    return Exported(target, size, found.max_error, found.agreement, found.lost)
+        atomic_folder.move_into_place(new, target, overwrite=overwrite)
+    return ExportedModel(target, size, checked.max_error, checked.agreement, checked.lost)
 
 
 def _weights_of(run: RunFolder, config: spec_config.Config) -> tuple[str, Path | None]:
@@ -132,26 +133,26 @@ def _weights_of(run: RunFolder, config: spec_config.Config) -> tuple[str, Path |
     if config.train_type == "full":
         if (run.model / "config.json").is_file():
             return str(run.model), None
-    elif all((run.adapters / one).is_file() for one in ("adapters.safetensors", "adapter_config.json")):
+    elif all((run.adapters / name).is_file() for name in ("adapters.safetensors", "adapter_config.json")):
         return config.model, run.adapters
     raise Mistake("run", f"The run {run.name} has no trained weights yet, so there is nothing to export.")
 
 
 def _samples(run: RunFolder) -> list[tuple[str, str]]:
-    """(prompt, first completion) of the run's newest groups, or our own few when it has none."""
+    """(prompt, first completion) of the run's last four groups, or SAMPLES when it has none."""
     try:
         with run.completions.open("rb") as file:
             file.seek(max(0, run.completions.stat().st_size - (1 << 20)))
             lines = file.read().split(b"\n")
     except FileNotFoundError:
         return SAMPLES
-    found: list[tuple[str, str]] = []
+    samples: list[tuple[str, str]] = []
     for line in lines:
-        # The first line may have lost its beginning to the seek, and the last may still be being written.
+        # The seek may have cut the first line, and the trainer may still be writing the last.
         with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
             group = json.loads(line)
-            found.append((group["prompt"], group["completions"][0]["text"]))
-    return found[-4:] or SAMPLES
+            samples.append((group["prompt"], group["completions"][0]["text"]))
+    return samples[-4:] or SAMPLES
 
 
 def _lost_sentence(lost: float, quantize: int | None) -> str:
@@ -160,7 +161,7 @@ def _lost_sentence(lost: float, quantize: int | None) -> str:
     return f"{how}, the model's answers are off by {lost:.0%} of what training changed in them{advice}"
 
 
-# ── folding adapters in ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── merging adapters ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def fuse(
@@ -173,35 +174,35 @@ def fuse(
     quantization: str = "none",
     tokenizer_from: str | None = None,
     samples: list[tuple[str, str]] | None = None,
-    progress: Say = lambda sentence: None,
+    progress: Progress = lambda sentence: None,
 ) -> Reference:
-    """Write base + adapters as a complete model folder `to` (made here), and return what the model said before that.
+    """Write base + adapters as a complete model folder `to` (created here), and return the model's logits from before that.
 
-    `adapters` is a folder in mlx-lm's format; None writes the model as it is. `quantization` is what the trainer did to
-    the base after loading it. A quantised base is written in full precision: folding into few bits can cost more than
-    the adapter is worth; `dequantize=False` does so all the same. `quantize` then packs the finished weights into so
-    many bits. Tokenizer files come from `tokenizer_from` where that is a model at hand, else from `model_path`.
-    Raises Mistake for a model that cannot be used or too little room; ValueError when the adapters are not this model's.
+    `adapters` is a folder in mlx-lm's format; None writes the model as it is. `quantization` is the trainer's setting: how the base
+    was quantised after loading, which is repeated here. A quantised base is written in full precision, because merging into few
+    bits can lose more than the adapter gained; `dequantize=False` keeps the bits all the same. `quantize` then quantises the
+    finished weights. Tokenizer files come from `tokenizer_from` if that model is on this disk, else from `model_path`.
+    Raises Mistake for a model that cannot be used or too little disk space; ValueError when the adapters do not fit the model.
     """
     progress("Loading the model.")
     model, tokenizer, config = policy.load_model(model_path, "model")
     if quantization != "none":
-        model, config = _packed(model, config, **policy.QUANTIZATION[quantization])
+        model, config = _quantized(model, config, **policy.QUANTIZATION[quantization])
     dtype = _float_dtype(model)
-    kept_packed = not dequantize and policy.is_quantised(model)
-    atomic_folder.check_room(to.parent, _written_bytes(model, dtype, quantize))
-    rounded = bool(quantize) or kept_packed
-    tolerance = None if rounded else TOLERANCE[str(dtype).rpartition(".")[2]]
-    reference = _trained(model, tokenizer, adapters, samples or SAMPLES, tolerance)
+    stays_quantised = not dequantize and policy.is_quantised(model)
+    atomic_folder.check_free_space(to.parent, _written_bytes(model, dtype, quantize))
+    is_rounded = bool(quantize) or stays_quantised
+    tolerance = None if is_rounded else TOLERANCE[str(dtype).rpartition(".")[2]]
+    reference = _reference_logits(model, tokenizer, adapters, samples or SAMPLES, tolerance)
 
     progress("Folding the adapters in." if adapters else "Copying the weights.")
     if dequantize:
-        _fold_in_floats(model, dtype)
-        config = _said_unpacked(config)
+        _merge_in_float32(model, dtype)
+        config = _without_quantization(config)
     else:
-        _fold(model, dequantize=False)
+        _merge_adapters(model, dequantize=False)
     if quantize:
-        model, config = _packed(model, config, group_size=64, bits=quantize, mode="affine")
+        model, config = _quantized(model, config, group_size=64, bits=quantize, mode="affine")
     _write(model, config, _tokenizer_folder(tokenizer_from, model_path), to)
     del model
     gc.collect()
@@ -209,60 +210,61 @@ def fuse(
     return reference
 
 
-def _trained(
+def _reference_logits(
     model: nn.Module, tokenizer: Any, adapters: Path | None, samples: list[tuple[str, str]], tolerance: float | None
 ) -> Reference:
-    """Put the adapters on; what the model says then, and what it said before."""
-    tokens = tokenised(tokenizer, samples)
+    """Attach the adapters; the logits with and without them. Raises Mistake where they are not finite."""
+    tokens = tokenize_samples(tokenizer, samples)
     untrained = None
     if adapters:
         untrained = last_logits(model, tokens)
-        _attach(model, adapters)
+        _attach_adapters(model, adapters)
     logits = last_logits(model, tokens)
-    if not all(mx.all(mx.isfinite(one)).item() for one in logits):
+    if not all(mx.all(mx.isfinite(array)).item() for array in logits):
         raise Mistake("run", "The trained model gives no finite numbers, so there is nothing worth writing.")
     return Reference(samples, tokens, logits, untrained, tolerance)
 
 
-def _attach(model: nn.Module, adapters: Path) -> None:
-    """Put saved adapters on the model, all of them. mlx-lm refuses tensors too many; too few would go unseen."""
+def _attach_adapters(model: nn.Module, adapters: Path) -> None:
+    """Load saved adapters onto the model. mlx-lm refuses unknown tensors; missing ones, which it would leave random, raise ValueError."""
     load_adapters(model, str(adapters))
     model.eval()  # the new layers carry dropout
     saved: Any = mx.load(str(adapters / "adapters.safetensors"))
-    wanted = [name for name, _ in tree_flatten(model.parameters()) if name.endswith((".lora_a", ".lora_b"))]
-    missing = [name for name in wanted if name not in saved]
+    needed = [name for name, _ in tree_flatten(model.parameters()) if name.endswith((".lora_a", ".lora_b"))]
+    missing = [name for name in needed if name not in saved]
     if missing:
         raise ValueError(
             f"The adapters in {adapters} lack {len(missing)} tensors of the model, {missing[0]} among them."
         )
 
 
-def _fold_in_floats(model: nn.Module, dtype: mx.Dtype) -> None:
-    """Fold and dequantise in float32 and round once, at the end; weights that are nobody's to change keep their type.
+def _merge_in_float32(model: nn.Module, dtype: mx.Dtype) -> None:
+    """Dequantise and merge in float32 and round once, at the end, to each weight's original type (`dtype` for quantised ones).
 
-    Everything here is lazy: arrays come to be when their shard is written, and are let go with it.
+    All of it is lazy: arrays are computed when their shard is written, and freed with it.
     """
-    before = {name: array.dtype for name, array in tree_flatten(model.parameters())}
-    model.set_dtype(mx.float32)  # scales and biases, so that affine weights unpack exactly
+    original = {name: array.dtype for name, array in tree_flatten(model.parameters())}
+    model.set_dtype(mx.float32)  # scales and biases, so that affine weights dequantise exactly
     mlx_lm_utils.dequantize_model(model)
-    _refuse_packed(model)
-    model.set_dtype(mx.float32)  # what unpacked to bfloat16: the mx and nv formats fit in it exactly
-    _fold(model, dequantize=True)
+    _check_dequantized(model)
+    model.set_dtype(mx.float32)  # mx and nv formats dequantise to bfloat16, which holds them exactly
+    _merge_adapters(model, dequantize=True)
 
     def restored(name: str, array: mx.array) -> mx.array:
-        was = before.get(name, dtype)
-        return array.astype(was if mx.issubdtype(was, mx.floating) else dtype)
+        type_ = original.get(name, dtype)
+        return array.astype(type_ if mx.issubdtype(type_, mx.floating) else dtype)
 
     model.update(tree_map_with_path(restored, model.parameters()))
 
 
-def _fold(model: nn.Module, *, dequantize: bool) -> None:
-    """Replace every adapter layer by one plain layer with the same output."""
-    folded = [(name, module.fuse(dequantize)) for name, module in model.named_modules() if hasattr(module, "fuse")]
-    model.update_modules(tree_unflatten(folded))
+def _merge_adapters(model: nn.Module, *, dequantize: bool) -> None:
+    """Replace every adapter layer by a plain layer with the same output."""
+    merged = [(name, module.fuse(dequantize)) for name, module in model.named_modules() if hasattr(module, "fuse")]
+    model.update_modules(tree_unflatten(merged))
 
 
-def _refuse_packed(model: nn.Module) -> None:
+def _check_dequantized(model: nn.Module) -> None:
+    """Raise Mistake where a layer is still quantised: mlx-lm skips kinds of layers that it does not know."""
     left = [name for name, module in model.named_modules() if "scales" in module and hasattr(module, "bits")]
     if left:
         raise Mistake(
@@ -270,23 +272,23 @@ def _refuse_packed(model: nn.Module) -> None:
         )
 
 
-def _said_unpacked(config: dict[str, Any]) -> dict[str, Any]:
-    """config.json without what it says of quantisation, or loading would look for packed weights."""
+def _without_quantization(config: dict[str, Any]) -> dict[str, Any]:
+    """config.json without its quantisation, or mlx-lm would expect quantised weights."""
     plain = {key: value for key, value in config.items() if key not in ("quantization", "quantization_config")}
     if isinstance(inner := plain.get("text_config"), dict):
-        plain["text_config"] = _said_unpacked(inner)
+        plain["text_config"] = _without_quantization(inner)
     return plain
 
 
-def _packed(
+def _quantized(
     model: nn.Module, config: dict[str, Any], *, group_size: int, bits: int, mode: str
 ) -> tuple[nn.Module, dict[str, Any]]:
-    with contextlib.redirect_stdout(io.StringIO()):  # mlx-lm prints a line, and stdout is the caller's
+    with contextlib.redirect_stdout(io.StringIO()):  # mlx-lm prints, and stdout belongs to the caller
         return mlx_lm_utils.quantize_model(model, config, group_size, bits, mode=mode)
 
 
 def _float_dtype(model: nn.Module) -> mx.Dtype:
-    """The floating type that most of the model's parameters have (a packed model's: scales and norms)."""
+    """The floating type of most of the model's numbers (in a quantised model: of scales and norms)."""
     sizes: Counter[mx.Dtype] = Counter()
     for _, array in tree_flatten(model.parameters()):
         if mx.issubdtype(array.dtype, mx.floating):
@@ -298,10 +300,10 @@ def _float_dtype(model: nn.Module) -> mx.Dtype:
 
 
 def _write(model: nn.Module, config: dict[str, Any], source: Path, to: Path) -> None:
-    """config.json, weights and the base's own tokenizer files; the model is empty afterwards.
+    """Write config.json, weights and the base's tokenizer files. Takes the arrays out of the model.
 
-    The tokenizer is copied, not saved anew: transformers 5 saves a class name that older readers refuse to load.
-    copyfile leaves extended attributes behind, which some disks would turn into ._ files.
+    The tokenizer's files are copied, because transformers 5 saves a class name that older versions refuse to load; by copyfile,
+    which drops extended attributes: some disks turn them into ._ files.
     """
     to.mkdir(parents=True)
     keep_vision = "vision_tower" in getattr(model, "model", {})
@@ -313,10 +315,10 @@ def _write(model: nn.Module, config: dict[str, Any], source: Path, to: Path) -> 
 
 
 def _write_weights(model: nn.Module, to: Path) -> None:
-    """model.safetensors, or shards of mlx-lm's size with their index. Takes the arrays out of the model.
+    """Write model.safetensors, or shards of mlx-lm's size with their index. Takes the arrays out of the model.
 
-    Arrays are worked out one by one and let go shard by shard: what they were made of goes as they come, so that the
-    whole needs hardly more memory than the model (evaluated together, two and a half times as much).
+    Arrays are evaluated one by one and freed shard by shard, and so are their inputs: peak memory is hardly more than the model
+    (evaluated together, two and a half times as much).
     """
     weights: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     total = sum(array.nbytes for array in weights.values())
@@ -339,23 +341,23 @@ def _write_weights(model: nn.Module, to: Path) -> None:
 
 
 def _tokenizer_folder(*names: str | None) -> Path:
-    """The first of the models named that is on this disk: a folder, or a Hub id in the local cache."""
+    """The folder of the first named model that is on this disk: a folder, or an id in the Hub cache. Raises Mistake."""
     for name in filter(None, names):
         if (folder := Path(name).expanduser()).is_dir():
             return folder
-        # Not in the cache (an OSError), or no id at all (a ValueError): the next name may do.
+        # OSError: not in the cache. ValueError: not an id. Try the next name.
         with contextlib.suppress(OSError, ValueError):
             return mlx_lm_utils.hf_repo_to_path(name)
     raise Mistake("model", f"The base model {names[0]} is not on this disk any more, and its tokenizer is needed.")
 
 
 def _written_bytes(model: nn.Module, dtype: mx.Dtype, quantize: int | None) -> int:
-    """About what the written model will weigh; a packed weight has 32 bits of scale and bias for every 64."""
+    """About the size of the written model; a quantised weight has 32 bits of scale and bias for every 64 numbers."""
     bits = quantize + 0.5 if quantize else 8 * dtype.size
     return int(mlx_lm_utils.get_total_parameters(model) * bits / 8 * 1.02) + (16 << 20)
 
 
-# ── places and names ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── folders and names ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def safe_name(name: str) -> str:
@@ -370,9 +372,9 @@ def safe_name(name: str) -> str:
 
 
 def lm_studio_root() -> Path:
-    """LM Studio's models folder. Raises Mistake when LM Studio was never started here, or its disk is not there.
+    """LM Studio's models folder. Raises Mistake when LM Studio was never started, or its disk is not attached.
 
-    Nothing of LM Studio's is made by us, but for the empty `models` of a home that has none yet.
+    Only an empty `models` folder in an existing home is ever created for it.
     """
     root, home = places.lm_studio_models(), places.lm_studio_home()
     if root.is_dir() or (root == home / "models" and home.is_dir()):
@@ -384,8 +386,8 @@ def lm_studio_root() -> Path:
     )
 
 
-def _workshop(root: Path, run: RunFolder) -> Path:
-    """Where to build a model for LM Studio: outside its models folder, which it watches, yet on the same disk, so that
-    the last step is a rename. That is beside the folder as a rule, or else in the run; when the models are on a disk of
-    their own, neither fits, and `shelf.publish` copies."""
-    return atomic_folder.workshop(root, (root.parent, run.path))
+def _staging_parent(root: Path, run: RunFolder) -> Path:
+    """Where to build a model for LM Studio: outside its models folder, which it watches, but on the same disk, so that the last
+    step is a rename. Usually beside the models folder, else in the run; if the models have a disk of their own, neither is on it,
+    and `atomic_folder.move_into_place` copies."""
+    return atomic_folder.staging_parent(root, (root.parent, run.path))

@@ -1,9 +1,8 @@
-"""Downloading a repository into Hugging Face's cache so that it can be paused and goes on where it was.
+"""Resumable downloads of a repository into Hugging Face's cache.
 
-huggingface_hub 2 throws away what has arrived of a file when a download ends early. So the large part, the bytes, is
-ours: each file grows in blobs/<etag>.incomplete, over plain HTTP with ranges, and takes its place as blobs/<etag> when it
-is whole and its checksum is right. The library then links it into a snapshot, from blobs it finds there: names, links,
-references and what else belongs to a sound cache are its business alone.
+huggingface_hub 2 discards a partial file when a download ends early. So the bytes are fetched here: each file grows in
+blobs/<etag>.incomplete by HTTP range requests and is renamed to blobs/<etag> once it is complete and its checksum is right. The
+library then links the blobs that it finds there into a snapshot: file names, links and references are left to it.
 """
 
 from __future__ import annotations
@@ -26,25 +25,26 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars, get_session, hf_raise_for_status
 
 from backend.models import hub_search
-from backend.models.hub_errors import SETTING, host, in_words
+from backend.models.hub_errors import SETTING, host, hub_errors_as_mistakes
 from backend.spec.faults import Mistake
+from backend.spec.places import RepoType
 
-AT_ONCE = 4
+PARALLEL = 4
 """Files that are fetched at the same time."""
 SPARE = 64 << 20
 """Bytes that a disk must keep free beside the download."""
 RETRIES_S = (0.5, 2.0, 4.0)
-"""Waits before a broken connection is tried again; bytes that arrive start the count anew."""
-READ_S = 20.0
+"""Waits before a broken connection is tried again; the count restarts when bytes arrive."""
+READ_TIMEOUT_S = 20.0
 """How long a connection may be silent."""
-LOCK_S = 3.0
+LOCK_TIMEOUT_S = 3.0
 """How long another download of the same file may hold it."""
-TELL_S = 0.2
-"""Progress is told no oftener."""
+PROGRESS_S = 0.2
+"""Least time between two progress reports."""
 
 
-class Hearer(Protocol):
-    """Who is told of the progress, and may call the download off (`backend.serve.call.QuestionCall` is one)."""
+class DownloadListener(Protocol):
+    """Receives progress, and may cancel by raising in `check` or `rest` (`backend.serve.call.QuestionCall` is one)."""
 
     tell: Callable[[dict[str, Any]], None]
 
@@ -52,25 +52,25 @@ class Hearer(Protocol):
     def rest(self, seconds: float) -> None: ...
 
 
-def download(repo_id: str, repo_type: hub_search.RepoType, hearer: Hearer) -> Path:
-    """Bring a model or dataset into the cache, and return its folder. Progress: {done, total, phase}, in bytes.
+def download(repo_id: str, repo_type: RepoType, listener: DownloadListener) -> Path:
+    """Download a model or dataset into the cache and return its snapshot folder. Progress: {done, total, phase}, in bytes.
 
-    Calling it off keeps what has arrived; the next download goes on from there. Raises Mistake with one sentence for the
-    network, the Hub, the token and the disk; whatever is raised, nothing half-written stands in the cache as whole.
+    A cancelled download keeps its partial files, and the next one resumes them. Raises Mistake with one sentence for errors of the
+    network, the Hub, the token and the disk; whatever is raised, no incomplete file has a complete one's name.
     """
     disable_progress_bars()
-    hearer.tell({"done": 0, "total": None, "phase": "asking"})
+    listener.tell({"done": 0, "total": None, "phase": "asking"})
     plan = hub_search.plan(repo_id, repo_type)
-    with in_words(repo_id, repo_type):
-        return _Download(plan, hearer).run()
+    with hub_errors_as_mistakes(repo_id, repo_type):
+        return _Download(plan, listener).run()
 
 
-def discard(repo_id: str, repo_type: hub_search.RepoType) -> int:
-    """Throw away the files that are not whole, and the repository's folder where nothing else is in it; returns the bytes.
-    A file that is being written by another process is left alone."""
+def discard(repo_id: str, repo_type: RepoType) -> int:
+    """Delete partial files, and the repository's folder if it is empty then; returns the bytes. A file that another process is
+    writing stays."""
     blobs, freed = _blobs(repo_id, repo_type), 0
     for partial in blobs.glob("*.incomplete"):
-        with contextlib.suppress(Mistake), _held(partial, repo_id, repo_type):
+        with contextlib.suppress(Mistake), _locked(partial, repo_id, repo_type):
             freed += _size(partial)
             partial.unlink()
     if not any(path.is_file() for path in blobs.parent.rglob("*")):
@@ -79,39 +79,38 @@ def discard(repo_id: str, repo_type: hub_search.RepoType) -> int:
 
 
 class _Download:
-    def __init__(self, plan: hub_search.DownloadPlan, hearer: Hearer) -> None:
-        self.plan, self.hearer = plan, hearer
-        self.blobs = Path(
-            constants.HF_HUB_CACHE, repo_folder_name(repo_id=plan.repo_id, repo_type=plan.repo_type), "blobs"
-        )
+    def __init__(self, plan: hub_search.DownloadPlan, listener: DownloadListener) -> None:
+        self.plan, self.listener = plan, listener
+        self.blobs = _blobs(plan.repo_id, plan.repo_type)
         self._counting, self._failed = threading.Lock(), threading.Event()
-        self._arrived, self._told, self._total = dict[str, int](), 0.0, plan.total
+        self._arrived = dict[str, int]()
+        """Bytes of each blob so far, by etag."""
+        self._reported, self._total = 0.0, plan.total
 
     def run(self) -> Path:
         self.blobs.mkdir(parents=True, exist_ok=True)
         smallest_first = sorted(self.plan.files, key=self.plan.files.__getitem__)
-        etags = self._each(self._etag, smallest_first)
-        once = {etag: name for name, etag in etags.items()}  # files of one content are one blob
-        self._total = sum(self.plan.files[name] for name in once.values())
+        etags = self._in_parallel(self._etag, smallest_first)
+        name_of = {etag: name for name, etag in etags.items()}  # files with equal content are one blob
+        self._total = sum(self.plan.files[name] for name in name_of.values())
         self._refuse_full_disk()
-        self._each(lambda etag: self._fetch(once[etag], etag), once)
-        self._tell("linking", now=True)
+        self._in_parallel(lambda etag: self._fetch(name_of[etag], etag), name_of)
+        self._report("linking", now=True)
         return self._linked()
 
     def _linked(self) -> Path:
-        """The snapshot, made by the library of the blobs that are there now."""
-        wanted = list(self.plan.files)
+        """The snapshot folder, which huggingface_hub links from the blobs that are there now."""
         return Path(
             snapshot_download(
                 self.plan.repo_id,
                 repo_type=self.plan.repo_type,
-                allow_patterns=wanted,
-                etag_timeout=hub_search.PATIENCE_S,
+                allow_patterns=list(self.plan.files),
+                etag_timeout=hub_search.TIMEOUT_S,
             )
         )
 
-    def _each(self, do: Callable[[str], Any], names: Iterable[str]) -> dict[str, Any]:
-        """Do something for several files at once; the first that fails ends the others."""
+    def _in_parallel(self, do: Callable[[str], Any], names: Iterable[str]) -> dict[str, Any]:
+        """Call `do` for several names at the same time; the first failure stops the others."""
 
         def guarded(name: str) -> Any:
             try:
@@ -121,17 +120,16 @@ class _Download:
                 self._failed.set()
                 raise
 
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="download") as pool:
-            waiting = {name: pool.submit(guarded, name) for name in names}
-        # A thread that only stopped because another one failed has nothing to say.
-        errors = [error for one in waiting.values() if (error := one.exception()) is not None]
-        told = [error for error in errors if not isinstance(error, _Stopped)]
+        with ThreadPoolExecutor(PARALLEL, thread_name_prefix="download") as pool:
+            futures = {name: pool.submit(guarded, name) for name in names}
+        errors = [error for future in futures.values() if (error := future.exception()) is not None]
+        causes = [error for error in errors if not isinstance(error, _Stopped)]
         if errors:
-            raise (told or errors)[0]
-        return {name: one.result() for name, one in waiting.items()}
+            raise (causes or errors)[0]
+        return {name: future.result() for name, future in futures.items()}
 
     def _check(self) -> None:
-        self.hearer.check()
+        self.listener.check()
         if self._failed.is_set():
             raise _Stopped
 
@@ -141,8 +139,8 @@ class _Download:
         return hf_hub_url(self.plan.repo_id, name, repo_type=self.plan.repo_type, revision=self.plan.commit)
 
     def _etag(self, name: str) -> str:
-        """What the Hub calls the content of this file, which is also its name among the blobs."""
-        etag = get_hf_file_metadata(self._url(name), timeout=hub_search.PATIENCE_S).etag
+        """The Hub's ETag of this file, by which its blob is named."""
+        etag = get_hf_file_metadata(self._url(name), timeout=hub_search.TIMEOUT_S).etag
         if not etag or "/" in etag:
             raise Mistake(
                 SETTING[self.plan.repo_type], f"{host()} gives no checksum for {name}, so it is not downloaded."
@@ -156,7 +154,7 @@ class _Download:
         blob = self.blobs / etag
         if blob.exists():
             return
-        with _held(_partial(blob), self.plan.repo_id, self.plan.repo_type) as file:
+        with _locked(_partial(blob), self.plan.repo_id, self.plan.repo_type) as file:
             if blob.exists():  # another process has just finished it
                 return
             self._fill(name, etag, file)
@@ -165,9 +163,9 @@ class _Download:
             _partial(blob).replace(blob)
 
     def _fill(self, name: str, etag: str, file: BinaryIO) -> None:
-        """Have the file grow to its size; a connection that breaks is tried again, from where it broke."""
+        """Append until the file has its size. A broken connection is tried again from where it broke."""
         size, tries = self.plan.files[name], 0
-        if file.tell() > size:  # not what we began
+        if file.tell() > size:  # not a part of this file
             _empty(file)
         while (begun := file.tell()) < size:
             broke = self._stream(name, etag, file)
@@ -180,16 +178,16 @@ class _Download:
                     f"is kept, so resume when it is back.",
                 ) from broke
             if file.tell() < size:
-                self.hearer.rest(RETRIES_S[tries])
+                self.listener.rest(RETRIES_S[tries])
                 tries += 1
 
     def _stream(self, name: str, etag: str, file: BinaryIO) -> Exception | None:
-        """Append what comes from where the file ends; returns why it broke off, if it did and may be tried again."""
+        """One range request from the end of the file on. → the error that interrupted it, if a retry may help."""
         headers = build_hf_headers() | {"Accept-Encoding": "identity", "Range": f"bytes={file.tell()}-"}
         try:
-            with get_session().stream("GET", self._url(name), headers=headers, timeout=READ_S) as response:
+            with get_session().stream("GET", self._url(name), headers=headers, timeout=READ_TIMEOUT_S) as response:
                 hf_raise_for_status(response)
-                if response.status_code != 206:  # the server knows no ranges
+                if response.status_code != 206:  # the server ignores ranges
                     _empty(file)
                 for chunk in response.iter_bytes():
                     self._check()
@@ -202,39 +200,39 @@ class _Download:
         return None
 
     def _refuse_damage(self, name: str, etag: str, file: BinaryIO) -> None:
-        """Large files are named by their SHA-256: what does not fit it is thrown away."""
+        """Delete a large file whose content does not match its SHA-256, which is its ETag, and raise Mistake."""
         if len(etag) != 64:
             return
-        self._tell("checking", now=True)
+        self._report("checking", now=True)
         file.flush()
         with open(file.name, "rb") as again:
-            right = hashlib.file_digest(again, "sha256").hexdigest() == etag
-        if not right:
+            is_intact = hashlib.file_digest(again, "sha256").hexdigest() == etag
+        if not is_intact:
             os.unlink(file.name)
             raise Mistake(
                 SETTING[self.plan.repo_type],
                 f"{name} of {self.plan.repo_id} arrived damaged and was thrown away; download it again.",
             )
 
-    # What is told
+    # Progress
 
     def _count(self, etag: str, size: int) -> None:
         with self._counting:
             self._arrived[etag] = size
-        self._tell("downloading")
+        self._report("downloading")
 
-    def _tell(self, phase: str, *, now: bool = False) -> None:
+    def _report(self, phase: str, *, now: bool = False) -> None:
         with self._counting:
             moment = time.monotonic()
-            if not now and moment - self._told < TELL_S:
+            if not now and moment - self._reported < PROGRESS_S:
                 return
-            self._told = moment
+            self._reported = moment
             done = sum(self._arrived.values())
-        self.hearer.tell({"done": done, "total": self._total, "phase": phase})
+        self.listener.tell({"done": done, "total": self._total, "phase": phase})
 
     def _refuse_full_disk(self) -> None:
-        """Raises Mistake where the disk has no room for what is still to come."""
-        self._tell("downloading", now=True)
+        """Raise Mistake where the disk has too little space for the rest of the download."""
+        self._report("downloading", now=True)
         missing = self._total - sum(self._arrived.values())
         free = shutil.disk_usage(self.blobs).free
         if missing and missing + SPARE > free:
@@ -246,16 +244,16 @@ class _Download:
 
 
 class _Stopped(Exception):
-    """Another file failed, so this one need not go on."""
+    """Raised in a thread because another file failed."""
 
 
 @contextlib.contextmanager
-def _held(path: Path, repo_id: str, repo_type: str) -> Iterator[BinaryIO]:
-    """The partial file, to be written by us alone. Raises Mistake while somebody else writes it; a download that was
-    paused a moment ago may need that moment."""
+def _locked(path: Path, repo_id: str, repo_type: str) -> Iterator[BinaryIO]:
+    """The partial file, locked. Raises Mistake if another process holds it for longer than LOCK_TIMEOUT_S: a download that was just
+    cancelled needs a moment to end."""
     with path.open("ab") as file:
-        until = time.monotonic() + LOCK_S
-        while not _locked(file):
+        until = time.monotonic() + LOCK_TIMEOUT_S
+        while not _try_lock(file):
             if time.monotonic() > until:
                 raise Mistake(
                     SETTING[repo_type], f"{repo_id} is being downloaded already, by another process or window."
@@ -265,7 +263,7 @@ def _held(path: Path, repo_id: str, repo_type: str) -> Iterator[BinaryIO]:
         yield file
 
 
-def _locked(file: BinaryIO) -> bool:
+def _try_lock(file: BinaryIO) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -274,6 +272,7 @@ def _locked(file: BinaryIO) -> bool:
 
 
 def _blobs(repo_id: str, repo_type: str) -> Path:
+    # By the library's own constant, not `places.hub_cache`: it must be where `snapshot_download` looks for blobs.
     return Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo_id, repo_type=repo_type), "blobs")
 
 

@@ -1,4 +1,4 @@
-"""What went wrong between here and Hugging Face, in one sentence each."""
+"""Errors of the network, the Hub, the token and the disk, each as one sentence for the user."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from huggingface_hub.errors import (
 from backend.spec.faults import Mistake
 
 SETTING = {"model": "model", "dataset": "data"}
-"""The setting that a repository of this type stands in."""
+"""The setting that names a repository of this type."""
 
 LOG_IN = "log in with `hf auth login`"
 
 
 @contextlib.contextmanager
-def in_words(repo_id: str, repo_type: str, setting: str = "") -> Iterator[None]:
-    """Raises Mistake, naming the repository, for what may go wrong with the network, the Hub, the token or the disk.
-    `setting` is where the name stands, if not in the usual one."""
+def hub_errors_as_mistakes(repo_id: str, repo_type: str, setting: str = "") -> Iterator[None]:
+    """Turn errors of the network, the Hub, the token and the disk into Mistakes that name the repository. `setting` is the
+    setting that the repository's name comes from, if not the usual one."""
     try:
         yield
     except (HTTPError, OSError, HFValidationError) as error:
-        raise Mistake(setting or SETTING[repo_type], sentence(error, repo_id, repo_type)) from error
+        raise Mistake(setting or SETTING[repo_type], explain(error, repo_id, repo_type)) from error
 
 
-def sentence(error: Exception, repo_id: str, repo_type: str) -> str:
-    """What a person should know of this error, and do about it."""
-    called = f"the {repo_type} {repo_id}" if repo_id else "it"
+def explain(error: Exception, repo_id: str, repo_type: str) -> str:
+    """What the user should know of this error, and can do about it."""
+    name = f"the {repo_type} {repo_id}" if repo_id else "it"
     match error:
         case LocalEntryNotFoundError() if isinstance(error.__cause__, Exception):
-            return sentence(error.__cause__, repo_id, repo_type)
+            return explain(error.__cause__, repo_id, repo_type)
         case OfflineModeIsEnabled():
             return "HF_HUB_OFFLINE is set, so Hugging Face is not asked for anything."
         case GatedRepoError():
@@ -50,40 +50,40 @@ def sentence(error: Exception, repo_id: str, repo_type: str) -> str:
         case HFValidationError():
             return f"{repo_id} is not an owner/name id on Hugging Face."
         case HfHubHTTPError():
-            return _answered(error, called)
+            return _explain_answer(error, name)
         case HTTPError():
-            return f"{host()} cannot be reached ({_plain(error)}); check the connection, or choose what is on this machine."
+            return f"{host()} cannot be reached ({_reason(error)}); check the connection, or choose what is on this machine."
         case OSError() if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return f"The disk that holds {constants.HF_HUB_CACHE} is full; what has arrived is kept, so make room and resume."
     return f"{error.filename or constants.HF_HUB_CACHE} cannot be written: {error.strerror or error}."  # type: ignore[attr-defined]
 
 
-def _answered(error: HfHubHTTPError, called: str) -> str:
-    """The Hub answered, and it was not what was asked for."""
+def _explain_answer(error: HfHubHTTPError, name: str) -> str:
+    """The Hub answered with an HTTP error."""
     status = error.response.status_code
     if isinstance(error, RepositoryNotFoundError):
         may = "the token of this machine may not see it" if get_token() else f"it is private: then {LOG_IN}"
-        return f"{host()} has no {called.removeprefix('the ')}, or {may}."
+        return f"{host()} has no {name.removeprefix('the ')}, or {may}."
     if status == 401:
         return f"{host()} does not accept the token of this machine; {LOG_IN} again, or mend HF_TOKEN."
     if status == 403:
-        return f"{host()} does not let the token of this machine read {called}."
+        return f"{host()} does not let the token of this machine read {name}."
     if status == 404:
-        return f"{host()} has no such file or revision of {called}."
+        return f"{host()} has no such file or revision of {name}."
     if status == 429:
         return f"{host()} has been asked too often; try again in a few minutes."
     if status >= 500:
         return f"{host()} has trouble of its own ({status}); try again later."
-    return f"{host()} answers with an error ({status}) for {called}."
+    return f"{host()} answers with an error ({status}) for {name}."
 
 
 def host() -> str:
-    """The Hub as people call it, or the host that HF_ENDPOINT names in its place."""
-    named = urlsplit(constants.ENDPOINT).netloc
-    return "Hugging Face" if named == "huggingface.co" else f"The Hub at {named}"
+    """Hugging Face, or the host that HF_ENDPOINT names instead."""
+    netloc = urlsplit(constants.ENDPOINT).netloc
+    return "Hugging Face" if netloc == "huggingface.co" else f"The Hub at {netloc}"
 
 
-def _plain(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if "Timeout" in type(error).__name__:
         return "it does not answer"
     return str(error).strip().rstrip(".") or type(error).__name__

@@ -1,8 +1,9 @@
-"""The model being trained: loaded, quantised, given adapters, saved; and its reference.
+"""The policy: load a model through mlx-lm, quantise it, attach adapters, keep a frozen reference, save the whole model.
 
-A Policy holds two faces of one model. `model` learns. `reference` is the model as it was before training: its module
-tree is a twin made before adapters were attached, and it shares every array with the base, so it costs no memory under
-LoRA and DoRA; under full fine-tuning the arrays part ways at the first update.
+The reference is the model before training. Its module tree is copied before adapters are attached and shares every array with
+the policy's base, so it costs no memory under LoRA and DoRA; under full fine-tuning the arrays diverge at the first update.
+
+Does not train (`backend.training`) and writes no checkpoints (`backend.run.checkpoint_writer`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,19 +34,20 @@ QUANTIZATION = {
     "mxfp4": {"bits": 4, "group_size": 32, "mode": "mxfp4"},
 }
 
-SIXTEEN_BITS = (mx.bfloat16, mx.float16)
+SIXTEEN_BIT_TYPES = (mx.bfloat16, mx.float16)
 
-ADAPTABLE = (
+ADAPTABLE_LAYERS = (
     *(nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding),
     *(SwitchLinear, QuantizedSwitchLinear),
 )
-"""What mlx-lm puts adapters on."""
+"""Layers that mlx-lm can attach adapters to."""
 
 
 class Policy:
-    """Model, tokenizer and reference of one run. Build with `load_policy`.
+    """Model, tokenizer and reference of one run. Built by `load_policy`.
 
-    `came_as` holds the type of every array that came in 16 bits and learns in 32: it is saved as it came.
+    `original_dtypes` holds the type of every array that was loaded in 16 bits and is trained in 32; it is saved in that type.
+    `hidden` and `logits` are the two parts of the forward pass (see `backend.engine.forward.SplitModel`).
     """
 
     def __init__(
@@ -55,12 +56,12 @@ class Policy:
         tokenizer: Any,
         model_config: dict[str, Any],
         reference: nn.Module | None,
-        came_as: dict[str, mx.Dtype] | None = None,
+        original_dtypes: dict[str, mx.Dtype] | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.model_config = model_config
-        self.came_as = came_as or {}
+        self.original_dtypes = original_dtypes or {}
         self.split_model = split(model)
         self.reference_model = reference
         self.reference = split(reference) if reference is not None else None
@@ -75,24 +76,23 @@ class Policy:
         return self.split_model.logits(hidden)
 
     def trainable(self) -> dict[str, mx.array]:
-        """Every array that learns, by name."""
+        """Every trainable array, by name."""
         return dict(tree_flatten(self.model.trainable_parameters()))
 
     def assign(self, arrays: dict[str, mx.array]) -> None:
-        """Put saved arrays back. Raises ValueError when names or shapes are not those of this policy."""
-        mine = self.trainable()
-        if mine.keys() != arrays.keys() or any(mine[name].shape != arrays[name].shape for name in mine):
+        """Restore saved trainable arrays. Raises ValueError when names or shapes are not those of this policy."""
+        own = self.trainable()
+        if own.keys() != arrays.keys() or any(own[name].shape != arrays[name].shape for name in own):
             raise ValueError("The saved weights do not belong to this model.")
         self.model.load_weights(list(arrays.items()), strict=False)
 
     def move_reference(self, alpha: float) -> None:
-        """reference ← (1 − α)·reference + α·policy, over what learns (TR-DPO, arXiv:2404.09656)."""
-        mine, theirs = self.trainable(), self.reference_arrays()
-        mixed = [(name, (1 - alpha) * theirs[name] + alpha * mine[name]) for name in mine]
-        self.restore_reference(dict(mixed))
+        """reference ← (1 − α)·reference + α·policy, over the trainable arrays (TR-DPO, arXiv:2404.09656)."""
+        policy, reference = self.trainable(), self.reference_arrays()
+        self.restore_reference({name: (1 - alpha) * reference[name] + alpha * policy[name] for name in policy})
 
     def reference_arrays(self) -> dict[str, mx.array]:
-        """The reference's counterpart of everything that learns; only a reference that follows has all of it."""
+        """The reference's value of every trainable array. Complete only with `sync_ref_model`, or under full fine-tuning."""
         assert self.reference_model is not None
         everything = dict(tree_flatten(self.reference_model.parameters()))
         return {name: everything[name] for name in self.trainable()}
@@ -107,43 +107,46 @@ class Policy:
 
 
 def load_policy(config: Config, note: Callable[[str], None] = lambda sentence: None) -> Policy:
-    """The policy that `config` asks for, before its first step. Raises Mistake for a model that cannot be used."""
+    """Build the policy of a run, before its first step; `note` takes sentences for the user.
+
+    Raises Mistake, naming the setting, for a model that cannot be loaded, run, quantised or adapted.
+    """
     model, tokenizer, model_config = load_model(config.model, "model")
     if config.quantization != "none":
-        model, model_config = _quantised(model, model_config, config.quantization)
-    came_as = _prepare_full(model, note) if config.train_type == "full" else {}
-    reference = _reference(model, tokenizer, config)
+        model, model_config = _quantize(model, model_config, config.quantization)
+    original_dtypes = _prepare_full_training(model, note) if config.train_type == "full" else {}
+    reference = _load_reference(model, tokenizer, config)
     if config.train_type == "full":
         model.unfreeze()
     else:
         attach_adapters(model, config, note)
-        if config.sync_ref_model:  # the reference is a copy of the adapter, not of the model, and moves with it
-            reference = _frozen(twin(model))
+        if config.sync_ref_model:  # a reference that follows needs adapters of its own; the base is still shared
+            reference = _frozen(copy_sharing_arrays(model))
     mx.eval(model.parameters())
-    return Policy(model, tokenizer, model_config, reference, came_as)
+    return Policy(model, tokenizer, model_config, reference, original_dtypes)
 
 
 def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
     """(model, tokenizer, its config.json) of a folder or Hub id, through mlx-lm. Raises Mistake naming `setting`."""
-    where = model_source(name, setting)
-    told = io.StringIO()
+    source = model_source(name, setting)
+    stdout = io.StringIO()
     try:
-        with contextlib.redirect_stdout(told):
-            model, tokenizer, model_config = mlx_lm_utils.load(where, return_config=True)  # pyright: ignore
-    except SystemExit as end:  # of a model whose code asks for a package that is not there
-        raise Mistake(setting, f"The model {name} cannot be loaded: {_first_line(told.getvalue(), end)}.") from end
-    except Exception as error:
+        with contextlib.redirect_stdout(stdout):
+            model, tokenizer, model_config = mlx_lm_utils.load(source, return_config=True)  # pyright: ignore
+    except SystemExit as end:  # some models' code prints a missing package and exits
+        raise Mistake(setting, f"The model {name} cannot be loaded: {_first_line(stdout.getvalue(), end)}.") from end
+    except Exception as error:  # of any kind: mlx-lm, transformers, the Hub and the model's own code raise here
         raise Mistake(setting, f"The model {name} cannot be loaded: {_first_line(str(error), error)}.") from error
-    _try(model, name, setting)
+    _check_runs(model, name, setting)
     return model, tokenizer, model_config
 
 
-def _try(model: nn.Module, name: str, setting: str) -> None:
-    """One token forward: some models load and cannot run, for want of a kernel or by a fault in their code."""
+def _check_runs(model: nn.Module, name: str, setting: str) -> None:
+    """Run one token forward: some models load and cannot run, for lack of a kernel or by a bug in their code. Raises Mistake."""
     try:
         model.trainable_parameters()
         mx.eval(model(mx.array([[0]])))
-    except Exception as error:
+    except Exception as error:  # of any kind, as above
         reason = _first_line(str(error), error)
         raise Mistake(setting, f"The model {name} loads, but cannot run with this mlx-lm here: {reason}.") from error
 
@@ -152,10 +155,10 @@ def _first_line(text: str, error: BaseException) -> str:
     return (text.strip().splitlines() or [type(error).__name__])[0].strip().rstrip(".")
 
 
-def _quantised(model: nn.Module, model_config: dict[str, Any], kind: str) -> tuple[nn.Module, dict[str, Any]]:
+def _quantize(model: nn.Module, model_config: dict[str, Any], precision: str) -> tuple[nn.Module, dict[str, Any]]:
     if is_quantised(model):
         raise Mistake("quantization", "The model is quantised already; choose None to train it as it comes.")
-    how = QUANTIZATION[kind]
+    how = QUANTIZATION[precision]
     with contextlib.redirect_stdout(io.StringIO()):  # mlx-lm prints a line, and stdout may carry the diary
         model, model_config = mlx_lm_utils.quantize_model(
             model, model_config, how["group_size"], how["bits"], mode=how["mode"]
@@ -169,37 +172,40 @@ def _quantised(model: nn.Module, model_config: dict[str, Any], kind: str) -> tup
 
 
 def is_quantised(model: nn.Module) -> bool:
+    """Whether a loaded model has quantised layers. For what config.json states, see `backend.spec.model_config`."""
     return any(isinstance(module, (nn.QuantizedLinear, nn.QuantizedEmbedding)) for module in model.modules())
 
 
-def _prepare_full(model: nn.Module, note: Callable[[str], None]) -> dict[str, mx.Dtype]:
-    """Full fine-tuning learns in float32: a 16-bit weight swallows updates smaller than its own rounding. → what came
-    in 16 bits, by name."""
+def _prepare_full_training(model: nn.Module, note: Callable[[str], None]) -> dict[str, mx.Dtype]:
+    """Cast the model to float32: a 16-bit weight loses updates smaller than its rounding. → the types of the arrays that were cast,
+    by name. Raises Mistake for a quantised model."""
     if is_quantised(model):
         raise Mistake(
             "train_type",
             "Full fine-tuning has no gradient for quantised weights, and this model is quantised; choose LoRA.",
         )
-    came_as = {name: array.dtype for name, array in tree_flatten(model.parameters()) if array.dtype in SIXTEEN_BITS}
-    if came_as:
+    original_dtypes = {
+        name: array.dtype for name, array in tree_flatten(model.parameters()) if array.dtype in SIXTEEN_BIT_TYPES
+    }
+    if original_dtypes:
         model.set_dtype(mx.float32)
         note(
             "Full fine-tuning keeps its weights in 32 bits while it learns; the saved model has the precision it came with."
         )
-    return came_as
+    return original_dtypes
 
 
-def _reference(model: nn.Module, tokenizer: Any, config: Config) -> nn.Module | None:
-    """The model as it was before training, the person's own reference model, or the base with an adapter of it."""
+def _load_reference(model: nn.Module, tokenizer: Any, config: Config) -> nn.Module | None:
+    """The reference that the settings ask for: the model before training, another model, or the base with other adapters."""
     if not config.needs_reference:
         return None
     path = Path(config.reference_model_path).expanduser()
     if not config.reference_model_path:
-        return _frozen(twin(model))
+        return _frozen(copy_sharing_arrays(model))
     if (path / "adapter_config.json").is_file():
-        return _frozen(_adapted(twin(model), path))
-    reference, other, _ = load_model(config.reference_model_path, "reference_model_path")
-    if other.get_vocab() != tokenizer.get_vocab():
+        return _frozen(_with_adapters(copy_sharing_arrays(model), path))
+    reference, other_tokenizer, _ = load_model(config.reference_model_path, "reference_model_path")
+    if other_tokenizer.get_vocab() != tokenizer.get_vocab():
         raise Mistake(
             "reference_model_path",
             f"The reference model {config.reference_model_path} has other tokens than {config.model}, so their "
@@ -214,8 +220,8 @@ def _frozen(model: nn.Module) -> nn.Module:
     return model
 
 
-def _adapted(model: nn.Module, adapters: Path) -> nn.Module:
-    """The base with a trained adapter of it."""
+def _with_adapters(model: nn.Module, adapters: Path) -> nn.Module:
+    """`model` with trained adapters loaded. Raises Mistake when they do not fit it."""
     try:
         return load_adapters(model, str(adapters))
     except Exception as error:
@@ -224,58 +230,59 @@ def _adapted(model: nn.Module, adapters: Path) -> nn.Module:
         raise Mistake("reference_model_path", f"The adapter {adapters} does not fit this model: {reason}.") from error
 
 
-def twin(model: nn.Module) -> nn.Module:
-    """A second module tree over the very same arrays."""
+def copy_sharing_arrays(model: nn.Module) -> nn.Module:
+    """A second module tree over the very same arrays, at no cost in memory."""
     arrays = {id(array): array for _, array in tree_flatten(model.parameters())}
-    return copy.deepcopy(model, arrays)  # a memo that knows the arrays makes deepcopy share them
+    return copy.deepcopy(model, arrays)  # deepcopy shares what its memo already holds
 
 
 def attach_adapters(model: nn.Module, config: Config, note: Callable[[str], None] = lambda sentence: None) -> None:
-    """Freeze the base and put LoRA or DoRA on its last `num_layers` layers (seeded)."""
+    """Freeze the base and attach LoRA or DoRA to its last `num_layers` layers, initialised from `seed`. Raises Mistake."""
     model.freeze()
-    there = len(model.layers)  # pyright: ignore
-    if config.num_layers > there:
-        note(f"Layers is {config.num_layers}, and the model has {there}: all of them get adapters.")
-    _refuse_unknown_keys(model, config.lora_keys)
+    layers, adapted_layers = len(model.layers), adapted_layer_count(model, config.num_layers)  # pyright: ignore
+    if config.num_layers > layers:
+        note(f"Layers is {config.num_layers}, and the model has {layers}: all of them get adapters.")
+    _check_lora_keys(model, config.lora_keys)
     mx.random.seed(config.seed)
     try:
-        linear_to_lora_layers(
-            model, layer_count(model, config), lora_parameters(config), use_dora=config.train_type == "dora"
-        )
+        linear_to_lora_layers(model, adapted_layers, lora_parameters(config), use_dora=config.train_type == "dora")
     except ValueError as error:
         reason = _first_line(str(error), error)
         raise Mistake(
             "train_type", f"This model cannot take {config.train_type.upper()} adapters: {reason}."
         ) from error
     if not tree_flatten(model.trainable_parameters()):
-        last = f"None of the model's last {layer_count(model, config)} layers has"
+        last = f"None of the model's last {adapted_layers} layers has"
         if config.lora_keys:
             raise Mistake("lora_keys", f"{last} {' or '.join(config.lora_keys)}.")
         raise Mistake("train_type", f"{last} anything that takes adapters; choose Full, or another model.")
 
 
-def _refuse_unknown_keys(model: nn.Module, keys: list[str]) -> None:
-    """A name that fits nothing would be left out in silence: mlx-lm adapts what it finds."""
-    inside = {name for layer in model.layers for name in adaptable(layer)}  # pyright: ignore
-    everywhere = adaptable(model)
-    if strange := [key for key in keys if key not in inside | everywhere]:
+def _check_lora_keys(model: nn.Module, keys: list[str]) -> None:
+    """Raise Mistake for a name that fits no layer; mlx-lm ignores it silently."""
+    inside = {name for layer in model.layers for name in adaptable_names(layer)}  # pyright: ignore
+    everywhere = adaptable_names(model)
+    if unknown := [key for key in keys if key not in inside | everywhere]:
         known = sorted(inside | {name for name in everywhere if "layers." not in name})
         raise Mistake(
-            "lora_keys", f"No layer of this model is called {', '.join(strange)}; there are {', '.join(known)}."
+            "lora_keys", f"No layer of this model is called {', '.join(unknown)}; there are {', '.join(known)}."
         )
 
 
-def adaptable(module: nn.Module) -> set[str]:
-    """Names, within `module`, of what takes an adapter."""
-    return {name for name, one in module.named_modules() if isinstance(one, ADAPTABLE) or hasattr(one, "to_lora")}
+def adaptable_names(module: nn.Module) -> set[str]:
+    """Names, relative to `module`, of the layers that take an adapter."""
+    children = module.named_modules()
+    return {name for name, child in children if isinstance(child, ADAPTABLE_LAYERS) or hasattr(child, "to_lora")}
 
 
-def layer_count(model: nn.Module, config: Config) -> int:
-    there = len(model.layers)  # pyright: ignore
-    return there if config.num_layers < 0 else min(config.num_layers, there)
+def adapted_layer_count(model: nn.Module, num_layers: int) -> int:
+    """How many of the last layers get adapters; negative `num_layers` means all."""
+    layers = len(model.layers)  # pyright: ignore
+    return layers if num_layers < 0 else min(num_layers, layers)
 
 
 def lora_parameters(config: Config) -> dict[str, Any]:
+    """mlx-lm's `lora_parameters`."""
     keys = {"keys": config.lora_keys} if config.lora_keys else {}
     return {"rank": config.rank, "scale": config.scale, "dropout": config.dropout} | keys
 
@@ -284,34 +291,27 @@ def lora_parameters(config: Config) -> dict[str, Any]:
 
 
 def adapter_config(policy: Policy, config: Config) -> dict[str, Any]:
-    """adapter_config.json as mlx-lm's `load_adapters` reads it."""
+    """The content of adapter_config.json, from which mlx-lm's `load_adapters` rebuilds the adapters."""
     return {
         "fine_tune_type": config.train_type,
         "model": config.model,
-        "num_layers": layer_count(policy.model, config),
+        "num_layers": adapted_layer_count(policy.model, config.num_layers),
         "lora_parameters": lora_parameters(config),
     }
 
 
-def save_adapters(policy: Policy, config: Config, folder: Path) -> None:
-    """adapters.safetensors and adapter_config.json in mlx-lm's own format, each whole or as it was before."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / ".draft.safetensors"
-    mx.save_safetensors(str(draft), policy.trainable(), metadata={"format": "mlx"})
-    draft.replace(folder / "adapters.safetensors")
-    text = json.dumps(adapter_config(policy, config), indent=2)
-    (folder / "adapter_config.json").write_text(text + "\n", encoding="utf-8")
-
-
 def save_model(policy: Policy, source: str, folder: Path) -> None:
-    """The whole model as `mlx_lm.load` opens it, in the precision it came with."""
+    """Write the whole model into `folder` as `mlx_lm.load` opens it, in the precision that it was loaded with.
 
-    def as_it_came(name: str, array: mx.array) -> mx.array:
-        return array.astype(policy.came_as.get(name, array.dtype))
+    `source` is the base model's folder or id, from which mlx-lm copies further files.
+    """
 
-    model = twin(policy.model)
-    model.update(tree_map_with_path(as_it_came, model.parameters()))
+    def in_original_dtype(name: str, array: mx.array) -> mx.array:
+        return array.astype(policy.original_dtypes.get(name, array.dtype))
+
+    model = copy_sharing_arrays(policy.model)
+    model.update(tree_map_with_path(in_original_dtype, model.parameters()))
     path = Path(source).expanduser()
-    # A folder, never an id: for an id mlx-lm would ask the Hub for a model card, and a run must end offline too.
+    # A folder, never an id: for an id mlx-lm requests a model card from the Hub, and a run must be able to end offline.
     path = path if path.is_dir() else mlx_lm_utils.hf_repo_to_path(source)
     mlx_lm_utils.save(folder, path, model, policy.tokenizer, policy.model_config, donate_model=False)

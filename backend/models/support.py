@@ -1,6 +1,6 @@
-"""Whether mlx-lm can load a model, and what the model is, from its config.json and the names of its files.
+"""Whether mlx-lm can load a model, and its precision, from its config.json and the names of its files.
 
-No weights are read, and mlx is not imported: which architectures mlx-lm knows is read from the names of its files.
+Reads no weights and imports no mlx: the architectures that mlx-lm supports are read from the names of its modules.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from backend.spec.model_config import is_quantized_by_mlx, language_model, model_type, quantization_of
 
 WEIGHTS = "model*.safetensors"
 """What mlx-lm loads as a model's weights."""
@@ -29,39 +31,29 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _REMAPPING, _BY_ARCHITECTURE = "MODEL_REMAPPING", "MODEL_ARCHITECTURE_REMAPPING"
 
 
-def kind_of(config: Mapping[str, Any]) -> str:
-    """The architecture as people name it: config.json's model_type."""
-    kind = config.get("model_type")
-    return kind if isinstance(kind, str) else ""
-
-
 def precision_of(config: Mapping[str, Any]) -> str:
-    """How the weights are kept: "4-bit", "mxfp4", "bf16", …; "" where config.json does not say."""
-    inner = _inner(config)
-    ours = config.get("quantization")
-    if isinstance(ours, Mapping):
-        mode, bits = ours.get("mode", "affine"), ours.get("bits")
-        return str(mode) if mode not in ("affine", None) else f"{bits}-bit" if bits else ""
-    theirs = _quantised_by(config)
-    if theirs:
-        bits = theirs.get("bits")
-        return f"{bits}-bit" if isinstance(bits, int) else str(theirs.get("quant_method") or "")
-    named = str(
-        config.get("dtype") or config.get("torch_dtype") or inner.get("dtype") or inner.get("torch_dtype") or ""
-    )
-    return _DTYPES.get(named.removeprefix("torch."), named)
+    """The type of the weights as people name it: "4-bit", "mxfp4", "bf16", …; "" where config.json does not say."""
+    if quantization := quantization_of(config):
+        mode, bits = quantization.get("mode") or "affine", quantization.get("bits")
+        if mode != "affine":
+            return str(mode)
+        return f"{bits}-bit" if bits else str(quantization.get("quant_method") or "")
+    parts = (config, language_model(config))
+    dtypes = (str(part.get(key) or "") for part in parts for key in ("dtype", "torch_dtype"))
+    dtype = next(filter(None, dtypes), "").removeprefix("torch.")
+    return _DTYPES.get(dtype, dtype)
 
 
 def refusal(config: Mapping[str, Any] | None, names: Collection[str]) -> str:
-    """Why mlx-lm cannot load this model, in one sentence; "" where nothing speaks against it.
+    """Why mlx-lm cannot load this model, in one sentence; "" where it can, as far as this tells.
 
-    `config` is None where there is no config.json, `names` are the files of its folder.
+    `config` is its config.json (None: there is none), `names` are the files of its folder.
     """
     if config is None:
         return _without_config(names)
     if config.get("model_file"):
         return f"It needs code of its own ({config['model_file']}), which is not run."
-    return _unknown_kind(config) or _strange_weights(config) or _missing_files(names)
+    return _architecture_refusal(config) or _quantization_refusal(config) or _file_refusal(names)
 
 
 def _without_config(names: Collection[str]) -> str:
@@ -72,15 +64,15 @@ def _without_config(names: Collection[str]) -> str:
     return "It has no config.json."
 
 
-def _unknown_kind(config: Mapping[str, Any]) -> str:
-    kind = kind_of(config)
+def _architecture_refusal(config: Mapping[str, Any]) -> str:
+    kind = model_type(config)
     if not kind:
         return "Its config.json names no model_type."
     return "" if module_of(config) in architectures() else f"This version of mlx-lm knows no model of the kind {kind}."
 
 
-def _strange_weights(config: Mapping[str, Any]) -> str:
-    theirs = None if isinstance(config.get("quantization"), Mapping) else _quantised_by(config)
+def _quantization_refusal(config: Mapping[str, Any]) -> str:
+    theirs = {} if is_quantized_by_mlx(config) else quantization_of(config)
     if not theirs:
         return ""
     method = str(theirs.get("quant_method") or "a way of its own")
@@ -92,7 +84,7 @@ def _strange_weights(config: Mapping[str, Any]) -> str:
     return ""
 
 
-def _missing_files(names: Collection[str]) -> str:
+def _file_refusal(names: Collection[str]) -> str:
     if not any(Path(name).match(WEIGHTS) and "/" not in name for name in names):
         if any(name.endswith(".gguf") for name in names):
             return "It has GGUF weights only: look for the same model in MLX or safetensors form."
@@ -108,23 +100,23 @@ def _missing_files(names: Collection[str]) -> str:
 
 @cache
 def architectures() -> frozenset[str]:
-    """Names of the modules in mlx_lm.models."""
+    """Names of the modules in mlx_lm.models, each an architecture."""
     return frozenset(module.name for module in pkgutil.iter_modules([str(_mlx_lm() / "models")]))
 
 
 def module_of(config: Mapping[str, Any]) -> str:
     """The module of mlx_lm.models that a config leads to, as mlx_lm.utils._get_classes finds it."""
-    kind, named = kind_of(config), config.get("architectures") or ()
+    kind, classes = model_type(config), config.get("architectures") or ()
     by_kind, by_architecture = _remappings()
-    for architecture in (named,) if isinstance(named, str) else named:
-        if found := by_architecture.get((kind, architecture)):
-            return found
+    for architecture in (classes,) if isinstance(classes, str) else classes:
+        if module := by_architecture.get((kind, architecture)):
+            return module
     return by_kind.get(kind, kind)
 
 
 @cache
 def _remappings() -> tuple[dict[str, str], dict[tuple[str, str], str]]:
-    """mlx-lm's second names for architectures: read from its source text, or asked of it where there is none."""
+    """mlx-lm's aliases of architectures, read from its source so that mlx is not imported; imported where there is no source."""
     try:
         tree = ast.parse((_mlx_lm() / "utils.py").read_text(encoding="utf-8"))
     except OSError:  # a bundled app has compiled modules only
@@ -145,14 +137,3 @@ def _mlx_lm() -> Path:
     spec = importlib.util.find_spec("mlx_lm")
     assert spec is not None and spec.submodule_search_locations, "mlx-lm is one of our requirements"
     return Path(next(iter(spec.submodule_search_locations)))
-
-
-def _inner(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of a config that has several."""
-    inner = config.get("text_config")
-    return inner if isinstance(inner, Mapping) else {}
-
-
-def _quantised_by(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    theirs = config.get("quantization_config") or _inner(config).get("quantization_config")
-    return theirs if isinstance(theirs, Mapping) else {}

@@ -1,6 +1,6 @@
-"""Whether a model that was written to disk is the model that was in memory: its files, its tokenizer, its logits.
+"""Verify that a model written to disk is the one that was in memory: its files, its tokenizer, its logits.
 
-Takes a reference before anything is written, and compares the folder with it afterwards. Judges no quality.
+A reference is taken before anything is written, and the folder is loaded back and compared with it. Says nothing about quality.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.1}
 """Most that a written model's logits may differ at a typical position, as a share of their spread, by the precision of
 its weights. Wide for 16 bits, whose rounding adds up over layers; a wrong or missing tensor is off by about 1."""
 
-LONGEST, COMPARED = 256, 48
-"""Tokens of a sample that are read, from its end, and at how many of its last positions logits are compared."""
+SAMPLE_TOKENS, COMPARED_POSITIONS = 256, 48
+"""The last tokens of a sample that the model reads, and how many of the last positions' logits are compared."""
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Verification:
     """How a written model differs from the one in memory, over the compared positions.
 
     `max_error` is the largest absolute difference of a logit. `agreement` is the share of positions where the likeliest
-    token is the same. `lost` is the size of the difference as a share of what training changed (root mean squares);
-    None where the untrained model was not at hand.
+    token is the same. `lost` is the root mean square of the difference over that of what training changed;
+    None where the untrained model is not known.
     """
 
     max_error: float
@@ -38,10 +38,10 @@ class Check:
 
 @dataclass(slots=True)
 class Reference:
-    """What a trained model says, taken before anything is written.
+    """A trained model's logits on samples, taken before anything is written.
 
-    `tokens[i]` are the ids of the (prompt, answer) `samples[i]`, `logits[i]` [≤48, V] what follows the last of them, and
-    `untrained` the same without adapters, where it is known. `tolerance` is a value of TOLERANCE, or None for a model
+    `tokens[i]` are the ids of the (prompt, answer) `samples[i]`, `logits[i]` [≤48, V] the logits at the last of them, and
+    `untrained` the same without adapters, where they are known. `tolerance` is a value of TOLERANCE, or None for a model
     that is quantised on its way out, which no bound fits.
     """
 
@@ -55,7 +55,7 @@ class Reference:
 # ── comparing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def verify(folder: Path, reference: Reference) -> Check:
+def verify(folder: Path, reference: Reference) -> Verification:
     """Load a written model back and compare it with `reference`.
 
     Raises RuntimeError when a file is not what LM Studio and mlx-lm need, the tokenizer reads text differently, or the
@@ -63,66 +63,68 @@ def verify(folder: Path, reference: Reference) -> Check:
     """
     check_files(folder)
     model, tokenizer = mlx_lm_utils.load(str(folder), lazy=True)[:2]
-    if tokenised(tokenizer, reference.samples) != reference.tokens:
+    if tokenize_samples(tokenizer, reference.samples) != reference.tokens:
         raise RuntimeError(f"The tokenizer written to {folder} reads text differently from the run's.")
     return _compare(folder, reference, last_logits(model, reference.tokens))
 
 
-def tokenised(tokenizer: Any, samples: list[tuple[str, str]]) -> list[list[int]]:
-    """(prompt, answer) pairs as a model reads them, each cut to its last 256 tokens."""
-    return [_tokens(tokenizer, prompt, answer)[-LONGEST:] for prompt, answer in samples]
+def tokenize_samples(tokenizer: Any, samples: list[tuple[str, str]]) -> list[list[int]]:
+    """Token ids of (prompt, answer) pairs in the chat template, each cut to its last 256."""
+    return [_tokens(tokenizer, prompt, answer)[-SAMPLE_TOKENS:] for prompt, answer in samples]
 
 
 def _tokens(tokenizer: Any, prompt: str, answer: str) -> list[int]:
     if not tokenizer.has_chat_template:
         return list(tokenizer.encode(prompt + answer))
-    asked = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True)
-    return [*asked, *tokenizer.encode(answer, add_special_tokens=False)]
+    prompt_ids = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True)
+    return [*prompt_ids, *tokenizer.encode(answer, add_special_tokens=False)]
 
 
 def last_logits(model: Any, tokens: list[list[int]]) -> list[mx.array]:
     """The last logits [≤48, V] of each sequence, float32."""
-    found: list[mx.array] = []
+    logits: list[mx.array] = []
     for ids in tokens:
-        found.append(model(mx.array(ids)[None])[0, -COMPARED:].astype(mx.float32))
-        mx.eval(found[-1])
-    return found
+        logits.append(model(mx.array(ids)[None])[0, -COMPARED_POSITIONS:].astype(mx.float32))
+        mx.eval(logits[-1])
+    return logits
 
 
-def _rms(one: list[mx.array], other: list[mx.array]) -> float:
-    return _number(mx.sqrt(mx.mean(mx.square(mx.concatenate(one) - mx.concatenate(other)))))
+def _rms_difference(a: list[mx.array], b: list[mx.array]) -> float:
+    return _number(mx.sqrt(mx.mean(mx.square(mx.concatenate(a) - mx.concatenate(b)))))
 
 
 def _number(array: mx.array) -> float:
     return float(array.item())  # pyright: ignore[reportArgumentType]
 
 
-def _compare(folder: Path, reference: Reference, logits: list[mx.array]) -> Check:
-    wanted_PV, found_PV = mx.concatenate(reference.logits), mx.concatenate(logits)
-    error_PV = found_PV - wanted_PV
-    # The median: one token routed to another expert by rounding is no fault, a wrong tensor is wrong everywhere.
-    typical = _number(mx.median(mx.sqrt(mx.mean(mx.square(error_PV), axis=-1)) / mx.std(wanted_PV, axis=-1)))
+def _compare(folder: Path, reference: Reference, logits: list[mx.array]) -> Verification:
+    expected_PV, written_PV = mx.concatenate(reference.logits), mx.concatenate(logits)
+    error_PV = written_PV - expected_PV
+    # The median over positions: a token that rounding routes to another expert is no error, and a wrong tensor shows everywhere.
+    typical = _number(mx.median(mx.sqrt(mx.mean(mx.square(error_PV), axis=-1)) / mx.std(expected_PV, axis=-1)))
     if not math.isfinite(typical) or (reference.tolerance is not None and typical > reference.tolerance):
         raise RuntimeError(
             f"The model written to {folder} does not answer like the run's: its logits are off by {typical:.1%}."
         )
-    same = mx.sum(mx.argmax(found_PV, axis=-1) == mx.argmax(wanted_PV, axis=-1))
-    return Check(_number(mx.max(mx.abs(error_PV))), _number(same) / len(found_PV), _lost(reference, logits))
+    same = mx.sum(mx.argmax(written_PV, axis=-1) == mx.argmax(expected_PV, axis=-1))
+    return Verification(
+        _number(mx.max(mx.abs(error_PV))), _number(same) / len(written_PV), _lost_share(reference, logits)
+    )
 
 
-def _lost(reference: Reference, logits: list[mx.array]) -> float | None:
-    """Root mean square of the error over that of what training changed; None when it changed nothing, as at step 0."""
+def _lost_share(reference: Reference, logits: list[mx.array]) -> float | None:
+    """The error's root mean square over that of what training changed; None when it changed nothing, as at step 0."""
     if reference.untrained is None:
         return None
-    effect = _rms(reference.logits, reference.untrained)
-    return _rms(logits, reference.logits) / effect if effect else None
+    effect = _rms_difference(reference.logits, reference.untrained)
+    return _rms_difference(logits, reference.logits) / effect if effect else None
 
 
 # ── files ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def check_files(folder: Path) -> None:
-    """Raise RuntimeError unless every weight file's header holds a metadata object and no stray file lies about."""
+    """Raise RuntimeError unless the folder is a complete model without other files, and every weight file has a metadata object."""
     weights = sorted(folder.glob("model*.safetensors"))
     for file in weights:
         if not isinstance(safetensors_header(file).get("__metadata__"), dict):
@@ -136,7 +138,7 @@ def check_files(folder: Path) -> None:
 
 
 def safetensors_header(file: Path) -> dict[str, Any]:
-    """The JSON header of a safetensors file: eight bytes of length, little-endian, then so many bytes of JSON."""
+    """The JSON header of a safetensors file: its length in eight little-endian bytes, then the JSON."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         return json.loads(stream.read(length))

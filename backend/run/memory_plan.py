@@ -13,11 +13,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.models.inventory import folder_of
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.memory.estimate import Estimate, MemoryPlan, estimate, machine_bytes
 from backend.spec.memory.model_shape import ModelShape, shape_of
+from backend.spec.places import local_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def _refuse(found: Estimate) -> None:
 
 
 def _shape(config: Config) -> ModelShape | None:
-    folder = folder_of(config.model)
+    folder = local_folder(config.model)
     return shape_of(Path(folder)) if folder is not None else None
 
 

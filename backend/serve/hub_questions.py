@@ -6,6 +6,7 @@ import shutil
 from typing import Any
 
 from backend.serve.call import QuestionCall
+from backend.spec.places import hub_cache
 
 
 def hub_search(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
@@ -18,10 +19,9 @@ def hub_search(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 def hub_files(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{id, repo_type} → {commit, files: {name: bytes}, total, free}: what a download would bring, and the room for it."""
     from backend.models.hub_search import plan
-    from backend.models.inventory import cache_folder
 
     found = plan(asked["id"], asked.get("repo_type", "model"))
-    place = next(folder for folder in (cache_folder(), *cache_folder().parents) if folder.exists())
+    place = next(folder for folder in (hub_cache(), *hub_cache().parents) if folder.exists())
     free = shutil.disk_usage(place).free
     return {"commit": found.commit, "files": found.files, "total": found.total, "free": free}
 

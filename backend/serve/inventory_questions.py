@@ -7,6 +7,7 @@ from typing import Any
 
 from backend.models import inventory
 from backend.serve.call import QuestionCall
+from backend.spec.places import local_folder
 
 
 def models(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
@@ -22,11 +23,11 @@ def datasets(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 def model_facts(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any] | None:
     """{name: id or path} → its Found, or None where it is not on this machine, or only parts of it that a run would fetch
     the rest of."""
-    folder = inventory.folder_of(asked["name"])
+    folder = local_folder(asked["name"])
     if folder is None:
         return None
     name = asked["name"]
     is_path = Path(name).expanduser().is_dir()
-    if not is_path and inventory.is_begun(folder):
+    if not is_path and inventory.is_incomplete(folder):
         return None
     return inventory.model_at(folder, "" if is_path else name, "folder" if is_path else "cache", name).to_dict()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
+
+from backend.spec.places import hub_cache
 
 MODEL = "mlx-community/Qwen3-0.6B-4bit"
 """Small enough for every Mac, and good enough to learn something."""
@@ -22,18 +23,6 @@ def model_to_begin_with() -> str:
     """An id: ours where it was fetched already, else the smallest chat model of the Hugging Face cache, else ours."""
     here = dict(_cached_models())
     return MODEL if MODEL in here or not here else min(here, key=lambda name: here[name])
-
-
-def is_cached(name: str) -> bool:
-    """Whether a model's weights are on this machine already."""
-    return name in dict(_cached_models())
-
-
-def hub_cache() -> Path:
-    """Where huggingface_hub keeps what it fetched."""
-    told = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
-    return Path(told).expanduser() if told else Path(home).expanduser() / "hub"
 
 
 def _cached_models() -> Iterator[tuple[str, int]]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from backend.spec.faults import Mistake
 
@@ -235,31 +235,52 @@ def lm_studio_models() -> Path:
     return Path(told).expanduser() if isinstance(told, str) and told else home / "models"
 
 
-# Models
+# Hugging Face's caches
 
-
-def model_folder(name: str) -> Path | None:
-    """Where the files of a model are: its own folder, or the snapshot that an id means in Hugging Face's cache; None where it
-    is not on this machine."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    return snapshot_of(hub_cache() / f"models--{name.replace('/', '--')}") if name.count("/") == 1 else None
+RepoType = Literal["model", "dataset"]
 
 
 def hub_cache() -> Path:
-    """Hugging Face's cache, by the variables that its own library reads."""
-    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if os.environ.get(variable):
-            return Path(os.path.expandvars(os.environ[variable])).expanduser()
-    home = os.environ.get("HF_HOME")
-    if not home:
-        home = str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
-    return Path(os.path.expandvars(home)).expanduser() / "hub"
+    """The folder in which huggingface_hub keeps downloaded repositories, by the variables that it reads: HF_HUB_CACHE (or its older
+    name HUGGINGFACE_HUB_CACHE), HF_HOME, XDG_CACHE_HOME."""
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return _expanded(named) if named else _hugging_face_home() / "hub"
+
+
+def repo_cache(repo_id: str, repo_type: RepoType = "model") -> Path:
+    """The folder of one repository in the cache, whether it is there or not."""
+    return hub_cache() / f"{repo_type}s--{repo_id.replace('/', '--')}"
+
+
+def local_folder(name: str, repo_type: RepoType = "model") -> Path | None:
+    """The files of a model or dataset: the folder `name` itself, or the cached snapshot of an id; None if it is not on this
+    machine."""
+    path = Path(name).expanduser()
+    return path if path.is_dir() else snapshot_of(repo_cache(name, repo_type))
+
+
+def is_dataset_cached(repo_id: str) -> bool:
+    """Whether any of a dataset was fetched before: by a download, or by `datasets`, which keeps owner/MyData as
+    owner___my_data."""
+    if (repo_cache(repo_id, "dataset") / "snapshots").is_dir():
+        return True
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE") or _hugging_face_home() / "datasets")
+    wanted = repo_id.replace("/", "___").replace("_", "").lower()
+    folders = prepared.iterdir() if prepared.is_dir() else ()
+    return any(folder.name.replace("_", "").lower() == wanted for folder in folders if folder.is_dir())
+
+
+def _hugging_face_home() -> Path:
+    caches = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    return _expanded(os.environ.get("HF_HOME") or os.path.join(caches, "huggingface"))
+
+
+def _expanded(path: str) -> Path:
+    return Path(os.path.expandvars(path)).expanduser()
 
 
 def snapshot_of(repo: Path) -> Path | None:
-    """The folder of the revision that an id means: what refs/main names, else the newest there is."""
+    """The newest revision in a repository's cache folder: what refs/main names, else the folder that was made last."""
     try:
         named = repo / "snapshots" / (repo / "refs" / "main").read_text(encoding="utf-8").strip()
     except OSError:

@@ -321,10 +321,8 @@ def test_another_system_prompt_is_counted_anew(ask, tmp_path: Path) -> None:
 
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
     monkeypatch.setattr(previews, "_opened", None)
     return tmp_path

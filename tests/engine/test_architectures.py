@@ -198,7 +198,7 @@ def test_a_family_is_what_the_table_says(models: Path, arch: str) -> None:
     policy = load_policy(config_of(models, arch, "lora"))
     before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
     caches = tuple(dict.fromkeys(CACHES[type(cache).__name__] for cache in make_prompt_cache(policy.model)))
-    assert (caches, Rollout(policy, 4).together) == (family.caches, family.together)
+    assert (caches, Rollout(policy, 4).has_continuous_batching) == (family.caches, family.together)
     assert (policy.split_model.head is None) == family.whole
     shared = family.shared and family.caches == PLAIN
     assert policy.split_model.prefix_layers == (family.layers if shared else 0)
@@ -213,7 +213,7 @@ def test_a_model_that_is_only_wrong_with_rows_of_unequal_length_is_decoded_by_th
     """Nothing is raised where a model takes one mask or one position for all rows and their number happens to fit."""
     plain = rollout_module.BatchKVCache
     monkeypatch.setattr(rollout_module, "BatchKVCache", lambda pads: plain([0] * len(pads)))
-    assert not Rollout(load_policy(config_of(models, "qwen3", "lora")), 4).together
+    assert not Rollout(load_policy(config_of(models, "qwen3", "lora")), 4).has_continuous_batching
 
 
 def config_of(models: Path, arch: str, train_type: str) -> Any:

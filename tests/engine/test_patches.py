@@ -254,7 +254,7 @@ def test_many_rows_decode_with_decode_attention_to_the_same_tokens(
     raw = {"model": str(folder_of(models, arch)), "data": "none", "num_layers": -1, "beta": 0}
     policy = load_policy(parse(raw))
     rollout = Rollout(policy, 12)
-    assert rollout.together
+    assert rollout.has_continuous_batching
     calls.clear()
     fast = sampled(rollout, 32, 4)
     assert calls["decode_attention"] > 0 and not calls["blocked_attention"], "sampling is not training"

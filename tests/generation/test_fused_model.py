@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from backend.bench.kernels import kernels, qwen3_policy
 from backend.generation import fused_linear, fused_model
-from backend.generation.fused_linear import Product, Shared
+from backend.generation.fused_linear import FusedOutput, FusedProjection
 from backend.generation.fused_model import FusedModel
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import GREEDY, Sampling
@@ -90,7 +90,7 @@ def test_the_face_says_what_the_policy_says(models: Path, case: dict[str, Any], 
     policy = policy_of(models, **({"own": NEEDS[arch]} if arch in NEEDS else {}) | case)
     before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
     fused = FusedModel(policy.model, policy.split_model, merge=merge)
-    assert bool(fused.bundles) == (merge or case.get("train_type") != "full")
+    assert bool(fused.fused_linears) == (merge or case.get("train_type") != "full")
     for seed in (2, 3):  # and goes on saying it when the policy has learnt
         fused.refresh()
         # Which experts a token goes to, and with what share, magnifies rounding.
@@ -116,7 +116,7 @@ def test_greedy_tokens_and_their_log_probabilities_are_the_plain_ones(
     rng = np.random.default_rng(0)
     problems = [Problem(i, "", [], rng.integers(60, 320, n).tolist(), "") for i, n in enumerate([1, 30, 7, 70])]
     fast = Rollout(policy, 20, merge=merge).sample(problems, 2, GREEDY, 0, 0)
-    monkeypatch.setattr(fused_model, "_bundles", lambda model, merge: [])
+    monkeypatch.setattr(fused_model, "fusable_linears", lambda model, merge: [])
     plain = Rollout(policy, 20)
     assert plain.fused.model is policy.model
     for a, b in zip(fast, plain.sample(problems, 2, GREEDY, 0, 0), strict=True):
@@ -136,7 +136,7 @@ def test_sixteen_bits_stay_within_their_own_rounding(models: Path) -> None:
     for merge in (True, False):
         fused = FusedModel(policy.model, policy.split_model, merge=merge)
         fused.refresh()
-        assert fused.bundles
+        assert fused.fused_linears
         assert mx.abs(logps(fused.model, tokens) - wanted).mean().item() < 1.5 * noise
 
 
@@ -145,7 +145,7 @@ def test_sixteen_bits_stay_within_their_own_rounding(models: Path) -> None:
 
 def packed(fused: FusedModel) -> list[list[str]]:
     names = {id(module): name.rpartition(".")[2] for name, module in fused.policy.named_modules()}
-    return [sorted(names[id(member)] for member in bundle.members) for bundle in fused.bundles]
+    return [sorted(names[id(member)] for member in linear.members) for linear in fused.fused_linears]
 
 
 def test_layers_that_read_the_same_input_become_one_product(models: Path) -> None:
@@ -168,7 +168,7 @@ def test_only_layers_of_one_kind_become_one_product(models: Path) -> None:
         layer.self_attn.k_proj.linear = nn.QuantizedLinear.from_linear(layer.self_attn.k_proj.linear, 32, 4)
         layer.mlp.up_proj.linear = nn.QuantizedLinear.from_linear(layer.mlp.up_proj.linear, 32, 4)
     fused = FusedModel(policy.model, policy.split_model)
-    assert all(len(bundle.members) == 1 for bundle in fused.bundles) and len(fused.bundles) == 14
+    assert all(len(linear.members) == 1 for linear in fused.fused_linears) and len(fused.fused_linears) == 14
     fused.refresh()
     assert distance(policy, fused) < 1e-4
 
@@ -181,17 +181,20 @@ def test_kernels_in_a_decoding_step(bits: int | None, most: int) -> None:
 
 
 def test_a_product_is_worked_out_once_and_nothing_of_it_is_kept() -> None:
-    product, calls = Product(nn.Linear(4, 6)), []
+    product, calls = FusedProjection(nn.Linear(4, 6)), []
     product.weight = mx.arange(24, dtype=mx.float32).reshape(6, 4)
-    shared = Shared(product, [2, 3, 1])
+    shared = FusedOutput(product, [2, 3, 1])
     product._base = lambda x: calls.append(x) or x @ product.weight.T
     for x in (mx.ones((1, 4)), mx.ones((1, 4))):
-        parts = [shared.take(place, x) for place in (1, 0, 2)]
+        parts = [shared.slice_of(place, x) for place in (1, 0, 2)]
         whole = x @ product.weight.T
         assert mx.array_equal(mx.concatenate([parts[1], parts[0], parts[2]], axis=1), whole)
         assert shared.input is None and not shared.slices
     assert len(calls) == 2
-    first, again = shared.take(0, x), shared.take(0, x)  # called twice with one input: worked out again, and right
+    first, again = (
+        shared.slice_of(0, x),
+        shared.slice_of(0, x),
+    )  # called twice with one input: worked out again, and right
     assert mx.array_equal(first, again)
 
 
@@ -208,7 +211,7 @@ def test_a_model_that_reads_its_layers_weights_itself_is_left_alone(models: Path
 
     attention.__class__ = Peeking
     fused = FusedModel(policy.model, policy.split_model)
-    assert fused.model is policy.model and not fused.bundles and fused.split_model is policy.split_model
+    assert fused.model is policy.model and not fused.fused_linears and fused.split_model is policy.split_model
 
 
 def test_a_face_that_is_only_wrong_is_not_used(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,10 +220,10 @@ def test_a_face_that_is_only_wrong_is_not_used(models: Path, monkeypatch: pytest
     for module in fresh.model.modules():
         if "lora_b" in module:
             module.lora_b = mx.zeros_like(module.lora_b)
-    right = fused_linear._with_delta
-    monkeypatch.setattr(fused_linear, "_with_delta", lambda member: 2 * right(member) - member.linear.weight)
+    right = fused_linear._adapted_weight
+    monkeypatch.setattr(fused_linear, "_adapted_weight", lambda member: 2 * right(member) - member.linear.weight)
     fused = FusedModel(fresh.model, fresh.split_model)
-    assert fused.model is fresh.model and not fused.bundles
+    assert fused.model is fresh.model and not fused.fused_linears
 
 
 def test_adapters_and_random_numbers_are_left_as_they_were(models: Path) -> None:
@@ -253,7 +256,7 @@ def test_packed_weights_are_the_storage_and_not_a_copy(models: Path, bits: int |
     mx.eval(policy.model.parameters())
     before = active()
     fused = FusedModel(policy.model, policy.split_model, merge=False, others=[policy.reference_model])
-    assert fused.bundles
+    assert fused.fused_linears
     assert active() - before < 0.02 * weights
     mine, theirs = (tree.layers[0].self_attn for tree in (policy.model, policy.reference_model))
     assert mine.k_proj.linear.weight is theirs.k_proj.weight

@@ -14,8 +14,8 @@ from mlx_lm.generate import generate_step
 
 from backend.generation import rollout as rollout_module
 from backend.generation.outputs import Outputs
-from backend.generation.rollout import BURST, Rollout
-from backend.generation.sampler import GREEDY, Sampling, draw, uniforms
+from backend.generation.rollout import DECODE_CHUNK, Rollout
+from backend.generation.sampler import GREEDY, Sampling, keyed_uniforms, sample_tokens
 from backend.models.policy import Policy, load_policy
 from backend.spec.config import parse
 from backend.spec.memory.chunking import BUCKET, capacity
@@ -85,9 +85,9 @@ def everything(groups: list[Group]) -> list[tuple[Problem, Completion]]:
 def test_every_log_probability_is_that_of_a_full_forward_pass(models: Path, arch: str) -> None:
     policy = policy_of(models, arch, MANY_ENDS)
     rollout = Rollout(policy, 33)
-    assert rollout.together == (arch in PLAIN)
+    assert rollout.has_continuous_batching == (arch in PLAIN)
     sampling = Sampling(temperature=0.9, top_p=0.95, top_k=200)
-    made = everything(rollout.sample(problems(), 4, sampling, seed=0, place=0))
+    made = everything(rollout.sample(problems(), 4, sampling, seed=0, first_number=0))
     assert {one.stop for _, one in made} == {"eos", "length"}
     worst = max(np.abs(full_logps(policy, p.tokens, one.tokens, 0.9) - one.logps).max() for p, one in made)
     assert worst < 1e-4
@@ -96,7 +96,7 @@ def test_every_log_probability_is_that_of_a_full_forward_pass(models: Path, arch
 def test_the_prompt_belongs_to_every_log_probability(models: Path) -> None:
     """If the prompt were left out, or a row saw another one's, the numbers would be these; they are far away."""
     policy = policy_of(models)
-    made = everything(Rollout(policy, 20).sample(problems(), 2, Sampling(), seed=0, place=0))
+    made = everything(Rollout(policy, 20).sample(problems(), 2, Sampling(), seed=0, first_number=0))
     for p, one in made:
         other = next(q for q, _ in made if q is not p)
         assert np.abs(full_logps(policy, p.tokens, one.tokens, 1.0) - one.logps).max() < 1e-4
@@ -158,14 +158,14 @@ def test_a_completion_does_not_depend_on_the_batch_around_it(models: Path, arch:
     policy = policy_of(models, arch, MANY_ENDS)
     rollout, sampling = Rollout(policy, 40), Sampling(temperature=0.8, top_p=0.95)
     rows = problems([5, 64, 2, 17, 9, 30])
-    together = rollout.sample(rows, 4, sampling, seed=3, place=20)
+    together = rollout.sample(rows, 4, sampling, seed=3, first_number=20)
     assert len({len(one.tokens) for _, one in everything(together)}) > 6
     for place, group in enumerate(together):
-        alone = rollout.sample([group.problem], 2, sampling, seed=3, place=20 + place)[0]
+        alone = rollout.sample([group.problem], 2, sampling, seed=3, first_number=20 + place)[0]
         for one, other in zip(group.completions, alone.completions, strict=False):
             assert (one.tokens, one.text, one.stop) == (other.tokens, other.text, other.stop)
             np.testing.assert_allclose(one.logps, other.logps, atol=2e-5)
-    assert [one.tokens for one in rollout.sample(rows[:1], 4, sampling, seed=4, place=20)[0].completions] != [
+    assert [one.tokens for one in rollout.sample(rows[:1], 4, sampling, seed=4, first_number=20)[0].completions] != [
         one.tokens for one in together[0].completions
     ]
 
@@ -174,12 +174,12 @@ def test_a_completion_does_not_depend_on_the_batch_around_it(models: Path, arch:
 def test_every_token_is_drawn_with_a_random_number_of_its_own(models: Path, arch: str) -> None:
     """Step by step from the full model's logits: the same number for two tokens, or another row's, would show here."""
     policy, sampling = policy_of(models, arch, MANY_ENDS), Sampling(temperature=0.9, top_p=0.95)
-    groups = Rollout(policy, 30).sample(problems(), 3, sampling, seed=5, place=7)
+    groups = Rollout(policy, 30).sample(problems(), 3, sampling, seed=5, first_number=7)
     for place, group in enumerate(groups, 7):
         for g, one in enumerate(group.completions):
             logits_TV = mx.array(full_logits(policy, group.problem.tokens, one.tokens))
-            numbers = mx.array(uniforms(5, [(place, g)], 30)[0, : len(one.tokens)])
-            again = draw(logits_TV, numbers, sampling)
+            numbers = mx.array(keyed_uniforms(5, [(place, g)], 30)[0, : len(one.tokens)])
+            again = sample_tokens(logits_TV, numbers, sampling)
             assert again.token_B.tolist() == one.tokens
             np.testing.assert_allclose(one.log_kept, np.array(again.log_kept_B), atol=1e-4)
 
@@ -187,7 +187,7 @@ def test_every_token_is_drawn_with_a_random_number_of_its_own(models: Path, arch
 def test_completions_of_a_group_differ_from_one_another_and_from_other_places(models: Path) -> None:
     policy = policy_of(models, eos=[319])
     same = problems([4]) * 3
-    groups = Rollout(policy, 12).sample(same, 5, Sampling(), seed=0, place=0)
+    groups = Rollout(policy, 12).sample(same, 5, Sampling(), seed=0, first_number=0)
     assert len({tuple(one.tokens) for _, one in everything(groups)}) == 15
 
 
@@ -222,7 +222,7 @@ def test_every_end_of_sequence_id_of_the_model_ends_a_completion(models: Path, a
         assert one.text == policy.tokenizer.decode(one.tokens[:-1])
 
 
-@pytest.mark.parametrize("max_tokens", [1, 2, BURST - 1, BURST, BURST + 1, BUCKET - 4, BUCKET + 3])
+@pytest.mark.parametrize("max_tokens", [1, 2, DECODE_CHUNK - 1, DECODE_CHUNK, DECODE_CHUNK + 1, BUCKET - 4, BUCKET + 3])
 @pytest.mark.parametrize("arch", ["qwen3", "mamba"])
 def test_the_length_limit_is_exact(models: Path, arch: str, max_tokens: int) -> None:
     policy = policy_of(models, arch, eos=[319])
@@ -276,7 +276,7 @@ def test_a_stop_string_beats_the_end_that_comes_after_it_in_the_same_burst(model
     policy = policy_of(models, eos=MANY_ENDS)
     free = everything(Rollout(policy, 40).sample(problems([5, 3]), 32, Sampling(), 0, 0))
     ended = next(
-        one for _, one in free if one.stop == "eos" and 3 <= len(one.tokens) < BURST and one.text[:1].isascii()
+        one for _, one in free if one.stop == "eos" and 3 <= len(one.tokens) < DECODE_CHUNK and one.text[:1].isascii()
     )
     place = next(i for i, (_, one) in enumerate(free) if one is ended)
     word = policy.tokenizer.decode(ended.tokens[:1])
@@ -313,7 +313,7 @@ def test_poll_hears_how_much_is_drawn_and_may_stop_it(models: Path, arch: str) -
 def watched(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     """(rows, columns written, capacity) of every decoding step to come."""
     seen: list[tuple[int, int, int]] = []
-    real = rollout.step
+    real = rollout.compiled_step
 
     def step(sampling: Sampling) -> Any:
         inner = real(sampling)
@@ -324,7 +324,7 @@ def watched(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int
 
         return one
 
-    monkeypatch.setattr(rollout, "step", step)
+    monkeypatch.setattr(rollout, "compiled_step", step)
     return seen
 
 
@@ -339,7 +339,7 @@ def test_rows_that_ended_are_thinned_out(models: Path, monkeypatch: pytest.Monke
     assert sizes == sorted(sizes, reverse=True) and sizes[0] == 48
     assert {size for size in sizes if size != 48} <= {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}
     for step, size in enumerate(sizes):
-        read = step - step % BURST  # by then the tokens before this one had been looked at
+        read = step - step % DECODE_CHUNK  # by then the tokens before this one had been looked at
         alive = sum(length > read for length in lengths)
         assert alive > 0 and size < max(2, 2 * alive), "a third of the rows were dead at the last look, and stayed"
 
@@ -358,11 +358,11 @@ def test_the_number_of_rows_decoded_at_once_changes_nothing(
     """Ragged prompts: a row that waits may be longer than all that is there when its turn comes, or much shorter."""
     policy = policy_of(models, eos=ends)
     rows = problems([5, 30, 2, 90, 1, 9, 140, 3])
-    whole = everything(Rollout(policy, max_tokens).sample(rows, 4, sampling, seed=3, place=20))
+    whole = everything(Rollout(policy, max_tokens).sample(rows, 4, sampling, seed=3, first_number=20))
     assert {one.stop for _, one in whole} == {"eos", "length"} or max_tokens > 13
     assert len({len(one.tokens) for _, one in whole}) > 2
     for limit in (3, 8, 31):
-        some = everything(Rollout(policy, max_tokens, rows=limit).sample(rows, 4, sampling, seed=3, place=20))
+        some = everything(Rollout(policy, max_tokens, rows=limit).sample(rows, 4, sampling, seed=3, first_number=20))
         for (_, one), (_, other) in zip(whole, some, strict=True):
             assert (one.tokens, one.text, one.stop) == (other.tokens, other.text, other.stop)
             np.testing.assert_allclose(one.logps, other.logps, atol=1e-4)
@@ -406,7 +406,7 @@ def test_columns_are_bounded_by_the_longest_living_row(models: Path, monkeypatch
     made = everything(rollout.sample(problems([4] * 40), 4, Sampling(), 0, 0))
     longest = 4 + max(len(one.tokens) for _, one in made)
     assert len(seen) > 2 * longest
-    assert max(columns for *_, columns in seen) <= capacity(longest + BURST)
+    assert max(columns for *_, columns in seen) <= capacity(longest + DECODE_CHUNK)
     assert all(written <= columns for _, written, columns in seen)
 
 
@@ -448,6 +448,6 @@ def test_a_stop_string_far_behind_is_not_found_again(models: Path) -> None:
         outputs = Outputs(1, 100, tokenizer, [1], [word])
         for start in range(0, len(ids), 3):
             part = np.array(ids[start : start + 3])[:, None]
-            outputs.read(np.array([0]), part, np.zeros(part.shape), np.zeros(part.shape))
+            outputs.append(np.array([0]), part, np.zeros(part.shape), np.zeros(part.shape))
         one = outputs.completion(0)
         assert one.stop == "string" and one.text.endswith(word) and len(one.tokens) == len(one.logps)

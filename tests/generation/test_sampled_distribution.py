@@ -67,7 +67,7 @@ def test_a_token_s_record_is_the_filtered_distribution_s_own(models: Path, arch:
     """The share that the filters left was once read at the last token of the vocabulary, and NaN where that was cut."""
     policy = policy_of(models, arch)
     seen = 0
-    for group in Rollout(policy, 8).sample(prompts(), 3, how, seed=0, place=0):
+    for group in Rollout(policy, 8).sample(prompts(), 3, how, seed=0, first_number=0):
         for one in group.completions:
             logits = np.array(policy.model(mx.array([group.problem.tokens + one.tokens]))[0], np.float64)
             rows = logits[len(group.problem.tokens) - 1 : -1]
@@ -84,7 +84,7 @@ def gaps(models: Path, how: Sampling, **settings: Any) -> tuple[dict[str, float]
     about = {"batch_size": 3, "group_size": 3, "skip_zero_signal": False} | filters | settings
     policy = policy_of(models, **about)
     config = parse({"model": str(models / "qwen3"), "data": "none", "beta": 0, "num_layers": -1} | about)
-    groups = Rollout(policy, 8).sample(prompts(), 3, how, seed=0, place=0)
+    groups = Rollout(policy, 8).sample(prompts(), 3, how, seed=0, first_number=0)
     for group in groups:
         for one, advantage in zip(group.completions, (1.0, -1.0, 0.0), strict=True):
             one.advantage = advantage

@@ -8,7 +8,7 @@ import pytest
 
 from backend.engine.cpu import vector_exp
 from backend.generation import sampler
-from backend.generation.sampler import GREEDY, Sampling, draw, uniforms
+from backend.generation.sampler import GREEDY, Sampling, keyed_uniforms, sample_tokens
 
 DRAWS = 200_000
 FILTERS = [
@@ -50,7 +50,9 @@ def exact(values: np.ndarray, how: Sampling) -> np.ndarray:
 def drawn(values: np.ndarray, how: Sampling, count: int = DRAWS, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and log-probabilities of `count` independent draws."""
     uniform_B = mx.array(np.random.default_rng(seed).random(count, np.float32))
-    token_B, logp_B, _ = draw(mx.broadcast_to(mx.array(values, mx.float32), (count, len(values))), uniform_B, how)
+    token_B, logp_B, _ = sample_tokens(
+        mx.broadcast_to(mx.array(values, mx.float32), (count, len(values))), uniform_B, how
+    )
     return np.array(token_B), np.array(logp_B)
 
 
@@ -71,7 +73,7 @@ def test_an_even_sweep_of_uniforms_gives_the_distribution_to_four_digits(how: Sa
     """Inverse CDF is a function of the uniform, so a grid leaves no sampling noise to hide a small error behind."""
     values = logits(seed=5)
     grid_B = mx.array((np.arange(DRAWS) + 0.5) / DRAWS, mx.float32)
-    token_B, _, _ = draw(mx.broadcast_to(mx.array(values, mx.float32), (DRAWS, len(values))), grid_B, how)
+    token_B, _, _ = sample_tokens(mx.broadcast_to(mx.array(values, mx.float32), (DRAWS, len(values))), grid_B, how)
     shares = np.bincount(np.array(token_B), minlength=len(values)) / DRAWS
     assert np.abs(shares - exact(values, how)).max() < 1e-4
 
@@ -80,7 +82,7 @@ def test_an_even_sweep_of_uniforms_gives_the_distribution_to_four_digits(how: Sa
 @pytest.mark.parametrize("uniform", [0.0, 2.0**-24, 0.5, 1 - 2.0**-24], ids=["0", "least", "half", "below 1"])
 def test_the_ends_of_the_uniform_never_reach_a_filtered_token(how: Sampling, uniform: float) -> None:
     rows = np.stack([logits(size=1000, seed=seed) for seed in range(50)])
-    token_B, _, _ = draw(mx.array(rows, mx.float32), mx.full(50, uniform), how)
+    token_B, _, _ = sample_tokens(mx.array(rows, mx.float32), mx.full(50, uniform), how)
     for row, token in zip(rows, np.array(token_B).tolist(), strict=True):
         assert 0 <= token < 1000
         assert exact(row, how)[token] > 0
@@ -93,7 +95,7 @@ def test_a_filter_that_leaves_one_token_always_draws_it(place: int) -> None:
     values[place] = 3.0
     for how in (Sampling(top_k=1), Sampling(top_p=0.01), Sampling(min_p=0.9)):
         assert set(drawn(values, how, 1000)[0].tolist()) == {place}
-        ends, _, _ = draw(mx.array(np.stack([values] * 2), mx.float32), mx.array([0.0, 1 - 2.0**-24]), how)
+        ends, _, _ = sample_tokens(mx.array(np.stack([values] * 2), mx.float32), mx.array([0.0, 1 - 2.0**-24]), how)
         assert ends.tolist() == [place, place]
 
 
@@ -118,7 +120,7 @@ def test_a_running_sum_in_blocks_draws_no_filtered_token_either(monkeypatch: pyt
     edges = np.concatenate([np.cumsum(exact(values, how)), np.cumsum(mass.sum(axis=1)) / mass.sum()]).astype(np.float32)
     aims = np.concatenate([edges, *(np.nextafter(edges, np.float32(side)) for side in (0, 2))]).clip(0, 1 - 2.0**-24)
     for part in np.array_split(aims[:: len(aims) // 1500], 4):
-        token_B, _, _ = draw(mx.array(np.tile(values, (len(part), 1)), mx.float32), mx.array(part), how)
+        token_B, _, _ = sample_tokens(mx.array(np.tile(values, (len(part), 1)), mx.float32), mx.array(part), how)
         assert kept[np.array(token_B)].all()
 
 
@@ -127,7 +129,7 @@ def test_every_vocabulary_is_cut_into_blocks_that_fit(size: int) -> None:
     """A prime, a square, one token: the inverse CDF over blocks is the one over all tokens."""
     values = logits(size, seed=size)
     grid_B = mx.array((np.arange(500) + 0.5) / 500, mx.float32)
-    token_B, _, _ = draw(mx.broadcast_to(mx.array(values, mx.float32), (500, size)), grid_B, Sampling())
+    token_B, _, _ = sample_tokens(mx.broadcast_to(mx.array(values, mx.float32), (500, size)), grid_B, Sampling())
     above = np.cumsum(exact(values, Sampling()))
     tokens = np.array(token_B).astype(int)
     assert np.all(above[tokens] >= np.array(grid_B) - 1e-5)
@@ -186,10 +188,10 @@ def test_what_the_filters_left_is_told_as_a_share_of_the_policy(how: Sampling) -
         values = logits(seed=seed)
         policy = np.exp(values / how.temperature) / np.exp(values / how.temperature).sum()
         drawn_from = exact(values, how)
-        token, logp, log_kept = (x.item() for x in draw(mx.array([values.tolist()]), mx.array([0.4]), how))
+        token, logp, log_kept = (x.item() for x in sample_tokens(mx.array([values.tolist()]), mx.array([0.4]), how))
         assert log_kept == pytest.approx(np.log(policy[drawn_from > 0].sum()), abs=1e-6)
         assert logp - log_kept == pytest.approx(np.log(drawn_from[token]), abs=1e-5)
-        assert how.filters or log_kept == 0
+        assert how.has_filters or log_kept == 0
 
 
 def test_huge_and_infinite_logits_are_drawn_without_overflow() -> None:
@@ -202,7 +204,7 @@ def test_huge_and_infinite_logits_are_drawn_without_overflow() -> None:
 def test_half_precision_logits_are_worked_out_in_float32() -> None:
     values = mx.array(logits()).astype(mx.bfloat16)
     row = np.array(values.astype(mx.float32), np.float64)
-    token_B, logp_B, _ = draw(values[None], mx.array([0.4]), Sampling(temperature=0.9))
+    token_B, logp_B, _ = sample_tokens(values[None], mx.array([0.4]), Sampling(temperature=0.9))
     expected = row / 0.9 - np.log(np.exp(row / 0.9).sum())
     assert logp_B.dtype == mx.float32
     assert logp_B.item() == pytest.approx(expected[token_B.item()], abs=2e-6)
@@ -219,7 +221,7 @@ def test_a_large_vocabulary_keeps_its_distribution() -> None:
     """The running sum of a hundred thousand masses is in float32: the tail must still get its share."""
     values = np.random.default_rng(3).normal(0, 1, 100_000)
     grid_B = mx.array((np.arange(200) + 0.5) / 200, mx.float32)
-    token_B, _, _ = draw(mx.broadcast_to(mx.array(values, mx.float32), (200, 100_000)), grid_B, Sampling())
+    token_B, _, _ = sample_tokens(mx.broadcast_to(mx.array(values, mx.float32), (200, 100_000)), grid_B, Sampling())
     below = np.concatenate([[0.0], np.cumsum(np.exp(values)) / np.exp(values).sum()])
     tokens, grid = np.array(token_B), (np.arange(200) + 0.5) / 200
     assert np.all(below[tokens] <= grid + 1e-4)
@@ -230,17 +232,17 @@ def test_a_large_vocabulary_keeps_its_distribution() -> None:
 
 
 def test_a_rows_uniforms_depend_on_its_seed_and_name_only() -> None:
-    whole = uniforms(7, [(0, 0), (0, 1), (1, 0), (1, 1)], 50)
+    whole = keyed_uniforms(7, [(0, 0), (0, 1), (1, 0), (1, 1)], 50)
     assert whole.dtype == np.float32 and whole.shape == (4, 50)
     assert (whole >= 0).all() and (whole < 1).all()
-    np.testing.assert_array_equal(uniforms(7, [(1, 0)], 50)[0], whole[2])
-    np.testing.assert_array_equal(uniforms(7, [(1, 1), (0, 0)], 50), whole[[3, 0]])
-    np.testing.assert_array_equal(uniforms(7, [(0, 1)], 20)[0], whole[1, :20])  # however many are asked for
-    assert not np.array_equal(uniforms(8, [(0, 0)], 50)[0], whole[0])
+    np.testing.assert_array_equal(keyed_uniforms(7, [(1, 0)], 50)[0], whole[2])
+    np.testing.assert_array_equal(keyed_uniforms(7, [(1, 1), (0, 0)], 50), whole[[3, 0]])
+    np.testing.assert_array_equal(keyed_uniforms(7, [(0, 1)], 20)[0], whole[1, :20])  # however many are asked for
+    assert not np.array_equal(keyed_uniforms(8, [(0, 0)], 50)[0], whole[0])
 
 
 def test_uniforms_of_different_rows_are_uniform_and_unrelated() -> None:
-    rows = uniforms(0, [(place, g) for place in range(100) for g in range(10)], 100)
+    rows = keyed_uniforms(0, [(place, g) for place in range(100) for g in range(10)], 100)
     assert len(np.unique(rows, axis=0)) == 1000
     shares = np.bincount((rows * 20).astype(int).reshape(-1), minlength=20) / rows.size
     assert np.abs(shares - 0.05).max() < 0.004

@@ -71,6 +71,7 @@ def point_at(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", cache.parent / "datasets")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(cache.parent / "datasets"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
@@ -83,7 +84,7 @@ def said(mistake: Any) -> str:
     return mistake.value.faults[0].sentence
 
 
-class Hearer(QuestionCall):
+class Listener(QuestionCall):
     """Hears progress, and takes the question back once so many bytes have come."""
 
     def __init__(self, until: float = float("inf")) -> None:
@@ -126,18 +127,22 @@ def test_a_plan_is_what_mlx_lm_loads(hub: HubStandIn):
 
 
 def test_a_download_is_a_model_in_the_cache(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hub_download, "TELL_S", 0.0)
-    hearer = Hearer()
-    place = hub_download.download("someone/tiny", "model", hearer)
+    monkeypatch.setattr(hub_download, "PROGRESS_S", 0.0)
+    listener = Listener()
+    place = hub_download.download("someone/tiny", "model", listener)
     assert {path.name: path.read_bytes() for path in place.iterdir()} == {
         name: data for name, data in FILES.items() if name != "README.md"
     }
-    done = [told["done"] for told in hearer.heard]
-    assert done == sorted(done) and done[-1] == hearer.heard[-1]["total"] == sum(map(len, FILES.values())) - 20
+    done = [told["done"] for told in listener.heard]
+    assert done == sorted(done) and done[-1] == listener.heard[-1]["total"] == sum(map(len, FILES.values())) - 20
     assert len(set(done)) > 10, "progress, not only a beginning and an end"
     hub.down = True  # what mlx-lm asks for is all there, without asking anybody
     assert (
-        Path(snapshot_download("someone/tiny", allow_patterns=list(hub_search.WANTED["model"]), local_files_only=True))
+        Path(
+            snapshot_download(
+                "someone/tiny", allow_patterns=list(hub_search.DOWNLOADED["model"]), local_files_only=True
+            )
+        )
         == place
     )
     (found,) = inventory.models()
@@ -187,11 +192,11 @@ def assert_unfinished(id_: str) -> None:
 
 
 def test_a_pause_keeps_what_has_arrived(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hub_download, "TELL_S", 0.0)
+    monkeypatch.setattr(hub_download, "PROGRESS_S", 0.0)
     with pytest.raises(Cancelled):
-        hub_download.download("someone/tiny", "model", Hearer(until=200_000))
+        hub_download.download("someone/tiny", "model", Listener(until=200_000))
     assert_unfinished("someone/tiny")
-    again = Hearer()
+    again = Listener()
     place = hub_download.download("someone/tiny", "model", again)
     began = next(told["done"] for told in again.heard if told["phase"] == "downloading")
     assert began >= 190_000, "progress goes on where it was"
@@ -223,8 +228,8 @@ def test_two_downloads_of_one_model_do_not_write_into_one_another(hub: HubStandI
         "model.safetensors"
     )
     blob.parent.mkdir(parents=True)
-    monkeypatch.setattr(hub_download, "LOCK_S", 0.1)
-    held = hub_download._held(hub_download._partial(blob), "someone/tiny", "model")
+    monkeypatch.setattr(hub_download, "LOCK_TIMEOUT_S", 0.1)
+    held = hub_download._locked(hub_download._partial(blob), "someone/tiny", "model")
     with held, pytest.raises(Mistake, match="being downloaded already"):
         hub_download.download("someone/tiny", "model", QuestionCall())
 
@@ -363,5 +368,5 @@ def test_offline_by_wish_is_said_as_such(hub: HubStandIn, monkeypatch: pytest.Mo
 def test_other_answers_of_the_hub_have_their_sentence(status: int, words: str):
     request = httpx2.Request("GET", "https://huggingface.co/api/models/a/b")
     error = hub_errors.HfHubHTTPError("", response=httpx2.Response(status, request=request))
-    assert words in hub_errors.sentence(error, "a/b", "model")
+    assert words in hub_errors.explain(error, "a/b", "model")
     get_session()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
 
 from backend.models import inventory, support
 from backend.serve.call import QuestionCall
@@ -25,7 +24,7 @@ COMMIT = "a" * 40
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home and a cache of our own."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path
 
 
@@ -111,7 +110,7 @@ def test_what_mlx_lm_knows_is_what_its_own_code_finds():
 def test_looking_needs_no_engine():
     """A listing must not wait three seconds for mlx-lm, nor lower the limits of this process as importing it does."""
     look = (
-        "import sys; from backend import local; local.models(); "
+        "import sys; from backend.models import inventory; inventory.models(); "
         "print([name for name in ('mlx', 'mlx_lm', 'transformers', 'datasets') if name in sys.modules])"
     )
     done = subprocess.run(
@@ -194,7 +193,7 @@ def test_what_a_run_would_fetch_is_no_reason_against_a_model(
     home: Path, names: tuple[str, ...], config: dict[str, Any], begun: bool
 ):
     folder = cached(home, "a/b", *names, config=config)
-    assert inventory.is_begun(folder) is begun
+    assert inventory.is_incomplete(folder) is begun
     facts = model_facts({"name": "a/b"}, QuestionCall(lambda said: None))
     assert (facts is None) is begun
     assert model_facts({"name": str(folder)}, QuestionCall(lambda said: None)) is not None, "a folder is all there is"
@@ -204,7 +203,7 @@ def test_shards_that_are_missing_in_the_cache_are_fetched(home: Path):
     folder = cached(home, "a/b", "model-1.safetensors", "tokenizer.json")
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert inventory.is_begun(folder)
+    assert inventory.is_incomplete(folder)
 
 
 def test_broken_things_do_not_break_the_list(home: Path):
@@ -238,7 +237,7 @@ def test_what_the_pictures_show_is_found(home: Path, monkeypatch: pytest.MonkeyP
     import made_up  # type: ignore[import-not-found]
 
     made_up.fill(home)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / ".cache" / "huggingface" / "hub"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(home / ".cache" / "huggingface" / "hub"))
     found = inventory.models()
     usable = {one.id for one in found if not one.refusal}
     assert {made_up.FAVOURITE["model"], made_up.RECENT["model"]} <= usable and len(usable) == 6

@@ -17,10 +17,11 @@ from mlx_lm import utils as mlx_lm_utils
 
 from backend.engine.model_probe import split
 from backend.models import policy as policy_module
-from backend.models.policy import Policy, adapter_config, load_policy, save_adapters, save_model
+from backend.models.policy import Policy, adapter_config, load_policy, save_model
 from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake
 from tests.support import random_models
+from tests.support.adapters import save_adapters
 
 TOKENS = mx.array([[5, 6, 70, 8]])
 
@@ -134,28 +135,6 @@ def test_saved_adapters_load_through_mlx_lm_to_the_last_bit(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapters.safetensors"]
 
 
-def test_saving_adapters_again_replaces_them_whole(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = config_of(folder_of(models))
-    policy = load_policy(config)
-    save_adapters(policy, config, tmp_path)
-    before = (tmp_path / "adapters.safetensors").read_bytes()
-    update(policy)
-
-    def half_way(path: str, *rest: Any, **more: Any) -> None:
-        Path(path).write_bytes(b"half of it")
-        raise RuntimeError("no space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(mx, "save_safetensors", half_way)
-        with pytest.raises(RuntimeError):
-            save_adapters(policy, config, tmp_path)
-    assert (tmp_path / "adapters.safetensors").read_bytes() == before
-    save_adapters(policy, config, tmp_path)
-    assert (tmp_path / "adapters.safetensors").read_bytes() != before
-
-
 def test_saved_weights_go_back_where_they_came_from_and_nowhere_else(models: Path) -> None:
     policy, other = (load_policy(config_of(folder_of(models))) for _ in range(2))
     update(policy)
@@ -175,8 +154,8 @@ def test_saved_weights_go_back_where_they_came_from_and_nowhere_else(models: Pat
 def twins(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     """Every reference made from the model itself, as it is made."""
     made: list[nn.Module] = []
-    twin = policy_module.twin
-    monkeypatch.setattr(policy_module, "twin", lambda model: made.append(twin(model)) or made[-1])
+    copy = policy_module.copy_sharing_arrays
+    monkeypatch.setattr(policy_module, "copy_sharing_arrays", lambda model: made.append(copy(model)) or made[-1])
     return made
 
 

@@ -11,12 +11,13 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm import load
 
-from backend.models.policy import load_policy, save_adapters
+from backend.models.policy import load_policy
 from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from tests.support import random_models
+from tests.support.adapters import save_adapters
 from tests.support.reference_forward import sampled_groups
 
 

@@ -11,7 +11,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm import load
 
-from backend.models.policy import Policy, load_policy, save_adapters
+from backend.models.policy import Policy, load_policy
 from backend.run import checkpoint
 from backend.run.preflight import check
 from backend.spec.config import Config, parse
@@ -21,6 +21,7 @@ from backend.spec.places import RunFolder
 from backend.training.batch import Batch, pack
 from backend.training.grpo import grpo_learner
 from tests.support import random_models, small_run
+from tests.support.adapters import save_adapters
 from tests.support.reference_forward import plain_scores, rows_of, sampled_groups
 
 ALPHA = 0.3

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from backend.spec.model_config import quantization_of
+
 _BYTES = {"F64": 8, "F32": 4, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "U8": 1, "I8": 1, "BOOL": 1}
 _NAMED = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)\.weight$")
@@ -104,7 +106,7 @@ def shape_from(
         return None
     heads = _number(text, "num_attention_heads", "n_head", "n_heads")
     head_dim = _number(text, "head_dim") or (hidden // heads if heads else 0)
-    packed = {**_mapping(config.get("quantization_config")), **_mapping(config.get("quantization"))}
+    packed = quantization_of(config)
     width = _NAMED.get(str(text.get("torch_dtype") or text.get("dtype") or "").removeprefix("torch."), 2)
     tied = bool(text.get("tie_word_embeddings", True))
     here = _known_arrays(arrays or {}, packed, tied)

@@ -1,0 +1,18 @@
+"""Adapters on disk as a run leaves them (`backend.run.checkpoint_writer`), without a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+
+from backend.models.policy import Policy, adapter_config
+from backend.spec.config import Config
+
+
+def save_adapters(policy: Policy, config: Config, folder: Path) -> None:
+    """Write adapters.safetensors and adapter_config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(str(folder / "adapters.safetensors"), policy.trainable(), metadata={"format": "mlx"})
+    (folder / "adapter_config.json").write_text(json.dumps(adapter_config(policy, config)), encoding="utf-8")
