@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -42,6 +42,7 @@ class SplitModel:
     layers: int = 0
     """Layers that remember keys and values, where a prompt may be read once for all of its completions; else 0."""
     vocabulary: int = 0
+    slow_paths: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ class Rollout:
         self.stop = tuple(stop)
         self.prefill_chunk = prefill_chunk
         self.rows = rows
+        self.slow_paths: list[str] = []
         others = [tree for tree in [getattr(policy, "reference_model", None)] if tree is not None]
         self.fused = FusedModel(policy.model, policy.split_model, merge=merge, others=others)
         self._steps: dict[Sampling, Callable[..., Any]] = {}

@@ -251,7 +251,7 @@ def test_a_text_that_begins_otherwise_than_it_goes_on_is_shown_as_it_stands() ->
         return "".join(words[number] for number in ids).removeprefix(" ")
 
     tokenizer = SimpleNamespace(decode=decode, all_special_ids=[1], added_tokens_decoder={})
-    assert [piece["text"] for piece in prompt_preview.pieces([5, 6, 1, 5], tokenizer)] == ["one two", "<s>", " one"]
+    assert [piece["text"] for piece in prompt_preview.prompt_pieces([5, 6, 1, 5], tokenizer)] == ["one two", "<s>", " one"]
 
 
 def test_a_tokenizer_without_a_template_is_said(ask, tmp_path: Path, model: Path) -> None:
@@ -286,10 +286,10 @@ def test_without_the_model_there_are_messages_and_a_sentence(ask, tmp_path: Path
 
 
 def test_a_sample_comes_first_and_every_row_comes_once() -> None:
-    places = list(prompt_preview.order(10_007, 100))
+    places = list(prompt_preview.preview_order(10_007, 100))
     assert sorted(places) == list(range(10_007))
     assert max(places[:100]) > 9000 and places[:2] == [0, 100]
-    assert list(prompt_preview.order(3)) == [0, 1, 2]
+    assert list(prompt_preview.preview_order(3)) == [0, 1, 2]
 
 
 def test_counting_is_called_off_and_taken_up_again(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +297,7 @@ def test_counting_is_called_off_and_taken_up_again(ask, tmp_path: Path, monkeypa
     settings = {"data": str(write(tmp_path / "rows.jsonl", rows))}
     assert ask("preview_counts", settings, most=50)["seen"] == 50
     looked: list[int] = []
-    look = prompt_preview.made_of
+    look = prompt_preview.preview_problem
     monkeypatch.setattr(prompt_preview, "made_of", lambda index, *rest: looked.append(index) or look(index, *rest))
     monkeypatch.setattr(dataset_questions, "TELL_EVERY_S", 0.0)
     call = QuestionCall()
