@@ -22,9 +22,9 @@ def run(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path)
 
 
-def save(run: RunFolder, step: int, score: float | None = None, *, keep: int = 3, whole_model: bool = False) -> Path:
+def save(run: RunFolder, step: int, score: float | None = None, *, keep: int = 3, is_full_model: bool = False) -> Path:
     return checkpoint.save(
-        run, TrainingState(step=step, score=score), WEIGHTS, MOMENTS, whole_model=whole_model, keep=keep
+        run, TrainingState(step=step, score=score), WEIGHTS, MOMENTS, is_full_model=is_full_model, keep=keep
     )
 
 
@@ -32,14 +32,14 @@ def steps(run: RunFolder) -> list[int]:
     return [one.state.step for one in all_checkpoints(run)]
 
 
-@pytest.mark.parametrize("whole_model", [False, True])
-def test_what_is_saved_comes_back(run: RunFolder, whole_model: bool) -> None:
+@pytest.mark.parametrize("is_full_model", [False, True])
+def test_what_is_saved_comes_back(run: RunFolder, is_full_model: bool) -> None:
     state = TrainingState(
         step=100, updates=200, cursor=300, num_tokens=4000, elapsed_s=5.5, events_bytes=6000, completions_bytes=7000
     )
-    path = checkpoint.save(run, state, WEIGHTS, MOMENTS, whole_model=whole_model, keep=3)
+    path = checkpoint.save(run, state, WEIGHTS, MOMENTS, is_full_model=is_full_model, keep=3)
     assert path == run.checkpoints / "000100"
-    name = "model.safetensors" if whole_model else "adapters.safetensors"
+    name = "model.safetensors" if is_full_model else "adapters.safetensors"
     assert sorted(file.name for file in path.iterdir()) == sorted([name, "optimizer.safetensors", "state.json"])
     found = newest(run)
     assert found and found.state == state and found.path == path

@@ -65,7 +65,7 @@ def test_what_is_written_is_what_was_begun(run: RunFolder, monkeypatch: pytest.M
         checkpoint_writer.begin(shot(step, dict(weights)), [lines])
         weights = {name: x + 1 for name, x in weights.items()}  # an update, while it is being written
         mx.eval(weights)
-        assert not checkpoint_writer.has_ended or go.is_set()
+        assert not checkpoint_writer.is_done or go.is_set()
         go.set()
         saved = checkpoint_writer.wait()
         assert saved and saved.step == step and saved.path == run.checkpoints / f"00000{step}"

@@ -74,10 +74,10 @@ def test_each_word_is_obeyed_once_and_noted(run: RunFolder) -> None:
     control.obey()
     run.say("save")
     control.obey()
-    assert control.save_wanted and words(run) == ["save"]
-    control.save_wanted = False
+    assert control.save_requested and words(run) == ["save"]
+    control.save_requested = False
     control.obey()
-    assert not control.save_wanted and words(run) == ["save"]
+    assert not control.save_requested and words(run) == ["save"]
     assert not run.control.exists() and not run.control_taken.exists()
 
 
@@ -85,7 +85,7 @@ def test_a_stop_waits_for_the_end_of_a_step(run: RunFolder) -> None:
     control = Control(run, Diary(run.events))
     run.say("stop")
     control.obey(may_stop=False)
-    assert control.stop_wanted and words(run) == ["stop"]
+    assert control.stop_requested and words(run) == ["stop"]
     with pytest.raises(Stopped, match="it was asked to stop"):
         control.obey()
     assert words(run) == ["stop"]
@@ -96,7 +96,7 @@ def test_leftovers_of_another_life_are_not_obeyed(run: RunFolder) -> None:
     run.control_taken.write_text("stop")
     control = Control(run, Diary(run.events))
     control.obey()
-    assert not control.stop_wanted and not run.control.exists() and not run.control_taken.exists()
+    assert not control.stop_requested and not run.control.exists() and not run.control_taken.exists()
 
 
 @pytest.mark.parametrize("word", ["halt", "", "stop\x00", b"\xff\xfe", "x" * 5000])
@@ -104,7 +104,7 @@ def test_a_word_that_is_none_is_noted_and_left_out(run: RunFolder, word: str | b
     control = Control(run, Diary(run.events))
     run.control.write_bytes(word if isinstance(word, bytes) else word.encode())
     control.obey()
-    assert not control.stop_wanted and not control.save_wanted and words(run) == []
+    assert not control.stop_requested and not control.save_requested and words(run) == []
     (note,) = read_events(run.events)
     assert note["kind"] == "note" and note["level"] == "warning" and len(note["sentence"]) < 120
 
@@ -113,18 +113,18 @@ def test_white_space_around_a_word_does_no_harm(run: RunFolder) -> None:
     control = Control(run, Diary(run.events))
     run.control.write_text(" save\n")
     control.obey()
-    assert control.save_wanted
+    assert control.save_requested
 
 
 def test_a_pause_lasts_until_resume_and_gives_memory_back_once(run: RunFolder) -> None:
-    control, rested = Control(run, Diary(run.events)), []
+    control, freed = Control(run, Diary(run.events)), []
     threading.Timer(0.3, run.say, ["resume"]).start()
     run.say("pause")
-    control.obey(resting=lambda: rested.append(1))
-    assert rested == [1] and 0.2 < control.paused_s < 2 and words(run) == ["pause", "resume"]
+    control.obey(before_pause=lambda: freed.append(1))
+    assert freed == [1] and 0.2 < control.paused_s < 2 and words(run) == ["pause", "resume"]
     paused = [event for event in read_events(run.events) if event["kind"] == "phase"]
     assert [event["phase"] for event in paused] == ["paused"]
-    assert not control.stop_wanted and not control.save_wanted
+    assert not control.stop_requested and not control.save_requested
 
 
 def test_while_paused_save_is_remembered_and_stop_stops(run: RunFolder) -> None:
@@ -140,7 +140,7 @@ def test_while_paused_save_is_remembered_and_stop_stops(run: RunFolder) -> None:
     threading.Timer(0.05, speak).start()
     with pytest.raises(Stopped):
         control.obey()
-    assert control.save_wanted and words(run) == ["pause", "save", "stop"]
+    assert control.save_requested and words(run) == ["pause", "save", "stop"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -13,7 +13,7 @@ import pytest
 
 from backend.generation.sampler import Sampling
 from backend.run.control import Stopped
-from backend.run.evaluate import held_out_rewards
+from backend.run.evaluate import batches, held_out_rewards
 from backend.run.scoring_stages import MLX
 from backend.spec.events import read_events
 from backend.spec.places import RunFolder
@@ -63,7 +63,7 @@ def scorer(log: list[str], seconds: float = 0.05) -> Any:
 def test_a_batch_is_scored_while_the_next_is_sampled_and_the_numbers_are_the_same() -> None:
     beside, alone = [], []
     fast = held_out(scorer(beside), beside)
-    assert fast == held_out(scorer(alone), alone, beside=False) and fast["reward"] == 3
+    assert fast == held_out(scorer(alone), alone, overlap_scoring=False) and fast["reward"] == 3
     assert alone == [f"{what} {n}" for n in (0, 2, 4, 6) for what in ("sample", "score", "scored")]
     calls = [line for line in beside if line.startswith("sco")]
     assert calls == [line for line in alone if line.startswith("sco")], "one call after the other, in order"
@@ -129,3 +129,11 @@ def test_functions_that_use_mlx_are_called_while_nothing_is_sampled(tmp_path: Pa
     told = [event["metrics"] for event in read_events(run.events) if event["kind"] == "eval"]
     assert {metrics["reward"] for metrics in told} == {0.0 if line else 1.0}
     assert all(metrics["time/eval"] > 0 for metrics in told)
+
+
+def test_batches_come_in_file_order_and_no_more_than_count() -> None:
+    def indices(length: int, size: int, count: int) -> list[list[int]]:
+        return [[problem.index for problem in batch] for batch in batches(PROBLEMS[:length], size, count)]
+
+    assert indices(5, 2, -1) == [[0, 1], [2, 3], [4]] and indices(5, 2, 2) == [[0, 1], [2, 3]]
+    assert indices(5, 2, 9) == [[0, 1], [2, 3], [4]] and indices(5, 2, 0) == [] and indices(0, 2, -1) == []

@@ -20,7 +20,7 @@ from backend.__main__ import app
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Policy, load_policy
-from backend.run.memory_plan import plan_memory
+from backend.run.memory_plan import learner_limits, plan_memory, refuse_too_large, rollout_limits
 from backend.spec.config import SETTINGS, Config, parse
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
@@ -104,12 +104,12 @@ def peaks(work: Work, folder: Path) -> tuple[estimate.Estimate, int, int]:
     shape = shape_of(folder)
     assert shape is not None
     found = estimate.estimate(config, shape, PLENTY, work.prompt, gpu=False)
-    room = plan_memory(config, policy, [work.prompt], lambda sentence: None)
-    assert room.plan == found.plan
-    trained = Learner(policy, config, 100, **room.learner)
+    plan = plan_memory(config, policy, [work.prompt], lambda sentence: None)
+    assert plan == found.plan
+    trained = Learner(policy, config, 100, **learner_limits(plan))
     mx.eval(policy.model.state, trained.optimizer.state)
     learnt = learning_peak(work, trained)  # first: it may give the reference weights of its own
-    return found, sampling_peak(work, config, policy, room.rollout) - others, learnt - others
+    return found, sampling_peak(work, config, policy, rollout_limits(plan)) - others, learnt - others
 
 
 def sampling_peak(work: Work, config: Config, policy: Policy, told: dict[str, Any]) -> int:
@@ -243,11 +243,11 @@ def test_a_run_stays_below_its_limit(share: float, tmp_path: Path) -> None:
     held = config.model_copy(update={"memory_limit": limit / estimate.GB})
     found, notes = estimate.estimate(held, _shape(folder), PLENTY, work.prompt), []
     policy = load_policy(held)
-    room = plan_memory(held, policy, [work.prompt], notes.append)
-    assert room.plan == found.plan and found.pressed and notes == [found.sentence]
+    plan = plan_memory(held, policy, [work.prompt], notes.append)
+    assert plan == found.plan and found.pressed and notes == [found.sentence]
     assert found.plan.recompute == (share < 0.5)
-    assert learning_peak(work, Learner(policy, held, 100, **room.learner)) < limit
-    assert sampling_peak(work, held, policy, room.rollout) < limit
+    assert learning_peak(work, Learner(policy, held, 100, **learner_limits(plan))) < limit
+    assert sampling_peak(work, held, policy, rollout_limits(plan)) < limit
 
 
 def test_few_rows_are_decoded_together_where_many_do_not_fit(tmp_path: Path) -> None:
@@ -257,9 +257,9 @@ def test_few_rows_are_decoded_together_where_many_do_not_fit(tmp_path: Path) -> 
     free = estimate.estimate(config, _shape(folder), PLENTY, work.prompt)
     held = config.model_copy(update={"memory_limit": 0.5 * free.rollout.total / estimate.GB})
     policy = load_policy(held)
-    room = plan_memory(held, policy, [work.prompt], lambda sentence: None)
-    assert room.plan is not None and room.plan.rows < work.group and not room.plan.merge
-    assert sampling_peak(work, held, policy, room.rollout) < 0.5 * free.rollout.total
+    plan = plan_memory(held, policy, [work.prompt], lambda sentence: None)
+    assert plan is not None and plan.rows < work.group and not plan.merge
+    assert sampling_peak(work, held, policy, rollout_limits(plan)) < 0.5 * free.rollout.total
 
 
 def test_a_wish_for_gradient_checkpointing_is_kept_where_nothing_presses(small_model: Path) -> None:
@@ -374,8 +374,6 @@ def test_a_guess_refuses_nobody(tmp_path: Path) -> None:
 
 
 def test_the_fault_is_raised_before_anything_is_loaded(small_model: Path) -> None:
-    from backend.run.memory_plan import refuse_too_large
-
     config = SMALL.config(small_model)
     refuse_too_large(config)
     with pytest.raises(Mistake, match="Memory limit allows"):
@@ -393,11 +391,11 @@ def test_completions_of_8k_tokens_stay_below_their_limit(tmp_path: Path) -> None
     limit = 0.2 * estimate.GB  # the scores of one completion in one layer alone would take 0.54 GB
     config = work.config(folder).model_copy(update={"memory_limit": limit / estimate.GB})
     policy = load_policy(config)
-    room = plan_memory(config, policy, [work.prompt], print)
-    learnt = learning_peak(work, Learner(policy, config, 100, **room.learner))
-    sampled = sampling_peak(work, config, policy, room.rollout)
+    plan = plan_memory(config, policy, [work.prompt], print)
+    learnt = learning_peak(work, Learner(policy, config, 100, **learner_limits(plan)))
+    sampled = sampling_peak(work, config, policy, rollout_limits(plan))
     print(
-        f"8k: sampling {sampled / 1e6:.0f} MB, learning {learnt / 1e6:.0f} MB, limit {limit / 1e6:.0f} MB, {room.plan}"
+        f"8k: sampling {sampled / 1e6:.0f} MB, learning {learnt / 1e6:.0f} MB, limit {limit / 1e6:.0f} MB, {plan}"
     )
     assert max(learnt, sampled) < limit
 

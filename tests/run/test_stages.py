@@ -12,6 +12,7 @@ import pytest
 
 from backend.run import checkpoint
 from backend.run.preflight import check
+from backend.run.run_inputs import resolve_stages
 from backend.run.scoring_stages import ScoringStages
 from backend.spec.config import Config, parse
 from backend.spec.events import read_events
@@ -65,6 +66,10 @@ def run(tmp_path: Path) -> RunFolder:
 def settings(parts: Path, rewards: list[str], **changes: Any) -> dict[str, Any]:
     about = {"reward_functions": rewards, "reward_weights": [], "reward_functions_file": str(parts / "rewards.py")}
     return small_run.settings_for(parts, **about | {"learning_rate": 1e-3} | changes)
+
+
+def stages_of(config: Config, steps: int) -> ScoringStages:
+    return ScoringStages(config, resolve_stages(config), steps)
 
 
 def metrics(run: RunFolder) -> list[dict[str, Any]]:
@@ -153,7 +158,7 @@ def test_a_stage_that_cannot_be_scored_is_found_before_anything_loads(
 def test_no_weights_in_a_stage_means_one_for_each(parts: Path) -> None:
     for written in ({}, {"reward_weights": []}, {"reward_weights": None}):
         stages = [{"iters": 1, "reward_functions": ["low", "high"]} | written]
-        scoring = ScoringStages(parse(settings(parts, ["low"], stages=stages)), 9)
+        scoring = stages_of(parse(settings(parts, ["low"], stages=stages)), 9)
         assert scoring.steps == 1 and scoring.stage(1).weights.at(1) == [1.0, 1.0]
 
 
@@ -194,7 +199,7 @@ def judged(weights: list[float], group_size: int, **about: Any) -> ScoringStages
     """A judge of two shipped functions."""
     names = ["r1_int", "r1_count_xml"]
     raw = {"model": "m", "data": "d", "reward_functions": names, "reward_weights": weights, "group_size": group_size}
-    return ScoringStages(parse(raw | about), 1)
+    return stages_of(parse(raw | about), 1)
 
 
 def groups_of(scores: list[list[float | None]], size: int, names: list[str]) -> list[Group]:
@@ -205,7 +210,7 @@ def groups_of(scores: list[list[float | None]], size: int, names: list[str]) -> 
 def compared(scores: list[list[float | None]], weights: list[float], size: int, **about: Any) -> list[float]:
     scoring = judged(weights, size, **about)
     groups = groups_of(scores, size, scoring.stage(1).names)
-    scoring.compare(groups, 1)
+    scoring.fill_advantages(groups, 1)
     return [one.advantage for group in groups for one in group.completions]
 
 
@@ -249,10 +254,10 @@ def test_a_group_tells_something_when_two_who_were_scored_differ() -> None:
         ([[1, 1], [3, 0]], False),
     ):
         scoring = judged([1, 2], 2)
-        assert scoring.has_signal(groups_of(rows, 2, scoring.stage(1).names)[0], 1) == tells
+        assert scoring.has_nonzero_advantage(groups_of(rows, 2, scoring.stage(1).names)[0], 1) == tells
     apart: list[list[float | None]] = [[1, 1], [3, 0], [1, 0.5]]
     scoring = judged([1, 2], 3, multi_objective_aggregation="normalize_then_sum")
-    assert scoring.has_signal(groups_of(apart, 3, scoring.stage(1).names)[0], 1)
+    assert scoring.has_nonzero_advantage(groups_of(apart, 3, scoring.stage(1).names)[0], 1)
 
 
 # ---- dynamic sampling ------------------------------------------------------------------------------------------

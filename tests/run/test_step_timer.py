@@ -1,4 +1,4 @@
-"""The seconds of a step add up, its memory is told by phase, and a pause is nobody's time."""
+"""The seconds of a step add up, and peak memory is measured by phase."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from backend.run.step_timer import PARTS, StepTimer
+from backend.run.step_timer import TIMED_PHASES, StepTimer
 from backend.spec.events import read_events
 from backend.spec.places import RunFolder
 from tests.support import small_run
@@ -37,7 +37,7 @@ def test_phases_and_the_rest_add_up_to_the_step() -> None:
     told = timer.metrics()
     assert (told["time/rollout"], told["time/reward"], told["time/train"]) == (5.0, 1.0, 4.0)
     assert (told["time/other"], told["time/step"], timer.elapsed()) == (1.75, 11.75, 11.75)
-    assert timer.speed(50, "rollout") == 10
+    assert timer.rate(50, "rollout") == 10
 
 
 def test_time_counts_where_a_phase_was_broken_off() -> None:
@@ -76,9 +76,9 @@ def test_the_times_of_a_run_add_up_to_its_steps_and_these_to_the_time_that_went_
     steps = [event for event in read_events(run.events) if event["kind"] == "step"]
     for event in steps:
         took: dict[str, Any] = event["metrics"]
-        parts = sum(took[f"time/{part}"] for part in (*PARTS, "other"))
+        parts = sum(took[f"time/{part}"] for part in (*TIMED_PHASES, "other"))
         assert parts == pytest.approx(took["time/step"], rel=0.01, abs=0.002)
-        assert all(took[f"time/{part}"] >= 0 for part in (*PARTS, "other"))
+        assert all(took[f"time/{part}"] >= 0 for part in (*TIMED_PHASES, "other"))
         assert max(took["peak_memory_gb/rollout"], took["peak_memory_gb/train"]) <= took["peak_memory_gb"]
         assert min(took["peak_memory_gb/rollout"], took["peak_memory_gb/train"]) > 0
     told = sum(event["metrics"]["time/step"] for event in steps[1:])
