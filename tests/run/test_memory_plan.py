@@ -394,9 +394,7 @@ def test_completions_of_8k_tokens_stay_below_their_limit(tmp_path: Path) -> None
     plan = plan_memory(config, policy, [work.prompt], print)
     learnt = learning_peak(work, Learner(policy, config, 100, **learner_limits(plan)))
     sampled = sampling_peak(work, config, policy, rollout_limits(plan))
-    print(
-        f"8k: sampling {sampled / 1e6:.0f} MB, learning {learnt / 1e6:.0f} MB, limit {limit / 1e6:.0f} MB, {plan}"
-    )
+    print(f"8k: sampling {sampled / 1e6:.0f} MB, learning {learnt / 1e6:.0f} MB, limit {limit / 1e6:.0f} MB, {plan}")
     assert max(learnt, sampled) < limit
 
 
