@@ -59,6 +59,11 @@ class Rollout:
         self.together = plain and self._decodes_together()
         """Whether rows of unequal length are decoded together: every layer's cache is keys and values of all tokens, and
         the model takes such rows. Others are decoded a group at a time."""
+        if not self.together:
+            reason = (
+                "the model does not take rows of unequal length" if plain else "its cache is not keys and values alone"
+            )
+            self.slow_paths.append(f"Completions are decoded one group at a time: {reason}.")
 
     @on_one_core()
     def sample(
