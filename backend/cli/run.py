@@ -131,9 +131,7 @@ def _change(text: str) -> tuple[str, Any]:
         raise Mistake(key, f"--set {text} cannot be read: {value} is no YAML value.") from None
 
 
-def _fresh_run(
-    raw: dict[str, Any], runs_dir: Path | None, name: str | None
-) -> tuple[Config, RunFolder, RunInputs]:
+def _fresh_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> tuple[Config, RunFolder, RunInputs]:
     """Check everything first, so that a mistake leaves nothing behind; then make the folder and put the settings in."""
     from backend.run.preflight import preflight
 
