@@ -281,14 +281,10 @@ def test_adapters_learn_a_reward(parts: Path, run: RunFolder, train_type: str) -
     assert rewards[0] < 0.55 and np.mean(rewards[-5:]) > 0.7
 
 
-def test_the_same_seed_repeats_the_run_and_another_seed_does_not(
-    parts: Path, uninterrupted: RunFolder, tmp_path: Path
-) -> None:
-    again, other = RunFolder(tmp_path / "again"), RunFolder(tmp_path / "other")
-    small_run.train_here(settings(parts, **WHOLE), again)
-    assert_equals(again, uninterrupted)
-    small_run.train_here(settings(parts, **WHOLE | {"seed": 1, "iters": 1}), other)
-    first_lines = [run.completions.read_text().splitlines()[:2] for run in (other, uninterrupted)]
+def test_another_seed_gives_other_completions(parts: Path, uninterrupted: RunFolder, run: RunFolder) -> None:
+    """That the same seed gives the same run is what every resumed run below shows."""
+    small_run.train_here(settings(parts, **WHOLE | {"seed": 1, "iters": 1}), run)
+    first_lines = [each.completions.read_text().splitlines()[:2] for each in (run, uninterrupted)]
     assert first_lines[0] != first_lines[1]
 
 
@@ -366,8 +362,8 @@ def stop_in_step(run: RunFolder, step: int) -> Callable[[dict[str, Any]], None]:
     return lambda event: run.say("stop") if event["kind"] == "step" and event["step"] == step else None
 
 
-def test_a_pause_does_not_count_as_time_of_the_step(
-    parts: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+def test_a_paused_run_equals_the_uninterrupted_one_and_its_clocks_stop(
+    parts: Path, uninterrupted: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens per second are computed from these times: a pause in the middle of a rollout must not halve them."""
     monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
@@ -378,11 +374,14 @@ def test_a_pause_does_not_count_as_time_of_the_step(
         if event.get("phase") == "paused":
             threading.Timer(0.5, run.say, ["resume"]).start()
 
-    small_run.train_here(settings(parts), run, echo)
-    paused = events(run, "step")[1]["metrics"]
+    assert small_run.train_here(settings(parts, **WHOLE), run, echo).kind == "finished"
+    assert_equals(run, uninterrupted)
     assert [event["word"] for event in events(run, "command")][:2] == ["pause", "resume"]
-    assert paused["time/rollout"] <= paused["time/step"]
-    assert paused["time/step"] < events(run, "step")[1]["t"] - events(run, "step")[0]["t"] - 0.4
+    steps = events(run, "step")
+    paused = steps[1]["metrics"]
+    assert paused["time/rollout"] <= paused["time/step"] < steps[1]["t"] - steps[0]["t"] - 0.4
+    saved = checkpoint.newest(run)
+    assert saved and saved.state.elapsed_s < sum(event["metrics"]["time/step"] for event in steps) + 0.2
 
 
 # ── failing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
