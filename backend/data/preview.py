@@ -34,7 +34,7 @@ INSPECTED_ROWS = 200
 
 
 def settings_of(raw: Mapping[str, Any]) -> Config:
-    """The settings that a preview needs; one that cannot be used stands at its default, for the form says so itself."""
+    """The settings that a preview needs; one that cannot be used is left at its default, because the form reports it."""
     given = {key: raw[key] for key in (*READING, *MAPPING) if raw.get(key) not in (None, "")}
     wrong = {fault.setting for fault in problems(given)} - {"model", "data"}
     return Config(**{key: value for key, value in given.items() if key not in wrong})

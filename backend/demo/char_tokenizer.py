@@ -42,7 +42,7 @@ SETTINGS = {
 
 def make() -> PreTrainedTokenizerFast:
     """The tokenizer, equal to what transformers loads from the files that `save` writes."""
-    # Byte-pair encoding without merges: one token per character, and unlike the other models it maps the rest to `<unk>`.
+    # Byte-pair encoding without merges: one token per character, and `<unk>` for every other one.
     characters = BPE({token: index for index, token in enumerate(VOCABULARY)}, [], unk_token=UNKNOWN)
     tokenizer = Tokenizer(characters)
     tokenizer.decoder = decoders.Fuse()  # the default joins tokens with spaces

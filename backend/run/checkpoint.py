@@ -7,7 +7,7 @@ position in the run.
 How a killed run continues. The trainer appends to two files, `events.jsonl` (the diary) and `completions.jsonl`, which at a
 crash are ahead of the newest checkpoint: steps 101 … 107 are in them, the weights are those of step 100. `state.json` holds
 the byte length of both files at the moment of the checkpoint. Resuming truncates each file to that length (`cut_back`), then
-appends: steps 101 … are done again with the same prompts and the same random numbers, and every step stands in the diary once.
+appends: steps 101 … are done again with the same prompts and the same random numbers, and every step is in the diary once.
 So that the length always points at bytes that exist, the files are synced to disk before the checkpoint's folder is
 renamed. Without any checkpoint the lengths are 0 and the run starts over. The `checkpoint` event itself is written after the
 folder exists, beyond the recorded length, and is therefore written again after a resume. Readers that had read beyond

@@ -80,7 +80,7 @@ def _set_memory_limit(needs: Estimate, policy: Any) -> None:
     """
     size = needs.limit if _on_gpu() or needs.rough else needs.needed
     before = mx.set_memory_limit(size)
-    weakref.finalize(policy, mx.set_memory_limit, before).atexit = False  # other tests and runs get their limit back
+    weakref.finalize(policy, mx.set_memory_limit, before).atexit = False  # at exit nobody needs the old limit
     if mx.metal.is_available():
         most = int(mx.device_info()["max_recommended_working_set_size"])
         mx.set_wired_limit(min(needs.limit, most))
