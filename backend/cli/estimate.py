@@ -76,10 +76,12 @@ def longest_prompt(config: Config, folder: Path) -> int | None:
 
 
 def _texts(config: Config) -> Iterator[str]:
-    from backend.data.rows import messages_of, read_splits
+    from backend.data.problems import PromptFormat, messages_of
+    from backend.data.rows import read_splits
 
+    prompt_format = PromptFormat.of(config)
     for row in islice(read_splits(config).train, ROWS):
-        yield "\n".join(str(message["content"]) for message in messages_of(row, config, "a row"))
+        yield "\n".join(str(message["content"]) for message in messages_of(row, prompt_format, "a row"))
 
 
 def _show(found: Estimate) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
@@ -19,6 +19,9 @@ from backend.spec.aliases import translate
 from backend.spec.config import SETTINGS, TEXTS, Config, beside, dump, load, parse, read
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, default_run_name, demo_config, find_run, make_run_folder
+
+if TYPE_CHECKING:
+    from backend.run.run_inputs import RunInputs
 
 RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Where run folders go.")]
 Stream = Annotated[bool, typer.Option("--stream", help="Repeat the diary on stdout, one JSON object a line.")]
@@ -42,10 +45,10 @@ def train(
         if name or changes or runs_dir:
             raise Mistake("run", "--set, --name and --runs-dir go with a YAML file; the folder of --run is as it is.")
         folder = _prepared_folder(run)
-        settings = load_or_note(folder)
+        settings, inputs = load_or_note(folder)
     else:
-        settings, folder = _fresh_run(changed(read(config or ""), changes or []), runs_dir, name)
-    finish(folder, settings, stream, progress)
+        settings, folder, inputs = _fresh_run(changed(read(config or ""), changes or []), runs_dir, name)
+    finish(folder, settings, stream, progress, inputs=inputs)
 
 
 @verb
@@ -86,10 +89,10 @@ def demo(
         return
     began = time.monotonic()
     changes = {key: value for key, value in (("iters", iters), ("seed", seed)) if value is not None}
-    settings, folder = _fresh_run(read(demo_config()) | changes, runs_dir, None)
+    settings, folder, inputs = _fresh_run(read(demo_config()) | changes, runs_dir, None)
     before = test_accuracy(settings, None)
     say(f"Before: {before:.0%} of the test questions are answered right.", as_json)
-    finish(folder, settings, stream, progress, quiet=as_json, leave=False)
+    finish(folder, settings, stream, progress, inputs=inputs, quiet=as_json, leave=False)
     after = test_accuracy(settings, folder)
     say(f"After:  {after:.0%}.", as_json)
     seconds = round(time.monotonic() - began, 1)
@@ -128,19 +131,18 @@ def _change(text: str) -> tuple[str, Any]:
         raise Mistake(key, f"--set {text} cannot be read: {value} is no YAML value.") from None
 
 
-def _fresh_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> tuple[Config, RunFolder]:
+def _fresh_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> tuple[Config, RunFolder, RunInputs]:
     """Check everything first, so that a mistake leaves nothing behind; then make the folder and put the settings in."""
-    from backend.run.preflight import check
+    from backend.run.preflight import preflight
 
     # What works here must work from the run's folder as well, where config.yaml is read again.
     raw = beside(Path.cwd(), raw) | ({} if name is None else {"run_name": name})
-    if faults := check(raw):
-        raise Mistake(faults)
+    inputs = preflight(raw)
     settings = parse(raw)
     made = settings.run_name or default_run_name(settings.model, settings.train_type, settings.train_mode)
     folder = make_run_folder(made, runs_dir, reuse=bool(settings.run_name))
     folder.config.write_text(dump(settings), encoding="utf-8")
-    return settings, folder
+    return settings, folder, inputs
 
 
 def _prepared_folder(path: Path) -> RunFolder:
@@ -152,15 +154,14 @@ def _prepared_folder(path: Path) -> RunFolder:
     return folder
 
 
-def load_or_note(folder: RunFolder) -> Config:
+def load_or_note(folder: RunFolder) -> tuple[Config, RunInputs]:
     """The folder's settings, checked like any others; what is wrong goes into the diary too, since the window reads it."""
-    from backend.run.preflight import check
+    from backend.run.preflight import preflight
 
     try:
         raw = read(folder.config)
-        if faults := check(raw):
-            raise Mistake(faults)
-        return parse(raw)
+        inputs = preflight(raw)
+        return parse(raw), inputs
     except Mistake as mistake:
         from backend.spec.events import Diary
 
@@ -184,7 +185,14 @@ def ended(folder: RunFolder) -> str | None:
 
 
 def finish(
-    folder: RunFolder, settings: Config, stream: bool, progress: bool | None, *, quiet: bool = False, leave: bool = True
+    folder: RunFolder,
+    settings: Config,
+    stream: bool,
+    progress: bool | None,
+    *,
+    inputs: RunInputs | None = None,
+    quiet: bool = False,
+    leave: bool = True,
 ) -> None:
     """Train in `folder` with the display asked for, then exit with the run's code unless it finished."""
     from backend.engine.cpu import blas
@@ -195,7 +203,7 @@ def finish(
         print(folder.path, flush=True)
     with logging_to(folder), own_signals(), display(settings, stream, progress, quiet) as echo:
         print(blas.prepare(), file=sys.stderr, flush=True)
-        ending = run_training(settings, folder, command=shown([*sys.argv]), echo=echo)
+        ending = run_training(settings, folder, command=shown([*sys.argv]), echo=echo, inputs=inputs)
     if ending.exit_code:
         print(ending.sentence, file=sys.stderr)
         raise typer.Exit(ending.exit_code)

@@ -1,5 +1,6 @@
-"""A dataset's rows through the `datasets` library, without its patience: where the Hub cannot be had, that shows within
-seconds, and what is on this machine is used.
+"""A dataset of the Hugging Face Hub through the `datasets` library, which retries for minutes where there is no network.
+
+Here an unreachable Hub shows within seconds, and what is in the cache is used instead.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from backend.spec.places import is_dataset_cached, local_folder
 
 
 def load(repo_id: str, config_name: str | None) -> Any:
-    """What `datasets.load_dataset` gives for an id. Raises Mistake where the Hub does not give it and it is not here
-    either, and whatever `datasets` raises for rows it cannot read."""
+    """What `datasets.load_dataset` returns for an id. Raises Mistake where neither the Hub nor the cache has it, and
+    whatever `datasets` raises for rows it cannot read."""
     import datasets
 
     try:
         check_reachable(repo_id, "dataset")
     except Mistake:
-        if folder := _downloaded(repo_id):
+        if folder := _cached_snapshot(repo_id):
             return datasets.load_dataset(str(folder), config_name)
         if not is_dataset_cached(repo_id):
             raise
     return datasets.load_dataset(repo_id, config_name)
 
 
-def _downloaded(repo_id: str) -> Path | None:
-    """The snapshot in Hugging Face's cache, if there are rows in it."""
+def _cached_snapshot(repo_id: str) -> Path | None:
+    """The snapshot in Hugging Face's cache, if it has files of rows."""
     folder = local_folder(repo_id, "dataset")
     found = inventory.dataset_at(folder) if folder is not None else None
     return folder if found is not None and not found.refusal else None

@@ -1,7 +1,7 @@
-"""Prompts as the model will see them: built and tokenised by `backend.data.rows`, told piece by piece, and counted.
+"""What the Dataset page shows of prompts: one row's prompt in pieces as the model sees it, and all prompts' lengths.
 
-A row that training would refuse is counted, and said in the sentence that `check` prints. A model that is not on this
-machine is not fetched: then there are messages, and no tokens.
+Problems are made by `backend.data.problems`, as in training. A row that training would refuse is counted, and its fault has
+the sentence of `check`. A model that is not on this machine is not downloaded: there are messages then, and no tokens.
 """
 
 from __future__ import annotations
@@ -15,16 +15,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backend.data.rows import Row, messages_of, problem_of, rendered, whole_characters
+from backend.data.problems import (
+    PromptFormat,
+    check_unicode,
+    load_tokenizer,
+    messages_of,
+    problem_of,
+    row_name,
+    tokenize,
+)
+from backend.data.rows import Row
 from backend.spec.config import Config
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import model_source
 from backend.types import Problem
 
 SAMPLE = 1000
-"""Rows that are counted before all others, spread over the dataset: the shape of it is known after a moment."""
-UNSEEN, REFUSED = -1, -2
-"""In place of a length: not looked at yet; training would refuse the row."""
+"""Rows, spread evenly over the dataset, that are measured first: the distribution of lengths shows after a moment."""
+UNMEASURED, REFUSED = -1, -2
+"""In place of a length: not tokenised yet; training would refuse the row."""
 _MARKUP = re.compile(r"[<\[].*[>\]]\Z", re.DOTALL)
 
 
@@ -35,20 +44,19 @@ _loading = threading.Lock()
 
 
 def tokenizer_for(config: Config) -> Any:
-    """The tokenizer of `config.model`, kept until its files change. Raises Mistake where there is none on this machine,
-    with a sentence that says what is missing."""
+    """The tokenizer of `config.model`, cached until its files change. Raises Mistake where this machine has none."""
     global _loaded
     folder = _folder(config.model)
     with _loading:
         files = sorted(folder.glob("*token*")) + sorted(folder.glob("*.jinja"))
         stamp = (str(folder), [(file.name, file.stat().st_mtime_ns) for file in files])
         if _loaded is None or _loaded[0] != stamp:
-            _loaded = (stamp, _load(folder))
+            _loaded = (stamp, load_tokenizer(folder))
         return _loaded[1]
 
 
 def is_warm(config: Config) -> bool:
-    """Whether `tokenizer_for` would answer at once."""
+    """Whether the tokenizer is loaded already, so that `tokenizer_for` returns at once."""
     try:
         return _loaded is not None and _loaded[0][0] == str(_folder(config.model))
     except Mistake:
@@ -56,7 +64,7 @@ def is_warm(config: Config) -> bool:
 
 
 def _folder(model: str) -> Path:
-    """Where the tokenizer's files lie. Raises Mistake."""
+    """The folder with the tokenizer's files. Raises Mistake."""
     if not model.strip():
         raise Mistake("model", "No model is chosen yet, so there are no tokens to show.")
     path = Path(model_source(model, "model"))
@@ -72,67 +80,61 @@ def _cached(model: str) -> Path:
 
     try:
         found = try_to_load_from_cache(model, "tokenizer_config.json")
-    except ValueError:  # of what cannot be an id
+    except ValueError:  # the name cannot be an id
         found = None
     if not isinstance(found, str):
         raise Mistake("model", f"The model {model} is not on this machine yet, so there are no tokens to show.")
     return Path(found).parent
 
 
-def _load(folder: Path) -> Any:
-    from mlx_lm.utils import load_tokenizer
-
-    try:
-        return load_tokenizer(folder)
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise Mistake("model", f"The tokenizer in {folder} cannot be loaded: {reason}.") from error
-
-
 # ── one row ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-_rendering = threading.Lock()
-"""Questions share one tokenizer and not their threads; a tokenizer may change its own settings while it works."""
+_tokenizer_lock = threading.Lock()
+"""Questions run in threads of their own and share one tokenizer, which may change its own settings while it works."""
 
 
-def made_of(index: int, row: Row, tokenizer: Any, config: Config, source: str) -> Problem:
-    """What training makes of one row, however long its prompt. Without a tokenizer there are no tokens. Raises Mistake."""
-    where = f"row {index + 1} of {source}"
-    messages = messages_of(row, config, where)
-    whole_characters(messages, where)
+def preview_problem(index: int, row: Row, tokenizer: Any, config: Config, source: str) -> Problem:
+    """The problem that training makes of a row, however long its prompt; without a tokenizer it has no tokens.
+
+    Raises Mistake for a row that training would refuse.
+    """
+    where, prompt_format = row_name(index, source), PromptFormat.of(config)
+    messages = messages_of(row, prompt_format, where)
+    check_unicode(messages, where)
     if tokenizer is None:
-        return problem_of(index, row, messages, [], config)
-    with _rendering:
-        tokens = rendered(messages, tokenizer, config, where)
-    return problem_of(index, row, messages, tokens, config)
+        return problem_of(index, row, messages, [], prompt_format)
+    with _tokenizer_lock:
+        tokens = tokenize(messages, tokenizer, prompt_format.template_variables, where)
+    return problem_of(index, row, messages, tokens, prompt_format)
 
 
-def pieces(tokens: Sequence[int], tokenizer: Any) -> list[dict[str, Any]]:
-    """The prompt cut before and after every special token: [{text, ids, special}]. The texts joined are the prompt."""
+def prompt_pieces(tokens: Sequence[int], tokenizer: Any) -> list[dict[str, Any]]:
+    """The prompt split before and after every special token: [{text, ids, special}]. The texts joined are the prompt."""
     special = _special_ids(tokenizer)
-    cut: list[list[int]] = []
-    for place, token in enumerate(tokens):
-        if place and token not in special and tokens[place - 1] not in special:
-            cut[-1].append(token)
+    runs: list[list[int]] = []
+    for index, token in enumerate(tokens):
+        if index and token not in special and tokens[index - 1] not in special:
+            runs[-1].append(token)
         else:
-            cut.append([token])
-    texts = _texts(cut, tokenizer)
-    return [{"text": text, "ids": ids, "special": ids[0] in special} for text, ids in zip(texts, cut, strict=True)]
+            runs.append([token])
+    texts = _texts(runs, tokenizer)
+    return [{"text": text, "ids": ids, "special": ids[0] in special} for text, ids in zip(texts, runs, strict=True)]
 
 
 def _special_ids(tokenizer: Any) -> frozenset[int]:
-    """Tokens that mean something to the model beside their text: special ones, and added ones that look like markup."""
+    """Special tokens, and added ones that look like markup (`<think>`, `[INST]`): the page marks them."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    marked = {number for number, token in added.items() if token.special or _MARKUP.match(token.content)}
-    return frozenset(marked.union(tokenizer.all_special_ids))
+    markup = {number for number, token in added.items() if token.special or _MARKUP.match(token.content)}
+    return frozenset(markup.union(tokenizer.all_special_ids))
 
 
-def _texts(cut: Sequence[list[int]], tokenizer: Any) -> Iterator[str]:
-    """The text of each piece as it reads after the one before: some tokenizers decode a beginning otherwise."""
-    for before, ids in zip([[], *cut], cut, strict=False):
-        ahead, together = _decoded(tokenizer, before), _decoded(tokenizer, before + ids)
-        yield together.removeprefix(ahead) if together.startswith(ahead) else _decoded(tokenizer, ids)
+def _texts(runs: Sequence[list[int]], tokenizer: Any) -> Iterator[str]:
+    """The text of each run of tokens, decoded after the run before it: some tokenizers decode the beginning of a text
+    differently, without its leading space."""
+    for before, ids in zip([[], *runs], runs, strict=False):
+        prefix, both = _decoded(tokenizer, before), _decoded(tokenizer, before + ids)
+        yield both.removeprefix(prefix) if both.startswith(prefix) else _decoded(tokenizer, ids)
 
 
 def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
@@ -143,11 +145,11 @@ def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 @dataclass
-class Tally:
-    """What is known so far of the prompts of a split; it can be left at any row and taken up again.
+class PromptLengths:
+    """Lengths of a split's prompts, as far as they have been measured; rows may come in any order.
 
-    `lengths` has a row's tokens (or UNSEEN, REFUSED); `by_length` counts rows by tokens, `refused` those refused, of
-    which `fault` is the first in the file. Without a tokenizer every length is 0.
+    `lengths` holds each row's tokens (or UNMEASURED, REFUSED); `by_length` counts rows by tokens, `refused` the refused ones,
+    of which `fault` is the first in the file, with its row. Without a tokenizer every length is 0.
     """
 
     rows: Sequence[Row]
@@ -160,35 +162,35 @@ class Tally:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.lengths = array("i", [UNSEEN]) * len(self.rows)
+        self.lengths = array("i", [UNMEASURED]) * len(self.rows)
 
     @property
-    def seen(self) -> int:
+    def measured(self) -> int:
         return self.by_length.total() + self.refused
 
-    def count(self, places: Sequence[int], tokenizer: Any) -> None:
-        """Look at the rows at these places, unless that was done."""
+    def measure(self, indices: Sequence[int], tokenizer: Any) -> None:
+        """Tokenise those of these rows that were not measured yet."""
         with self._lock:
-            for place in places:
-                if self.lengths[place] == UNSEEN:
-                    self.lengths[place] = self._look_at(place, tokenizer)
+            for index in indices:
+                if self.lengths[index] == UNMEASURED:
+                    self.lengths[index] = self._length(index, tokenizer)
 
-    def _look_at(self, place: int, tokenizer: Any) -> int:
+    def _length(self, index: int, tokenizer: Any) -> int:
         try:
-            found = made_of(place, self.rows[place], tokenizer, self.config, self.source)
+            problem = preview_problem(index, self.rows[index], tokenizer, self.config, self.source)
         except Mistake as mistake:
             self.refused += 1
-            if self.fault is None or place < self.fault[0]:
-                self.fault = (place, mistake.faults[0])
+            if self.fault is None or index < self.fault[0]:
+                self.fault = (index, mistake.faults[0])
             return REFUSED
-        self.by_length[len(found.tokens)] += 1
-        return len(found.tokens)
+        self.by_length[len(problem.tokens)] += 1
+        return len(problem.tokens)
 
-    def told(self) -> dict[str, Any]:
-        """{seen, rows, lengths [[tokens, rows], …] rising, refused, faults}."""
+    def summary(self) -> dict[str, Any]:
+        """{seen, rows, lengths [[tokens, rows], …] ascending, refused, faults}."""
         with self._lock:
             return {
-                "seen": self.seen,
+                "seen": self.measured,
                 "rows": len(self.rows),
                 "lengths": sorted(self.by_length.items()),
                 "refused": self.refused,
@@ -196,10 +198,10 @@ class Tally:
             }
 
 
-def order(count: int, sample: int = SAMPLE) -> Iterator[int]:
-    """Every place below `count` once, at first `sample` of them spread evenly."""
+def preview_order(count: int, sample: int = SAMPLE) -> Iterator[int]:
+    """Every index below `count` once, `sample` of them first, spread evenly."""
     step = max(1, count // sample)
     spread = range(0, count, step)
     yield from spread
     if step > 1:
-        yield from (place for place in range(count) if place % step)
+        yield from (index for index in range(count) if index % step)

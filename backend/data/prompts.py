@@ -1,8 +1,9 @@
-"""The prompts of a run, tokenised when they are wanted, so that a run begins at once however many rows there are.
+"""The prompts of a run, tokenised lazily, so that a run starts at once however many rows its dataset has.
 
-Every row is looked at before the first step, which is quick. Rendering and tokenising, which is not, waits until a row
-is drawn; a survey goes through the others beside the steps, to count the rows that are left out and to find one that the
-template refuses. What is sampled never depends on how far the survey has come.
+Every row's chat is built and checked before the first step, which is quick. Applying the chat template and tokenising are
+not quick: they wait until a row is sampled. `BackgroundTokenizer` goes through the other rows in a thread beside the steps,
+to count the rows that are left out and to find one that the template refuses. The prompts that a step takes, and their
+order, never depend on how far that thread has come.
 """
 
 from __future__ import annotations
@@ -19,182 +20,199 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from backend.data.rows import Row, check_columns, messages_of, problem_of, render, rendered, whole_characters
-from backend.spec.config import Config
+from backend.data.problems import (
+    Messages,
+    PromptFormat,
+    apply_chat_template,
+    check_unicode,
+    messages_of,
+    problem_of,
+    row_name,
+    tokenize,
+)
+from backend.data.rows import Row, first_line
 from backend.spec.faults import Mistake
 from backend.types import Problem
 
-AT_ONCE = 512
+FIRST_ROWS = 512
 """Rows of a split that are tokenised before the first step: a fraction of a second, and all of a small dataset."""
 
-CHUNK = 64
-"""Rows tokenised in one call: a step that draws its problems waits no longer than for these."""
+ROWS_PER_CALL = 64
+"""Rows tokenised in one call: a step that takes its problems waits no longer than for these."""
 
-WIDEST = 16
+LONGEST_TEXTS = 16
 """Rows that are tokenised to find the longest prompt: the longest text need not have most tokens."""
 
-_one_at_a_time = threading.Lock()
-"""A run has one tokenizer and, with the survey, two threads; a tokenizer may change its own settings while it works."""
+BATCH_REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError)
+"""What tokenizers that take one chat at a time raise when they are given a list of chats."""
+
+_tokenizer_lock = threading.Lock()
+"""A run has one tokenizer and, with BackgroundTokenizer, two threads; a tokenizer may change its own settings while it works."""
 
 
 class TokenizedPrompts(Sequence[Problem | None]):
-    """The rows of one split as problems, made when they are asked for; None where a prompt leaves no room for the
-    completion. Raises Mistake, now for a missing column or a row that is no chat, later for a row that the template
-    refuses."""
+    """The rows of one split as problems, tokenised when they are asked for; None where a prompt leaves no room for the
+    completion.
 
-    def __init__(self, rows: Sequence[Row], tokenizer: Any, config: Config, source: str) -> None:
-        if rows and (faults := check_columns(rows, config, source)):
-            raise Mistake(faults)
-        self.room = config.max_seq_length - config.max_completion_length
+    Raises Mistake: when made, for a row that is no chat; when a row is asked for, if the chat template refuses it.
+    """
+
+    def __init__(self, rows: Sequence[Row], tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
+        self.max_tokens = prompt_format.max_tokens
         """Most tokens of a prompt."""
-        self._rows, self._tokenizer, self._config, self._source = rows, tokenizer, config, source
-        self._lengths = array("i", [-1]) * len(rows)  # tokens by row; −1 for a row that was not tokenised yet
-        self._sizes = array("l", [0]) * len(rows)  # characters by row
+        self.slow_paths: list[str] = []
+        """A sentence for each way in which tokenising these rows is slower than it could be."""
+        self._rows, self._tokenizer, self._format, self._source = rows, tokenizer, prompt_format, source
+        self._lengths = array("i", [-1]) * len(rows)  # tokens by row; −1 until the row is tokenised
+        self._characters = array("l", [0]) * len(rows)
         for index in range(len(rows)):
             chat = self._chat(index)
-            whole_characters(chat, self._where(index))
-            self._sizes[index] = sum(len(str(message.get("content", ""))) for message in chat)
-        self._takes_many = bool(rows) and self._try_many()
+            check_unicode(chat, row_name(index, source))
+            self._characters[index] = sum(len(str(message.get("content", ""))) for message in chat)
+        self._takes_batches = bool(rows) and self._try_batch()
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Problem | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self._made([index])[0]
+        return self._problems([index])[0]
 
     def first(self, count: int) -> list[Problem]:
-        """The first `count` problems in file order (−1: all), rows without room left out."""
-        made = (problem for chunk in _chunks(range(len(self))) for problem in self._made(chunk) if problem is not None)
-        return list(made if count < 0 else islice(made, count))
+        """The first `count` problems in file order (−1: all), rows that are too long left out."""
+        chunks = (self._problems(chunk) for chunk in _chunks(range(len(self))))
+        problems = (problem for chunk in chunks for problem in chunk if problem is not None)
+        return list(problems if count < 0 else islice(problems, count))
 
-    # ── what is known of them ────────────────────────────────────────────────────────────────────────────────────────
+    # ── lengths ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def look(self, indices: Iterable[int]) -> None:
-        """Tokenise those of these rows that never were, and keep nothing but their lengths."""
+    def measure(self, indices: Iterable[int]) -> None:
+        """Tokenise those of these rows that never were, and keep only their lengths."""
         for chunk in _chunks(index for index in indices if self._lengths[index] < 0):
             self._tokens(chunk)
 
-    def unseen(self) -> list[int]:
+    def unmeasured(self) -> list[int]:
         """The rows that were never tokenised."""
         return [index for index, length in enumerate(self._lengths) if length < 0]
 
-    def widest(self, count: int = WIDEST) -> list[int]:
-        """The rows with most text."""
-        return nlargest(count, range(len(self)), key=self._sizes.__getitem__)
+    def longest_texts(self, count: int = LONGEST_TEXTS) -> list[int]:
+        """The rows with most characters."""
+        return nlargest(count, range(len(self)), key=self._characters.__getitem__)
 
     @property
     def fitting(self) -> int:
-        """Rows seen so far that leave room for the completion."""
-        return sum(0 <= length <= self.room for length in self._lengths)
+        """Rows tokenised so far that leave room for the completion."""
+        return sum(0 <= length <= self.max_tokens for length in self._lengths)
 
     @property
     def too_long(self) -> int:
-        return sum(length > self.room for length in self._lengths)
+        return sum(length > self.max_tokens for length in self._lengths)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt seen so far."""
+        """Tokens of the longest prompt tokenised so far."""
         return max(self._lengths, default=0)
 
     # ── tokenising ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _made(self, indices: Sequence[int]) -> list[Problem | None]:
-        made = zip(indices, self._tokens(indices), strict=True)
-        return [self._problem(index, tokens) if len(tokens) <= self.room else None for index, tokens in made]
-
-    def _problem(self, index: int, tokens: list[int]) -> Problem:
-        return problem_of(index, self._rows[index], self._chat(index), tokens, self._config)
+    def _problems(self, indices: Sequence[int]) -> list[Problem | None]:
+        return [
+            problem_of(index, self._rows[index], self._chat(index), tokens, self._format)
+            if len(tokens) <= self.max_tokens
+            else None
+            for index, tokens in zip(indices, self._tokens(indices), strict=True)
+        ]
 
     def _tokens(self, indices: Sequence[int]) -> list[list[int]]:
         """Token ids of these rows' chats. Raises Mistake naming the row that the template refuses."""
         chats = [self._chat(index) for index in indices]
-        with _one_at_a_time:
-            found = self._many(chats) or [
-                rendered(chat, self._tokenizer, self._config, self._where(index))
+        with _tokenizer_lock:
+            tokens = self._tokenize_batch(chats) or [
+                tokenize(chat, self._tokenizer, self._format.template_variables, row_name(index, self._source))
                 for index, chat in zip(indices, chats, strict=True)
             ]
-        for index, tokens in zip(indices, found, strict=True):
-            self._lengths[index] = len(tokens)
-        return found
+        for index, ids in zip(indices, tokens, strict=True):
+            self._lengths[index] = len(ids)
+        return tokens
 
-    def _many(self, chats: list[list[dict[str, Any]]]) -> list[list[int]] | None:
+    def _tokenize_batch(self, chats: list[Messages]) -> list[list[int]] | None:
         """All chats in one call, which takes a third off the time; None where that cannot be done."""
-        if len(chats) < 2 or not self._takes_many:
+        if len(chats) < 2 or not self._takes_batches:
             return None
         try:
-            return self._together(chats)
+            return self._apply_to_batch(chats)
         except TemplateError:
-            return None  # one by one the row has a name
+            return None  # tokenised one by one, the row that is at fault is named
 
-    def _together(self, chats: list[list[dict[str, Any]]]) -> list[list[int]]:
-        return self._tokenizer.apply_chat_template(
-            chats, add_generation_prompt=True, **self._config.chat_template_kwargs
-        )
+    def _apply_to_batch(self, chats: list[Messages]) -> list[list[int]]:
+        return self._tokenizer.apply_chat_template(chats, add_generation_prompt=True, **self._format.template_variables)
 
-    def _try_many(self) -> bool:
-        """Whether several chats at once give what each gives alone: some tokenizers have a renderer that takes one."""
+    def _try_batch(self) -> bool:
+        """Whether a batch of chats gives the tokens that each chat gives alone. Some tokenizers render one chat only."""
         # Without threads of its own: they cost a third more work, the steps want the cores, and tokenizers complains of
         # every process that is started once it has had some.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         chats = [self._chat(0), self._chat(len(self) - 1)]
         try:
-            alone = [render(chat, self._tokenizer, self._config.chat_template_kwargs) for chat in chats]
-            return self._together(chats) == alone
-        except Exception:
-            return False  # if it is the row's fault, tokenising it alone will say so
+            one_by_one = [apply_chat_template(chat, self._tokenizer, self._format.template_variables) for chat in chats]
+            if self._apply_to_batch(chats) == one_by_one:
+                return True
+            reason = "given several chats at once, the tokenizer answers otherwise than chat by chat."
+        except BATCH_REFUSALS as error:  # where the row is at fault, tokenising it alone says so
+            reason = first_line(error)
+        self.slow_paths.append(f"Prompts are tokenised one at a time, which takes longer: {reason}")
+        return False
 
-    def _chat(self, index: int) -> list[dict[str, Any]]:
-        return messages_of(self._rows[index], self._config, self._where(index))
-
-    def _where(self, index: int) -> str:
-        return f"row {index + 1} of {self._source}"
+    def _chat(self, index: int) -> Messages:
+        return messages_of(self._rows[index], self._format, row_name(index, self._source))
 
 
 def _chunks(indices: Iterable[int]) -> Iterator[list[int]]:
     rest = iter(indices)
-    while chunk := list(islice(rest, CHUNK)):
+    while chunk := list(islice(rest, ROWS_PER_CALL)):
         yield chunk
 
 
-def first_look(prompts: TokenizedPrompts, split: str, *, everything: bool = False) -> None:
-    """Tokenise enough rows to begin with, or every one. Raises Mistake when none of them leaves room for a completion."""
-    prompts.look(range(len(prompts) if everything else min(AT_ONCE, len(prompts))))
-    for chunk in _chunks(prompts.unseen()):
+def measure_first_rows(prompts: TokenizedPrompts, split: str, *, all_rows: bool = False) -> None:
+    """Tokenise enough rows to begin with, or all. Raises Mistake when none of them leaves room for a completion."""
+    prompts.measure(range(len(prompts) if all_rows else min(FIRST_ROWS, len(prompts))))
+    for chunk in _chunks(prompts.unmeasured()):
         if prompts.fitting:
             break
-        prompts.look(chunk)
+        prompts.measure(chunk)
     if not prompts.fitting:
         raise Mistake(
             "max_seq_length",
-            f"Every prompt of the {split} split is longer than the {prompts.room} tokens that Max Seq leaves beside the "
+            f"Every prompt of the {split} split is longer than the {prompts.max_tokens} tokens that Max Seq leaves beside the "
             f"completion; raise Max Seq or lower Completion.",
         )
 
 
 class BackgroundTokenizer:
-    """Goes through the rows that nothing has asked for yet, split by split, in a thread of its own."""
+    """Tokenises the rows that no step has asked for yet, split by split, in a thread of its own."""
 
     def __init__(self, splits: Mapping[str, TokenizedPrompts]) -> None:
-        left = {split: prompts.unseen() for split, prompts in splits.items()}
-        self._news = deque(_left_out(split, prompts) for split, prompts in splits.items() if not left[split])
+        unmeasured = {split: prompts.unmeasured() for split, prompts in splits.items()}
+        self._notes = deque(
+            _left_out(split, prompts) for split, prompts in splits.items() if not unmeasured[split]
+        )  # a deque: one thread appends, another takes
         self._error: Exception | None = None
-        self._ended = threading.Event()
-        work = [(split, splits[split], rows) for split, rows in left.items() if rows]
-        # A daemon: a run that has ended waits for nobody's count.
-        self._thread = threading.Thread(target=self._run, args=[work], name="survey of the prompts", daemon=True)
+        self._closed = threading.Event()
+        work = [(split, splits[split], rows) for split, rows in unmeasured.items() if rows]
+        # A daemon: a process that ends does not wait for the count.
+        self._thread = threading.Thread(target=self._run, args=[work], name="background tokenizer", daemon=True)
         self._thread.start()
 
-    def said(self) -> list[str]:
-        """What a person should know of the splits gone through since this was last asked. Raises what the survey ran
-        into: Mistake for a row that the template refuses."""
+    def new_notes(self) -> list[str]:
+        """Sentences about the splits finished since the last call. Raises what the thread ran into: Mistake for a row
+        that the template refuses."""
         if self._error is not None:
             raise self._error
-        told = [self._news.popleft() for _ in range(len(self._news))]
-        return [sentence for sentence in told if sentence]
+        notes = [self._notes.popleft() for _ in range(len(self._notes))]
+        return [sentence for sentence in notes if sentence]
 
-    def end(self) -> None:
-        """Let go of it, finished or not."""
-        self._ended.set()
+    def close(self) -> None:
+        """End the thread, finished or not."""
+        self._closed.set()
         self._thread.join()
 
     def _run(self, work: list[tuple[str, TokenizedPrompts, list[int]]]) -> None:
@@ -202,12 +220,12 @@ class BackgroundTokenizer:
             for split, prompts, rows in work:
                 for chunk in _chunks(rows):
                     began = time.perf_counter()
-                    prompts.look(chunk)
-                    # As long again for the steps: rendering holds the interpreter, and they sample and learn meanwhile.
-                    if self._ended.wait(time.perf_counter() - began):
+                    prompts.measure(chunk)
+                    # Rendering holds the interpreter lock, and the steps need it meanwhile: work half of the time only.
+                    if self._closed.wait(time.perf_counter() - began):
                         return
-                self._news.append(_left_out(split, prompts))
-        except Exception as error:
+                self._notes.append(_left_out(split, prompts))
+        except Exception as error:  # raised in the run's own thread by `new_notes`
             self._error = error
 
 

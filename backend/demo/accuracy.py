@@ -1,8 +1,9 @@
-"""How many of the demo's test questions a model gets right: greedy, exact answers, over the whole test split."""
+"""Accuracy on the demo's test split: greedy completions, exact answers, every row."""
 
 from __future__ import annotations
 
-from backend.data.rows import prepare, read_splits
+from backend.data.problems import prepare
+from backend.data.rows import read_splits
 from backend.generation.rollout import Rollout
 from backend.models.policy import load_policy
 from backend.rewards.functions.r1 import extract_answer
@@ -14,16 +15,16 @@ from backend.types import Group
 
 
 def test_accuracy(config: Config, run: RunFolder | None) -> float:
-    """Share, 0 … 1, before training (`run` None) or with the newest checkpoint of `run`."""
+    """Fraction, 0 … 1, before training (`run` None) or with the newest checkpoint of `run`."""
     policy = load_policy(config)
     saved = newest(run) if run is not None else None
     if saved is not None:
         policy.assign(saved.weights())
     splits = read_splits(config)
     problems = prepare(splits.test, policy.tokenizer, config, splits.source["test"]).problems
-    return greedy_accuracy(Rollout(policy, config.max_completion_length), problems, right)
+    return greedy_accuracy(Rollout(policy, config.max_completion_length), problems, is_correct)
 
 
-def right(groups: list[Group]) -> list[bool]:
+def is_correct(groups: list[Group]) -> list[bool]:
     """Whether each group's first completion answers with exactly the dataset's answer."""
     return [extract_answer(group.completions[0].text) == group.problem.answer.strip() for group in groups]

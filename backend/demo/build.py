@@ -1,7 +1,7 @@
-"""Makes everything in `resources/demo/` from a seed: tokenizer, warmed-up model and dataset. It measures nothing.
+"""Makes the files in `resources/demo/` from a seed: tokenizer, warmed-up model and dataset.
 
-The same seed gives the same bytes on the same machine. Another BLAS rounds differently, so there the weights differ while
-tokenizer and dataset stay the same.
+The same seed gives the same bytes on the same machine. Another BLAS rounds differently: the weights differ then, tokenizer
+and dataset do not.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from backend.demo import char_tokenizer as demo_tokenizer
-from backend.demo import demo_model as demo_model
-from backend.demo import warmup
+from backend.demo import char_tokenizer, demo_model, warmup
 from backend.demo.sums import Sum, pools
 
 
@@ -22,20 +20,20 @@ def rebuild(
     progress: Callable[[str], None] = lambda sentence: None,
     steps: int = warmup.STEPS,
 ) -> None:
-    """Make `folder`/model and `folder`/data again; what stands there under the same names is replaced.
+    """Make `folder`/model and `folder`/data again, over files of the same names.
 
-    `progress` is told now and then, in a sentence, how far it is. Files are written only once training is over.
+    `progress` is called with a sentence every 50 steps. Files are written only once the warm-up is complete.
     """
-    pool = pools(seed)
-    tokenizer = demo_tokenizer.make()
+    dataset = pools(seed)
+    tokenizer = char_tokenizer.make()
     model = demo_model.make(seed)
-    warmup.train(model, tokenizer, pool.warmup, seed, steps, progress)
+    warmup.train(model, tokenizer, dataset.warmup, seed, steps, progress)
     for name in ("model", "data"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    demo_tokenizer.save(tokenizer, folder / "model")
+    char_tokenizer.save(tokenizer, folder / "model")
     demo_model.save(model, folder / "model")
     for split in ("train", "valid", "test"):
-        _write_rows(folder / "data" / f"{split}.jsonl", getattr(pool, split))
+        _write_rows(folder / "data" / f"{split}.jsonl", getattr(dataset, split))
     progress(f"The demo's model and data are in {folder}.")
 
 

@@ -1,7 +1,7 @@
-"""A tokenizer of one token a character, for sums and nothing else, in the files that transformers and mlx-lm open.
+"""A tokenizer with one token per character, for sums only, saved in the files that transformers and mlx-lm load.
 
-Whatever it has no token for becomes `<unk>`. The four answer tags are single tokens but not special ones: decoding
-without special tokens must keep them, or no reward could see them.
+Characters it has no token for become `<unk>`. The four answer tags are single tokens but not special ones: completions are
+decoded without special tokens, and the reward functions look for the tags.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SPECIAL = (PAD, UNKNOWN, START, END)
 WORDS = ("<think>", "</think>", "<answer>", "</answer>", "system", "user", "assistant")
 CHARACTERS = tuple("\n 0123456789+=,")
 VOCABULARY = SPECIAL + WORDS + CHARACTERS
-"""Every token; its place is its id."""
+"""Every token; its index is its id."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -41,18 +41,18 @@ SETTINGS = {
 
 
 def make() -> PreTrainedTokenizerFast:
-    """The tokenizer, as transformers would open it from the files that `save` writes."""
-    # Byte-pair encoding without a single pair is one token a character, with a token for the unknown.
-    characters = BPE({token: place for place, token in enumerate(VOCABULARY)}, [], unk_token=UNKNOWN)
+    """The tokenizer, equal to what transformers loads from the files that `save` writes."""
+    # Byte-pair encoding without merges: one token per character, and `<unk>` for every other one.
+    characters = BPE({token: index for index, token in enumerate(VOCABULARY)}, [], unk_token=UNKNOWN)
     tokenizer = Tokenizer(characters)
-    tokenizer.decoder = decoders.Fuse()  # without it, tokens are joined by spaces
+    tokenizer.decoder = decoders.Fuse()  # the default joins tokens with spaces
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in WORDS])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SETTINGS)
 
 
 def save(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json. By hand, because the files that transformers writes, and what is
-    in them, change with its version."""
+    """Write tokenizer.json and tokenizer_config.json. Not with `save_pretrained`: which files it writes, and what is in
+    them, changes with the version of transformers."""
     tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(SETTINGS, indent=2) + "\n", encoding="utf-8")

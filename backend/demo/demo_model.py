@@ -1,4 +1,4 @@
-"""The demo's model: Qwen3's architecture, very small, in float32. Made and saved here; loading is mlx-lm's."""
+"""The demo's model: a Qwen3 of 4 layers and hidden size 128 in float32, with random weights. Loading it is mlx-lm's."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ CONFIG: dict[str, Any] = {
     "eos_token_id": VOCABULARY.index(END),
     "pad_token_id": VOCABULARY.index(PAD),
 }
-"""config.json. The vocabulary is rounded up to 32; the ids above the last token are never used."""
+"""config.json. The vocabulary size is rounded up to 32; ids above the last token are not used."""
 
 
 def make(seed: int) -> qwen3.Model:
-    """A model with random weights that depend on `seed` alone, whatever was drawn before."""
+    """A model with random weights that depend on `seed` alone, not on mlx's global random state."""
     model = qwen3.Model(qwen3.ModelArgs.from_dict(CONFIG))
     weights = parameters(model)
     keys = mx.random.split(mx.random.key(seed), len(weights))
-    drawn = [(name, _drawn(name, old, key)) for (name, old), key in zip(weights.items(), keys, strict=True)]
-    model.update(tree_unflatten(drawn))
+    initial = [(name, _initial(name, array, key)) for (name, array), key in zip(weights.items(), keys, strict=True)]
+    model.update(tree_unflatten(initial))
     mx.eval(model.parameters())
     return model
 
@@ -57,11 +57,12 @@ def parameters(model: qwen3.Model) -> dict[str, mx.array]:
     return dict(tree_flatten(model.parameters()))  # pyright: ignore[reportArgumentType]
 
 
-def _drawn(name: str, old: mx.array, key: mx.array) -> mx.array:
-    """Matrices get normal weights of variance 1 / inputs; what adds to the residual stream starts smaller, as in GPT-2."""
-    if old.ndim < 2:
-        return mx.ones_like(old)
-    scale = old.shape[-1] ** -0.5
+def _initial(name: str, array: mx.array, key: mx.array) -> mx.array:
+    """Norms start at 1, matrices normal with variance 1 / inputs; projections into the residual stream are scaled down by
+    √(2 · layers), as in GPT-2."""
+    if array.ndim < 2:
+        return mx.ones_like(array)
+    scale = array.shape[-1] ** -0.5
     if name.endswith(("o_proj.weight", "down_proj.weight")):
         scale *= (2 * LAYERS) ** -0.5
-    return mx.random.normal(old.shape, scale=scale, key=key)
+    return mx.random.normal(array.shape, scale=scale, key=key)

@@ -1,6 +1,6 @@
-"""Sums of two two-digit numbers: the problems, who may see which, and two ways of answering. Text only, no arrays.
+"""Sums of two two-digit numbers: the problems, their splits, and two ways to answer them. Text only, no arrays.
 
-A pair and its mirror (47+38, 38+47) always stand in the same pool, so that nothing held out is known by another name.
+A pair and its mirror (47+38, 38+47) are always in the same split, so that no held-out sum is trained on in the other order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """Every sum of two numbers from 10 to 99 belongs to one pool at most. `warmup` is never part of the dataset."""
+    """Disjoint splits of the sums of two numbers from 10 to 99. `warmup` is not part of the dataset."""
 
     warmup: list[Sum]
     train: list[Sum]
@@ -45,7 +45,7 @@ class Pools:
 
 
 def pools(seed: int) -> Pools:
-    """Deal the 4095 unordered pairs out; valid and test take each pair in one order, the others in both."""
+    """Split the 4095 unordered pairs at random; valid and test have each pair in one order, train and warmup in both."""
     rng = random.Random(f"pools {seed}")
     pairs = [Sum(*rng.sample((a, b), 2)) for a in NUMBERS for b in NUMBERS if a <= b]
     rng.shuffle(pairs)
@@ -56,27 +56,30 @@ def pools(seed: int) -> Pools:
 
 
 def careful(problem: Sum) -> str:
-    """A right answer, worked out digit by digit from the right: digit + digit + carry = sum."""
+    """A correct answer, computed digit by digit from the right: digit + digit + carry = sum."""
     first, second = (str(number)[::-1] for number in (problem.first, problem.second))
-    lines, carry = [], 0
+    steps, carry = [], 0
     for a, b in zip(first, second, strict=True):
         total = int(a) + int(b) + carry
-        lines.append(f"{a}+{b}+{carry}={total}")
+        steps.append(f"{a}+{b}+{carry}={total}")
         carry = total // 10
-    return _tagged(",".join(lines), problem.answer)
+    return _tagged(",".join(steps), problem.answer)
 
 
 def sloppy(problem: Sum) -> str:
-    """A guess without any thought, each column added by itself and every carry forgotten: right for one sum in four."""
+    """An answer without reasoning that forgets every carry: correct for one sum in four."""
     columns = zip(str(problem.first), str(problem.second), strict=True)
     return _tagged("", "".join(str((int(a) + int(b)) % 10) for a, b in columns))
 
 
-def _tagged(thoughts: str, answer: str) -> str:
-    return f"<think>{thoughts}</think><answer>{answer}</answer>"
+def _tagged(reasoning: str, answer: str) -> str:
+    return f"<think>{reasoning}</think><answer>{answer}</answer>"
 
 
 def _both_orders(pairs: list[Sum], rng: random.Random) -> list[Sum]:
-    rows = sorted({order for pair in pairs for order in (pair, pair.mirrored)}, key=lambda one: (one.first, one.second))
+    rows = sorted(
+        {order for pair in pairs for order in (pair, pair.mirrored)},
+        key=lambda problem: (problem.first, problem.second),
+    )
     rng.shuffle(rows)
     return rows

@@ -1,7 +1,7 @@
-"""Supervised warm-up: imitate a mixture of careful and sloppy answers, so that reinforcement has a choice to make.
+"""Supervised warm-up on a mixture of careful and sloppy answers, so that GRPO has something to prefer.
 
-The model learns both ways of answering and mostly guesses. It is not taught which of the two is better: that is what the
-demo's run finds out from rewards.
+The model learns both ways of answering and mostly answers sloppily. Which of the two is better it learns from the rewards
+of the demo's run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from backend.training.optimizer import clip_by_norm, optimizer, schedule
 
 STEPS, ROWS = 400, 64
 CAREFUL_SHARE = 0.35
-PEAK_RATE, RISE = 2e-3, 50
+PEAK_RATE, RATE_WARMUP_STEPS = 2e-3, 50
 
 
 def train(
@@ -32,13 +32,16 @@ def train(
     steps: int = STEPS,
     progress: Callable[[str], None] = lambda sentence: None,
 ) -> None:
-    """Train `model` in place on `steps` batches drawn from `problems`; the same arguments give the same weights.
+    """Train `model` in place on `steps` random batches of `problems`; the same arguments give the same weights.
 
-    The rate falls to nothing at the end: without the fall, accuracy swings from one step to the next.
+    The learning rate decays to 0: without that, accuracy varies widely from one step to the next.
     """
     rng = random.Random(f"warm-up {seed}")
-    fall = max(0.0, 1 - RISE / steps)
-    rate = schedule("cosine", PEAK_RATE, steps, warmup_steps=RISE, warmup_init=PEAK_RATE / RISE, decay_fraction=fall)
+    decay = max(0.0, 1 - RATE_WARMUP_STEPS / steps)
+    rate = schedule(
+        "cosine", PEAK_RATE, steps, warmup_steps=RATE_WARMUP_STEPS, warmup_init=PEAK_RATE / RATE_WARMUP_STEPS,
+        decay_fraction=decay,
+    )  # fmt: skip
     adamw = optimizer("adamw", learning_rate=PEAK_RATE, betas=(0.9, 0.95))
     gradient = nn.value_and_grad(model, loss)
     for step in range(1, steps + 1):
@@ -52,7 +55,7 @@ def train(
 
 
 def batch(tokenizer: PreTrainedTokenizerFast, problems: list[Sum], rng: random.Random) -> tuple[mx.array, mx.array]:
-    """(tokens_BL, mask_BL): `ROWS` solved problems, padded on the right; the mask is 1 on the answer's tokens."""
+    """(tokens_BL, mask_BL): `ROWS` answered problems, padded on the right; the mask is 1 on the answer's tokens."""
     pairs = [encode(tokenizer, problem, _solution(problem, rng)) for problem in rng.choices(problems, k=ROWS)]
     longest = max(len(prompt) + len(answer) for prompt, answer in pairs)
     tokens_BL = np.full((ROWS, longest), tokenizer.pad_token_id, np.int32)
@@ -65,7 +68,7 @@ def batch(tokenizer: PreTrainedTokenizerFast, problems: list[Sum], rng: random.R
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, problem: Sum, solution: str) -> tuple[list[int], list[int]]:
-    """(the prompt's ids as the chat template gives them, the solution's ids with the end of turn)."""
+    """(ids of the prompt with the chat template applied, ids of the solution with the end-of-turn token)."""
     messages = [{"role": "user", "content": problem.prompt}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return tokenizer.encode(str(prompt)), tokenizer.encode(solution + END)

@@ -117,14 +117,22 @@ def _function(
     return RewardFunction(entry.name, call, arguments, home, dict(entry.arguments), dialect)
 
 
-def resolve(names: list[str], file: Path | None = None, base: Path | None = None) -> list[RewardFunction]:
+def resolve(
+    names: list[str], file: Path | None = None, base: Path | None = None, executed: dict[Path, RewardFile] | None = None
+) -> list[RewardFunction]:
     """The functions behind these entries, in their order; the person's `file` is loaded first.
 
-    A path before `::` is taken from the folder `base` (else from where we run). Raises Mistake on
+    A path before `::` is taken from the folder `base` (else from where we run). `executed` holds the files that were run
+    already, by resolved path, and is filled: calls that share it run each file once. Raises Mistake on
     `reward_functions_file` if `file` fails, and on `reward_functions`, for all entries at once, if there are none, one
     is unknown (the nearest is named), its arguments are wrong, its file fails, or two have the same name.
     """
-    shelf = _Shelf(load_reward_file(file) if file else None, base)
+    executed = {} if executed is None else executed
+    home = None
+    if file is not None:
+        path = locate_reward_file(file).resolve()
+        home = executed[path] = executed.get(path) or load_reward_file(file)
+    shelf = _Shelf(home, base, executed)
     found: list[RewardFunction] = []
     faults: list[Fault] = [] if names else [Fault("reward_functions", "No reward function is chosen.")]
     entries: list[RewardCall] = []
@@ -143,12 +151,12 @@ def resolve(names: list[str], file: Path | None = None, base: Path | None = None
 class _Shelf:
     """The functions that entries may name: shipped ones, those of the person's file, those of files before `::`."""
 
-    def __init__(self, home: RewardFile | None, base: Path | None) -> None:
+    def __init__(self, home: RewardFile | None, base: Path | None, files: dict[Path, RewardFile]) -> None:
         self.home = home
         self.own = home.functions if home else {}
         self.known = REWARD_REGISTRY | self.own
         self._base = base
-        self._files = {home.path.resolve(): home} if home else {}
+        self._files = files
 
     def function(self, entry: RewardCall) -> RewardFunction:
         """Raises Mistake on `reward_functions`."""

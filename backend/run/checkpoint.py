@@ -1,7 +1,18 @@
-"""Checkpoints of a run: weights, optimizer and place, written whole or not at all; rotated; found again.
+"""Checkpoints of a run: weights, optimizer and training state, written completely or not at all, and rotated.
 
-A checkpoint is a folder `checkpoints/000100/`. It is written under another name, put on disk, and renamed, so a folder
-with that name is whole. There is no random state to save: every draw follows from the seed and the place in the run.
+A checkpoint is a folder `checkpoints/000100/`. It is written as `.000100`, synced to disk and renamed, so a folder with a
+number for a name is complete. There is no random state to save: each random number is a function of the seed and of its
+position in the run.
+
+How a killed run continues. The trainer appends to two files, `events.jsonl` (the diary) and `completions.jsonl`, which at a
+crash are ahead of the newest checkpoint: steps 101 … 107 are in them, the weights are those of step 100. `state.json` holds
+the byte length of both files at the moment of the checkpoint. Resuming truncates each file to that length (`cut_back`), then
+appends: steps 101 … are done again with the same prompts and the same random numbers, and every step is in the diary once.
+So that the length always points at bytes that exist, the files are synced to disk before the checkpoint's folder is
+renamed. Without any checkpoint the lengths are 0 and the run starts over. The `checkpoint` event itself is written after the
+folder exists, beyond the recorded length, and is therefore written again after a resume. Readers that had read beyond
+the new end notice that the last line they read is no longer where it was, and read again from the start
+(`backend.spec.events.Follower`).
 """
 
 from __future__ import annotations
@@ -23,14 +34,14 @@ Arrays = dict[str, mx.array]
 
 @dataclass(slots=True)
 class TrainingState:
-    """Where a run is, between two steps. Kept in state.json beside the weights."""
+    """The state of a run between two steps beside its arrays. Saved as state.json, with these names as keys."""
 
     step: int = 0
     """Steps done."""
     updates: int = 0
     """Optimizer updates done (`num_iterations` of them a step)."""
     cursor: int = 0
-    """Rows of the deck gone through, the ones left out counted."""
+    """Rows of the prompt stream gone through, those that are too long included."""
     num_tokens: int = 0
     """Prompt and completion tokens so far."""
     elapsed_s: float = 0.0
@@ -42,15 +53,15 @@ class TrainingState:
     bonus: list[float | None] = field(default_factory=list)
     """State of the entropy bonus."""
     reward_weights: list[dict[str, Any]] = field(default_factory=list)
-    """State of adaptive reward weights, a stage each."""
+    """State of adaptive reward weights, one entry a stage."""
     events_bytes: int = 0
     completions_bytes: int = 0
-    """Lengths of both diaries when this was saved: resuming cuts them back to here."""
+    """Lengths of events.jsonl and completions.jsonl when this was saved: resuming truncates them to these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A whole checkpoint on disk."""
+    """A complete checkpoint on disk."""
 
     path: Path
     state: TrainingState
@@ -63,7 +74,7 @@ class Checkpoint:
         return (self.path / "reference.safetensors").exists()
 
     def reference(self) -> Arrays:
-        """The reference of a run that moves it."""
+        """The reference policy's arrays, of a run whose reference moves (`sync_ref_model`)."""
         return _load(self.path / "reference.safetensors")
 
     def optimizer(self) -> Arrays:
@@ -87,12 +98,12 @@ def save(
     optimizer: Arrays,
     reference: Arrays | None = None,
     *,
-    whole_model: bool,
+    is_full_model: bool,
     keep: int,
 ) -> Path:
-    """Write a checkpoint of `state` and drop the ones that are neither among the newest `keep` nor the best.
+    """Write a checkpoint of `state`, and delete those that are neither among the newest `keep` nor the best.
 
-    Raises Mistake on `save_every` when the disk refuses; the run's other checkpoints are untouched then.
+    Raises Mistake on `save_every` when it cannot be written; the run's other checkpoints are untouched then.
     """
     final = run.checkpoints / f"{state.step:06d}"
     draft = run.checkpoints / f".{final.name}"
@@ -100,14 +111,16 @@ def save(
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         adapters, model = _weight_files(draft)
-        mx.save_safetensors(str(model if whole_model else adapters), weights, metadata={"format": "mlx"})
+        mx.save_safetensors(str(model if is_full_model else adapters), weights, metadata={"format": "mlx"})
         mx.save_safetensors(str(draft / "optimizer.safetensors"), optimizer, metadata={"format": "mlx"})
         if reference is not None:
             mx.save_safetensors(str(draft / "reference.safetensors"), reference, metadata={"format": "mlx"})
         (draft / "state.json").write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
         for file in draft.iterdir():
             _sync(file)
-        _sync(draft)
+        _sync(
+            draft
+        )  # a folder's entries are data of their own; without this the rename may survive a crash and the files not
         _replace_folder(draft, final)
         _sync(run.checkpoints)
     except (OSError, RuntimeError) as error:
@@ -128,7 +141,7 @@ def _sync(path: Path) -> None:
 
 
 def _replace_folder(new: Path, final: Path) -> None:
-    """Rename `new` to `final`; a folder that stands there goes only once the new one is in its place."""
+    """Rename `new` to `final`; a folder of that name is deleted only once the new one has replaced it."""
     old = final.with_name(f".{final.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if final.exists():
@@ -138,18 +151,18 @@ def _replace_folder(new: Path, final: Path) -> None:
 
 
 def all_checkpoints(run: RunFolder) -> list[Checkpoint]:
-    """Every whole checkpoint, oldest first."""
-    found = [one for one in map(_read, run.checkpoints.glob("[0-9]*")) if one is not None]
-    return sorted(found, key=lambda one: one.state.step)
+    """Every complete checkpoint, oldest first."""
+    checkpoints = [saved for saved in map(_read, run.checkpoints.glob("[0-9]*")) if saved is not None]
+    return sorted(checkpoints, key=lambda saved: saved.state.step)
 
 
 def newest(run: RunFolder) -> Checkpoint | None:
-    found = all_checkpoints(run)
-    return found[-1] if found else None
+    checkpoints = all_checkpoints(run)
+    return checkpoints[-1] if checkpoints else None
 
 
 def _read(folder: Path) -> Checkpoint | None:
-    """The checkpoint in a folder; None where a file of it is missing or its state is not one."""
+    """The checkpoint in a folder; None where a file is missing or state.json is not a state."""
     try:
         saved = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -158,17 +171,18 @@ def _read(folder: Path) -> Checkpoint | None:
         return None
     if not any(file.exists() for file in _weight_files(folder)):
         return None
-    known = {field.name for field in fields(TrainingState)}
+    known = {field.name for field in fields(TrainingState)}  # a later version may write more
     return Checkpoint(folder, TrainingState(**{key: value for key, value in saved.items() if key in known}))
 
 
 def _rotate(run: RunFolder, keep: int) -> None:
-    found = all_checkpoints(run)
-    scored = [one for one in found if one.state.score is not None]
-    # Between two evaluations a score is carried along: the checkpoint that was evaluated is the first that has it.
-    best = max(scored, key=lambda one: (one.state.score, -one.state.step), default=None)
-    for one in found[:-keep]:
-        if one is not best:
-            shutil.rmtree(one.path, ignore_errors=True)
+    """Delete all but the newest `keep` and the best."""
+    checkpoints = all_checkpoints(run)
+    scored = [saved for saved in checkpoints if saved.state.score is not None]
+    # The score of an evaluation is repeated until the next one: the checkpoint that was evaluated is the first that has it.
+    best = max(scored, key=lambda saved: (saved.state.score, -saved.state.step), default=None)
+    for saved in checkpoints[:-keep]:
+        if saved is not best:
+            shutil.rmtree(saved.path, ignore_errors=True)
     for leftover in run.checkpoints.glob(".[0-9]*"):  # of a process that was killed while it saved
         shutil.rmtree(leftover, ignore_errors=True)

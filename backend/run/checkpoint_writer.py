@@ -1,7 +1,8 @@
-"""Checkpoints written beside the run: the next step samples while the last one goes to disk.
+"""Checkpoints written by a thread: the next step samples while the last one goes to disk.
 
-Arrays do not change once they are evaluated, so what is written is the step it was begun at, whatever comes after. It
-must have ended before the weights change: until then it holds no memory of its own, later it would hold a second copy.
+An evaluated mlx array is immutable: an update makes new arrays. So a snapshot is a set of references, the thread writes the
+step it was taken at whatever the run does meanwhile, and nothing is copied. The trainer waits for the thread before
+the next update all the same: after it the snapshot alone would keep the old weights alive, a second copy of the model.
 Decides neither when to save nor what a checkpoint is.
 """
 
@@ -28,8 +29,8 @@ from backend.training.learner import Learner
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """A checkpoint that stands."""
+class WrittenCheckpoint:
+    """A checkpoint that is complete on disk."""
 
     step: int
     path: Path
@@ -37,75 +38,74 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A run between two steps, every array of it evaluated."""
+    """The state and arrays of a run between two steps, every array evaluated."""
 
     state: TrainingState
     weights: Arrays
     optimizer: Arrays
     reference: Arrays | None
     adapter_config: dict[str, Any] | None
-    """What mlx-lm needs beside the adapters; None where the whole model learns."""
+    """adapter_config.json, as mlx-lm reads it beside the adapters; None under full fine-tuning."""
 
 
 def snapshot(state: TrainingState, policy: Policy, learner: Learner, config: Config) -> Snapshot:
-    """References to all that a checkpoint holds; nothing is copied."""
+    """References to everything that a checkpoint holds; nothing is copied."""
     full = config.train_type == "full"
     arrays = policy.trainable(), learner.state_arrays(), policy.reference_arrays() if config.sync_ref_model else None
-    mx.eval(arrays)  # what is not yet worked out can be worked out in this thread alone
+    mx.eval(arrays)  # a lazy array can be evaluated only in the thread that made its graph
     return Snapshot(replace(state), *arrays, None if full else adapter_config(policy, config))
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time. What is begun ends with `wait`."""
+    """Writes one checkpoint at a time: `begin`, then `wait`."""
 
     def __init__(self, run: RunFolder, keep: int) -> None:
         self._run, self._keep = run, keep
         # One thread for all of them: mlx gives every thread that touches an array a stream, and keeps it.
         self._writer = ThreadPoolExecutor(1, "checkpoints")
-        self._pending: Future[Saved] | None = None
+        self._pending: Future[WrittenCheckpoint] | None = None
 
-    def begin(self, shot: Snapshot, diaries: Sequence[JsonLines]) -> None:
-        """Write `shot`, once what the diaries say up to it is on disk. The one before must have ended."""
+    def begin(self, taken: Snapshot, logs: Sequence[JsonLines]) -> None:
+        """Start writing a snapshot, after syncing `logs` (diary and completions) to disk. `wait` for the one before first."""
         assert self._pending is None
-        self._pending = self._writer.submit(self._write, [shot], diaries)
+        self._pending = self._writer.submit(self._write, [taken], logs)
 
     @property
-    def has_ended(self) -> bool:
-        """Whether what was begun has come to its end, well or not, so that `wait` returns at once."""
+    def is_done(self) -> bool:
+        """Whether the checkpoint begun last has been written, or has failed, so that `wait` returns at once."""
         return self._pending is not None and self._pending.done()
 
-    def wait(self) -> Saved | None:
-        """What was begun, once it stands; None where nothing was. Raises Mistake on `save_every` when the disk refused."""
+    def wait(self) -> WrittenCheckpoint | None:
+        """The checkpoint begun last, once written; None if there is none. Raises Mistake on `save_every` if that failed."""
         pending, self._pending = self._pending, None
         return None if pending is None else pending.result()
 
     def close(self) -> None:
         self._writer.shutdown()
 
-    def _write(self, only: list[Snapshot], diaries: Sequence[JsonLines]) -> Saved:
-        shot = (
-            only.pop()
-        )  # the executor keeps its arguments a moment longer than this; the arrays must not be among them
-        for lines in diaries:
-            lines.sync()
+    def _write(self, only: list[Snapshot], logs: Sequence[JsonLines]) -> WrittenCheckpoint:
+        # Popped from a list, because the executor keeps its arguments until after `wait` returns: the arrays would live on.
+        taken = only.pop()
+        for log in logs:
+            log.sync()
         path = checkpoint.save(
-            self._run, shot.state, shot.weights, shot.optimizer, shot.reference,
-            whole_model=shot.adapter_config is None, keep=self._keep,
+            self._run, taken.state, taken.weights, taken.optimizer, taken.reference,
+            is_full_model=taken.adapter_config is None, keep=self._keep,
         )  # fmt: skip
-        if shot.adapter_config is not None:
-            self._publish(path, shot)
-        return Saved(shot.state.step, path)
+        if taken.adapter_config is not None:
+            self._publish_adapters(path, taken)
+        return WrittenCheckpoint(taken.state.step, path)
 
-    def _publish(self, path: Path, shot: Snapshot) -> None:
-        """The adapters beside the checkpoints as mlx-lm loads them, each file whole or as it was before."""
+    def _publish_adapters(self, path: Path, taken: Snapshot) -> None:
+        """Copy the adapters to `adapters/`, where mlx-lm loads them; a file is replaced completely or not at all."""
         folder = self._run.adapters
         try:
             folder.mkdir(parents=True, exist_ok=True)
             draft = folder / ".draft.safetensors"
             shutil.copyfile(path / "adapters.safetensors", draft)
             draft.replace(folder / "adapters.safetensors")
-            text = json.dumps(shot.adapter_config, indent=2)
+            text = json.dumps(taken.adapter_config, indent=2)
             (folder / "adapter_config.json").write_text(text + "\n", encoding="utf-8")
         except OSError as error:
-            where = f"The adapters of step {shot.state.step} cannot be written to {folder}"
+            where = f"The adapters of step {taken.state.step} cannot be written to {folder}"
             raise Mistake("save_every", f"{where}: {error}.") from error

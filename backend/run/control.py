@@ -1,7 +1,12 @@
-"""Words from outside: pause, resume, save, stop, from the window's `control` file or from a signal.
+"""Commands to a running trainer: pause, resume, save or stop, from the window's `control` file or from a signal.
 
-The trainer asks between bursts of decoding, micro-batches and evaluation batches. A word is claimed by renaming its
-file, so that it is obeyed once, and noted in the diary.
+The protocol of the file. The window writes one word to a temporary file and renames it to `control`, so that a word is never
+seen half written; a second word replaces one that was not read yet. The trainer looks for the file between decode chunks,
+micro-batches and evaluation batches. It claims the word by renaming `control` to `control.taken` and reads it there: a rename
+succeeds for one reader only, and a word that the window writes meanwhile is a new file. The claimed file is deleted, the word
+is written to the diary as a `command` event, and obeyed. Files left by an earlier process are deleted before `started`.
+
+This module decides when a pause ends; what "save" and "stop" do is the trainer's.
 """
 
 from __future__ import annotations
@@ -19,17 +24,17 @@ PAUSE_POLL_S = 0.1
 
 
 class Stopped(Exception):
-    """Unwinds to the last finished step, which is then saved."""
+    """Raised out of a step that is given up: the trainer then saves the last finished one."""
 
 
 class Control:
-    """Listens for one run. `save_wanted` and `stop_wanted` stay set until the trainer has seen to them."""
+    """The commands to one run. `save_requested` stays set until the trainer clears it, `stop_requested` for good."""
 
     def __init__(self, run: RunFolder, diary: Diary) -> None:
         self.run = run
         self.diary = diary
-        self.save_wanted = False
-        self.stop_wanted = False
+        self.save_requested = False
+        self.stop_requested = False
         self.reason = ""
         self.paused_s = 0.0
         """Seconds spent paused so far."""
@@ -43,25 +48,26 @@ class Control:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signal = number
+        self._signal = number  # no more: a handler may run in the middle of a write to the diary
 
-    def obey(self, *, may_stop: bool = True, resting: Callable[[], None] = lambda: None) -> None:
-        """Do what was asked since the last look. Pauses here; raises Stopped when asked to stop and `may_stop`.
+    def obey(self, *, may_stop: bool = True, before_pause: Callable[[], None] = lambda: None) -> None:
+        """Obey the command that came since the last call, if any. Blocks while paused; raises Stopped for a stop.
 
-        Between the updates of a rollout the weights are half-way, so the trainer passes may_stop=False there and the
-        stop waits for the end of the step. `resting` is called once before a pause (to give memory back).
+        Between the updates of a rollout the weights belong to no step, so the trainer passes may_stop=False there and the
+        stop waits for the end of the step. `before_pause` is called once before a pause (to free memory).
         """
-        word = self._take()
+        word = self._claim()
         if word == "pause":
-            self._pause(resting)
+            self._pause(before_pause)
         elif word == "save":
-            self.save_wanted = True
+            self.save_requested = True
         elif word == "stop":
-            self.stop_wanted = True
-        if self.stop_wanted and may_stop:
+            self.stop_requested = True
+        if self.stop_requested and may_stop:
             raise Stopped(self.reason)
 
-    def _take(self) -> str | None:
+    def _claim(self) -> str | None:
+        """The next command, written to the diary; None where there is none. A signal counts as "stop"."""
         if self._signal is not None:
             name, self._signal = signal.Signals(self._signal).name, None
             self.diary.write("command", word="stop", source=name)
@@ -82,12 +88,12 @@ class Control:
         self.reason = "it was asked to stop" if word == "stop" else self.reason
         return word
 
-    def _pause(self, resting: Callable[[], None]) -> None:
-        resting()
+    def _pause(self, before_pause: Callable[[], None]) -> None:
+        before_pause()
         self.diary.write("phase", phase="paused")
         began = time.monotonic()
-        while (word := self._take()) not in ("resume", "stop"):
-            self.save_wanted |= word == "save"
+        while (word := self._claim()) not in ("resume", "stop"):
+            self.save_requested |= word == "save"
             time.sleep(PAUSE_POLL_S)
         self.paused_s += time.monotonic() - began
-        self.stop_wanted |= word == "stop"
+        self.stop_requested |= word == "stop"

@@ -1,13 +1,15 @@
-"""How good the policy is on prompts it does not learn from: mean rewards at the training temperature, greedy accuracy."""
+"""Evaluation on prompts that the policy does not train on: mean rewards at the training temperature, greedy accuracy.
+
+Decides neither when to evaluate nor what becomes of the metrics.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from backend.data.rows import batches
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import GREEDY, Sampling
 from backend.training.advantages import advantages
@@ -15,7 +17,8 @@ from backend.training.batch import completion_metrics
 from backend.types import Group, Problem
 
 EVAL_SEED = 0x6576616C
-"""Held-out completions are drawn from numbers of their own, the same at each evaluation: differences are the policy's."""
+"""Seed of held-out completions, the same at every evaluation ("eval" in ASCII): differences between two evaluations come
+from the policy, not from the random numbers."""
 
 Score = Callable[[list[Group]], object]
 
@@ -32,58 +35,68 @@ def held_out_rewards(
     batch_size: int,
     count: int,
     poll: Callable[[float], None] = lambda done: None,
-    beside: bool = True,
+    overlap_scoring: bool = True,
 ) -> dict[str, float]:
     """Mean reward, per-function means and completion lengths over the first `count` batches (−1: all) of `problems`.
 
-    `score` fills the completions' scores. `beside`: in a thread of its own, a batch while the next one is sampled. `poll` is
-    called with the share done and may raise to stop.
+    `score` fills the completions' scores. With `overlap_scoring` a thread scores one batch while the next one is sampled;
+    calls and their order are the same. `poll` is called with the fraction done and may raise to stop.
     """
     groups: list[Group] = []
     chosen = list(batches(problems, batch_size, count))
-    with _Scorer(score) as scorer:
+    with _BackgroundScorer(score) as scorer:
         for i, batch in enumerate(chosen):
-            made = rollout.sample(
-                batch, group_size, sampling, EVAL_SEED, i * batch_size, lambda drawn, i=i: poll(i / len(chosen))
+            sampled = rollout.sample(
+                batch, group_size, sampling, EVAL_SEED, i * batch_size, lambda tokens, i=i: poll(i / len(chosen))
             )
-            scorer.begin(made) if beside else score(made)
-            groups += made
+            scorer.submit(sampled) if overlap_scoring else score(sampled)
+            groups += sampled
         scorer.wait()
-    return reward_metrics(groups, names, weights) | _lengths(groups)
+    return reward_metrics(groups, names, weights) | _length_metrics(groups)
 
 
-class _Scorer:
-    """Scores one batch after the other in a thread of its own. Leaving waits for the call that runs."""
+def batches(problems: Sequence[Problem], size: int, count: int) -> Iterator[list[Problem]]:
+    """The first `count` batches of `size` problems in file order (−1: all of them)."""
+    stop = len(problems) if count < 0 else min(len(problems), size * count)
+    for start in range(0, stop, size):
+        yield list(problems[start : min(start + size, stop)])
+
+
+class _BackgroundScorer:
+    """Scores one batch at a time in a thread of its own. Leaving the `with` block waits for the call that is running."""
 
     def __init__(self, score: Score) -> None:
         self._score = score
         self._pool = ThreadPoolExecutor(1, "held-out rewards")
         self._running: Future[object] | None = None
 
-    def __enter__(self) -> _Scorer:
+    def __enter__(self) -> _BackgroundScorer:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
 
-    def begin(self, groups: list[Group]) -> None:
-        self.wait()
+    def submit(self, groups: list[Group]) -> None:
+        self.wait()  # raises here what the batch before raised
         self._running = self._pool.submit(self._score, groups)
 
     def wait(self) -> None:
-        """Raises what the reward functions raised."""
+        """Wait for the running call. Raises what the reward functions raised."""
         if self._running is not None:
             self._running.result()
 
 
 def reward_metrics(groups: Sequence[Group], names: Sequence[str], weights: Sequence[float]) -> dict[str, float]:
     """`reward`, `reward_std` and `rewards/<name>/mean|std` of scored groups."""
-    rewards = [[one.scores[name] for name in names] for group in groups for one in group.completions]
-    _, metrics = advantages(rewards, 1, weights=weights, names=names)
+    completions = [completion for group in groups for completion in group.completions]
+    scores = [[completion.scores[name] for name in names] for completion in completions]
+    _, metrics = advantages(
+        scores, 1, weights=weights, names=names
+    )  # only the metrics are used: groups of 1 have no advantage
     return {key: value for key, value in metrics.items() if key != "frac_reward_zero_std"}
 
 
-def _lengths(groups: Sequence[Group]) -> dict[str, float]:
+def _length_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics = completion_metrics(groups)
     return {key: metrics[key] for key in ("completions/mean_length", "hit_max_tokens_ratio")}
 
@@ -91,14 +104,14 @@ def _lengths(groups: Sequence[Group]) -> dict[str, float]:
 def greedy_accuracy(
     rollout: Rollout,
     problems: Sequence[Problem],
-    right: Callable[[list[Group]], Sequence[bool]],
+    is_correct: Callable[[list[Group]], Sequence[bool]],
     *,
     batch_size: int = 64,
     poll: Callable[[float], None] = lambda done: None,
 ) -> float:
-    """Share, 0 … 1, of problems whose likeliest completion is right, over all of `problems`."""
-    marks: list[bool] = []
+    """Fraction, 0 … 1, of all `problems` whose greedy completion is correct; `is_correct` judges a batch of groups of 1."""
+    correct: list[bool] = []
     for batch in batches(problems, batch_size, -1):
-        marks += right(rollout.sample(batch, 1, GREEDY, EVAL_SEED, 0))
-        poll(len(marks) / len(problems))
-    return float(np.mean(marks))
+        correct += is_correct(rollout.sample(batch, 1, GREEDY, EVAL_SEED, 0))
+        poll(len(correct) / len(problems))
+    return float(np.mean(correct))

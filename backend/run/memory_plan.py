@@ -1,13 +1,12 @@
-"""Room for a run: its plan from what its model and this machine are, and MLX told to stay within it.
+"""The memory plan of a run on this machine, and MLX's memory limit set to it.
 
-The sums are `backend.spec.memory.estimate`'s; here are the model's folder, the run's prompts and the device.
+The arithmetic is `backend.spec.memory.estimate`'s; this module knows the model's folder, the run's prompts and the device.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,52 +19,47 @@ from backend.spec.memory.model_shape import ModelShape, shape_of
 from backend.spec.places import local_folder
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedMemory:
-    """What learner and rollout are told; nothing where the model's sizes are not known."""
+def learner_limits(plan: MemoryPlan | None) -> dict[str, Any]:
+    """The plan as keywords of `Learner`; none without a plan, and the learner uses its own defaults."""
+    if plan is None:
+        return {}
+    return {"micro_batch_tokens": plan.micro_batch_tokens, "chunk": plan.chunk, "recompute": plan.recompute}
 
-    plan: MemoryPlan | None
 
-    @property
-    def learner(self) -> dict[str, Any]:
-        if self.plan is None:
-            return {}
-        plan = self.plan
-        return {"micro_batch_tokens": plan.micro_batch_tokens, "chunk": plan.chunk, "recompute": plan.recompute}
-
-    @property
-    def rollout(self) -> dict[str, Any]:
-        if self.plan is None:
-            return {}
-        return {"rows": self.plan.rows, "prefill_chunk": self.plan.prefill_chunk, "merge": self.plan.merge}
+def rollout_limits(plan: MemoryPlan | None) -> dict[str, Any]:
+    """The plan as keywords of `Rollout`; none without a plan."""
+    return {} if plan is None else {"rows": plan.rows, "prefill_chunk": plan.prefill_chunk, "merge": plan.merge}
 
 
 def refuse_too_large(config: Config) -> None:
-    """Before anything is loaded: raises Mistake for a model that cannot be trained here even on the shortest prompts."""
+    """Raises Mistake for a model that this machine cannot train even on the shortest prompts. Loads nothing."""
     shape = _shape(config)
     if shape is not None:
         _refuse(estimate(config, shape, machine_bytes(), prompt=1, gpu=_on_gpu()))
 
 
-def plan_memory(config: Config, policy: Any, prompts: Iterable[int], note: Callable[[str], None]) -> PlannedMemory:
-    """The plan for prompts of these lengths; `note` is told what the memory has constrained. While `policy` lives MLX does
-    not run further ahead of the device than the plan has room for. Raises Mistake where even the smallest does not fit."""
+def plan_memory(config: Config, policy: Any, prompts: Iterable[int], note: Callable[[str], None]) -> MemoryPlan | None:
+    """The plan for prompts of these lengths in tokens, and MLX's memory limit set to it while `policy` lives.
+
+    `note` is called with a sentence where the memory limit constrains the run. None where the model's sizes are not known.
+    Raises Mistake where even the smallest plan does not fit.
+    """
     shape = _shape(config)
     if shape is None:
-        return PlannedMemory(None)
+        return None
     machine = machine_bytes(held=mx.get_active_memory())
-    found = estimate(config, shape, machine, max(prompts, default=0) or None, gpu=_on_gpu())
-    _refuse(found)
-    if found.pressed or not found.fits:
-        note(found.sentence)
-    _hold(found, policy)
-    return PlannedMemory(found.plan)
+    needs = estimate(config, shape, machine, max(prompts, default=0) or None, gpu=_on_gpu())
+    _refuse(needs)
+    if needs.pressed or not needs.fits:
+        note(needs.sentence)
+    _set_memory_limit(needs, policy)
+    return needs.plan
 
 
-def _refuse(found: Estimate) -> None:
-    """A rough guess refuses nobody."""
-    if found.fault is not None and not found.rough:
-        raise Mistake([found.fault])
+def _refuse(needs: Estimate) -> None:
+    """Raise the estimate's fault; a rough one, of an architecture whose sizes are guessed, stops no run."""
+    if needs.fault is not None and not needs.rough:
+        raise Mistake([needs.fault])
 
 
 def _shape(config: Config) -> ModelShape | None:
@@ -77,13 +71,16 @@ def _on_gpu() -> bool:
     return mx.default_device().type == mx.gpu
 
 
-def _hold(found: Estimate, policy: Any) -> None:
-    """MLX prepares operations, and their arrays, far ahead of the device unless its memory runs out; told how much a step
-    needs it waits there, which costs no time. It notices late: a little is in flight all the same. A GPU has everything that
-    the run may use: it wants to be kept busy, and keeps freed arrays to use again."""
-    size = found.limit if _on_gpu() or found.rough else found.needed
+def _set_memory_limit(needs: Estimate, policy: Any) -> None:
+    """Keep MLX from allocating further ahead of the device than the plan allows, until `policy` is collected.
+
+    On a CPU MLX prepares operations and their arrays far ahead unless it reaches its memory limit, where it waits for the
+    device. Waiting at what a step needs costs no time. It notices late, so that a little more is in flight all the same.
+    A GPU gets all that the run may use: it has to be kept busy, and freed buffers are reused from MLX's cache.
+    """
+    size = needs.limit if _on_gpu() or needs.rough else needs.needed
     before = mx.set_memory_limit(size)
-    weakref.finalize(policy, mx.set_memory_limit, before).atexit = False
+    weakref.finalize(policy, mx.set_memory_limit, before).atexit = False  # at exit nobody needs the old limit
     if mx.metal.is_available():
         most = int(mx.device_info()["max_recommended_working_set_size"])
-        mx.set_wired_limit(min(found.limit, most))
+        mx.set_wired_limit(min(needs.limit, most))

@@ -1,17 +1,20 @@
-"""Everything a run needs before its first step, made from its settings: policy, data, rewards, sampler, learner."""
+"""The parts of a run, built from its settings before the first step: policy, data, rewards, sampler, learner."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from backend.data.prompts import BackgroundTokenizer, TokenizedPrompts, first_look
-from backend.data.rows import PromptStream, Splits, read_splits
+from backend.data.problems import PromptFormat
+from backend.data.prompt_stream import PromptStream
+from backend.data.prompts import BackgroundTokenizer, TokenizedPrompts, measure_first_rows
+from backend.data.rows import SPLITS, Splits, check_columns
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Policy, load_policy
 from backend.run.checkpoint import Checkpoint
-from backend.run.memory_plan import plan_memory, refuse_too_large
+from backend.run.memory_plan import learner_limits, plan_memory, refuse_too_large, rollout_limits
+from backend.run.run_inputs import RunInputs, read_inputs
 from backend.run.scoring_stages import ScoringStages
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
@@ -24,7 +27,7 @@ Note = Callable[[str], None]
 
 @dataclass(slots=True)
 class RunParts:
-    """The parts of one run. `steps` is its length, which epochs or stages may decide."""
+    """The parts of one run. `steps` is its length: `iters`, or what `epochs` or `stages` come to."""
 
     policy: Policy
     learner: Learner
@@ -36,9 +39,11 @@ class RunParts:
     test: list[Problem]
     sampling: Sampling
     steps: int
+    slow_paths: list[str]
+    """A sentence for each part that runs on a slower path than the fastest there is, with the reason."""
 
     def restore(self, saved: Checkpoint) -> None:
-        """Put every part where `saved` left it."""
+        """Bring every part to the state of a checkpoint."""
         state = saved.state
         self.policy.assign(saved.weights())
         self.learner.restore(saved.optimizer(), state.updates, state.bonus)
@@ -48,28 +53,32 @@ class RunParts:
             self.policy.restore_reference(saved.reference())
 
 
-def load_parts(config: Config, note: Note) -> RunParts:
-    """Build a run's parts; `note` is told what a person should know. Raises Mistake for what cannot be used."""
-    splits = read_splits(config)
+def load_parts(config: Config, note: Note, inputs: RunInputs | None = None) -> RunParts:
+    """Build a run's parts. `inputs` are what `preflight` read; they are read here without it.
+
+    `note` is called with each sentence for the user. Raises Mistake for settings or files that cannot be used.
+    """
+    inputs = inputs or read_inputs(config)
     refuse_too_large(config)
     policy = load_policy(config, note)
-    prompts = _prompts(splits, policy, config)
+    prompts = _tokenized_prompts(inputs.splits, policy, config)
     if config.test and "test" not in prompts:
         raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
     each = config.prompts_per_step
     held_out = {"valid": config.val_batches * each, "test": config.test_batches * each}
     valid, test = (prompts[split].first(count) if split in prompts else [] for split, count in held_out.items())
-    scoring = ScoringStages(
-        config, -(-config.epochs * prompts["train"].fitting // each) if config.epochs else config.iters
-    )
+    steps = -(-config.epochs * prompts["train"].fitting // each) if config.epochs else config.iters  # rounded up
+    scoring = ScoringStages(config, inputs.reward_functions, steps)
     background_tokenizer = BackgroundTokenizer(prompts)
-    for sentence in background_tokenizer.said():
+    for sentence in background_tokenizer.new_notes():
         note(sentence)
-    room = plan_memory(config, policy, [one.longest for one in prompts.values()], note)
+    plan = plan_memory(config, policy, [split.longest for split in prompts.values()], note)
+    rollout = Rollout(policy, config.max_completion_length, stop=config.stop, **rollout_limits(plan))
+    of_prompts = [sentence for split in prompts.values() for sentence in split.slow_paths]
     return RunParts(
         policy=policy,
-        learner=grpo_learner(policy, config, scoring.steps, **room.learner),
-        rollout=Rollout(policy, config.max_completion_length, stop=config.stop, **room.rollout),
+        learner=grpo_learner(policy, config, scoring.steps, **learner_limits(plan)),
+        rollout=rollout,
         scoring=scoring,
         prompt_stream=PromptStream(prompts["train"], config.seed),
         background_tokenizer=background_tokenizer,
@@ -77,16 +86,22 @@ def load_parts(config: Config, note: Note) -> RunParts:
         test=test,
         sampling=Sampling(config.temperature, config.top_p, config.top_k, config.min_p),
         steps=scoring.steps,
+        slow_paths=list(dict.fromkeys([*policy.split_model.slow_paths, *rollout.slow_paths, *of_prompts])),
     )
 
 
-def _prompts(splits: Splits, policy: Policy, config: Config) -> dict[str, TokenizedPrompts]:
-    """The prompts of every split that the run uses. Epochs count the rows that fit, so these are all tokenised now."""
-    wanted = {"train": True, "valid": config.steps_per_eval > 0, "test": config.test}
-    found: dict[str, TokenizedPrompts] = {}
-    for split, rows in (("train", splits.train), ("valid", splits.valid), ("test", splits.test)):
-        if rows and wanted[split]:
-            found[split] = TokenizedPrompts(rows, policy.tokenizer, config, splits.source.get(split, config.data))
-            first_look(found[split], split, everything=split == "train" and config.epochs > 0)
-            found[split].look(found[split].widest())  # memory is planned for the longest prompt, wherever it stands
-    return found
+def _tokenized_prompts(splits: Splits, policy: Policy, config: Config) -> dict[str, TokenizedPrompts]:
+    """The prompts of every split that the run uses, the first rows tokenised; with `epochs` all training rows, because
+    the length of the run is then the number of rows that fit."""
+    used = {"train": True, "valid": config.steps_per_eval > 0, "test": config.test}
+    prompts: dict[str, TokenizedPrompts] = {}
+    for split in SPLITS:
+        rows, source = splits.rows(split), splits.source.get(split, config.data)
+        if not (rows and used[split]):
+            continue
+        if faults := check_columns(rows, config, source):
+            raise Mistake(faults)
+        prompts[split] = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(config), source)
+        measure_first_rows(prompts[split], split, all_rows=split == "train" and config.epochs > 0)
+        prompts[split].measure(prompts[split].longest_texts())  # memory is planned for the longest prompt of all rows
+    return prompts

@@ -1,63 +1,82 @@
-"""Every problem a person can mend before a run: settings first, then what is on disk. Loads no weights, trains nothing."""
+"""Every fault a user can mend before a run: settings first, then model, dataset and reward files on disk.
+
+Loads no weights and trains nothing. What it reads of the dataset and the reward files is handed on to the run.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from backend.data.rows import check_columns, check_prompts, read_splits
+from backend.data.problems import PromptFormat, check_prompts, load_tokenizer
+from backend.data.rows import SPLITS, Splits, check_columns, read_splits
 from backend.models.hub_search import config_file
 from backend.models.support import architectures, module_of
-from backend.run.scoring_stages import stages
+from backend.run.run_inputs import RunInputs, StageFunctions, resolve_stages
+from backend.run.scoring_stages import scoring_stages
 from backend.spec.config import Config, parse, problems
 from backend.spec.faults import Fault, Mistake
 from backend.spec.memory.estimate import estimate, machine_bytes
 from backend.spec.memory.model_shape import shape_of
 from backend.spec.model_and_data_names import check_reference, check_weights, model_source
 
+T = TypeVar("T")
+
 
 def check(raw: Mapping[str, Any]) -> list[Fault]:
-    """All faults of raw settings and of what they point to. What is on disk is looked at once the settings are sound."""
-    faults = problems(raw)
-    return faults or check_disk(parse(raw))
+    """All faults of raw settings and of what they point to. Files are read only once the settings themselves are sound."""
+    try:
+        preflight(raw)
+    except Mistake as mistake:
+        return mistake.faults
+    return []
 
 
-def check_disk(config: Config) -> list[Fault]:
-    """Faults of model, reference, dataset, columns, prompts and rewards; each part is looked at whatever the others say.
+def preflight(raw: Mapping[str, Any]) -> RunInputs:
+    """Check raw settings, then model, reference, dataset, columns, prompts and rewards, each whatever the others say.
 
-    A reward file is run to see what it registers: naming it on the command line is consent.
+    Returns the rows and reward functions that were read for it. Raises Mistake with every fault found.
+    A reward file is executed to see what it registers: naming it on the command line is consent.
     """
-    faults: list[Fault] = []
+    if faults := problems(raw):
+        raise Mistake(faults)
+    config = parse(raw)
     folder = _caught(faults, lambda: check_model(config.model, "model"))
     if folder is not None:
         _caught(faults, lambda: _check_quantised(folder, config))
         faults += _too_large(folder, config)
     if config.reference_model_path and config.needs_reference:
         _caught(faults, lambda: _check_reference(config.reference_model_path))
-    _caught(faults, lambda: _check_data(config, folder))
-    _caught(faults, lambda: stages(config, config.iters))
-    return faults
+    splits = _caught(faults, lambda: _read_and_check_data(config, folder))
+    functions = _caught(faults, lambda: _resolve_and_check_rewards(config))
+    if faults:
+        raise Mistake(faults)
+    assert splits is not None and functions is not None
+    return RunInputs(splits, functions)
 
 
 def _too_large(folder: Path, config: Config) -> list[Fault]:
-    """What cannot be trained on this machine even with the shortest prompts."""
+    """The fault of a model that this machine cannot train even with the shortest prompts."""
     shape = shape_of(folder)
-    found = estimate(config, shape, machine_bytes(), prompt=1) if shape is not None and shape.known else None
-    return [found.fault] if found is not None and found.fault is not None else []
+    if shape is None or not shape.known:
+        return []
+    fault = estimate(config, shape, machine_bytes(), prompt=1).fault
+    return [fault] if fault is not None else []
 
 
 def _check_reference(name: str) -> None:
-    """Another model, or a folder with an adapter of the base."""
+    """A reference is another model, or a folder with an adapter of the base."""
     check_reference(name)
     if not (Path(name).expanduser() / "adapter_config.json").is_file():
         check_model(name, "reference_model_path")
 
 
-def _caught(faults: list[Fault], look: Callable[[], Any]) -> Any:
+def _caught(faults: list[Fault], check_part: Callable[[], T]) -> T | None:
+    """What `check_part` returns; None where it raises Mistake, whose faults are added to `faults`."""
     try:
-        return look()
+        return check_part()
     except Mistake as mistake:
         faults += mistake.faults
         return None
@@ -65,7 +84,7 @@ def _caught(faults: list[Fault], look: Callable[[], Any]) -> Any:
 
 def check_model(name: str, setting: str) -> Path:
     """The folder with the model's config.json (from the Hub's cache or the Hub itself for an id). Raises Mistake for a
-    model that is not there, or that mlx-lm has no code for."""
+    model that does not exist, or that mlx-lm has no code for."""
     source = Path(model_source(name, setting))
     file = source / "config.json" if source.is_dir() else config_file(name, setting)
     try:
@@ -84,7 +103,7 @@ def check_model(name: str, setting: str) -> Path:
 
 
 def _check_quantised(folder: Path, config: Config) -> None:
-    """A quantised model cannot be quantised again, and none of its packed weights can learn."""
+    """A quantised model cannot be quantised again, and its packed integer weights have no gradient."""
     if "quantization" not in json.loads((folder / "config.json").read_text(encoding="utf-8")):
         return
     if config.quantization != "none":
@@ -95,24 +114,22 @@ def _check_quantised(folder: Path, config: Config) -> None:
         )
 
 
-def _check_data(config: Config, model_folder: Path | None) -> None:
-    """Rows, columns, and, where the model is there, whether the prompts fit."""
+def _read_and_check_data(config: Config, model_folder: Path | None) -> Splits:
+    """Rows, columns, and, where the model's tokenizer is on disk, whether any prompt leaves room for a completion."""
     splits = read_splits(config)
-    for split in ("train", "valid", "test"):
-        rows = getattr(splits, split)
+    for split in SPLITS:
+        rows = splits.rows(split)
         if rows and (faults := check_columns(rows, config, splits.source.get(split, config.data))):
             raise Mistake(faults)
     if config.test and not splits.test:
         raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
     if model_folder is not None and (model_folder / "tokenizer_config.json").exists():
-        check_prompts(splits.train, _tokenizer(model_folder), config, splits.source["train"])
+        prompt_format = PromptFormat.of(config)
+        check_prompts(splits.train, load_tokenizer(model_folder), prompt_format, splits.source["train"])
+    return splits
 
 
-def _tokenizer(folder: Path) -> Any:
-    from mlx_lm.utils import load_tokenizer
-
-    try:
-        return load_tokenizer(folder)
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise Mistake("model", f"The tokenizer in {folder} cannot be loaded: {reason}.") from error
+def _resolve_and_check_rewards(config: Config) -> StageFunctions:
+    functions = resolve_stages(config)
+    scoring_stages(config, functions, config.iters)  # raises Mistake for weights that do not fit the functions
+    return functions

@@ -1,4 +1,4 @@
-"""What a step costs: seconds and peak memory, by phase. Measures; decides nothing."""
+"""Seconds and peak memory of a step, by phase. Measures; decides nothing."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 
-PARTS = ("rollout", "reward", "train")
-"""Phases that add up to the step; what is left of it is called other."""
+TIMED_PHASES = ("rollout", "reward", "train")
+"""Phases of a step; the rest of its time is `time/other`."""
 
 
 class StepTimer:
-    """One step, from when this is made. `clock` gives seconds; it may stand still while the run is paused."""
+    """Times one step, which begins when this is made. `clock` returns seconds; it may stop while the run is paused."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._began = clock()
-        self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys(TIMED_PHASES, 0.0)
         self._peaks: dict[str, int] = {}
         mx.reset_peak_memory()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time and memory of what is done inside belong to this phase, which may come more than once."""
+        """Count the block's time and peak memory to this phase; a phase may have several blocks."""
         began = self._clock()
-        self._close("other")
+        self._record_peak("other")
         try:
             yield
         finally:
-            self._close(name)
+            self._record_peak(name)
             self.seconds[name] = self.seconds.get(name, 0.0) + self._clock() - began
 
-    def _close(self, name: str) -> None:
-        """The peak since the last call was of this phase."""
+    def _record_peak(self, name: str) -> None:
+        """Count the peak since the last call to this phase. MLX has one counter of the peak, so each change of phase reads
+        and resets it."""
         self._peaks[name] = max(self._peaks.get(name, 0), mx.get_peak_memory())
         mx.reset_peak_memory()
 
@@ -41,18 +42,18 @@ class StepTimer:
         """Seconds of the step so far."""
         return self._clock() - self._began
 
-    def speed(self, count: float, name: str) -> float:
-        """`count` by the seconds of a phase."""
+    def rate(self, count: float, name: str) -> float:
+        """`count` per second of a phase."""
         return count / max(self.seconds[name], 1e-9)
 
     def metrics(self) -> dict[str, float]:
-        """`time/<phase>` in seconds: the three parts and `time/other` add up to `time/step`. `peak_memory_gb`, of the whole
-        step and of sampling and learning."""
-        self._close("other")
-        whole = self.elapsed()
-        told = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
-        other = whole - sum(self.seconds[name] for name in PARTS)
+        """`time/<phase>` in seconds (the phases and `time/other` add up to `time/step`), and `peak_memory_gb` of the step, of
+        its rollout and of its training."""
+        self._record_peak("other")
+        elapsed = self.elapsed()
+        times = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
+        other = elapsed - sum(self.seconds[name] for name in TIMED_PHASES)
         peaks = {f"peak_memory_gb/{name}": self._peaks.get(name, 0) / 1e9 for name in ("rollout", "train")}
-        return told | peaks | {
-            "time/other": other, "time/step": whole, "peak_memory_gb": max(self._peaks.values()) / 1e9,
+        return times | peaks | {
+            "time/other": other, "time/step": elapsed, "peak_memory_gb": max(self._peaks.values()) / 1e9,
         }  # fmt: skip

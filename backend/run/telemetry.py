@@ -1,4 +1,4 @@
-"""How a run is told: a group as a line of completions.jsonl, the phases of a step, findings about its health, versions."""
+"""What a run reports beside its metrics: completions, the phase of a step, findings about its health, versions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from importlib.metadata import version
 from typing import Any
 
 from backend.spec.events import Diary
-from backend.spec.health import LONG, Finding, findings
+from backend.spec.health import LONG, findings
 from backend.types import Completion, Group
 
 PHASE_EVERY_S = 0.5
-"""Phases of a step are told to the diary at most this often."""
+"""Least seconds between two `phase` events within a step."""
 
 
 def group_line(step: int, group: Group) -> dict[str, Any]:
@@ -43,41 +43,38 @@ def _completion(one: Completion) -> dict[str, Any]:
 
 
 class PhaseReporter:
-    """Tells the diary what a step is doing, now and then."""
+    """Writes what a step is doing to the diary, at most every PHASE_EVERY_S seconds."""
 
     def __init__(self, diary: Diary) -> None:
         self._diary = diary
-        self._told = 0.0
+        self._last = 0.0
 
-    def tell(self, phase: str, progress: float | None = None) -> None:
-        """`progress` is a share, 0 … 1, where it is known."""
+    def report(self, phase: str, progress: float | None = None) -> None:
+        """`progress` is a fraction, 0 … 1, where it is known."""
         now = time.monotonic()
-        if now - self._told >= PHASE_EVERY_S:
-            self._told = now
-            share = {} if progress is None else {"progress": round(progress, 3)}
-            self._diary.write("phase", phase=phase, **share)
+        if now - self._last >= PHASE_EVERY_S:
+            self._last = now
+            known = {} if progress is None else {"progress": round(progress, 3)}
+            self._diary.write("phase", phase=phase, **known)
 
 
 class HealthReporter:
-    """Tells the diary what the rules find, each finding once for as long as it holds."""
+    """Writes the findings of the health rules to the diary, each once for as long as it holds."""
 
     def __init__(self, diary: Diary, steps: Iterable[Mapping[str, Any]] = ()) -> None:
-        """`steps`: the metrics of the steps there were before, when a run is resumed."""
+        """`steps`: metrics of the steps before, when a run is resumed; their findings are in the diary already."""
         self._diary = diary
         self._steps = deque(steps, maxlen=LONG)
-        self._told = {finding.code for finding in self._found()}
+        self._reported = {finding.code for finding in findings(list(self._steps))}
 
-    def _found(self) -> list[Finding]:
-        return findings(list(self._steps))
-
-    def look(self, metrics: Mapping[str, Any]) -> None:
-        """Take in the metrics of a step that has ended."""
+    def report(self, metrics: Mapping[str, Any]) -> None:
+        """Apply the rules to the metrics of a finished step and those before it."""
         self._steps.append(metrics)
-        found = self._found()
-        for finding in found:
-            if finding.code not in self._told:
+        current = findings(list(self._steps))
+        for finding in current:
+            if finding.code not in self._reported:
                 self._diary.write("health", **asdict(finding))
-        self._told = {finding.code for finding in found}
+        self._reported = {finding.code for finding in current}
 
 
 def versions() -> dict[str, str]:

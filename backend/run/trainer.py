@@ -1,7 +1,7 @@
-"""The loop: take problems, sample groups, score them, learn, write it down.
+"""The training loop: take prompts, sample groups, score them, compute advantages, update the policy, write the step down.
 
-A run is a folder. Everything that happens goes into its diary; what a person could mend ends it with a sentence, what
-they could not with a traceback, and either way the last finished step is saved first.
+A run is a folder and its diary. A run that ends early is saved at its last finished step; a fault the user can mend ends the
+diary with a sentence, a bug with a traceback too. What is updated and how is `backend.training`'s.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import contextlib
 import math
 import os
 import time
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,11 @@ from backend.models.policy import save_model
 from backend.run import checkpoint
 from backend.run.checkpoint import TrainingState
 from backend.run.checkpoint_writer import CheckpointWriter, snapshot
-from backend.run.control import Control, Stopped
+from backend.run.control import Control
+from backend.run.ending import Ending, ending_of
 from backend.run.evaluate import held_out_rewards
 from backend.run.parts import RunParts, load_parts
+from backend.run.run_inputs import RunInputs
 from backend.run.step_timer import StepTimer
 from backend.run.telemetry import HealthReporter, PhaseReporter, group_line, versions
 from backend.spec.checks import remarks
@@ -38,35 +39,37 @@ from backend.training.batch import completion_metrics, pack
 from backend.types import Group, Problem
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a run ended: the last kind of its diary, the step it reached, a sentence, and for a bug its traceback."""
+def train(
+    config: Config,
+    run: RunFolder,
+    *,
+    command: str,
+    echo: Callable[[Any], None] | None = None,
+    inputs: RunInputs | None = None,
+) -> Ending:
+    """Train `config` in `run`, from its newest checkpoint if it has one. `inputs` are what `preflight` read, if it did.
 
-    kind: str
-    step: int
-    sentence: str
-    exit_code: int
-    traceback: str = ""
-
-
-def train(config: Config, run: RunFolder, *, command: str, echo: Callable[[Any], None] | None = None) -> Ending:
-    """Train `config` in `run` from the start, or from its newest checkpoint where it has one. Never raises for what
-    happens in the run: it is in the diary and in the Ending. Raises Mistake when another process holds the run."""
+    What happens in the run is in the diary and in the Ending, and never raised. Raises Mistake when another process holds
+    the run.
+    """
     lock = hold_lock(run)
     try:
         saved = checkpoint.newest(run)
+        # After a kill both files are ahead of the checkpoint: see the docstring of backend/run/checkpoint.py.
         cut_back(run.events, saved.state.events_bytes if saved else 0)
         cut_back(run.completions, saved.state.completions_bytes if saved else 0)
         trainer = Trainer(config, run, Diary(run.events, echo))
-        return trainer.end(trainer.ending(lambda: trainer.run(saved, command)))
+        ending = ending_of(lambda: trainer.run(saved, command, inputs), lambda: trainer.state.step)
+        return trainer.end(ending)
     finally:
         os.close(lock)
 
 
 class Trainer:
-    """One run. `state` stands for the last finished step; nothing of a step counts until its diary line is written."""
+    """One run. `state` is that of the last finished step: a step counts once its line is in the diary."""
 
     parts: RunParts
+    """Set once all of them are loaded, deleted before exporting: a run without parts has nothing to save."""
 
     def __init__(self, config: Config, run: RunFolder, diary: Diary) -> None:
         self.config = config
@@ -81,95 +84,97 @@ class Trainer:
         self.timer = StepTimer(self.clock)
         self._logged: dict[str, float] = {}
         self.phases = PhaseReporter(diary)
-        before = (event["metrics"] for event in read_events(run.events) if event.get("kind") == "step")
-        self.health = HealthReporter(diary, before)
+        earlier_steps = (event["metrics"] for event in read_events(run.events) if event.get("kind") == "step")
+        self.health = HealthReporter(diary, earlier_steps)
         self._rewards_since_save: list[float] = []
 
-    # ── the run ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def run(self, saved: checkpoint.Checkpoint | None, command: str) -> Ending:
-        self.control.listen_to_signals()
-        self.diary.write("phase", phase="loading")
-        maybe_set_recommended_wired_limit()  # on a Mac, memory in use is not paged out; elsewhere this says nothing
-        parts = load_parts(self.config, self.note)
-        if saved is not None:
-            parts.restore(saved)
-            self.state, self.saved_step = saved.state, saved.state.step
-        self.parts = parts  # whole from here on: what fails later is saved first
-        self.tell_start(saved, command)
+    def run(self, saved: checkpoint.Checkpoint | None, command: str, inputs: RunInputs | None = None) -> Ending:
+        self.load(saved, command, inputs)
         if self._evaluation_due(self.state.step) and self.state.evaluated < self.state.step:
-            self.evaluate(self.state.step)  # how good the model is to begin with; or a stop broke this off
+            self.evaluate(self.state.step)  # before the first step, or where a stop interrupted this evaluation
         for step in range(self.state.step + 1, self.parts.steps + 1):
             self.step(step)
             self.after_step(step)
-        self.settle()
+        self.wait_for_checkpoint()
         if self.saved_step != self.state.step:
             self.save()
-            self.settle()
+            self.wait_for_checkpoint()
         self.finish()
         return Ending("finished", self.state.step, f"Finished after {self.state.step} steps.", 0)
 
     def step(self, step: int) -> None:
-        """One rollout and its updates. A stop before the updates leaves the last finished step standing."""
+        """One rollout and its updates. A stop before the updates leaves the run at its last finished step."""
         self.timer = StepTimer(self.clock)
-        groups, gathered = self.gather(step)
-        reward_metrics = self.parts.scoring.compare(groups, step)
-        self.settle()  # what is being written may not change yet
+        groups, rollout_metrics = self.collect_groups(step)
+        reward_metrics = self.parts.scoring.fill_advantages(groups, step)
+        self.wait_for_checkpoint()  # the step before may still be on its way to disk, and the weights change now
         with self.timer.phase("train"):
             learn_metrics = self.learn(groups)
         self._rewards_since_save.append(reward_metrics["reward"])
-        told = gathered | reward_metrics | learn_metrics | self._logged | self.parts.scoring.observe(groups, step)
-        self.write(step, groups, told)
+        weight_metrics = self.parts.scoring.update_weights(groups, step)
+        self.write_step(step, groups, rollout_metrics | reward_metrics | learn_metrics | self._logged | weight_metrics)
 
-    def gather(self, step: int) -> tuple[list[Group], dict[str, float]]:
-        """The step's scored groups, and how quickly they were sampled. With dynamic sampling, groups whose completions do
-        not differ are put aside and more prompts drawn, up to a limit (DAPO, arXiv:2503.14476)."""
-        wanted, config = self.config.prompts_per_step, self.config
+    def collect_groups(self, step: int) -> tuple[list[Group], dict[str, float]]:
+        """The step's scored groups, and the metrics of their rollout.
+
+        Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): a group whose completions all have the same reward has advantage
+        0 and no gradient. Such groups are set aside and as many new prompts sampled, for `dynamic_sampling_rounds`
+        rounds at most; if groups are missing then, those set aside fill the step up, so that its size never varies.
+        Prompts are taken from the stream in order, so what a round takes does not depend on chance or time.
+        """
+        count, dynamic = self.config.prompts_per_step, self.config.dynamic_sampling
         kept: list[Group] = []
-        spare: list[Group] = []
-        for _ in range(config.dynamic_sampling_rounds if config.dynamic_sampling else 1):
-            cursor = self.parts.prompt_stream.cursor
-            problems = self.parts.prompt_stream.take(wanted - len(kept))
-            with self.timer.phase("rollout"):
-                groups = self.sample(problems, cursor)
-            with self.timer.phase("reward"):
-                self.score(groups, step)
-            telling = [not config.dynamic_sampling or self.parts.scoring.has_signal(group, step) for group in groups]
-            kept += [group for group, tells in zip(groups, telling, strict=True) if tells]
-            spare += [group for group, tells in zip(groups, telling, strict=True) if not tells]
-            if len(kept) == wanted:
+        without_gradient: list[Group] = []
+        for _ in range(self.config.dynamic_sampling_rounds if dynamic else 1):
+            for group in self.sample_and_score(count - len(kept), step):
+                has_gradient = not dynamic or self.parts.scoring.has_nonzero_advantage(group, step)
+                (kept if has_gradient else without_gradient).append(group)
+            if len(kept) == count:
                 break
-        tokens = sum(one.trained_tokens for group in kept + spare for one in group.completions)
-        told = {"rollout_tokens_per_second": self.timer.speed(tokens, "rollout")}
-        if config.dynamic_sampling:
-            told["dynamic_sampling/prompts"] = len(kept) + len(spare)
-        return kept + spare[: wanted - len(kept)], told
+        sampled = kept + without_gradient
+        tokens = sum(completion.trained_tokens for group in sampled for completion in group.completions)
+        metrics = {"rollout_tokens_per_second": self.timer.rate(tokens, "rollout")}
+        if dynamic:
+            metrics["dynamic_sampling/prompts"] = len(sampled)
+        return sampled[:count], metrics
 
-    def sample(self, problems: list[Problem], place: int) -> list[Group]:
-        room = len(problems) * self.config.group_size * self.config.max_completion_length
+    def sample_and_score(self, count: int, step: int) -> list[Group]:
+        """Take the next `count` prompts, sample a group of completions for each, and score them."""
+        position = self.parts.prompt_stream.cursor  # with the seed, it fixes the random numbers of these completions
+        problems = self.parts.prompt_stream.take(count)
+        with self.timer.phase("rollout"):
+            groups = self.sample(problems, position)
+        with self.timer.phase("reward"):
+            self.score(groups, step)
+        return groups
 
-        def poll(drawn: int) -> None:
-            self.phases.tell("sampling", drawn / room)
-            if self.checkpoint_writer.has_ended:
-                self.settle()
-            self.control.obey(resting=self.rest)
+    def sample(self, problems: list[Problem], position: int) -> list[Group]:
+        most_tokens = len(problems) * self.config.group_size * self.config.max_completion_length
+
+        def poll(tokens: int) -> None:
+            self.phases.report("sampling", tokens / most_tokens)
+            if self.checkpoint_writer.is_done:
+                self.wait_for_checkpoint()
+            self.control.obey(before_pause=self.release_memory)
 
         return self.parts.rollout.sample(
-            problems, self.config.group_size, self.parts.sampling, self.config.seed, place, poll
+            problems, self.config.group_size, self.parts.sampling, self.config.seed, position, poll
         )
 
     def score(self, groups: list[Group], step: int) -> None:
         """Fill in scores and rewards."""
-        self.phases.tell("scoring")
+        self.phases.report("scoring")
         self._logged = self.parts.scoring.score(groups, step, self.parts.prompt_stream.epoch)
-        self.control.obey(resting=self.rest)
+        self.control.obey(before_pause=self.release_memory)
 
     def learn(self, groups: list[Group]) -> dict[str, float]:
         def poll() -> None:
-            self.phases.tell("learning")
-            self.control.obey(may_stop=False, resting=self.rest)
+            self.phases.report("learning")
+            self.control.obey(may_stop=False, before_pause=self.release_memory)
 
-        # Sampling and learning want buffers of other sizes: what one of them leaves behind is of no use to the other.
+        # Sampling and learning use buffers of different sizes: what one leaves in MLX's cache is no use to the other.
         mx.clear_cache()
         masked = self.config.mask_truncated_completions
         batch = pack(groups, pad_id=self.parts.policy.pad_id, mask_truncated_completions=masked)
@@ -177,29 +182,62 @@ class Trainer:
         mx.clear_cache()
         return metrics
 
+    def write_step(self, step: int, groups: list[Group], metrics: dict[str, float]) -> None:
+        """Write the step's completions, then its line in the diary. From then on the step is finished."""
+        lengths = completion_metrics(groups)
+        for group in groups:
+            self.completions.append(group_line(step, group))
+        self.state = replace(
+            self.state, step=step, updates=self.parts.learner.updates, cursor=self.parts.prompt_stream.cursor,
+            num_tokens=self.state.num_tokens + int(lengths["num_tokens"]),
+            elapsed_s=self.state.elapsed_s + self.timer.elapsed(),
+        )  # fmt: skip
+        trained_tokens = lengths["num_tokens"] * self.config.num_iterations
+        save_time = {"time/save": self._save_s} if self._save_s else {}
+        self._save_s = 0.0
+        event = self.diary.write("step", step=step, metrics=lengths | metrics | save_time | {
+            "num_tokens": self.state.num_tokens, "epoch": self.parts.prompt_stream.epoch,
+            "train_tokens_per_second": self.timer.rate(trained_tokens, "train"),
+        } | self.timer.metrics())  # fmt: skip
+        self.health.report(event["metrics"])
+
     def after_step(self, step: int) -> None:
-        """Evaluate and save when due; see to words that had to wait for the step's end."""
+        """Evaluate and save when due; obey commands that had to wait for the end of the step."""
         if self._evaluation_due(step):
             self.evaluate(step)
-        if step % self.config.save_every == 0 or self.control.save_wanted:
-            self.control.save_wanted = False
+        if step % self.config.save_every == 0 or self.control.save_requested:
+            self.control.save_requested = False
             self.save()
-        for sentence in self.parts.background_tokenizer.said():
+        for sentence in self.parts.background_tokenizer.new_notes():
             self.note(sentence)
-        self.control.obey(resting=self.rest)
+        self.control.obey(before_pause=self.release_memory)
 
-    def tell_start(self, saved: checkpoint.Checkpoint | None, command: str) -> None:
+    # ── before the first step ────────────────────────────────────────────────────────────────────────────────────────
+
+    def load(self, saved: checkpoint.Checkpoint | None, command: str, inputs: RunInputs | None) -> None:
+        """Load the run's parts, in the state of `saved` if there is a checkpoint, and write `started`."""
+        self.control.listen_to_signals()
+        self.diary.write("phase", phase="loading")
+        maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out; elsewhere it does nothing
+        parts = load_parts(self.config, self.note, inputs)
+        if saved is not None:
+            parts.restore(saved)
+            self.state, self.saved_step = saved.state, saved.state.step
+        self.parts = parts  # only now: what fails from here on is saved first, and half-restored parts must not be
+        self.write_started(saved, command)
+
+    def write_started(self, saved: checkpoint.Checkpoint | None, command: str) -> None:
         self.diary.write(
             "started", pid=os.getpid(), command=command, model=self.config.model, iterations=self.parts.steps,
             ranks=1, device=str(mx.default_device()), versions=versions(),
             resumed_from=saved.state.step if saved else None,
         )  # fmt: skip
-        if saved:  # its own line came after the place to which the diary is cut back
-            self._tell_checkpoint(saved.state.step, saved.path)
-        for sentence in self.parts.scoring.notes() + remarks(self.config.model_dump()):
+        if saved:  # its event came after the length to which the diary was cut back
+            self._write_checkpoint_event(saved.state.step, saved.path)
+        for sentence in self.parts.scoring.notes() + remarks(self.config.model_dump()) + self.parts.slow_paths:
             self.note(sentence)
 
-    # ── beside ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── evaluation ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _evaluation_due(self, step: int) -> bool:
         every = self.config.steps_per_eval
@@ -210,13 +248,13 @@ class Trainer:
         self.state.score, self.state.evaluated = _mean([metrics["reward"]]), step
 
     def _held_out(self, split: str, problems: list[Problem], count: int) -> dict[str, float]:
-        """Held-out rewards of the last finished step, told to the diary."""
+        """Held-out rewards after the last finished step, written to the diary."""
         config, step, began = self.config, self.state.step, self.clock()
         stage = self.parts.scoring.stage(step)
 
         def poll(done: float) -> None:
-            self.phases.tell("evaluating", done)
-            self.control.obey(resting=self.rest)
+            self.phases.report("evaluating", done)
+            self.control.obey(before_pause=self.release_memory)
 
         metrics = held_out_rewards(
             self.parts.rollout,
@@ -229,14 +267,17 @@ class Trainer:
             batch_size=config.prompts_per_step,
             count=count,
             poll=poll,
-            beside=not self.parts.scoring.uses_mlx,
+            overlap_scoring=not self.parts.scoring.uses_mlx,
         )
         self.diary.write("eval", step=step, split=split, metrics=metrics | {"time/eval": self.clock() - began})
         return metrics
 
+    # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
+
     def save(self) -> None:
-        """Begin a checkpoint of the last finished step; it stands once it is settled."""
-        self.settle()
+        """Begin a checkpoint of the last finished step. It is written while the next step samples; `wait_for_checkpoint`
+        writes its event once it is complete on disk."""
+        self.wait_for_checkpoint()
         began = self.clock()
         self.diary.write("phase", phase="saving")
         if not (self.parts.valid and self.config.steps_per_eval):
@@ -249,21 +290,31 @@ class Trainer:
         )
         self._save_s += self.clock() - began
 
-    def settle(self) -> None:
-        """Wait for the checkpoint that is being written, and tell that it stands. Raises Mistake when the disk refused."""
+    def wait_for_checkpoint(self) -> None:
+        """Wait until the checkpoint that was begun is complete, and write its event. Raises Mistake if writing failed."""
         began = self.clock()
         if (saved := self.checkpoint_writer.wait()) is not None:
             self.saved_step = saved.step
-            self._tell_checkpoint(saved.step, saved.path)
+            self._write_checkpoint_event(saved.step, saved.path)
             self._save_s += self.clock() - began
 
-    def rest(self) -> None:
-        """Before a pause: let what is being written stand, and give memory back."""
-        self.settle()
+    def _write_checkpoint_event(self, step: int, path: Path) -> None:
+        self.diary.write("checkpoint", step=step, path=str(path.relative_to(self.folder.path)))
+
+    def release_memory(self) -> None:
+        """Before a pause: finish the checkpoint being written, and give MLX's cached buffers back to the system."""
+        self.wait_for_checkpoint()
         mx.clear_cache()
 
+    @property
+    def has_whole_step(self) -> bool:
+        """Whether the weights are those of the last finished step: loaded, and not between the next step's updates."""
+        return "parts" in vars(self) and self.parts.learner.updates == self.state.updates
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
     def finish(self) -> None:
-        """What comes after the last step: the test split, the complete model, LM Studio."""
+        """After the last step: the test split, the model of full fine-tuning, the fused model, LM Studio."""
         config = self.config
         if self.parts.test:
             self._held_out("test", self.parts.test, config.test_batches)
@@ -273,113 +324,66 @@ class Trainer:
         if not (fuses or config.lm_studio_name):
             return
         self.diary.write("phase", phase="exporting")
-        self._let_go()
+        self.parts.background_tokenizer.close()
+        del self.parts  # fusing loads the model again, and two of them may not fit in memory
+        mx.clear_cache()
         if fuses:
             fuse_run(self.folder)
         if config.lm_studio_name:
-            self._export(config.lm_studio_name)
+            self._export_to_lm_studio(config.lm_studio_name)
 
-    def _let_go(self) -> None:
-        """Fusing loads the model again; two of them need not fit."""
-        self.parts.background_tokenizer.end()
-        del self.parts
-        mx.clear_cache()
-
-    def _export(self, name: str) -> None:
-        """Into LM Studio. What stands in the way there takes nothing from a run that has trained well."""
+    def _export_to_lm_studio(self, name: str) -> None:
+        """A fault here is a note, not a failure: the run has trained well and its model is saved."""
         try:
-            made = export(self.folder, "lmstudio", name)
+            exported = export(self.folder, "lmstudio", name)
         except Mistake as mistake:
             sentence = " ".join(fault.sentence for fault in mistake.faults)
             self.diary.write("note", level="warning", sentence=f"The model was not put into LM Studio. {sentence}")
         else:
-            self.note(f"The model is in LM Studio as {name} ({made.path}).")
-
-    # ── the diary ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def write(self, step: int, groups: list[Group], told: dict[str, float]) -> None:
-        """The step's completions and its line. After this the step is done."""
-        made = completion_metrics(groups)
-        for group in groups:
-            self.completions.append(group_line(step, group))
-        self.state = replace(
-            self.state, step=step, updates=self.parts.learner.updates, cursor=self.parts.prompt_stream.cursor,
-            num_tokens=self.state.num_tokens + int(made["num_tokens"]),
-            elapsed_s=self.state.elapsed_s + self.timer.elapsed(),
-        )  # fmt: skip
-        trained = made["num_tokens"] * self.config.num_iterations
-        saved = {"time/save": self._save_s} if self._save_s else {}
-        self._save_s = 0.0
-        line = self.diary.write("step", step=step, metrics=made | told | saved | {
-            "num_tokens": self.state.num_tokens, "epoch": self.parts.prompt_stream.epoch,
-            "train_tokens_per_second": self.timer.speed(trained, "train"),
-        } | self.timer.metrics())  # fmt: skip
-        self.health.look(line["metrics"])
-
-    def _tell_checkpoint(self, step: int, path: Path) -> None:
-        self.diary.write("checkpoint", step=step, path=str(path.relative_to(self.folder.path)))
-
-    def note(self, sentence: str) -> None:
-        self.diary.write("note", level="info", sentence=sentence)
-
-    def ending(self, work: Callable[[], Ending]) -> Ending:
-        """What `work` comes to, whatever it raises: asked to stop, something a person can mend, or a bug."""
-        try:
-            return work()
-        except Stopped as stop:
-            step = self.state.step
-            return Ending("stopped", step, f"Stopped at step {step} because {stop}; everything is saved.", 3)
-        except Mistake as mistake:
-            return Ending("failed", self.state.step, str(mistake), 2)
-        except Exception as error:
-            traceback.print_exc()
-            sentence = f"{type(error).__name__}: {error}"
-            return Ending("failed", self.state.step, sentence, 1, traceback.format_exc())
+            self.note(f"The model is in LM Studio as {name} ({exported.path}).")
 
     def end(self, ending: Ending) -> Ending:
-        """Save what is not saved yet, write the last line, and close the diary."""
+        """Save what is not saved yet, write the diary's last line, and close the files."""
         if ending.kind != "finished":
-            ending = self._left(ending)
-        carries: dict[str, Any] = {"step": ending.step, "reason": ending.kind, "sentence": ending.sentence}
+            ending = self._save_before(ending)
+        event: dict[str, Any] = {"step": ending.step, "reason": ending.kind, "sentence": ending.sentence}
         if ending.traceback:
-            carries["traceback"] = ending.traceback
-        self.diary.write(ending.kind, **carries)
+            event["traceback"] = ending.traceback
+        self.diary.write(ending.kind, **event)
         self.checkpoint_writer.close()
         if "parts" in vars(self):
-            self.parts.background_tokenizer.end()
-        for lines in (self.diary, self.completions):
-            lines.close()
+            self.parts.background_tokenizer.close()
+        for log in (self.diary, self.completions):
+            log.close()
         return ending
 
-    def _left(self, ending: Ending) -> Ending:
-        """`ending`, once the last finished step is saved; where that fails too, a failure that says both."""
+    def _save_before(self, ending: Ending) -> Ending:
+        """Save the last finished step before an early end. Returns `ending`, or a failure that says both if that fails."""
 
-        def leave() -> Ending:
-            with contextlib.suppress(Mistake):  # what could not be written is tried once more
-                self.settle()
-            if self.saved_step != self.state.step and self.between_steps:
+        def save_last_step() -> Ending:
+            with contextlib.suppress(Mistake):  # a checkpoint that could not be written is tried once more below
+                self.wait_for_checkpoint()
+            if self.saved_step != self.state.step and self.has_whole_step:
                 self.save()
-                self.settle()
+                self.wait_for_checkpoint()
             if ending.kind == "stopped" and self.config.train_type == "full":
                 save_model(self.parts.policy, self.config.model, self.folder.model)
             return ending
 
-        after = self.ending(leave)
-        if ending.kind == "stopped" or after.sentence == ending.sentence:
-            return after
-        return after if after is ending else replace(after, sentence=f"{ending.sentence} {after.sentence}")
+        result = ending_of(save_last_step, lambda: self.state.step)
+        if ending.kind == "stopped" or result.sentence == ending.sentence:
+            return result
+        return replace(result, sentence=f"{ending.sentence} {result.sentence}")
 
-    @property
-    def between_steps(self) -> bool:
-        """Whether the weights are those of the last finished step: loaded, and not half-way through the next updates."""
-        return "parts" in vars(self) and self.parts.learner.updates == self.state.updates
+    def note(self, sentence: str) -> None:
+        self.diary.write("note", level="info", sentence=sentence)
 
     def clock(self) -> float:
-        """Seconds, on a clock that stands still in a pause."""
+        """Seconds, on a clock that stops during a pause."""
         return time.monotonic() - self.control.paused_s
 
 
 def _mean(rewards: list[float]) -> float | None:
-    """Their mean; None where no function had an opinion."""
+    """The mean; None where no function had an opinion."""
     known = [reward for reward in rewards if not math.isnan(reward)]
     return sum(known) / len(known) if known else None

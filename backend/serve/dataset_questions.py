@@ -9,16 +9,23 @@ from itertools import islice
 from typing import Any
 
 from backend.data.preview import (
-    Opened,
+    LoadedDataset,
+    cell_text,
     hub_choices,
     is_here,
     kind_of,
     open_dataset,
     overview,
     settings_of,
-    shown,
 )
-from backend.data.prompt_preview import Tally, is_warm, made_of, order, pieces, tokenizer_for
+from backend.data.prompt_preview import (
+    PromptLengths,
+    is_warm,
+    preview_order,
+    preview_problem,
+    prompt_pieces,
+    tokenizer_for,
+)
 from backend.data.rows import Row
 from backend.serve.call import QuestionCall
 from backend.spec.config import Config
@@ -54,17 +61,17 @@ def preview_rows(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     opened = open_dataset(config)
     start, rows = int(asked["start"]), opened.rows(asked["split"])
     part = range(start, min(start + int(asked["count"]), len(rows)))
-    found = [{name: shown(value, CELL) for name, value in rows[place].items()} for place in part]
+    found = [{name: cell_text(value, CELL) for name, value in rows[place].items()} for place in part]
     return {"rows": found, "tokens": _tokens(opened, asked["split"], part, config)}
 
 
-def _tokens(opened: Opened, split: str, places: range, config: Config) -> list[int | None]:
+def _tokens(opened: LoadedDataset, split: str, places: range, config: Config) -> list[int | None]:
     """Lengths of these prompts, where the tokenizer is at hand: the table does not wait for one."""
     if not is_warm(config):
         return [None] * len(places)
     tokenizer = tokenizer_for(config)
     tally = _tally(opened, split, config, tokenizer)
-    tally.count(places, tokenizer)
+    tally.measure(places, tokenizer)
     return [length if length >= 0 else None for length in (tally.lengths[place] for place in places)]
 
 
@@ -79,7 +86,7 @@ def preview_row(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
         raise Mistake("data", f"{opened.source(split, config)} has no row {index + 1} any more.")
     row = opened.rows(split)[index]
     said: dict[str, Any] = {
-        "cells": [{"name": name, "kind": kind_of(value), "text": shown(value, FULL_CELL)} for name, value in row.items()],
+        "cells": [{"name": name, "kind": kind_of(value), "text": cell_text(value, FULL_CELL)} for name, value in row.items()],
         "messages": [], "answer": "", "type": None, "tokens": None, "pieces": [], "has_template": True, "faults": [],
     }  # fmt: skip
     if not is_warm(config):
@@ -94,35 +101,35 @@ def _with_prompt(
 ) -> dict[str, Any]:
     """What was said of a row, and its prompt; or why there is none."""
     try:
-        problem = made_of(index, row, tokenizer, config, source)
+        problem = preview_problem(index, row, tokenizer, config, source)
     except Mistake as mistake:
         return said | {"faults": [*said["faults"], *(fault.to_dict() for fault in mistake.faults)]}
     said = said | {"messages": problem.messages, "answer": problem.answer, "type": problem.type}
     if tokenizer is not None:
         said["tokens"] = len(problem.tokens)
-        said["pieces"] = pieces(problem.tokens[:FULL_PROMPT], tokenizer)
+        said["pieces"] = prompt_pieces(problem.tokens[:FULL_PROMPT], tokenizer)
         said["has_template"] = bool(getattr(tokenizer, "chat_template", None))
     return said
 
 
 def preview_counts(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `split`, `most` → `Tally.told` and `no_tokens`, why there are no lengths. Tells the same as it goes; the
-    first `most` rows in the order of `backend.data.prompt_preview.order` are looked at, or all."""
+    """`settings`, `split`, `most` → `PromptLengths.summary` and `no_tokens`, why there are no lengths. Tells the same as it goes; the
+    first `most` rows in the order of `backend.data.prompt_preview.preview_order` are looked at, or all."""
     config = settings_of(asked["settings"])
     opened = open_dataset(config)
     said: dict[str, Any] = {"faults": []}
     tokenizer = _tokenizer(config, said)
     no_tokens = said["faults"][0]["sentence"] if tokenizer is None else ""
     tally = _tally(opened, asked["split"], config, tokenizer)
-    places = islice(order(len(tally.rows)), asked.get("most"))
+    places = islice(preview_order(len(tally.rows)), asked.get("most"))
     told = time.monotonic()
     while part := list(islice(places, CHUNK)):
         call.check()
-        tally.count(part, tokenizer)
+        tally.measure(part, tokenizer)
         if time.monotonic() - told > TELL_EVERY_S:
             told = time.monotonic()
-            call.tell({**tally.told(), "no_tokens": no_tokens})
-    return {**tally.told(), "no_tokens": no_tokens}
+            call.tell({**tally.summary(), "no_tokens": no_tokens})
+    return {**tally.summary(), "no_tokens": no_tokens}
 
 
 def _tokenizer(config: Config, said: dict[str, Any]) -> Any:
@@ -134,11 +141,11 @@ def _tokenizer(config: Config, said: dict[str, Any]) -> Any:
         return None
 
 
-def _tally(opened: Opened, split: str, config: Config, tokenizer: Any) -> Tally:
+def _tally(opened: LoadedDataset, split: str, config: Config, tokenizer: Any) -> PromptLengths:
     """The count of a split, begun anew when something that its prompts depend on is another one now."""
     depends = (tokenizer, str(config.chat_template_kwargs), *(getattr(config, key) for key in _RENDERING))
-    known, tally = opened.noted.get(("tally", split), (None, None))
+    known, tally = opened.computed.get(("tally", split), (None, None))
     if known != depends:
-        tally = Tally(opened.rows(split), config, opened.source(split, config))
-        opened.noted["tally", split] = (depends, tally)
+        tally = PromptLengths(opened.rows(split), config, opened.source(split, config))
+        opened.computed["tally", split] = (depends, tally)
     return tally

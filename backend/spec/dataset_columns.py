@@ -38,15 +38,17 @@ def columns_of(path: Path) -> list[str]:
 def guessed(columns: Iterable[str]) -> dict[str, str]:
     """Setting of a column → the column that is meant: one of the usual names, else one that holds such a name as a word."""
     free, found = list(columns), dict[str, str]()
-    for key, names in NAMES.items():
-        column = _best(names, free)
+    for key in NAMES:
+        column = likeliest_column(key, free)
         if column is not None:
             found[key] = column
             free.remove(column)
     return found
 
 
-def _best(names: Sequence[str], free: Sequence[str]) -> str | None:
+def likeliest_column(setting: str, free: Sequence[str]) -> str | None:
+    """The column among `free` with the likeliest name for `setting`, else one whose name has such a name as a word."""
+    names = NAMES[setting]
     plain = {column: column.strip().lower().replace("-", "_").replace(" ", "_") for column in free}
     exact = (column for name in names for column in free if plain[column] == name)
     within = (column for name in names for column in free if name in plain[column].split("_"))

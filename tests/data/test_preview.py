@@ -16,6 +16,7 @@ import pytest
 
 from backend.data import preview as previews
 from backend.data import prompt_preview
+from backend.data.problems import PromptFormat
 from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import read_splits
 from backend.run.preflight import check
@@ -222,7 +223,7 @@ def test_what_is_shown_is_what_training_tokenises(ask, tmp_path: Path, model: Pa
     }  # fmt: skip
     config = parse(settings)
     tokenizer = prompt_preview.tokenizer_for(config)
-    trained = TokenizedPrompts(read_splits(config).train, tokenizer, config, "rows")
+    trained = TokenizedPrompts(read_splits(config).train, tokenizer, PromptFormat.of(config), "rows")
     for index, chat in enumerate(CHATS):
         row, problem = ask("preview_row", settings, index=index), trained[index]
         assert problem is not None
@@ -251,7 +252,11 @@ def test_a_text_that_begins_otherwise_than_it_goes_on_is_shown_as_it_stands() ->
         return "".join(words[number] for number in ids).removeprefix(" ")
 
     tokenizer = SimpleNamespace(decode=decode, all_special_ids=[1], added_tokens_decoder={})
-    assert [piece["text"] for piece in prompt_preview.pieces([5, 6, 1, 5], tokenizer)] == ["one two", "<s>", " one"]
+    assert [piece["text"] for piece in prompt_preview.prompt_pieces([5, 6, 1, 5], tokenizer)] == [
+        "one two",
+        "<s>",
+        " one",
+    ]
 
 
 def test_a_tokenizer_without_a_template_is_said(ask, tmp_path: Path, model: Path) -> None:
@@ -286,10 +291,10 @@ def test_without_the_model_there_are_messages_and_a_sentence(ask, tmp_path: Path
 
 
 def test_a_sample_comes_first_and_every_row_comes_once() -> None:
-    places = list(prompt_preview.order(10_007, 100))
+    places = list(prompt_preview.preview_order(10_007, 100))
     assert sorted(places) == list(range(10_007))
     assert max(places[:100]) > 9000 and places[:2] == [0, 100]
-    assert list(prompt_preview.order(3)) == [0, 1, 2]
+    assert list(prompt_preview.preview_order(3)) == [0, 1, 2]
 
 
 def test_counting_is_called_off_and_taken_up_again(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,8 +302,10 @@ def test_counting_is_called_off_and_taken_up_again(ask, tmp_path: Path, monkeypa
     settings = {"data": str(write(tmp_path / "rows.jsonl", rows))}
     assert ask("preview_counts", settings, most=50)["seen"] == 50
     looked: list[int] = []
-    look = prompt_preview.made_of
-    monkeypatch.setattr(prompt_preview, "made_of", lambda index, *rest: looked.append(index) or look(index, *rest))
+    tokenize = prompt_preview.preview_problem
+    monkeypatch.setattr(
+        prompt_preview, "preview_problem", lambda index, *rest: looked.append(index) or tokenize(index, *rest)
+    )
     monkeypatch.setattr(dataset_questions, "TELL_EVERY_S", 0.0)
     call = QuestionCall()
     call.tell = lambda said: call.take_back() if said["seen"] > 150 else None

@@ -1,5 +1,5 @@
-"""A run begins on its first few rows: the same problems as tokenising everything first, in the same order, and the same
-sentences about rows that cannot be used, only later."""
+"""A run begins once its first rows are tokenised: the problems, their order and the sentences about rows that cannot be used
+are those of tokenising everything first."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 
 from backend.data import prompts as prompts_module
-from backend.data.prompts import AT_ONCE, BackgroundTokenizer, TokenizedPrompts, first_look
-from backend.data.rows import PromptStream, prepare
+from backend.data.problems import PromptFormat, prepare
+from backend.data.prompt_stream import PromptStream
+from backend.data.prompts import FIRST_ROWS, BackgroundTokenizer, TokenizedPrompts, measure_first_rows
 from backend.run import parts
 from backend.spec.config import Config, parse
 from backend.spec.events import read_events
@@ -26,23 +27,23 @@ from tests.support import small_run
 from tests.support.random_models import tiny_tokenizer
 
 ROWS = [{"prompt": "word " * random.Random(n).randint(1, 60) + str(n), "answer": str(n)} for n in range(150)]
-"""Of all lengths; some leave no room."""
+"""Of all lengths; some leave no room for a completion."""
 
 
 def settings(**raw: Any) -> Config:
     return parse({"model": "m", "data": "unused", "max_seq_length": 650, "max_completion_length": 500} | raw)
 
 
-def made(tokenizer: Any, rows: list[dict[str, Any]], **raw: Any) -> TokenizedPrompts:
-    return TokenizedPrompts(rows, tokenizer, settings(**raw), "rows.jsonl")
+def tokenized(tokenizer: Any, rows: list[dict[str, Any]], **raw: Any) -> TokenizedPrompts:
+    return TokenizedPrompts(rows, tokenizer, PromptFormat.of(settings(**raw)), "rows.jsonl")
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return tokenizer_with(tmp_path_factory.mktemp("tokenizer"), "")
+    return tokenizer_with_prefix(tmp_path_factory.mktemp("tokenizer"), "")
 
 
-def tokenizer_with(folder: Path, prefix: str) -> Any:
+def tokenizer_with_prefix(folder: Path, prefix: str) -> Any:
     """The tiny tokenizer, its chat template begun with `prefix`."""
     tiny_tokenizer(folder)
     (folder / "config.json").write_text('{"model_type": "qwen3"}')
@@ -68,26 +69,34 @@ def until(done: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     "raw", [{}, {"system_prompt": "be brief"}, {"chat_template_kwargs": {"enable_thinking": True}}]
 )
-def test_rows_are_the_problems_of_the_plain_way(tokenizer: Any, raw: dict[str, Any]) -> None:
+def test_lazily_tokenised_problems_equal_those_tokenised_one_after_the_other(
+    tokenizer: Any, raw: dict[str, Any]
+) -> None:
     plain = prepare(ROWS, tokenizer, settings(**raw), "rows.jsonl")
     assert 20 < plain.too_long < 130, "the rows are of all lengths"
-    fast = made(tokenizer, ROWS, **raw)
-    assert fast._takes_many
+    fast = tokenized(tokenizer, ROWS, **raw)
+    assert fast._takes_batches
     assert fast.first(-1) == plain.problems and fast.first(7) == plain.problems[:7]
     assert [fast[index] for index in range(len(ROWS)) if fast[index]] == plain.problems
     assert (fast.fitting, fast.too_long, fast.longest) == (len(plain.problems), plain.too_long, plain.longest)
 
 
-def test_a_tokenizer_that_takes_one_chat_gets_one_at_a_time(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = made(tokenizer, ROWS).first(-1)
+def test_a_tokenizer_that_takes_one_chat_gets_one_at_a_time_and_says_why(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = tokenized(tokenizer, ROWS).first(-1)
     whole = type(tokenizer).apply_chat_template
 
     def one(self: Any, chat: Any, **options: Any) -> Any:
         return whole(self, chat if isinstance(chat[0], dict) else chat[0], **options)
 
     monkeypatch.setattr(type(tokenizer), "apply_chat_template", one)
-    alone = made(tokenizer, ROWS)
-    assert not alone._takes_many and alone.first(-1) == plain
+    alone = tokenized(tokenizer, ROWS)
+    assert not alone._takes_batches and alone.first(-1) == plain
+    assert alone.slow_paths == [
+        "Prompts are tokenised one at a time, which takes longer: given several chats at once, the tokenizer answers "
+        "otherwise than chat by chat."
+    ]
 
 
 # ── the order ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -97,51 +106,53 @@ def indices(problems: list[Problem]) -> list[int]:
     return [problem.index for problem in problems]
 
 
-def test_each_pass_goes_through_every_row_that_fits_and_over_those_that_do_not(tokenizer: Any) -> None:
-    fitting = set(indices(made(tokenizer, ROWS).first(-1)))
-    prompt_stream = PromptStream(made(tokenizer, ROWS), seed=3)
+def test_an_epoch_takes_every_row_that_fits_and_skips_those_that_do_not(tokenizer: Any) -> None:
+    fitting = set(indices(tokenized(tokenizer, ROWS).first(-1)))
+    prompt_stream = PromptStream(tokenized(tokenizer, ROWS), seed=3)
     for epoch in (1, 2):
         taken = [prompt_stream.take(1)[0].index for _ in fitting]
         assert sorted(taken) == sorted(fitting) and epoch - 1 < prompt_stream.epoch <= epoch
 
 
-def test_a_cursor_leads_to_the_same_problems_whatever_has_been_tokenised(tokenizer: Any) -> None:
-    """As a resumed run: another process, which has seen other rows by then."""
-    prompt_stream = PromptStream(made(tokenizer, ROWS), seed=0)
+def test_the_order_does_not_depend_on_which_rows_are_tokenised_already(tokenizer: Any) -> None:
+    """A resumed run is another process, which has tokenised other rows by then."""
+    prompt_stream = PromptStream(tokenized(tokenizer, ROWS), seed=0)
     prompt_stream.take(41)
-    place, unbroken = prompt_stream.cursor, indices(prompt_stream.take(80))
-    fresh = made(tokenizer, ROWS)
-    assert indices(PromptStream(fresh, 0, place).take(80)) == unbroken
+    cursor, uninterrupted = prompt_stream.cursor, indices(prompt_stream.take(80))
+    fresh = tokenized(tokenizer, ROWS)
+    assert indices(PromptStream(fresh, 0, cursor).take(80)) == uninterrupted
     background_tokenizer = BackgroundTokenizer({"train": fresh})
-    assert indices(PromptStream(fresh, 0, place).take(80)) == unbroken, "and beside a survey"
-    until(lambda: not fresh.unseen())
-    background_tokenizer.end()
-    assert indices(PromptStream(fresh, 0, place).take(80)) == unbroken
+    assert indices(PromptStream(fresh, 0, cursor).take(80)) == uninterrupted, (
+        "and while rows are tokenised in the background"
+    )
+    until(lambda: not fresh.unmeasured())
+    background_tokenizer.close()
+    assert indices(PromptStream(fresh, 0, cursor).take(80)) == uninterrupted
 
 
 # ── only what is needed ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_large_dataset_is_not_tokenised_before_the_first_step(tokenizer: Any) -> None:
-    rows = [{"prompt": str(n), "answer": ""} for n in range(AT_ONCE + 300)]
-    prompts = made(tokenizer, rows)
-    first_look(prompts, "train")
-    assert len(prompts.unseen()) == 300
+    rows = [{"prompt": str(n), "answer": ""} for n in range(FIRST_ROWS + 300)]
+    prompts = tokenized(tokenizer, rows)
+    measure_first_rows(prompts, "train")
+    assert len(prompts.unmeasured()) == 300
     PromptStream(prompts, 0).take(8)
-    assert 290 < len(prompts.unseen()) < 300
-    first_look(prompts, "train", everything=True)
-    assert not prompts.unseen() and prompts.fitting == len(rows)
+    assert 290 < len(prompts.unmeasured()) < 300
+    measure_first_rows(prompts, "train", all_rows=True)
+    assert not prompts.unmeasured() and prompts.fitting == len(rows)
 
 
-def test_rows_are_looked_through_until_one_fits(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts_module, "AT_ONCE", 2)
-    monkeypatch.setattr(prompts_module, "CHUNK", 4)
+def test_rows_are_tokenised_until_one_fits(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts_module, "FIRST_ROWS", 2)
+    monkeypatch.setattr(prompts_module, "ROWS_PER_CALL", 4)
     long, short = {"prompt": "word " * 300, "answer": ""}, {"prompt": "a", "answer": ""}
-    prompts = made(tokenizer, [long] * 9 + [short] + [long] * 9)
-    first_look(prompts, "train")
-    assert prompts.fitting == 1 and prompts.unseen()
+    prompts = tokenized(tokenizer, [long] * 9 + [short] + [long] * 9)
+    measure_first_rows(prompts, "train")
+    assert prompts.fitting == 1 and prompts.unmeasured()
     with pytest.raises(Mistake) as caught:
-        first_look(made(tokenizer, [long] * 9), "valid")
+        measure_first_rows(tokenized(tokenizer, [long] * 9), "valid")
     assert str(caught.value) == (
         "max_seq_length: Every prompt of the valid split is longer than the 150 tokens that Max Seq leaves beside the "
         "completion; raise Max Seq or lower Completion."
@@ -151,56 +162,56 @@ def test_rows_are_looked_through_until_one_fits(tokenizer: Any, monkeypatch: pyt
 @pytest.mark.parametrize(
     "broken", [{"prompt": "", "answer": ""}, {"prompt": "a \ud83d b", "answer": ""}, {"answer": ""}]
 )
-def test_a_row_that_is_no_chat_is_refused_at_once_wherever_it_stands(tokenizer: Any, broken: dict[str, Any]) -> None:
-    with pytest.raises(Mistake, match=f"row {AT_ONCE + 2} of rows.jsonl"):
-        made(tokenizer, [{"prompt": "a", "answer": ""}] * (AT_ONCE + 1) + [broken])
+def test_a_row_that_is_no_chat_is_refused_at_once_at_any_position(tokenizer: Any, broken: dict[str, Any]) -> None:
+    with pytest.raises(Mistake, match=f"row {FIRST_ROWS + 2} of rows.jsonl"):
+        tokenized(tokenizer, [{"prompt": "a", "answer": ""}] * (FIRST_ROWS + 1) + [broken])
 
 
-# ── the survey ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── in the background ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_survey_counts_what_is_left_out_and_says_it_once(tokenizer: Any) -> None:
+def test_the_background_count_of_left_out_rows_is_noted_once(tokenizer: Any) -> None:
     plain = prepare(ROWS, tokenizer, settings(), "rows.jsonl")
-    short = made(tokenizer, [{"prompt": "a", "answer": ""}])
-    background_tokenizer = BackgroundTokenizer({"train": made(tokenizer, ROWS), "valid": short})
-    told: list[str] = []
-    until(lambda: bool(told.extend(background_tokenizer.said()) or told))
-    background_tokenizer.end()
-    assert told + background_tokenizer.said() == [
+    short = tokenized(tokenizer, [{"prompt": "a", "answer": ""}])
+    background_tokenizer = BackgroundTokenizer({"train": tokenized(tokenizer, ROWS), "valid": short})
+    notes: list[str] = []
+    until(lambda: bool(notes.extend(background_tokenizer.new_notes()) or notes))
+    background_tokenizer.close()
+    assert notes + background_tokenizer.new_notes() == [
         f"{plain.too_long} of 150 rows of the train split are left out: their prompts (up to {plain.longest} tokens) leave "
         f"no room for a completion."
     ]
 
 
-def test_a_small_dataset_is_told_of_before_anything_runs(tokenizer: Any) -> None:
-    prompts = made(tokenizer, ROWS)
-    first_look(prompts, "train")
+def test_a_small_dataset_is_counted_before_the_first_step(tokenizer: Any) -> None:
+    prompts = tokenized(tokenizer, ROWS)
+    measure_first_rows(prompts, "train")
     background_tokenizer = BackgroundTokenizer({"train": prompts})
-    assert len(background_tokenizer.said()) == 1 and not background_tokenizer._thread.is_alive()
+    assert len(background_tokenizer.new_notes()) == 1 and not background_tokenizer._thread.is_alive()
 
 
-def test_a_row_that_the_template_refuses_is_named_by_the_survey(tmp_path: Path) -> None:
-    picky = tokenizer_with(tmp_path, REFUSES)
+def test_a_row_that_the_template_refuses_is_named_from_the_background(tmp_path: Path) -> None:
+    picky = tokenizer_with_prefix(tmp_path, REFUSES)
     rows = [{"prompt": "shout" if n == 40 else "a", "answer": ""} for n in range(60)]
-    background_tokenizer = BackgroundTokenizer({"train": made(picky, rows)})
+    background_tokenizer = BackgroundTokenizer({"train": tokenized(picky, rows)})
     until(lambda: not background_tokenizer._thread.is_alive())
     with pytest.raises(Mistake) as caught:
-        background_tokenizer.said()
+        background_tokenizer.new_notes()
     assert str(caught.value) == "prompt_feature: The model's chat template refuses row 41 of rows.jsonl: No shouting."
 
 
-def test_a_survey_ends_when_it_is_told_to(tokenizer: Any) -> None:
-    prompts = made(tokenizer, ROWS * 100)
+def test_closing_ends_the_background_thread(tokenizer: Any) -> None:
+    prompts = tokenized(tokenizer, ROWS * 100)
     background_tokenizer = BackgroundTokenizer({"train": prompts})
-    background_tokenizer.end()
-    assert not background_tokenizer._thread.is_alive() and len(prompts.unseen()) > 10_000
+    background_tokenizer.close()
+    assert not background_tokenizer._thread.is_alive() and len(prompts.unmeasured()) > 10_000
 
 
 # ── in a run ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_run_is_told_of_what_the_survey_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts_module, "AT_ONCE", 2)
+def test_the_diary_notes_rows_found_too_long_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts_module, "FIRST_ROWS", 2)
     rows = [{"prompt": "word " * (200 if n % 5 == 4 else 1), "answer": ""} for n in range(40)]
     (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     raw = small_run.settings_for(tmp_path, data=str(tmp_path / "some.jsonl"), iters=20)
@@ -211,32 +222,32 @@ def test_a_run_is_told_of_what_the_survey_finds(tmp_path: Path, monkeypatch: pyt
 
 
 def test_epochs_count_the_rows_that_fit_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts_module, "AT_ONCE", 2)
+    monkeypatch.setattr(prompts_module, "FIRST_ROWS", 2)
     rows = [{"prompt": "word " * (200 if n % 5 == 4 else 1), "answer": ""} for n in range(15)]
     (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     raw = small_run.settings_for(tmp_path, data=str(tmp_path / "some.jsonl"), epochs=2, batch_size=5)
     assert small_run.train_here(raw, RunFolder(tmp_path / "run")).step == 5  # 2 × 12 rows, 5 a step
 
 
-def test_the_longest_prompt_is_found_wherever_it_stands(
+def test_the_longest_prompt_is_found_at_any_position(
     tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory was planned for the longest of the first 512 rows: a longer one further on went over the limit."""
-    rows = [{"prompt": "short", "answer": "1"} for _ in range(AT_ONCE + 40)]
+    rows = [{"prompt": "short", "answer": "1"} for _ in range(FIRST_ROWS + 40)]
     rows[-3]["prompt"] = "word " * 60
-    prompts = made(tokenizer, rows)
-    first_look(prompts, "train")
+    prompts = tokenized(tokenizer, rows)
+    measure_first_rows(prompts, "train")
     before = prompts.longest
-    prompts.look(prompts.widest())
-    assert prompts.widest(1) == [len(rows) - 3] and prompts.longest > 3 * before
+    prompts.measure(prompts.longest_texts())
+    assert prompts.longest_texts(1) == [len(rows) - 3] and prompts.longest > 3 * before
     raw = small_run.settings_for(tmp_path)
     Path(raw["data"]).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    told: list[int] = []
+    lengths: list[int] = []
     plan = parts.plan_memory
     monkeypatch.setattr(
         parts,
         "plan_memory",
-        lambda config, policy, longest, note: told.extend(longest) or plan(config, policy, longest, note),
+        lambda config, policy, longest, note: lengths.extend(longest) or plan(config, policy, longest, note),
     )
     parts.load_parts(parse(raw), lambda sentence: None)
-    assert max(told) > 3 * before
+    assert max(lengths) > 3 * before

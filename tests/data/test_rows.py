@@ -1,4 +1,4 @@
-"""Rows become problems: every kind of file, folder and Hub id; columns, chats and templates; and an order that resumes."""
+"""Rows are read from every kind of file, from folders and from the Hub; faults in files and columns are one sentence."""
 
 from __future__ import annotations
 
@@ -13,19 +13,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from backend.data.rows import Prepared, PromptStream, batches, check_columns, prepare, read_splits, render
+from backend.data.rows import check_columns, read_splits
 from backend.spec.command import backend_environment
 from backend.spec.config import Config, parse
 from backend.spec.faults import Mistake
-from backend.types import Problem
-from tests.support.random_models import tiny_tokenizer
 
 ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n), "type": "math"} for n in range(6)]
 
@@ -282,185 +277,7 @@ def test_type_and_system_may_be_absent_unless_they_were_asked_for() -> None:
     assert [fault.setting for fault in asked] == ["type_feature", "system_feature"]
 
 
-# ── problems ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from mlx_lm.utils import load_tokenizer
-
-    folder = tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    (folder / "config.json").write_text('{"model_type": "qwen3"}')
-    return load_tokenizer(folder)
-
-
-def prepared(tokenizer: Any, rows: Sequence[dict[str, Any]], **raw: Any) -> Prepared:
-    return prepare(rows, tokenizer, settings(**raw), "rows.jsonl")
-
-
-def text_of(tokenizer: Any, problem: Problem) -> str:
-    return tokenizer.decode(problem.tokens)
-
-
-def test_a_row_becomes_a_problem(tokenizer: Any) -> None:
-    row = {"prompt": "What is 3 plus 4?", "answer": 7, "type": None, "extra": [1]}
-    (problem,) = prepared(tokenizer, [row]).problems
-    assert (problem.index, problem.prompt, problem.answer, problem.type) == (0, "What is 3 plus 4?", "7", None)
-    assert problem.row is row
-    assert text_of(tokenizer, problem) == "<|im_start|>user\nWhat is 3 plus 4?<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_a_prompt_may_be_a_list_of_messages(tokenizer: Any) -> None:
-    chat = [
-        {"role": "user", "content": "one", "name": None},
-        {"role": "assistant", "content": "two"},
-        {"role": "user", "content": "three"},
-    ]
-    (problem,) = prepared(tokenizer, [{"prompt": chat, "answer": "x"}], system_prompt="be brief").problems
-    assert problem.prompt == "three" and [message["role"] for message in problem.messages] == [
-        "system", "user", "assistant", "user",
-    ]  # fmt: skip
-    assert problem.messages[1] == {"role": "user", "content": "one"} and "name" in chat[0], "the row is left as it was"
-
-
-def test_messages_survive_parquet(tmp_path: Path, tokenizer: Any) -> None:
+def test_a_list_of_messages_survives_parquet(tmp_path: Path) -> None:
     rows = [{"prompt": [{"role": "user", "content": "hi"}], "answer": "x"}]
     path = write(tmp_path / "a.parquet", rows)
-    assert prepared(tokenizer, read_splits(settings(path)).train).problems[0].prompt == "hi"
-
-
-def test_a_rows_system_message_comes_before_the_common_one(tokenizer: Any) -> None:
-    own = [{"role": "system", "content": "in the chat"}, {"role": "user", "content": "b"}]
-    rows = [
-        {"prompt": "a", "answer": "", "system": "in the row"},
-        {"prompt": own, "answer": "", "system": "in the row"},
-        {"prompt": "c", "answer": "", "system": None},
-        {"prompt": "d", "answer": "", "system": ""},
-    ]
-    found = prepared(tokenizer, rows, system_prompt="common").problems
-    assert [problem.messages[0]["content"] for problem in found] == ["in the row", "in the chat", "common", "common"]
-    assert [len(problem.messages) for problem in found] == [2] * 4
-    other = prepared(tokenizer, [{"prompt": "a", "answer": "", "role": "mine"}], system_feature="role").problems
-    assert other[0].messages[0] == {"role": "system", "content": "mine"}
-
-
-def test_template_options_reach_the_template(tokenizer: Any) -> None:
-    rows = [{"prompt": "a", "answer": ""}]
-    plain, thinking = (
-        prepared(tokenizer, rows, chat_template_kwargs=options).problems[0]
-        for options in ({}, {"enable_thinking": True})
-    )
-    assert text_of(tokenizer, thinking) == text_of(tokenizer, plain) + "<think>\n"
-
-
-def test_a_tokenizer_without_a_template_gets_plain_text(tmp_path: Path) -> None:
-    from mlx_lm.utils import load_tokenizer
-
-    folder = tiny_tokenizer(tmp_path)
-    (folder / "config.json").write_text('{"model_type": "qwen3"}')
-    about = json.loads((folder / "tokenizer_config.json").read_text())
-    del about["chat_template"]
-    (folder / "tokenizer_config.json").write_text(json.dumps(about))
-    bare = load_tokenizer(folder)
-    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
-    assert bare.decode(render(messages, bare, {})) == "be brief\n\nhi"
-
-
-def test_prompts_that_leave_no_room_are_left_out_whole_and_counted(tokenizer: Any) -> None:
-    rows = [{"prompt": "word " * count, "answer": str(count)} for count in (1, 40, 2, 300, 3)]
-    sizes = [len(problem.tokens) for problem in prepared(tokenizer, rows, max_seq_length=9000).problems]
-    found = prepared(tokenizer, rows, max_seq_length=500 + sizes[2])
-    assert [problem.answer for problem in found.problems] == ["1", "2"] and found.too_long == 3
-    assert found.longest == max(sizes) and [problem.index for problem in found.problems] == [0, 2]
-    assert [len(problem.tokens) for problem in found.problems] == [sizes[0], sizes[2]], "never cut"
-    assert prepared(tokenizer, rows, max_seq_length=501).problems == []
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    ["", "  ", None, 3, [], ["hi"], [{"role": "user"}], [{"role": "user", "content": [{"type": "image"}]}], {}],
-)
-def test_a_prompt_that_is_none_names_its_row(tokenizer: Any, prompt: Any) -> None:
-    rows = [ROWS[0], {"prompt": prompt, "answer": "x"}]
-    setting, sentence = mistake(prepared, tokenizer, rows)
-    assert setting == "prompt_feature" and sentence.startswith(
-        "The column prompt of row 2 of rows.jsonl must hold text"
-    )
-
-
-def test_half_a_character_names_its_row(tokenizer: Any) -> None:
-    """JSON may hold one half of a surrogate pair; no tokenizer takes it."""
-    row = json.loads('{"prompt": "a \\ud83d b", "answer": "1"}')
-    setting, sentence = mistake(prepared, tokenizer, [ROWS[0], row])
-    assert setting == "prompt_feature" and sentence.startswith("The text of row 2 of rows.jsonl is broken")
-
-
-def test_a_template_that_refuses_a_chat_is_quoted(tmp_path: Path) -> None:
-    """Gemma's template raises on a system message."""
-    from mlx_lm.utils import load_tokenizer
-
-    folder = tiny_tokenizer(tmp_path)
-    (folder / "config.json").write_text('{"model_type": "qwen3"}')
-    about = json.loads((folder / "tokenizer_config.json").read_text())
-    refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    about["chat_template"] = refuse + about["chat_template"]
-    (folder / "tokenizer_config.json").write_text(json.dumps(about))
-    picky = load_tokenizer(folder)
-    assert prepared(picky, ROWS).problems
-    with pytest.raises(Mistake) as caught:
-        prepared(picky, ROWS, system_prompt="be brief")
-    assert str(caught.value) == (
-        "prompt_feature: The model's chat template refuses row 1 of rows.jsonl: System role not supported."
-    )
-
-
-# ── order ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def problems(count: int) -> list[Problem]:
-    return [Problem(n, str(n), [], [], "") for n in range(count)]
-
-
-def order(prompt_stream: PromptStream, *takes: int) -> list[int]:
-    return [problem.index for take in takes for problem in prompt_stream.take(take)]
-
-
-@hypothesis.settings(deadline=None)
-@given(count=st.integers(1, 40), seed=st.integers(0, 2**32 - 1), takes=st.lists(st.integers(0, 17), max_size=12))
-def test_every_problem_comes_once_an_epoch_however_it_is_taken(count: int, seed: int, takes: list[int]) -> None:
-    prompt_stream = PromptStream(problems(count), seed)
-    taken = order(prompt_stream, *takes)
-    assert prompt_stream.cursor == len(taken) and prompt_stream.epoch == len(taken) / count
-    for start in range(0, len(taken), count):
-        epoch = taken[start : start + count]
-        assert len(set(epoch)) == len(epoch)
-        assert len(epoch) < count or sorted(epoch) == list(range(count))
-
-
-@hypothesis.settings(deadline=None)
-@given(count=st.integers(1, 30), at=st.integers(0, 100))
-def test_a_cursor_is_all_it_takes_to_go_on(count: int, at: int) -> None:
-    unbroken = order(PromptStream(problems(count), 3), 150)
-    assert order(PromptStream(problems(count), 3, cursor=at), 150 - at) == unbroken[at:]
-    prompt_stream = PromptStream(problems(count), 3)
-    prompt_stream.take(120)
-    prompt_stream.cursor = at  # a step that was stopped puts its problems back
-    assert order(prompt_stream, 150 - at) == unbroken[at:]
-
-
-def test_epochs_and_seeds_are_shuffled_differently() -> None:
-    prompt_stream = PromptStream(problems(20), 0)
-    first, second = order(prompt_stream, 20), order(prompt_stream, 20)
-    assert (
-        first != second != sorted(second)
-        and first != list(range(20))
-        and order(PromptStream(problems(20), 1), 20) != first
-    )
-
-
-def test_batches_come_in_file_order_and_no_more_than_asked() -> None:
-    def cut(count: int, size: int, wanted: int) -> list[list[int]]:
-        return [[problem.index for problem in batch] for batch in batches(problems(count), size, wanted)]
-
-    assert cut(5, 2, -1) == [[0, 1], [2, 3], [4]] and cut(5, 2, 2) == [[0, 1], [2, 3]]
-    assert cut(5, 2, 9) == [[0, 1], [2, 3], [4]] and cut(5, 2, 0) == [] and cut(0, 2, -1) == []
+    assert read_splits(settings(path)).train == rows

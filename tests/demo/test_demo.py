@@ -12,9 +12,8 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 
-from backend.demo import char_tokenizer as demo_tokenizer
+from backend.demo import char_tokenizer, warmup
 from backend.demo import demo_model as demo_model
-from backend.demo import warmup
 from backend.demo.build import rebuild
 from backend.demo.sums import NUMBERS, Sum, careful, pools, sloppy
 from backend.demo.warmup import encode
@@ -136,15 +135,15 @@ def test_the_chat_template_asks_as_the_warm_up_did(tokenizer: Any):
     start, end = "<|im_start|>", "<|im_end|>"
     wanted = [start, "user", "\n", *"47+38=", end, "\n", start, "assistant", "\n"]
     assert tokenizer.convert_ids_to_tokens(ids) == wanted
-    prompt, answer = encode(demo_tokenizer.make(), Sum(47, 38), sloppy(Sum(47, 38)))
+    prompt, answer = encode(char_tokenizer.make(), Sum(47, 38), sloppy(Sum(47, 38)))
     assert ids == prompt
     assert tokenizer.convert_ids_to_tokens(answer)[-1] == end
 
 
 def test_the_shipped_tokenizer_is_the_one_in_the_script(tokenizer: Any, tmp_path: Path):
-    made = demo_tokenizer.make()
-    assert tokenizer.get_vocab() == made.get_vocab() == {t: i for i, t in enumerate(demo_tokenizer.VOCABULARY)}
-    demo_tokenizer.save(made, tmp_path)
+    made = char_tokenizer.make()
+    assert tokenizer.get_vocab() == made.get_vocab() == {t: i for i, t in enumerate(char_tokenizer.VOCABULARY)}
+    char_tokenizer.save(made, tmp_path)
     theirs, ours = (
         [json.loads((folder / name).read_text("utf-8")) for name in ("tokenizer_config.json", "tokenizer.json")]
         for folder in (DEMO / "model", tmp_path)
@@ -197,7 +196,7 @@ def test_the_preset_points_at_the_demo_and_shows_kl_and_clipping(config: Config)
 
 
 def test_the_longest_careful_answer_fits(config: Config):
-    tokenizer = demo_tokenizer.make()
+    tokenizer = char_tokenizer.make()
     lengths = [tuple(map(len, encode(tokenizer, one, careful(one)))) for one in [*EVERY_SUM[::7], Sum(99, 99)]]
     assert max(answer for _, answer in lengths) <= config.max_completion_length
     assert max(prompt for prompt, _ in lengths) + config.max_completion_length <= config.max_seq_length

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, the newest few and the best kept, and nothing left over of a killed process."""
+"""Checkpoints are complete or absent, the newest few and the best are kept, and leftovers of a killed process are deleted."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def run(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path)
 
 
-def save(run: RunFolder, step: int, score: float | None = None, *, keep: int = 3, whole_model: bool = False) -> Path:
+def save(run: RunFolder, step: int, score: float | None = None, *, keep: int = 3, is_full_model: bool = False) -> Path:
     return checkpoint.save(
-        run, TrainingState(step=step, score=score), WEIGHTS, MOMENTS, whole_model=whole_model, keep=keep
+        run, TrainingState(step=step, score=score), WEIGHTS, MOMENTS, is_full_model=is_full_model, keep=keep
     )
 
 
@@ -32,14 +32,14 @@ def steps(run: RunFolder) -> list[int]:
     return [one.state.step for one in all_checkpoints(run)]
 
 
-@pytest.mark.parametrize("whole_model", [False, True])
-def test_what_is_saved_comes_back(run: RunFolder, whole_model: bool) -> None:
+@pytest.mark.parametrize("is_full_model", [False, True])
+def test_a_checkpoint_loads_as_it_was_saved(run: RunFolder, is_full_model: bool) -> None:
     state = TrainingState(
         step=100, updates=200, cursor=300, num_tokens=4000, elapsed_s=5.5, events_bytes=6000, completions_bytes=7000
     )
-    path = checkpoint.save(run, state, WEIGHTS, MOMENTS, whole_model=whole_model, keep=3)
+    path = checkpoint.save(run, state, WEIGHTS, MOMENTS, is_full_model=is_full_model, keep=3)
     assert path == run.checkpoints / "000100"
-    name = "model.safetensors" if whole_model else "adapters.safetensors"
+    name = "model.safetensors" if is_full_model else "adapters.safetensors"
     assert sorted(file.name for file in path.iterdir()) == sorted([name, "optimizer.safetensors", "state.json"])
     found = newest(run)
     assert found and found.state == state and found.path == path
@@ -48,7 +48,7 @@ def test_what_is_saved_comes_back(run: RunFolder, whole_model: bool) -> None:
         assert all(loaded[key].dtype == saved[key].dtype and mx.array_equal(loaded[key], saved[key]) for key in saved)
 
 
-def test_what_is_not_whole_is_no_checkpoint(run: RunFolder) -> None:
+def test_an_incomplete_folder_is_no_checkpoint(run: RunFolder) -> None:
     assert newest(run) is None
     save(run, 1)
     for step, missing in ((2, "adapters.safetensors"), (3, "optimizer.safetensors"), (4, "state.json")):
@@ -58,14 +58,14 @@ def test_what_is_not_whole_is_no_checkpoint(run: RunFolder) -> None:
     assert steps(run) == [1]
 
 
-def test_a_state_of_a_later_version_is_read_as_far_as_it_is_known(run: RunFolder) -> None:
+def test_unknown_keys_of_a_later_version_s_state_are_ignored(run: RunFolder) -> None:
     file = save(run, 5) / "state.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"of_tomorrow": 1}))
     found = newest(run)
     assert found and found.state.step == 5
 
 
-def test_leftovers_of_a_killed_process_are_not_read_and_go_with_the_next_save(run: RunFolder) -> None:
+def test_leftovers_of_a_killed_process_are_ignored_and_deleted_by_the_next_save(run: RunFolder) -> None:
     path = save(run, 1)
     for name in (".000002", ".000001.old"):
         path.rename(run.checkpoints / name) if name == ".000002" else (run.checkpoints / name).mkdir()
@@ -81,26 +81,26 @@ def test_saving_a_step_again_replaces_it(run: RunFolder) -> None:
     assert [one.name for one in run.checkpoints.iterdir()] == ["000001"]
 
 
-def test_the_newest_is_by_step_and_not_by_spelling(run: RunFolder) -> None:
+def test_the_newest_checkpoint_is_the_highest_step_not_the_last_name(run: RunFolder) -> None:
     for step in (999_999, 1_000_000, 20):
         save(run, step, keep=9)
     assert steps(run) == [20, 999_999, 1_000_000]
 
 
-def test_the_newest_few_and_the_best_stay(run: RunFolder) -> None:
+def test_rotation_keeps_the_newest_few_and_the_best(run: RunFolder) -> None:
     for step, score in ((1, 0.1), (2, 0.9), (3, 0.2), (4, None), (5, 0.3), (6, 0.4)):
         save(run, step, score, keep=2)
     assert steps(run) == [2, 5, 6]
 
 
-def test_the_best_is_the_one_that_was_evaluated(run: RunFolder) -> None:
-    """A score is carried along until the next evaluation; the checkpoints after the evaluated one did not earn it."""
+def test_the_best_checkpoint_is_the_one_that_was_evaluated(run: RunFolder) -> None:
+    """A score is repeated until the next evaluation; only the first checkpoint that has it was evaluated."""
     for step, score in ((1, 0.1), (2, 0.9), (3, 0.9), (4, 0.9), (5, 0.2), (6, 0.2)):
         save(run, step, score, keep=1)
     assert steps(run) == [2, 6]
 
 
-def test_a_disk_that_refuses_is_a_mistake_and_what_is_there_stays(
+def test_a_failed_save_is_a_mistake_and_leaves_older_checkpoints_alone(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(run, 1)

@@ -1,5 +1,4 @@
-"""Saving costs the run nothing but a look: it samples on while the checkpoint is written, and what is written is the step
-at which it was begun."""
+"""A run samples on while a checkpoint is written, and what is written is the step at which it was begun."""
 
 from __future__ import annotations
 
@@ -35,13 +34,13 @@ def run(tmp_path: Path) -> RunFolder:
     return made
 
 
-def shot(step: int, weights: dict[str, mx.array]) -> Snapshot:
+def snapshot_of(step: int, weights: dict[str, mx.array]) -> Snapshot:
     mx.eval(weights)
     return Snapshot(TrainingState(step=step), weights, {"step": mx.array(step)}, None, {"fine_tune_type": "lora"})
 
 
 def slowed(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[int]]:
-    """Writing waits for the event. → that, and the threads that wrote."""
+    """Writing waits for the event. Returns it and the threads that wrote."""
     go, threads, write = threading.Event(), [], mx.save_safetensors
 
     def slow(*args: Any, **more: Any) -> None:
@@ -56,16 +55,18 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[int]]
 # ── the writer ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_is_written_is_what_was_begun(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_has_the_arrays_of_its_snapshot_whatever_the_updates_meanwhile(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     go, threads = slowed(monkeypatch)
     checkpoint_writer, lines = CheckpointWriter(run, keep=3), JsonLines(run.events)
     weights = {"layer.lora_a": mx.arange(6.0).reshape(2, 3).T, "layer.lora_b": mx.ones((2, 2)) * 3}
     held = dict(weights)
     for step in (1, 2):
-        checkpoint_writer.begin(shot(step, dict(weights)), [lines])
+        checkpoint_writer.begin(snapshot_of(step, dict(weights)), [lines])
         weights = {name: x + 1 for name, x in weights.items()}  # an update, while it is being written
         mx.eval(weights)
-        assert not checkpoint_writer.has_ended or go.is_set()
+        assert not checkpoint_writer.is_done or go.is_set()
         go.set()
         saved = checkpoint_writer.wait()
         assert saved and saved.step == step and saved.path == run.checkpoints / f"00000{step}"
@@ -79,8 +80,8 @@ def test_what_is_written_is_what_was_begun(run: RunFolder, monkeypatch: pytest.M
     assert len(set(threads)) == 1 and threads[0] != threading.get_ident()
 
 
-def test_what_is_not_worked_out_yet_is_before_the_writer_has_it(run: RunFolder) -> None:
-    """mlx works an array out only in the thread that asked for it."""
+def test_lazy_arrays_are_evaluated_before_the_writer_gets_them(run: RunFolder) -> None:
+    """mlx evaluates an array only in the thread that made its graph."""
     learner: Any = SimpleNamespace(state_arrays=lambda: {"step": mx.array(1) + 1})
     policy: Any = SimpleNamespace(trainable=lambda: {"x": mx.ones(3) + 1})
     checkpoint_writer, config = CheckpointWriter(run, keep=3), parse({"model": "m", "data": "d", "train_type": "full"})
@@ -91,17 +92,17 @@ def test_what_is_not_worked_out_yet_is_before_the_writer_has_it(run: RunFolder) 
     assert found and found.weights()["x"].tolist() == [2, 2, 2] and found.optimizer()["step"].item() == 2
 
 
-def test_a_disk_that_refuses_is_said_when_it_is_waited_for_and_the_next_may_go_well(
+def test_a_failed_write_is_raised_by_wait_and_the_next_one_may_succeed(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint_writer = CheckpointWriter(run, keep=3)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_sync", lambda path: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        checkpoint_writer.begin(shot(1, {"x": mx.ones(2)}), [])
+        checkpoint_writer.begin(snapshot_of(1, {"x": mx.ones(2)}), [])
         with pytest.raises(Mistake, match=r"save_every: The checkpoint of step 1 cannot be written .*No space left"):
             checkpoint_writer.wait()
     assert checkpoint_writer.wait() is None and checkpoint.newest(run) is None
-    checkpoint_writer.begin(shot(1, {"x": mx.ones(2)}), [])
+    checkpoint_writer.begin(snapshot_of(1, {"x": mx.ones(2)}), [])
     assert checkpoint_writer.wait()
     checkpoint_writer.close()
 
@@ -113,15 +114,14 @@ def kinds_and_steps(run: RunFolder) -> list[tuple[str, int]]:
     return [(event["kind"], event["step"]) for event in read_events(run.events) if "step" in event]
 
 
-@pytest.mark.parametrize("train_type", ["lora", "full"])
-def test_the_next_step_samples_while_it_is_written_and_learns_once_it_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_type: str
+def test_the_next_step_samples_while_a_checkpoint_is_written_and_updates_once_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Written before sampling was over, it could not be: the writer waits for that."""
-    raw = small_run.settings_for(tmp_path, iters=3, save_every=1, train_type=train_type)
+    """The writer is held back until sampling is over: a run that waited for it before would never end."""
+    raw = small_run.settings_for(tmp_path, iters=3, save_every=1)
     go, _ = slowed(monkeypatch)
     run, sample, learn = RunFolder(tmp_path / "run"), Rollout.sample, Learner.learn
-    stood: list[int] = []
+    complete: list[int] = []
 
     def sampled(*args: Any) -> Any:
         made = sample(*args)
@@ -130,13 +130,13 @@ def test_the_next_step_samples_while_it_is_written_and_learns_once_it_stands(
         return made
 
     def learned(*args: Any) -> Any:
-        stood.append(len(checkpoint.all_checkpoints(run)))
+        complete.append(len(checkpoint.all_checkpoints(run)))
         return learn(*args)
 
     monkeypatch.setattr(Rollout, "sample", sampled)
     monkeypatch.setattr(Learner, "learn", learned)
     assert small_run.train_here(raw, run).kind == "finished"
-    assert stood == [0, 1, 2]
+    assert complete == [0, 1, 2]
     told = [one for one in kinds_and_steps(run) if one[0] in ("step", "checkpoint")]
     assert told == [(kind, step) for step in (1, 2, 3) for kind in ("step", "checkpoint")]
     metrics = [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
@@ -147,7 +147,7 @@ def stop_when(run: RunFolder, matches: Callable[[dict[str, Any]], bool]) -> Call
     return lambda event: run.say("stop") if matches(event) else None
 
 
-def test_a_stop_while_it_is_written_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_waits_for_the_checkpoint_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw, run = small_run.settings_for(tmp_path, iters=9, save_every=1), RunFolder(tmp_path / "run")
     go, threads = slowed(monkeypatch)
     threading.Timer(0.3, go.set).start()
@@ -158,7 +158,7 @@ def test_a_stop_while_it_is_written_waits_for_it(tmp_path: Path, monkeypatch: py
     assert small_run.train_here(raw, run).kind == "finished" and small_run.steps(run) == list(range(1, 10))
 
 
-def test_a_save_that_failed_is_tried_once_more_when_the_run_is_stopped(
+def test_a_failed_checkpoint_is_tried_once_more_when_the_run_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = small_run.settings_for(tmp_path, iters=9, save_every=1)
@@ -175,7 +175,7 @@ def test_a_save_that_failed_is_tried_once_more_when_the_run_is_stopped(
     assert [one.state.step for one in checkpoint.all_checkpoints(run)] == [1]
 
 
-def test_saving_holds_no_second_copy_of_a_model_that_learns_whole(tmp_path: Path) -> None:
+def test_saving_holds_no_second_copy_of_the_model_in_full_fine_tuning(tmp_path: Path) -> None:
     from tests.support.random_models import tiny_model
 
     tiny_model(tmp_path / "model", hidden=256, layers=2)

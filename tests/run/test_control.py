@@ -1,4 +1,4 @@
-"""Words from outside are obeyed once, noted, and never lost; a signal saves and stops."""
+"""Commands are obeyed once, written to the diary and never lost; a signal saves and stops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support import small_run
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """Training in this process takes SIGINT and SIGTERM over; give them back."""
+    """Training in this process installs handlers for SIGINT and SIGTERM; restore those of before."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -49,7 +49,7 @@ def words(run: RunFolder) -> list[str]:
 
 
 def after(run: RunFolder, step: int, *said: str) -> Any:
-    """An echo that leaves these words, one at a time as each is taken, once `step` is in the diary."""
+    """An echo that writes these commands, each once the one before was claimed, when `step` is in the diary."""
 
     def speak() -> None:
         for word in said:
@@ -66,68 +66,68 @@ def after(run: RunFolder, step: int, *said: str) -> Any:
     return echo
 
 
-# ── alone ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Control ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_each_word_is_obeyed_once_and_noted(run: RunFolder) -> None:
+def test_a_command_is_obeyed_once_and_written_to_the_diary(run: RunFolder) -> None:
     control = Control(run, Diary(run.events))
     control.obey()
     run.say("save")
     control.obey()
-    assert control.save_wanted and words(run) == ["save"]
-    control.save_wanted = False
+    assert control.save_requested and words(run) == ["save"]
+    control.save_requested = False
     control.obey()
-    assert not control.save_wanted and words(run) == ["save"]
+    assert not control.save_requested and words(run) == ["save"]
     assert not run.control.exists() and not run.control_taken.exists()
 
 
-def test_a_stop_waits_for_the_end_of_a_step(run: RunFolder) -> None:
+def test_a_stop_between_updates_waits_for_the_end_of_the_step(run: RunFolder) -> None:
     control = Control(run, Diary(run.events))
     run.say("stop")
     control.obey(may_stop=False)
-    assert control.stop_wanted and words(run) == ["stop"]
+    assert control.stop_requested and words(run) == ["stop"]
     with pytest.raises(Stopped, match="it was asked to stop"):
         control.obey()
     assert words(run) == ["stop"]
 
 
-def test_leftovers_of_another_life_are_not_obeyed(run: RunFolder) -> None:
+def test_control_files_of_an_earlier_process_are_not_obeyed(run: RunFolder) -> None:
     run.control.write_text("stop")
     run.control_taken.write_text("stop")
     control = Control(run, Diary(run.events))
     control.obey()
-    assert not control.stop_wanted and not run.control.exists() and not run.control_taken.exists()
+    assert not control.stop_requested and not run.control.exists() and not run.control_taken.exists()
 
 
 @pytest.mark.parametrize("word", ["halt", "", "stop\x00", b"\xff\xfe", "x" * 5000])
-def test_a_word_that_is_none_is_noted_and_left_out(run: RunFolder, word: str | bytes) -> None:
+def test_an_unknown_command_is_noted_and_ignored(run: RunFolder, word: str | bytes) -> None:
     control = Control(run, Diary(run.events))
     run.control.write_bytes(word if isinstance(word, bytes) else word.encode())
     control.obey()
-    assert not control.stop_wanted and not control.save_wanted and words(run) == []
+    assert not control.stop_requested and not control.save_requested and words(run) == []
     (note,) = read_events(run.events)
     assert note["kind"] == "note" and note["level"] == "warning" and len(note["sentence"]) < 120
 
 
-def test_white_space_around_a_word_does_no_harm(run: RunFolder) -> None:
+def test_white_space_around_a_command_is_stripped(run: RunFolder) -> None:
     control = Control(run, Diary(run.events))
     run.control.write_text(" save\n")
     control.obey()
-    assert control.save_wanted
+    assert control.save_requested
 
 
-def test_a_pause_lasts_until_resume_and_gives_memory_back_once(run: RunFolder) -> None:
-    control, rested = Control(run, Diary(run.events)), []
+def test_a_pause_lasts_until_resume_and_frees_memory_once(run: RunFolder) -> None:
+    control, freed = Control(run, Diary(run.events)), []
     threading.Timer(0.3, run.say, ["resume"]).start()
     run.say("pause")
-    control.obey(resting=lambda: rested.append(1))
-    assert rested == [1] and 0.2 < control.paused_s < 2 and words(run) == ["pause", "resume"]
+    control.obey(before_pause=lambda: freed.append(1))
+    assert freed == [1] and 0.2 < control.paused_s < 2 and words(run) == ["pause", "resume"]
     paused = [event for event in read_events(run.events) if event["kind"] == "phase"]
     assert [event["phase"] for event in paused] == ["paused"]
-    assert not control.stop_wanted and not control.save_wanted
+    assert not control.stop_requested and not control.save_requested
 
 
-def test_while_paused_save_is_remembered_and_stop_stops(run: RunFolder) -> None:
+def test_save_and_stop_work_during_a_pause(run: RunFolder) -> None:
     control = Control(run, Diary(run.events))
     run.say("pause")
 
@@ -140,7 +140,7 @@ def test_while_paused_save_is_remembered_and_stop_stops(run: RunFolder) -> None:
     threading.Timer(0.05, speak).start()
     with pytest.raises(Stopped):
         control.obey()
-    assert control.save_wanted and words(run) == ["pause", "save", "stop"]
+    assert control.save_requested and words(run) == ["pause", "save", "stop"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -163,12 +163,12 @@ def test_a_signal_ends_a_pause(run: RunFolder) -> None:
         control.obey()
 
 
-# ── a training ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── in a run ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_stopped_training_has_saved_its_last_whole_step(parts: Path, run: RunFolder) -> None:
+def test_a_stopped_run_has_saved_its_last_finished_step(parts: Path, run: RunFolder) -> None:
     run.control.parent.mkdir(exist_ok=True)
-    run.say("stop")  # left over from another life
+    run.say("stop")  # of an earlier process
     ending = small_run.train_here(small_run.settings_for(parts, iters=500), run, after(run, 2, "stop"))
     assert (ending.kind, ending.exit_code) == ("stopped", 3) and 2 <= ending.step < 500
     assert small_run.steps(run) == list(range(1, ending.step + 1))
@@ -180,50 +180,17 @@ def test_a_stopped_training_has_saved_its_last_whole_step(parts: Path, run: RunF
     assert (run.adapters / "adapters.safetensors").exists() and not run.is_locked()
 
 
-def test_a_paused_training_goes_on_and_its_clock_stood_still(parts: Path, run: RunFolder, tmp_path: Path) -> None:
-    unbroken = RunFolder(tmp_path / "unbroken")
-    small_run.train_here(small_run.settings_for(parts), unbroken, lambda event: None)
-
-    def echo(event: dict[str, Any]) -> None:
-        if event["kind"] == "step" and event["step"] == 1:
-            run.say("pause")
-        if event.get("phase") == "paused":
-            threading.Timer(1.5, run.say, ["resume"]).start()
-
-    ending = small_run.train_here(small_run.settings_for(parts), run, echo)
-    assert ending.kind == "finished" and small_run.steps(run) == [1, 2, 3] and words(run) == ["pause", "resume"]
-    saved, quick = checkpoint.newest(run), checkpoint.newest(unbroken)
-    assert saved and quick
-    assert saved.state.elapsed_s < quick.state.elapsed_s + 1, "seconds of a pause are not seconds of training"
-
-
-def test_a_save_on_request_is_a_checkpoint_of_that_moment(parts: Path, run: RunFolder) -> None:
+def test_a_requested_save_is_a_checkpoint_of_the_step_that_was_running(parts: Path, run: RunFolder) -> None:
     ending = small_run.train_here(small_run.settings_for(parts, iters=4), run, after(run, 2, "save"))
     assert ending.kind == "finished"
     steps = [one.state.step for one in checkpoint.all_checkpoints(run)]
     assert steps[-1] == 4 and len(steps) == 2 and steps[0] in (2, 3)
 
 
-def test_what_is_paused_and_stopped_ends_like_an_unbroken_run(parts: Path, tmp_path: Path) -> None:
-    """Stopped at step 2 and resumed, a run ends with the very weights of one that nobody disturbed."""
-    import mlx.core as mx
-
-    raw = small_run.settings_for(parts, iters=4, save_every=2)
-    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
-    small_run.train_here(raw, whole)
-    broken.path.mkdir()
-    first = small_run.train_here(raw, broken, after(broken, 2, "pause", "resume", "stop"))
-    assert first.kind == "stopped"
-    assert small_run.train_here(raw, broken).kind == "finished"
-    assert small_run.steps(broken) == [1, 2, 3, 4]
-    one, other = (mx.load(str(run.adapters / "adapters.safetensors")) for run in (whole, broken))
-    assert all(mx.array_equal(one[name], other[name]) for name in one)  # pyright: ignore
-
-
 def test_sigterm_to_a_child_saves_everything_and_exits_3(parts: Path, run: RunFolder) -> None:
-    """As the window does it: the folder is made first, the child trains in it and is told to go."""
+    """As from the window: the folder is made first, and the child trains in it until it gets SIGTERM."""
     small_run.write_config(run.config, small_run.settings_for(parts, iters=100_000))
-    run.say("stop")  # left over from another life; it must not stop this one
+    run.say("stop")  # of an earlier process; it must not stop this one
     command = backend_command("train", "--run", str(run.path), "--stream")
     child = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=backend_environment()

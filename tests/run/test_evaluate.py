@@ -1,4 +1,4 @@
-"""Held-out rewards: scored while the next batch is sampled, with the same calls in the same order as without that."""
+"""Held-out rewards: scoring overlaps with sampling the next batch, with the same calls in the same order as without."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from backend.generation.sampler import Sampling
 from backend.run.control import Stopped
-from backend.run.evaluate import held_out_rewards
+from backend.run.evaluate import batches, held_out_rewards
 from backend.run.scoring_stages import MLX
 from backend.spec.events import read_events
 from backend.spec.places import RunFolder
@@ -60,18 +60,20 @@ def scorer(log: list[str], seconds: float = 0.05) -> Any:
     return score
 
 
-def test_a_batch_is_scored_while_the_next_is_sampled_and_the_numbers_are_the_same() -> None:
-    beside, alone = [], []
-    fast = held_out(scorer(beside), beside)
-    assert fast == held_out(scorer(alone), alone, beside=False) and fast["reward"] == 3
-    assert alone == [f"{what} {n}" for n in (0, 2, 4, 6) for what in ("sample", "score", "scored")]
-    calls = [line for line in beside if line.startswith("sco")]
-    assert calls == [line for line in alone if line.startswith("sco")], "one call after the other, in order"
-    assert beside.index("sample 2") < beside.index("scored 0") and beside.index("sample 6") < beside.index("scored 4")
+def test_scoring_overlaps_with_sampling_the_next_batch_and_changes_no_number() -> None:
+    overlapped, sequential = [], []
+    fast = held_out(scorer(overlapped), overlapped)
+    assert fast == held_out(scorer(sequential), sequential, overlap_scoring=False) and fast["reward"] == 3
+    assert sequential == [f"{what} {n}" for n in (0, 2, 4, 6) for what in ("sample", "score", "scored")]
+    calls = [line for line in overlapped if line.startswith("sco")]
+    assert calls == [line for line in sequential if line.startswith("sco")], "one call after the other, in order"
+    assert overlapped.index("sample 2") < overlapped.index("scored 0") and overlapped.index(
+        "sample 6"
+    ) < overlapped.index("scored 4")
 
 
 @pytest.mark.parametrize(("where", "sampled"), [(2, 3), (6, 4)])
-def test_what_a_reward_function_raises_ends_the_evaluation(where: int, sampled: int) -> None:
+def test_an_error_in_a_reward_function_ends_the_evaluation(where: int, sampled: int) -> None:
     """In the second of four batches, which is known once the third is sampled; and in the last."""
     log: list[str] = []
 
@@ -85,7 +87,7 @@ def test_what_a_reward_function_raises_ends_the_evaluation(where: int, sampled: 
     assert sum(line.startswith("sample") for line in log) == sampled
 
 
-def test_a_stop_while_sampling_waits_for_the_call_that_runs_and_begins_no_other() -> None:
+def test_a_stop_while_sampling_waits_for_the_running_call_and_starts_no_other() -> None:
     log: list[str] = []
 
     def poll(done: float) -> None:
@@ -107,12 +109,12 @@ def test_a_stop_while_sampling_waits_for_the_call_that_runs_and_begins_no_other(
         ("import numpy  # not mlx", False),
     ],
 )
-def test_a_reward_file_that_imports_mlx_is_noticed(line: str, uses: bool) -> None:
+def test_a_reward_file_that_imports_mlx_is_recognised(line: str, uses: bool) -> None:
     assert bool(re.search(MLX, f"import os\n{line}\n")) is uses
 
 
 @pytest.mark.parametrize("line", ["", "import mlx.core"])
-def test_functions_that_use_mlx_are_called_while_nothing_is_sampled(tmp_path: Path, line: str) -> None:
+def test_functions_that_use_mlx_are_never_called_beside_sampling(tmp_path: Path, line: str) -> None:
     """They would share the device, and its memory, with sampling."""
     (tmp_path / "mine.py").write_text(
         f"import threading\n{line}\nfrom backend.rewards import register_reward_function\n\n"
@@ -129,3 +131,11 @@ def test_functions_that_use_mlx_are_called_while_nothing_is_sampled(tmp_path: Pa
     told = [event["metrics"] for event in read_events(run.events) if event["kind"] == "eval"]
     assert {metrics["reward"] for metrics in told} == {0.0 if line else 1.0}
     assert all(metrics["time/eval"] > 0 for metrics in told)
+
+
+def test_batches_come_in_file_order_and_no_more_than_count() -> None:
+    def indices(length: int, size: int, count: int) -> list[list[int]]:
+        return [[problem.index for problem in batch] for batch in batches(PROBLEMS[:length], size, count)]
+
+    assert indices(5, 2, -1) == [[0, 1], [2, 3], [4]] and indices(5, 2, 2) == [[0, 1], [2, 3]]
+    assert indices(5, 2, 9) == [[0, 1], [2, 3], [4]] and indices(5, 2, 0) == [] and indices(0, 2, -1) == []

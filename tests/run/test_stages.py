@@ -1,4 +1,4 @@
-"""What a step is judged by, and which prompts it takes: stages, changing weights, baselines, dynamic sampling."""
+"""How a step is scored and which prompts it takes: stages, reward weights that vary, baselines, dynamic sampling."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from backend.run import checkpoint
 from backend.run.preflight import check
+from backend.run.run_inputs import resolve_stages
 from backend.run.scoring_stages import ScoringStages
 from backend.spec.config import Config, parse
 from backend.spec.events import read_events
@@ -67,6 +68,10 @@ def settings(parts: Path, rewards: list[str], **changes: Any) -> dict[str, Any]:
     return small_run.settings_for(parts, **about | {"learning_rate": 1e-3} | changes)
 
 
+def stages_of(config: Config, steps: int) -> ScoringStages:
+    return ScoringStages(config, resolve_stages(config), steps)
+
+
 def metrics(run: RunFolder) -> list[dict[str, Any]]:
     return [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
 
@@ -75,16 +80,21 @@ def lines(run: RunFolder) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run.completions.read_text().splitlines()]
 
 
-def broken_off(raw: dict[str, Any], run: RunFolder, step: int) -> None:
-    """Train until this step, stop, and go on to the end."""
-    stop = lambda event: run.say("stop") if event["kind"] == "step" and event["step"] == step else None  # noqa: E731
-    ending = small_run.train_here(raw, run, stop)
-    assert (ending.kind, ending.step) == ("stopped", step)
+def train_interrupted(raw: dict[str, Any], run: RunFolder, *steps: int) -> None:
+    """Train with a stop after each of these steps, resumed each time, to the end."""
+    for step in steps:
+
+        def echo(event: dict[str, Any], step: int = step) -> None:
+            if event["kind"] == "step" and event["step"] == step:
+                run.say("stop")
+
+        ending = small_run.train_here(raw, run, echo)
+        assert (ending.kind, ending.step) == ("stopped", step)
     assert small_run.train_here(raw, run).kind == "finished"
 
 
 def assert_same_run(one: RunFolder, other: RunFolder) -> None:
-    """The same weights, optimizer and place to the last bit, the same completions, rewards and advantages."""
+    """The same weights, optimizer and state to the last bit, the same completions, rewards and advantages."""
     saved = [checkpoint.newest(run) for run in (one, other)]
     assert saved[0] and saved[1] and saved[0].state.step == saved[1].state.step
     for what in ("weights", "optimizer"):
@@ -104,7 +114,7 @@ STAGES: list[dict[str, Any]] = [
 ]
 
 
-def test_stages_switch_at_their_step_and_decide_the_length(parts: Path, run: RunFolder) -> None:
+def test_stages_switch_at_their_step_and_decide_the_length_of_the_run(parts: Path, run: RunFolder) -> None:
     raw = settings(parts, ["low", "high"], reward_weights=[0.5, 0.25], stages=STAGES, iters=1000)
     assert small_run.train_here(raw, run).step == 6
     (started,) = [event for event in read_events(run.events) if event["kind"] == "started"]
@@ -118,18 +128,17 @@ def test_stages_switch_at_their_step_and_decide_the_length(parts: Path, run: Run
         assert {name.split("/")[1] for name in told if name.startswith("rewards/")} == weights.keys()
 
 
-@pytest.mark.parametrize("step", [2, 3])
-def test_a_run_resumed_at_or_in_its_second_stage_is_the_unbroken_one(
-    parts: Path, run: RunFolder, tmp_path: Path, step: int
+def test_a_run_resumed_at_the_border_of_two_stages_and_within_one_equals_the_uninterrupted_one(
+    parts: Path, run: RunFolder, tmp_path: Path
 ) -> None:
-    unbroken = RunFolder(tmp_path / "unbroken")
+    uninterrupted = RunFolder(tmp_path / "uninterrupted")
     raw = settings(parts, ["low", "high"], stages=STAGES, num_iterations=2, lr_schedule="cosine", lr_final=0.0)
-    assert small_run.train_here(raw, unbroken).kind == "finished"
-    broken_off(raw, run, step)
-    assert_same_run(run, unbroken)
+    assert small_run.train_here(raw, uninterrupted).kind == "finished"
+    train_interrupted(raw, run, 2, 3)
+    assert_same_run(run, uninterrupted)
 
 
-def test_the_learning_rate_falls_over_all_stages(parts: Path, run: RunFolder) -> None:
+def test_the_learning_rate_schedule_spans_all_stages(parts: Path, run: RunFolder) -> None:
     falls = {"lr_schedule": "linear", "lr_warmup_steps": 0, "lr_decay_fraction": 1.0, "lr_final": 0.0, "iters": 1000}
     assert small_run.train_here(settings(parts, ["low", "high"], stages=STAGES, **falls), run).kind == "finished"
     assert [told["learning_rate"] for told in metrics(run)] == pytest.approx([1e-3 * (1 - i / 6) for i in range(6)])
@@ -143,24 +152,22 @@ def test_the_learning_rate_falls_over_all_stages(parts: Path, run: RunFolder) ->
     ],
     ids=["unknown", "count"],
 )
-def test_a_stage_that_cannot_be_scored_is_found_before_anything_loads(
-    parts: Path, stage: dict[str, Any], says: str
-) -> None:
+def test_a_stage_that_cannot_be_scored_is_a_fault_of_check(parts: Path, stage: dict[str, Any], says: str) -> None:
     (fault,) = check(settings(parts, ["low"], stages=[stage]))
     assert fault.sentence.startswith(says) and fault.sentence.endswith(".")
 
 
-def test_no_weights_in_a_stage_means_one_for_each(parts: Path) -> None:
+def test_a_stage_without_weights_weighs_each_function_1(parts: Path) -> None:
     for written in ({}, {"reward_weights": []}, {"reward_weights": None}):
         stages = [{"iters": 1, "reward_functions": ["low", "high"]} | written]
-        scoring = ScoringStages(parse(settings(parts, ["low"], stages=stages)), 9)
+        scoring = stages_of(parse(settings(parts, ["low"], stages=stages)), 9)
         assert scoring.steps == 1 and scoring.stage(1).weights.at(1) == [1.0, 1.0]
 
 
 # ---- changing weights ------------------------------------------------------------------------------------------
 
 
-def test_linear_weights_end_at_the_final_ones(parts: Path, run: RunFolder) -> None:
+def test_linear_weights_end_at_reward_weights_final(parts: Path, run: RunFolder) -> None:
     about = {"reward_weight_schedule": "linear", "reward_weights_final": [0.0, 3.0], "iters": 4}
     assert small_run.train_here(settings(parts, ["low", "high"], **about), run).kind == "finished"
     told = [[step[f"reward_weights/{name}"] for name in ("low", "high")] for step in metrics(run)]
@@ -174,27 +181,25 @@ def test_linear_weights_end_at_the_final_ones(parts: Path, run: RunFolder) -> No
 
 def test_adaptive_weights_survive_a_resume(parts: Path, run: RunFolder, tmp_path: Path) -> None:
     """`seldom` succeeds in 1 of 4 completions: after ten steps its weight is 1.2 times as large."""
-    unbroken = RunFolder(tmp_path / "unbroken")
+    uninterrupted = RunFolder(tmp_path / "uninterrupted")
     about = {"reward_weight_schedule": "adaptive", "iters": 13, "group_size": 4, "max_completion_length": 3}
     raw = settings(parts, ["seldom", "low"], reward_weights=[0.5, 1.0], **about)
-    assert small_run.train_here(raw, unbroken).kind == "finished"
-    told = [step["reward_weights/seldom"] for step in metrics(unbroken)]
+    assert small_run.train_here(raw, uninterrupted).kind == "finished"
+    told = [step["reward_weights/seldom"] for step in metrics(uninterrupted)]
     assert told == pytest.approx([0.5] * 10 + [0.6] * 3)
-    for step in (4, 11):
-        broken = RunFolder(run.path.with_name(f"broken-{step}"))
-        broken_off(raw, broken, step)
-        assert_same_run(broken, unbroken)
-        assert [one["reward_weights/seldom"] for one in metrics(broken)] == told
+    train_interrupted(raw, run, 4, 11)  # with some success rates collected, and with a weight changed
+    assert_same_run(run, uninterrupted)
+    assert [step["reward_weights/seldom"] for step in metrics(run)] == told
 
 
 # ---- baselines -------------------------------------------------------------------------------------------------
 
 
-def judged(weights: list[float], group_size: int, **about: Any) -> ScoringStages:
-    """A judge of two shipped functions."""
+def scoring_of(weights: list[float], group_size: int, **about: Any) -> ScoringStages:
+    """Stages with two shipped functions."""
     names = ["r1_int", "r1_count_xml"]
     raw = {"model": "m", "data": "d", "reward_functions": names, "reward_weights": weights, "group_size": group_size}
-    return ScoringStages(parse(raw | about), 1)
+    return stages_of(parse(raw | about), 1)
 
 
 def groups_of(scores: list[list[float | None]], size: int, names: list[str]) -> list[Group]:
@@ -203,9 +208,9 @@ def groups_of(scores: list[list[float | None]], size: int, names: list[str]) -> 
 
 
 def compared(scores: list[list[float | None]], weights: list[float], size: int, **about: Any) -> list[float]:
-    scoring = judged(weights, size, **about)
+    scoring = scoring_of(weights, size, **about)
     groups = groups_of(scores, size, scoring.stage(1).names)
-    scoring.compare(groups, 1)
+    scoring.fill_advantages(groups, 1)
     return [one.advantage for group in groups for one in group.completions]
 
 
@@ -216,7 +221,7 @@ SCORES: list[list[float | None]] = [
 ]  # fmt: skip
 
 
-def test_leave_one_out_with_missing_opinions_worked_by_hand() -> None:
+def test_leave_one_out_with_missing_scores_computed_by_hand() -> None:
     # Against the mean of the others: 1 − (2 + 0)/2, 2 − (1 + 0)/2, 0 − (1 + 2)/2; nothing for who has no reward.
     unscaled = [0, 1.5, -1.5, 0] + [0] * 8
     about = {"advantage_baseline": "leave_one_out"}
@@ -226,8 +231,8 @@ def test_leave_one_out_with_missing_opinions_worked_by_hand() -> None:
     assert compared(SCORES, [1, 2], 4, scale_rewards="none") == pytest.approx([0, 1, -1, 0] + [0] * 8)
 
 
-def test_normalised_before_they_are_summed_worked_by_hand() -> None:
-    """GDPO: the large scale of the first function does not drown the second."""
+def test_normalize_then_sum_computed_by_hand() -> None:
+    """GDPO: the large scale of the first function does not hide the second."""
     scores: list[list[float | None]] = [[100, 0], [0, 0], [0, 1], [100, 1]]
     # Each function's z-scores in its group are ±1/√(4/3); sums of ±z: 0, −2z, 0, 2z; over their own deviation.
     z = 1 / (2 * np.sqrt(1 / 3))
@@ -240,26 +245,26 @@ def test_normalised_before_they_are_summed_worked_by_hand() -> None:
     assert drowned[0] > 0.8 and drowned[2] < -0.8
 
 
-def test_a_group_tells_something_when_two_who_were_scored_differ() -> None:
-    """A completion without an opinion beside one with any was once taken for a difference."""
-    for rows, tells in (
+def test_a_group_has_a_gradient_when_two_scored_completions_differ() -> None:
+    """A completion without a score beside one that has one was once taken for a difference."""
+    for rows, has_gradient in (
         ([[1, 0], [None, 1]], True),
         ([[1, 0], [None, None]], False),
         ([[None, None], [None, None]], False),
         ([[1, 1], [3, 0]], False),
     ):
-        scoring = judged([1, 2], 2)
-        assert scoring.has_signal(groups_of(rows, 2, scoring.stage(1).names)[0], 1) == tells
+        scoring = scoring_of([1, 2], 2)
+        assert scoring.has_nonzero_advantage(groups_of(rows, 2, scoring.stage(1).names)[0], 1) == has_gradient
     apart: list[list[float | None]] = [[1, 1], [3, 0], [1, 0.5]]
-    scoring = judged([1, 2], 3, multi_objective_aggregation="normalize_then_sum")
-    assert scoring.has_signal(groups_of(apart, 3, scoring.stage(1).names)[0], 1)
+    scoring = scoring_of([1, 2], 3, multi_objective_aggregation="normalize_then_sum")
+    assert scoring.has_nonzero_advantage(groups_of(apart, 3, scoring.stage(1).names)[0], 1)
 
 
 # ---- dynamic sampling ------------------------------------------------------------------------------------------
 
 
 def taken(config: Config, count: int) -> list[int]:
-    """The numbers in the first `count` prompts of the deck, by its rule: reshuffled at each pass with the seed."""
+    """The numbers in the first `count` prompts of the stream, by its rule: reshuffled every epoch with the seed."""
     order: list[int] = []
     while len(order) < count:
         order += random.Random(f"{config.seed} {len(order) // 8}").sample(range(8), 8)
@@ -267,7 +272,7 @@ def taken(config: Config, count: int) -> list[int]:
 
 
 def by_hand(config: Config, steps: int, wanted: int, rounds: int) -> tuple[list[list[int]], list[int]]:
-    """The numbers that each step learns from, and the deck's cursor after it."""
+    """The numbers that each step learns from, and the stream's cursor after it."""
     prompt_stream, cursor, chosen, cursors = taken(config, 1000), 0, [], []
     for _ in range(steps):
         kept: list[int] = []
@@ -299,9 +304,16 @@ DYNAMIC: dict[str, Any] = {
 }
 
 
-def test_prompts_are_drawn_until_every_group_tells_something(parts: Path, run: RunFolder) -> None:
-    raw = settings(parts, ["even_prompts"], **DYNAMIC)
-    assert small_run.train_here(raw, run).kind == "finished"
+@pytest.fixture(scope="module")
+def dynamic(parts: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """An uninterrupted run with dynamic sampling."""
+    run = RunFolder(tmp_path_factory.mktemp("dynamic") / "run")
+    assert small_run.train_here(settings(parts, ["even_prompts"], **DYNAMIC), run).kind == "finished"
+    return run
+
+
+def test_dynamic_sampling_takes_prompts_until_every_group_has_a_gradient(parts: Path, dynamic: RunFolder) -> None:
+    raw, run = settings(parts, ["even_prompts"], **DYNAMIC), dynamic
     chosen, cursors = by_hand(parse(raw), 4, 3, 10)
     assert numbers(run, 3) == chosen and all(n % 2 == 0 for step in chosen for n in step)
     assert [one.state.cursor for one in checkpoint.all_checkpoints(run)] == cursors and cursors[-1] > 4 * 3
@@ -309,8 +321,8 @@ def test_prompts_are_drawn_until_every_group_tells_something(parts: Path, run: R
     assert np.cumsum([told["dynamic_sampling/prompts"] for told in metrics(run)]).tolist() == cursors
 
 
-@pytest.mark.parametrize("rounds", [1, 2])
-def test_a_step_goes_on_with_what_it_has_after_so_many_rounds(parts: Path, run: RunFolder, rounds: int) -> None:
+def test_a_step_is_filled_up_after_dynamic_sampling_rounds(parts: Path, run: RunFolder) -> None:
+    rounds = 2
     raw = settings(parts, ["even_prompts"], **DYNAMIC | {"dynamic_sampling_rounds": rounds})
     assert small_run.train_here(raw, run).kind == "finished"
     chosen, cursors = by_hand(parse(raw), 4, 3, rounds)
@@ -318,7 +330,7 @@ def test_a_step_goes_on_with_what_it_has_after_so_many_rounds(parts: Path, run: 
     assert [one.state.cursor for one in checkpoint.all_checkpoints(run)] == cursors
 
 
-def test_where_nothing_tells_anything_every_step_takes_all_its_rounds(parts: Path, run: RunFolder) -> None:
+def test_without_any_gradient_every_step_takes_all_its_rounds(parts: Path, run: RunFolder) -> None:
     raw = settings(parts, ["all_alike"], **DYNAMIC | {"dynamic_sampling_rounds": 3, "iters": 2})
     assert small_run.train_here(raw, run).kind == "finished"
     assert [len(step) for step in numbers(run, 3)] == [3, 3]
@@ -326,8 +338,10 @@ def test_where_nothing_tells_anything_every_step_takes_all_its_rounds(parts: Pat
     assert [told["frac_reward_zero_std"] for told in metrics(run)] == [1, 1]
 
 
-def test_a_prompt_s_draws_are_those_of_its_place_in_the_deck(parts: Path, run: RunFolder, tmp_path: Path) -> None:
-    """The first step's completions are the ones that the same places give without dynamic sampling."""
+def test_random_numbers_belong_to_the_position_in_the_stream_whatever_the_round(
+    parts: Path, run: RunFolder, tmp_path: Path
+) -> None:
+    """The first step's completions are those that the same positions give without dynamic sampling."""
     plain = RunFolder(tmp_path / "plain")
     small_run.train_here(settings(parts, ["even_prompts"], **DYNAMIC | {"iters": 1}), run)
     small_run.train_here(settings(parts, ["even_prompts"], batch_size=8, iters=1, beta=0.02), plain)
@@ -337,20 +351,15 @@ def test_a_prompt_s_draws_are_those_of_its_place_in_the_deck(parts: Path, run: R
         assert [one["text"] for one in line["completions"]] == drawn[line["prompt"]]
 
 
-def test_a_resumed_run_draws_on_exactly(parts: Path, run: RunFolder, tmp_path: Path) -> None:
-    unbroken = RunFolder(tmp_path / "unbroken")
-    raw = settings(parts, ["even_prompts"], **DYNAMIC)
-    assert small_run.train_here(raw, unbroken).kind == "finished"
-    broken_off(raw, run, 2)
-    assert_same_run(run, unbroken)
+def test_a_resumed_dynamic_run_equals_the_uninterrupted_one(parts: Path, run: RunFolder, dynamic: RunFolder) -> None:
+    train_interrupted(settings(parts, ["even_prompts"], **DYNAMIC), run, 2)
+    assert_same_run(run, dynamic)
 
 
-def test_a_stop_between_two_rounds_takes_nothing_from_the_deck(
-    parts: Path, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_stop_between_two_rounds_takes_nothing_from_the_stream(
+    parts: Path, run: RunFolder, dynamic: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unbroken = RunFolder(tmp_path / "unbroken")
     raw = settings(parts, ["even_prompts"], **DYNAMIC)
-    assert small_run.train_here(raw, unbroken).kind == "finished"
     scored, calls = ScoringStages.score, []
 
     def score(scoring: ScoringStages, *args: Any, **more: Any) -> Any:
@@ -359,7 +368,7 @@ def test_a_stop_between_two_rounds_takes_nothing_from_the_deck(
             run.say("stop")
         return scored(scoring, *args, **more)
 
-    told = [int(step["dynamic_sampling/prompts"]) for step in metrics(unbroken)]
+    told = [int(step["dynamic_sampling/prompts"]) for step in metrics(dynamic)]
     assert told[1] > 3, "step 2 has one round only, so this shows nothing"
     rounds_before = _rounds(raw, 0) + 1
     with monkeypatch.context() as patch:
@@ -367,7 +376,7 @@ def test_a_stop_between_two_rounds_takes_nothing_from_the_deck(
         ending = small_run.train_here(raw, run)
     assert (ending.kind, ending.step) == ("stopped", 1)
     assert small_run.train_here(raw, run).kind == "finished"
-    assert_same_run(run, unbroken)
+    assert_same_run(run, dynamic)
 
 
 def _rounds(raw: dict[str, Any], step: int) -> int:
@@ -383,9 +392,9 @@ def _rounds(raw: dict[str, Any], step: int) -> int:
 # ---- several batches a rollout ---------------------------------------------------------------------------------
 
 
-def test_batches_of_a_rollout_in_a_run(parts: Path, run: RunFolder, tmp_path: Path) -> None:
+def test_several_batches_and_iterations_of_a_rollout(parts: Path, run: RunFolder, tmp_path: Path) -> None:
     """2 batches of 2 prompts, each learned from twice: 4 updates and 4 prompts a step; resumed, the same run."""
-    unbroken = RunFolder(tmp_path / "unbroken")
+    uninterrupted = RunFolder(tmp_path / "uninterrupted")
     about = {
         "steps_per_generation": 2,
         "num_iterations": 2,
@@ -395,17 +404,17 @@ def test_batches_of_a_rollout_in_a_run(parts: Path, run: RunFolder, tmp_path: Pa
         "group_size": 4,
     }
     raw = settings(parts, ["low"], **about)
-    assert small_run.train_here(raw, unbroken).kind == "finished"
-    saved = checkpoint.newest(unbroken)
+    assert small_run.train_here(raw, uninterrupted).kind == "finished"
+    saved = checkpoint.newest(uninterrupted)
     assert saved and (saved.state.updates, saved.state.cursor) == (12, 12)
-    assert [line["step"] for line in lines(unbroken)] == [1] * 4 + [2] * 4 + [3] * 4
-    assert all(told["clip_ratio_total"] > 0 for told in metrics(unbroken))
-    broken_off(raw, run, 1)
-    assert_same_run(run, unbroken)
+    assert [line["step"] for line in lines(uninterrupted)] == [1] * 4 + [2] * 4 + [3] * 4
+    assert all(told["clip_ratio_total"] > 0 for told in metrics(uninterrupted))
+    train_interrupted(raw, run, 1)
+    assert_same_run(run, uninterrupted)
 
 
-def test_completions_that_ran_into_the_limit_move_nothing_in_a_run_that_masks_them(parts: Path, tmp_path: Path) -> None:
-    """With two tokens of room nearly every completion is cut off; the reward of each still counts in its group."""
+def test_masked_truncated_completions_give_no_gradient(parts: Path, tmp_path: Path) -> None:
+    """With a limit of two tokens nearly every completion is cut off; the reward of each still counts in its group."""
     for masked in (False, True):
         run = RunFolder(tmp_path / str(masked))
         about = {"mask_truncated_completions": masked, "max_completion_length": 2, "seed": 3}

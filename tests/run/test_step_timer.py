@@ -1,4 +1,4 @@
-"""The seconds of a step add up, its memory is told by phase, and a pause is nobody's time."""
+"""The seconds of a step add up, and peak memory is measured by phase."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from backend.run.step_timer import PARTS, StepTimer
+from backend.run.step_timer import TIMED_PHASES, StepTimer
 from backend.spec.events import read_events
 from backend.spec.places import RunFolder
 from tests.support import small_run
@@ -37,10 +37,10 @@ def test_phases_and_the_rest_add_up_to_the_step() -> None:
     told = timer.metrics()
     assert (told["time/rollout"], told["time/reward"], told["time/train"]) == (5.0, 1.0, 4.0)
     assert (told["time/other"], told["time/step"], timer.elapsed()) == (1.75, 11.75, 11.75)
-    assert timer.speed(50, "rollout") == 10
+    assert timer.rate(50, "rollout") == 10
 
 
-def test_time_counts_where_a_phase_was_broken_off() -> None:
+def test_a_phase_that_raises_is_timed_too() -> None:
     clock = Clock()
     timer = StepTimer(clock)
     with pytest.raises(KeyError), timer.phase("reward"):
@@ -53,7 +53,7 @@ def megabytes(count: int) -> None:
     mx.eval(mx.zeros((count, 250_000)) + 1)
 
 
-def test_memory_is_told_by_phase_and_the_most_of_all() -> None:
+def test_peak_memory_is_measured_by_phase_and_overall() -> None:
     timer = StepTimer(Clock())
     before = mx.get_active_memory() / 1e9
     with timer.phase("rollout"):
@@ -69,21 +69,21 @@ def test_memory_is_told_by_phase_and_the_most_of_all() -> None:
     assert told["peak_memory_gb"] == pytest.approx(0.060, abs=0.003)
 
 
-def test_the_times_of_a_run_add_up_to_its_steps_and_these_to_the_time_that_went_by(tmp_path: Path) -> None:
+def test_phases_add_up_to_steps_and_steps_to_the_time_between_their_events(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
-    raw = small_run.settings_for(tmp_path, iters=12, save_every=3, beta=0.1, group_size=4, max_completion_length=24)
+    raw = small_run.settings_for(tmp_path, iters=7, save_every=3, beta=0.1, group_size=4, max_completion_length=12)
     assert small_run.train_here(raw, run).kind == "finished"
     steps = [event for event in read_events(run.events) if event["kind"] == "step"]
     for event in steps:
         took: dict[str, Any] = event["metrics"]
-        parts = sum(took[f"time/{part}"] for part in (*PARTS, "other"))
+        parts = sum(took[f"time/{part}"] for part in (*TIMED_PHASES, "other"))
         assert parts == pytest.approx(took["time/step"], rel=0.01, abs=0.002)
-        assert all(took[f"time/{part}"] >= 0 for part in (*PARTS, "other"))
+        assert all(took[f"time/{part}"] >= 0 for part in (*TIMED_PHASES, "other"))
         assert max(took["peak_memory_gb/rollout"], took["peak_memory_gb/train"]) <= took["peak_memory_gb"]
         assert min(took["peak_memory_gb/rollout"], took["peak_memory_gb/train"]) > 0
     told = sum(event["metrics"]["time/step"] for event in steps[1:])
     went_by = steps[-1]["t"] - steps[0]["t"]
-    between = 0.01 * (len(steps) - 1)  # looking for words, for findings, beginning a checkpoint
+    between = 0.01 * (len(steps) - 1)  # control file, health rules, beginning a checkpoint
     assert went_by - between <= told <= went_by + 0.002
 
 

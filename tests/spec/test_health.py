@@ -71,12 +71,12 @@ def test_a_finding_is_told_once_and_again_when_it_comes_back(tmp_path: Path) -> 
     diary = Diary(tmp_path / "events.jsonl")
     health = HealthReporter(diary)
     for step in run(WINDOW + 5, kl=1.0) + run(WINDOW) + run(WINDOW, kl=1.0):
-        health.look(step)
+        health.report(step)
     assert [event["code"] for event in read_events(diary.path)] == ["drifting", "drifting"]
 
 
 def test_a_resumed_run_does_not_repeat_what_it_said(tmp_path: Path) -> None:
     diary = Diary(tmp_path / "events.jsonl")
     health = HealthReporter(diary, run(WINDOW, kl=1.0))
-    health.look(HEALTHY | {"kl": 1.0})
+    health.report(HEALTHY | {"kl": 1.0})
     assert list(read_events(diary.path)) == []

@@ -1,0 +1,47 @@
+"""The order in which a run takes its prompts: seeded, reshuffled every epoch, resumed from one number.
+
+Neither reads nor tokenises a row: a problem is made when its turn comes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from backend.types import Problem
+
+
+class PromptStream:
+    """Rows in a seeded order, reshuffled each epoch. `cursor` counts the rows gone through: all the state there is to save.
+
+    A row whose prompt leaves no room for the completion (None) is skipped when its turn comes, so the order does not
+    depend on which rows those are, and no row need be tokenised before its turn. At least one row must be a problem.
+    """
+
+    def __init__(self, problems: Sequence[Problem | None], seed: int, cursor: int = 0) -> None:
+        self.problems = problems
+        self.seed = seed
+        self.cursor = cursor
+        self._epoch, self._order = -1, []
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the dataset so far, the current one as a fraction."""
+        return self.cursor / len(self.problems)
+
+    def take(self, count: int) -> list[Problem]:
+        """The next `count` problems; every problem comes once an epoch."""
+        taken: list[Problem] = []
+        while len(taken) < count:
+            if (problem := self._next()) is not None:
+                taken.append(problem)
+        return taken
+
+    def _next(self) -> Problem | None:
+        epoch, position = divmod(self.cursor, len(self.problems))
+        if epoch != self._epoch:
+            # Seeded by the epoch's number, not by a generator that runs on: a resumed run shuffles as the first one did.
+            count = len(self.problems)
+            self._epoch, self._order = epoch, random.Random(f"{self.seed} {epoch}").sample(range(count), count)
+        self.cursor += 1
+        return self.problems[self._order[position]]

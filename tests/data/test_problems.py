@@ -1,0 +1,137 @@
+"""Rows become problems: columns, system messages, the chat template, and prompts that are too long."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend.data.problems import Prepared, apply_chat_template, prepare
+from backend.spec.config import Config, parse
+from backend.spec.faults import Mistake
+from backend.types import Problem
+from tests.support.random_models import tiny_tokenizer
+
+ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n), "type": "math"} for n in range(6)]
+
+
+def settings(**raw: Any) -> Config:
+    return parse({"model": "m", "data": "unused", "max_seq_length": 600, "max_completion_length": 500} | raw)
+
+
+def tokenizer_in(folder: Path, change: Callable[[dict[str, Any]], object] = lambda config: None) -> Any:
+    """The tiny tokenizer, its tokenizer_config.json changed first."""
+    from mlx_lm.utils import load_tokenizer
+
+    tiny_tokenizer(folder)
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    change(config)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return load_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return tokenizer_in(tmp_path_factory.mktemp("tokenizer"))
+
+
+def prepared(tokenizer: Any, rows: Sequence[dict[str, Any]], **raw: Any) -> Prepared:
+    return prepare(rows, tokenizer, settings(**raw), "rows.jsonl")
+
+
+def text_of(tokenizer: Any, problem: Problem) -> str:
+    return tokenizer.decode(problem.tokens)
+
+
+def test_a_row_becomes_a_problem(tokenizer: Any) -> None:
+    row = {"prompt": "What is 3 plus 4?", "answer": 7, "type": None, "extra": [1]}
+    (problem,) = prepared(tokenizer, [row]).problems
+    assert (problem.index, problem.prompt, problem.answer, problem.type) == (0, "What is 3 plus 4?", "7", None)
+    assert problem.row is row
+    assert text_of(tokenizer, problem) == "<|im_start|>user\nWhat is 3 plus 4?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_prompt_that_is_a_list_of_messages_keeps_its_turns(tokenizer: Any) -> None:
+    chat = [
+        {"role": "user", "content": "one", "name": None},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "three"},
+    ]
+    (problem,) = prepared(tokenizer, [{"prompt": chat, "answer": "x"}], system_prompt="be brief").problems
+    assert problem.prompt == "three" and [message["role"] for message in problem.messages] == [
+        "system", "user", "assistant", "user",
+    ]  # fmt: skip
+    assert problem.messages[1] == {"role": "user", "content": "one"} and "name" in chat[0], "the row is left as it was"
+
+
+def test_a_rows_system_message_replaces_the_common_one(tokenizer: Any) -> None:
+    own = [{"role": "system", "content": "in the chat"}, {"role": "user", "content": "b"}]
+    rows = [
+        {"prompt": "a", "answer": "", "system": "in the row"},
+        {"prompt": own, "answer": "", "system": "in the row"},
+        {"prompt": "c", "answer": "", "system": None},
+        {"prompt": "d", "answer": "", "system": ""},
+    ]
+    found = prepared(tokenizer, rows, system_prompt="common").problems
+    assert [problem.messages[0]["content"] for problem in found] == ["in the row", "in the chat", "common", "common"]
+    assert [len(problem.messages) for problem in found] == [2] * 4
+    other = prepared(tokenizer, [{"prompt": "a", "answer": "", "role": "mine"}], system_feature="role").problems
+    assert other[0].messages[0] == {"role": "system", "content": "mine"}
+
+
+def test_chat_template_variables_reach_the_template(tokenizer: Any) -> None:
+    rows = [{"prompt": "a", "answer": ""}]
+    plain, thinking = (
+        prepared(tokenizer, rows, chat_template_kwargs=options).problems[0]
+        for options in ({}, {"enable_thinking": True})
+    )
+    assert text_of(tokenizer, thinking) == text_of(tokenizer, plain) + "<think>\n"
+
+
+def test_without_a_chat_template_the_messages_are_joined_as_text(tmp_path: Path) -> None:
+    bare = tokenizer_in(tmp_path, lambda config: config.pop("chat_template"))
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    assert bare.decode(apply_chat_template(messages, bare, {})) == "be brief\n\nhi"
+
+
+def test_prompts_that_leave_no_room_are_left_out_and_counted_never_truncated(tokenizer: Any) -> None:
+    rows = [{"prompt": "word " * count, "answer": str(count)} for count in (1, 40, 2, 300, 3)]
+    sizes = [len(problem.tokens) for problem in prepared(tokenizer, rows, max_seq_length=9000).problems]
+    found = prepared(tokenizer, rows, max_seq_length=500 + sizes[2])
+    assert [problem.answer for problem in found.problems] == ["1", "2"] and found.too_long == 3
+    assert found.longest == max(sizes) and [problem.index for problem in found.problems] == [0, 2]
+    assert [len(problem.tokens) for problem in found.problems] == [sizes[0], sizes[2]], "never truncated"
+    assert prepared(tokenizer, rows, max_seq_length=501).problems == []
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["", "  ", None, 3, [], ["hi"], [{"role": "user"}], [{"role": "user", "content": [{"type": "image"}]}], {}],
+)
+def test_a_cell_that_is_neither_text_nor_messages_names_its_row(tokenizer: Any, prompt: Any) -> None:
+    rows = [ROWS[0], {"prompt": prompt, "answer": "x"}]
+    with pytest.raises(Mistake, match=r"^prompt_feature: The column prompt of row 2 of rows\.jsonl must hold text"):
+        prepared(tokenizer, rows)
+
+
+def test_a_lone_surrogate_names_its_row(tokenizer: Any) -> None:
+    """JSON may hold one half of a surrogate pair; no tokenizer takes it."""
+    row = json.loads('{"prompt": "a \\ud83d b", "answer": "1"}')
+    with pytest.raises(Mistake, match=r"^prompt_feature: The text of row 2 of rows\.jsonl is broken"):
+        prepared(tokenizer, [ROWS[0], row])
+
+
+def test_the_error_of_a_chat_template_is_quoted_with_the_row(tmp_path: Path) -> None:
+    """Gemma's template raises on a system message."""
+    refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    picky = tokenizer_in(tmp_path, lambda config: config.update(chat_template=refuse + config["chat_template"]))
+    assert prepared(picky, ROWS).problems
+    with pytest.raises(Mistake) as caught:
+        prepared(picky, ROWS, system_prompt="be brief")
+    assert str(caught.value) == (
+        "prompt_feature: The model's chat template refuses row 1 of rows.jsonl: System role not supported."
+    )
