@@ -91,11 +91,11 @@ def score_rewards(
     as_json: AsJson = False,
 ) -> None:
     """Score completions that are given, with the config's functions and weights; the verdict goes to stderr."""
-    from backend.rewards.completion_lines import line_of, read_groups, together
+    from backend.rewards.completion_lines import line_of, merge_consecutive, read_groups
     from backend.spec.config import problems, read
 
     raw = read(config)
-    lines = [line_of(group) for group in together(read_groups(completions))]
+    lines = [line_of(group) for group in merge_consecutive(read_groups(completions))]
     _tell_scored(_scored(_reward_settings(raw, problems(raw)), lines), as_json)
 
 
@@ -142,7 +142,7 @@ def rerun_cases(
     finally:
         scorer.close()
     if as_json:
-        rows = [{"passed": one.passed, "expected": one.case["expected"], "scores": one.given} for one in found]
+        rows = [{"passed": one.passed, "expected": one.case["expected"], "scores": one.scores} for one in found]
         print(json.dumps({"rows": rows}, ensure_ascii=False))
     failed = [(number, sentence) for number, one in enumerate(found, 1) for sentence in one.failures]
     for number, sentence in failed:
@@ -156,11 +156,11 @@ def rerun_cases(
 def _scored(settings: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, Any]:
     """What the functions gave, with its verdict. Raises Mistake where one of them fails: a run would stop there."""
     from backend.rewards.sandbox.client import SandboxClient
-    from backend.rewards.trial_scoring import Rules, score_lines
+    from backend.rewards.trial_scoring import ScoringSettings, score_lines
 
     scorer = SandboxClient()
     try:
-        found = score_lines(scorer, lines, Rules.of(settings))
+        found = score_lines(scorer, lines, ScoringSettings.of(settings))
     finally:
         scorer.close()
     broken = [one["error"]["sentence"] for one in found["functions"] if one["error"]]

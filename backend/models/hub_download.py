@@ -46,10 +46,10 @@ TELL_S = 0.2
 class Hearer(Protocol):
     """Who is told of the progress, and may call the download off (`backend.serve.call.QuestionCall` is one)."""
 
-    tell: Callable[[dict[str, Any]], None]
+    report: Callable[[dict[str, Any]], None]
 
     def check(self) -> None: ...
-    def rest(self, seconds: float) -> None: ...
+    def sleep(self, seconds: float) -> None: ...
 
 
 def download(repo_id: str, repo_type: hub_search.RepoType, hearer: Hearer) -> Path:
@@ -59,7 +59,7 @@ def download(repo_id: str, repo_type: hub_search.RepoType, hearer: Hearer) -> Pa
     network, the Hub, the token and the disk; whatever is raised, nothing half-written stands in the cache as whole.
     """
     disable_progress_bars()
-    hearer.tell({"done": 0, "total": None, "phase": "asking"})
+    hearer.report({"done": 0, "total": None, "phase": "asking"})
     plan = hub_search.plan(repo_id, repo_type)
     with in_words(repo_id, repo_type):
         return _Download(plan, hearer).run()
@@ -180,7 +180,7 @@ class _Download:
                     f"is kept, so resume when it is back.",
                 ) from broke
             if file.tell() < size:
-                self.hearer.rest(RETRIES_S[tries])
+                self.hearer.sleep(RETRIES_S[tries])
                 tries += 1
 
     def _stream(self, name: str, etag: str, file: BinaryIO) -> Exception | None:
@@ -230,7 +230,7 @@ class _Download:
                 return
             self._told = moment
             done = sum(self._arrived.values())
-        self.hearer.tell({"done": done, "total": self._total, "phase": phase})
+        self.hearer.report({"done": done, "total": self._total, "phase": phase})
 
     def _refuse_full_disk(self) -> None:
         """Raises Mistake where the disk has no room for what is still to come."""

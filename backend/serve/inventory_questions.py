@@ -1,4 +1,4 @@
-"""Questions about what is on this machine."""
+"""Handlers that list models and datasets on this machine, Hugging Face's cache included. Nothing is loaded or downloaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from backend.serve.call import QuestionCall
 
 
 def models(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{folders: [path, …]} → {found: [Found, …]}."""
+    """{paths: [folder, …]} → {found: [Found, …]}."""
     return {"found": [one.to_dict() for one in inventory.models(asked.get("paths", ()))]}
 
 
@@ -20,8 +20,7 @@ def datasets(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 
 def model_facts(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any] | None:
-    """{name: id or path} → its Found, or None where it is not on this machine, or only parts of it that a run would fetch
-    the rest of."""
+    """{name: id or path} → its Found; None where it is not on this machine, or is there in part, for a run would fetch the rest."""
     folder = inventory.folder_of(asked["name"])
     if folder is None:
         return None

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from backend.rewards.cases import cases_file, new_case, read_cases, rerun, write_cases
-from backend.rewards.completion_lines import group_of, groups_in, line_of, together
+from backend.rewards.completion_lines import group_of, groups_in, line_of, merge_consecutive
 from backend.rewards.sandbox.client import SandboxClient, SandboxTask
-from backend.rewards.trial_scoring import Rules, score_lines
+from backend.rewards.trial_scoring import ScoringSettings, score_lines
 from backend.serve import reward_questions as handlers
 from backend.serve.call import Cancelled, QuestionCall
 from backend.spec.faults import Mistake
@@ -106,18 +106,18 @@ def test_a_file_that_cannot_be_loaded_is_one_sentence(
         scores(scorer, ["length"], file, timeout=0.5)
     assert caught.value.faults[0].sentence.startswith(sentence)
     if at is not None:
-        assert caught.value.blame.line == at  # type: ignore[attr-defined]
+        assert caught.value.user_error.line == at  # type: ignore[attr-defined]
     file.write_text(HEAD + LENGTH)
     assert scores(scorer, ["length"], file)["length"].scores == [1.0, 3.0], "and the next one is scored"
 
 
 def test_a_changed_file_is_read_by_a_fresh_process(scorer: SandboxClient, mine: Path) -> None:
     assert scores(scorer, ["length"], mine)["length"].scores == [1.0, 3.0]
-    first = scorer._process
-    assert scores(scorer, ["length"], mine) and scorer._process is first, "kept warm while nothing changes"
+    first = scorer.child.pid
+    assert scores(scorer, ["length"], mine) and scorer.child.pid == first, "kept warm while nothing changes"
     mine.write_text(HEAD + LENGTH.replace("len(c)", "-len(c)"))
     assert scores(scorer, ["length"], mine)["length"].scores == [-1.0, -3.0]
-    assert scorer._process is not first
+    assert scorer.child.pid != first
 
 
 def test_what_code_prints_is_told_and_harms_nothing(scorer: SandboxClient, mine: Path) -> None:
@@ -139,7 +139,7 @@ def test_giving_up_ends_the_process_at_once(scorer: SandboxClient, tmp_path: Pat
 
     with pytest.raises(Cancelled):
         scorer.score(SandboxTask(["hangs"], [line("a")], file, 60.0), poll)
-    assert scorer._process is None and time.monotonic() < until + 2
+    assert not scorer.child.is_started and time.monotonic() < until + 2
 
 
 def test_two_hundred_completions_are_scored_again_in_under_a_second(scorer: SandboxClient, tmp_path: Path) -> None:
@@ -147,14 +147,14 @@ def test_two_hundred_completions_are_scored_again_in_under_a_second(scorer: Sand
     file = tmp_path / "my_rewards.py"
     file.write_text(HEAD + LENGTH)
     lines = [line(*["<think>17 and 25 are 42</think><answer>42</answer>" * 12] * 8) for _ in range(25)]
-    rules = Rules(
+    settings = ScoringSettings(
         ["length", "r1_accuracy", "r1_int", "r1_strict_format", "r1_soft_format", "r1_count_xml"], [1.0] * 6, file
     )
-    score_lines(scorer, lines, rules)
+    score_lines(scorer, lines, settings)
     scorer.close()
     file.write_text(HEAD + LENGTH + "\n# edited\n")
     began = processor_s()
-    found = score_lines(scorer, lines, rules)
+    found = score_lines(scorer, lines, settings)
     scorer.close()
     assert sum(map(len, found["scored"])) == 200
     assert processor_s() - began < 1.0
@@ -165,7 +165,9 @@ def test_two_hundred_completions_are_scored_again_in_under_a_second(scorer: Sand
 
 def test_rewards_and_advantages_are_a_run_s(scorer: SandboxClient, mine: Path) -> None:
     lines = [line("a", "bbb", "cc", "dddd"), line("aa", "a", "a", "aaaaa")]
-    found = score_lines(scorer, lines, Rules(["length", "r1_int", "keyword(word=bb)"], [2.0, 1.0, -9.0], mine))
+    found = score_lines(
+        scorer, lines, ScoringSettings(["length", "r1_int", "keyword(word=bb)"], [2.0, 1.0, -9.0], mine)
+    )
     told = [one for group in found["scored"] for one in group]
     assert [one["reward"] for one in told] == [2.0, -3.0, 4.0, 8.0, 4.0, 2.0, 2.0, 10.0]
     wanted, _ = advantages([[one["reward"]] for one in told], 4)
@@ -177,7 +179,7 @@ def test_rewards_and_advantages_are_a_run_s(scorer: SandboxClient, mine: Path) -
 def test_groups_of_unequal_size_and_a_function_that_failed(scorer: SandboxClient, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(HEAD + LENGTH + BROKEN)
-    found = score_lines(scorer, [line("a"), line("a", "bbb")], Rules(["broken", "length"], [1.0, 1.0], file))
+    found = score_lines(scorer, [line("a"), line("a", "bbb")], ScoringSettings(["broken", "length"], [1.0, 1.0], file))
     assert found["scored"][0][0] == {"rewards": {"length": 1.0}, "reward": 1.0, "advantage": 0.0}
     assert [round(one["advantage"], 2) for one in found["scored"][1]] == [-0.71, 0.71]
     assert found["findings"][0]["level"] == "error" and found["functions"][0]["error"]["line"] == 11
@@ -197,7 +199,7 @@ def test_lines_keep_columns_messages_and_token_ids() -> None:
 
 def test_a_line_for_each_completion_becomes_groups() -> None:
     rows = [{"prompt": p, "completion": c, "answer": "1"} for p, c in (("p", "a"), ("p", "b"), ("q", "c"), ("p", "d"))]
-    groups = together(groups_in("\n".join(map(json.dumps, rows)), "x"))
+    groups = merge_consecutive(groups_in("\n".join(map(json.dumps, rows)), "x"))
     assert [len(group.completions) for group in groups] == [2, 1, 1]
 
 

@@ -124,19 +124,19 @@ def test_an_endless_comparison_is_given_up_and_the_next_one_is_judged() -> None:
 
 def test_after_a_few_endless_comparisons_the_rest_is_compared_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(math_equality, "_judged", lambda right, given: asked.append(given))
+    monkeypatch.setattr(math_equality, "_math_verify_verdict", lambda right, given: asked.append(given))
     texts = [f"\\boxed{{{n}!!}}" for n in range(8)] + ["\\boxed{x+1}"]
     assert correct([texts[0], *texts], ["x+1"] * 10) == [False] * 9 + [True]
     assert asked == ["0!!", *(f"{n}!!" for n in range(math_equality.PATIENCE))]  # one text that comes twice counts once
 
 
-def test_a_judge_that_cannot_start_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_math_verify_that_cannot_start_raises_instead_of_scoring_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(math_equality, "_command", lambda: [sys.executable, "-c", "raise SystemExit(7)"])
     with pytest.raises(RuntimeError, match="ended at once, with code 7"):
-        math_equality._Judge().ask("1/2", "0.5")
+        math_equality._MathVerify().ask("1/2", "0.5")
     monkeypatch.setattr(math_equality, "_command", lambda: [sys.executable, "-c", "print('\"math-verify is gone\"')"])
     with pytest.raises(RuntimeError, match="math-verify is gone"):
-        math_equality._Judge().ask("1/2", "0.5")
+        math_equality._MathVerify().ask("1/2", "0.5")
 
 
 ECHO = """
@@ -149,47 +149,23 @@ for line in sys.stdin:
 """
 
 
-def test_a_judge_that_dies_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_died_is_replaced_and_the_comparison_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(math_equality, "_command", lambda: [sys.executable, "-c", ECHO])
-    scoring_stages = math_equality._Judge()
-    assert scoring_stages.ask("a", "a") is True
-    process = scoring_stages._process
-    assert process is not None
-    process.kill()
-    process.wait()
-    assert scoring_stages.ask("a", "b") is False  # asked again of a new one
-    assert scoring_stages.ask("a", "die") is None  # twice, and then given up
-    assert scoring_stages.ask("a", "a") is True
-    scoring_stages.close()
-    assert scoring_stages._process is None
+    math_verify = math_equality._MathVerify()
+    assert math_verify.ask("a", "a") is True
+    assert math_verify.child.pid is not None
+    os.kill(math_verify.child.pid, signal.SIGKILL)
+    assert math_verify.ask("a", "b") is False
+    assert math_verify.ask("a", "die") is None, "given up after the second child"
+    assert math_verify.ask("a", "a") is True
+    math_verify.close()
+    assert not math_verify.child.is_started
 
 
-def test_an_interrupted_question_is_not_answered_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(math_equality, "_command", lambda: [sys.executable, "-c", ECHO])
-    scoring_stages = math_equality._Judge()
-    assert scoring_stages.ask("a", "a") is True
-    process = scoring_stages._process
-    assert process is not None
-
-    class Interrupting:
-        def readline(self) -> str:
-            raise KeyboardInterrupt
-
-        def close(self) -> None: ...
-
-    out, process.stdout = process.stdout, Interrupting()  # type: ignore[assignment]
-    with pytest.raises(KeyboardInterrupt):
-        scoring_stages.ask("a", "a")
-    assert out is not None
-    out.close()
-    assert scoring_stages.ask("a", "b") is False
-    scoring_stages.close()
-
-
-def test_the_judge_ends_with_the_program_that_started_it() -> None:
+def test_the_math_verify_child_ends_when_its_parent_is_killed() -> None:
     code = (
-        "import os, signal; from backend.rewards.functions.math_equality import _judge; _judge.ask('1/2', '0.5');"
-        "print(_judge._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal; from backend.rewards.functions.math_equality import _math_verify; _math_verify.ask('1/2', '0.5');"
+        "print(_math_verify.child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=backend_environment())
     assert ran.returncode == -signal.SIGKILL

@@ -425,7 +425,7 @@ def test_the_async_function_that_fails_is_the_one_that_is_named(call, words: str
 
 def test_what_waits_in_a_loop_that_is_given_up_goes_quietly() -> None:
     async def give_up() -> None:
-        call = _Gathering(1.0, [])._one(0, lambda: sleeps([]), list)
+        call = _Gathering(1.0, [])._run_one(0, lambda: sleeps([]), list)
         call.send(None)
         call.close()  # as the collector does with it
 

@@ -24,7 +24,7 @@ HERE = "tests.serve.test_serve:"
 
 
 def echo(asked: dict[str, Any], call: QuestionCall) -> Any:
-    call.tell({"half": True})
+    call.report({"half": True})
     return asked
 
 
@@ -41,8 +41,8 @@ def unsayable(asked: dict[str, Any], call: QuestionCall) -> Any:
 
 
 def patient(asked: dict[str, Any], call: QuestionCall) -> Any:
-    call.tell({"begun": True})
-    call.rest(30)
+    call.report({"begun": True})
+    call.sleep(30)
 
 
 def thread(asked: dict[str, Any], call: QuestionCall) -> Any:
@@ -55,7 +55,7 @@ ASKED = {
     "stumble": Question(HERE + "stumble"),
     "unsayable": Question(HERE + "unsayable"),
     "patient": Question(HERE + "patient"),
-    "lasting": Question(HERE + "patient", lasting=True),
+    "lasting": Question(HERE + "patient", own_thread=True),
     "thread": Question(HERE + "thread", on_model_thread=True),
     "absent": Question("backend.serve.nowhere:nothing"),
 }
@@ -63,7 +63,7 @@ ASKED = {
 
 def said(*questions: dict[str, Any]) -> list[dict[str, Any]]:
     """Everything the server says to these, in order."""
-    lines: list[bytes] = []
+    lines: list[str] = []
     Server(lines.append, ASKED).serve([json.dumps(question).encode() for question in questions])
     return [json.loads(line) for line in lines]
 
@@ -90,7 +90,7 @@ def test_a_bug_is_told_with_its_traceback_and_the_loop_goes_on(name: str):
 
 
 def test_a_question_that_is_not_there_and_a_line_that_is_none_are_refused():
-    lines: list[bytes] = []
+    lines: list[str] = []
     Server(lines.append, ASKED).serve([b"not json\n", b"[1]\n", b"\n", b'{"id": 1, "ask": "weather"}\n'])
     told = [json.loads(line) for line in lines]
     assert [one["id"] for one in told] == [None, None, 1]
@@ -101,7 +101,7 @@ def test_a_question_that_is_not_there_and_a_line_that_is_none_are_refused():
 def test_a_question_can_be_taken_back(name: str):
     begun, answers = threading.Event(), list[dict[str, Any]]()
 
-    def hear(line: bytes) -> None:
+    def hear(line: str) -> None:
         answers.append(json.loads(line))
         begun.set()
 
@@ -127,7 +127,7 @@ def test_one_that_waits_for_a_thread_is_never_begun_once_taken_back():
 def test_what_lasts_leaves_the_pool_free():
     free, lines = threading.Event(), list[dict[str, Any]]()
 
-    def hear(line: bytes) -> None:
+    def hear(line: str) -> None:
         lines.append(json.loads(line))
         if lines[-1].get("answer") == {"late": True}:
             free.set()
