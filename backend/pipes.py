@@ -1,14 +1,16 @@
 """Child processes that answer requests: one JSON value a line on stdin, one a line on stdout.
 
-The parent holds a `ChildProcess`, starts it with the first request, keeps it warm and starts another where one died. A request has
-at most one answer, and nobody sends the next before it has come, so a lock of the caller's is all the synchronisation there is. The
-child ends when its stdin does, so none outlives its parent, however that one ended.
+The parent holds a `ChildProcess`, starts it with the first request, keeps it warm and starts another where one died. A
+request has at most one answer, and nobody sends the next before it has come, so a lock of the caller's is all the
+synchronisation there is. The child ends when its stdin does, so none outlives its parent, however that one ended.
 
-In the child, `claim_stdout` keeps the pipe for answers: file descriptor 1 becomes a copy of stderr, so that neither a `print` in a
-user's code nor a C library can put a line between them. The parent keeps the end of stderr for its error messages.
+In the child, `claim_stdout` keeps the pipe for answers: file descriptor 1 becomes a copy of stderr, so that neither a
+`print` in a user's code nor a C library can put a line between them. The parent keeps the end of stderr for its error
+messages.
 
-The window's own side of `backend.serve` is a QProcess (`app.model.service`), where several questions are open at a time; it shares
-`claim_stdout` and `json_line`. What is asked and answered is none of this module's business, and it starts no threads in the child.
+The window's own side of `backend.serve` is a QProcess (`app.model.service`), where several questions are open at a
+time; it shares `claim_stdout` and `json_line`. What is asked and answered is none of this module's business, and it
+starts no threads in the child.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ STDERR_TAIL = 2000
 
 
 def claim_stdout() -> TextIO:
-    """Keep stdout for answers, and return it: whatever else is printed, from Python or from C, goes to stderr from now on."""
+    """Keep stdout for answers, and return it; from now on prints of Python and of C code go to stderr."""
     sys.stdout.flush()
     answers = os.dup(1)
     os.dup2(2, 1)
@@ -67,7 +69,7 @@ def json_line(message: Any, default: Callable[[Any], Any] | None = None) -> str:
 
 
 class ChildEnded(Exception):
-    """The child ended before it answered. `exit_code` is negative for a signal, as in subprocess; `stderr` is its last output."""
+    """The child ended before it answered. `exit_code` is negative for a signal; `stderr` is the end of its stderr."""
 
     def __init__(self, exit_code: int, stderr: str = "") -> None:
         super().__init__(f"the process ended with {describe_exit(exit_code)}" + (f":\n{stderr}" if stderr else ""))
@@ -84,7 +86,7 @@ def describe_exit(code: int) -> str:
 
 
 def module_command(module: str, verb: str) -> list[str]:
-    """The command of a child that runs one of our modules; a bundled app has no Python for that, and is asked for `verb`.
+    """The command of a child that runs one of our modules, or in a bundled app, which has no Python for it, `verb`.
 
     `-P` keeps a folder named `backend` in the working directory from being run in place of ours.
     """
@@ -96,8 +98,8 @@ def module_command(module: str, verb: str) -> list[str]:
 class ChildProcess:
     """A child that answers one request at a time. Not thread-safe: callers that share it hold a lock over each request.
 
-    `grace_s` is how long `stop` waits for the child to end by itself before it is killed. With `own_session` Ctrl-C in the
-    terminal does not reach the child: it is for the trainer, which saves and stops.
+    `grace_s` is how long `stop` waits for the child to end by itself before it is killed. With `own_session` Ctrl-C in
+    the terminal does not reach the child: it is for the trainer, which saves and stops.
     """
 
     def __init__(
@@ -128,8 +130,8 @@ class ChildProcess:
     def request(self, message: Any, timeout_s: float | None = None, poll: Callable[[], None] = lambda: None) -> Any:
         """Send `message`, to a new child if there is none, and wait for the answer.
 
-        `poll` is called every `POLL_S` and may raise to give up. Raises ChildEnded, ChildTimeout, and whatever `poll` raises; the
-        child is gone then, for the answer to this request would be taken for the answer to the next.
+        `poll` is called every `POLL_S` and may raise to give up. Raises ChildEnded, ChildTimeout, and whatever `poll`
+        raises; the child is gone then, for the answer to this request would be taken for the answer to the next.
         """
         self.start()
         try:
@@ -151,7 +153,8 @@ class ChildProcess:
         """Start a child unless there is one."""
         if self._process is not None:
             return
-        # Without buffers of Python's: a child that is stopped must leave nothing behind that closing the pipe would flush into it.
+        # Without buffers of Python's: a child that is stopped must leave nothing behind that closing the pipe would
+        # flush into it.
         self._process = subprocess.Popen(
             self.command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self._folder,
             env=backend_environment() if self._environment is None else self._environment, start_new_session=self._own_session,
@@ -159,7 +162,7 @@ class ChildProcess:
         self._received, self._stderr = b"", _StderrTail(self._process.stderr)
 
     def stop(self) -> int:
-        """Close the child's stdin, kill it if it has not ended after `grace_s`, and return its exit code; 0 where there was none."""
+        """Close the child's stdin, kill it after `grace_s`, and return its exit code; 0 where there was no child."""
         process, self._process = self._process, None
         if process is None:
             return 0
@@ -189,7 +192,8 @@ class ChildProcess:
                 poll()
                 if deadline is not None and time.monotonic() > deadline:
                     raise ChildTimeout
-                # Short waits even without a `poll`: an exception that another thread raises in this one arrives only between calls into C.
+                # Short waits even without a `poll`: an exception that another thread raises in this one arrives only
+                # between calls into C.
                 if selector.select(POLL_S):
                     piece = self._process.stdout.read(1 << 16)
                     if not piece:
@@ -200,7 +204,7 @@ class ChildProcess:
 
 
 class _StderrTail:
-    """Reads a child's stderr as long as it lives, so that it never waits for a reader, and keeps the last `STDERR_TAIL` bytes."""
+    """Reads a child's stderr as long as it lives, so that it never blocks on it; keeps the last `STDERR_TAIL` bytes."""
 
     def __init__(self, stream: IO[bytes] | None = None) -> None:
         self._tail = b""

@@ -28,7 +28,7 @@ class PreparedRun:
 
 
 def check_settings(raw: Mapping[str, Any]) -> Config:
-    """The settings, once they and what they point to are found to be without faults. Raises Mistake with all of them."""
+    """The settings, once they and what they point to have no faults. Raises Mistake with all faults."""
     from backend.run import preflight
 
     if faults := preflight.check(raw):

@@ -1,4 +1,4 @@
-"""The verbs `rewards list`, `score`, `sample` and `cases`. None but `sample` imports mlx, unless the user's reward file does."""
+"""The verbs `rewards list`, `score`, `sample` and `cases`. Only `sample` imports mlx."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _score(settings: dict[str, Any], lines: Sequence[Any]) -> dict[str, Any]:
 
 
 def _print_scores(scored: dict[str, Any], as_json: bool, lines: Sequence[Any] = ()) -> None:
-    """One line for each completion on stdout, the findings on stderr. With `lines` each has its advantage and its text too."""
+    """A line for each completion on stdout, findings on stderr. `lines` adds advantages and texts."""
     from backend.cli.progress import format_number
 
     completions = [completion for group in scored["scored"] for completion in group]

@@ -45,7 +45,7 @@ def train_or_exit(run: PreparedRun, stream: bool, progress: bool | None, *, quie
 
 @contextmanager
 def display(settings: Config, stream: bool, progress: bool | None, quiet: bool) -> Iterator[Callable[[Any], None]]:
-    """What is called with every event of the diary: a live display, lines of text, or the events themselves on stdout."""
+    """Takes every event of the diary: a live display, lines of text, or the events as JSON on stdout."""
     from rich.console import Console
 
     from backend.cli.progress import LineDisplay, LiveDisplay

@@ -1,8 +1,9 @@
-"""Regression tests of a reward file: completions kept beside it with the scores that its functions must go on giving them.
+"""Regression tests of a reward file: completions kept beside it with the scores that its functions must go on giving
+them.
 
-`my_rewards.py` has its cases in `my_rewards.cases.jsonl`, a line each: {prompt, answer, type, columns, completion, tokens,
-expected: {function: score or null}, calls: {function: its entry of `reward_functions`, where that is more than the name}}. The file is
-the user's, who may write it by hand, so every line is checked.
+`my_rewards.py` has its cases in `my_rewards.cases.jsonl`, a line each: {prompt, answer, type, columns, completion,
+tokens, expected: {function: score or null}, calls: {function: its entry of `reward_functions`, where that is more than
+the name}}. The file is the user's, who may write it by hand, so every line is checked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A stand-in for `mlx_lm_lora.trainer.grpo_reward_functions`, so that reward files written for that library load unchanged.
+"""A stand-in for `mlx_lm_lora.trainer.grpo_reward_functions`, so that reward files written for that library load
+unchanged.
 
-It has that one module and nothing else of the library. It is in `sys.modules` only while a user's code runs, also where the real
-library is installed: otherwise the user's functions would register themselves there and never be found here. Afterwards
-`sys.modules` is as it was.
+It has that one module and nothing else of the library. It is in `sys.modules` only while a user's code runs, also where
+the real library is installed: otherwise the user's functions would register themselves there and never be found here.
+Afterwards `sys.modules` is as it was.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from backend.spec.rewards.catalog import DEFAULT_REWARDS
 _LIBRARY = "mlx_lm_lora"
 _MODULES = (_LIBRARY, f"{_LIBRARY}.trainer", f"{_LIBRARY}.trainer.grpo_reward_functions")
 
-# sys.modules belongs to the whole process: two files that ran at once would see each other's table. Reentrant, because calls over
-# several files enter one stand-in inside another.
+# sys.modules belongs to the whole process: two files that ran at once would see each other's table. Reentrant, because
+# calls over several files enter one stand-in inside another.
 _lock = threading.RLock()
 
 

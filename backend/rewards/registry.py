@@ -1,7 +1,7 @@
 """The table of reward functions by name, and the decorator that registers them.
 
-It holds no weights and calls nothing. What a user's file registers goes into a table of that file (`registering_into`), so that a file
-that fails, or is replaced by another, leaves nothing among the shipped functions.
+It holds no weights and calls nothing. What a user's file registers goes into a table of that file (`registering_into`),
+so that a file that fails, or is replaced by another, leaves nothing among the shipped functions.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def register_reward_function(name: Call) -> Call: ...
 def register_reward_function(name: Any = None, *, label: str | None = None) -> Any:
     """Register the decorated function as `name`, by default its own name (the parentheses may be left out).
 
-    `label` is its name in tables. `backend.spec.rewards.catalog` reads it from the source text, for it never runs a user's file;
-    it is not kept here.
+    `label` is its name in tables. `backend.spec.rewards.catalog` reads it from the source text, for it never runs a
+    user's file; it is not kept here.
     """
     if callable(name):
         return register_reward_function()(name)
@@ -57,7 +57,8 @@ def list_reward_functions() -> list[str]:
 def require(sound: bool, sentence: str) -> None:
     """Called by shipped functions on their parameters, before they look at any completion. Raises ValueError.
 
-    `backend.rewards.resolve` calls them without completions, so that a run with bad parameters is refused before anything is loaded.
+    `backend.rewards.resolve` calls them without completions, so that a run with bad parameters is refused before
+    anything is loaded.
     """
     if not sound:
         raise ValueError(sentence)

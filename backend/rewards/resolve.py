@@ -1,8 +1,8 @@
 """Resolve the entries of the setting `reward_functions` to callables.
 
 A name is looked up in the user's file first, then among the shipped functions, then among their short names; an entry
-`file.py::function` names a plain function of that file, called as TRL calls it. Nothing is scored here: only shipped functions are
-called, with no completions, so that they check the arguments that their entry sets.
+`file.py::function` names a plain function of that file, called as TRL calls it. Nothing is scored here: only shipped
+functions are called, with no completions, so that they check the arguments that their entry sets.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from backend.spec.rewards.parse import INPUTS, Parameter
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 Dialect = Literal["ours", "trl"]
-"""How a function is called (`backend.rewards.runner.inputs`): with texts, or as TRL does, with messages where prompts are messages."""
+"""How a function is called: with texts, or as TRL does, see `backend.rewards.runner.inputs`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The parameters of a function, read from its signature once: without a default, with one, and whether it has `**kwargs`."""
+    """A function's parameters, read from its signature once: without a default, with one, and any `**kwargs`."""
 
     required: tuple[str, ...]
     optional: tuple[str, ...]
@@ -56,7 +56,7 @@ class Arguments:
         return [name for name in self.required if name not in set(inputs)]
 
     def select(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs that this function takes. `**kwargs` takes all but the column `prompt`, which TRL leaves out too."""
+        """The inputs that this function takes. `**kwargs` takes all but the column `prompt`, as in TRL."""
         if self.has_kwargs:
             return {name: value for name, value in inputs.items() if name != "prompt" or name in self.required}
         return {name: inputs[name] for name in (*self.required, *self.optional) if name in inputs}
@@ -82,7 +82,7 @@ class RewardFunction:
 
     @property
     def line(self) -> int | None:
-        """The first line of the function in its file, decorators included; None where it has no code object of that file."""
+        """The function's first line in its file, decorators included; None where its code is not of that file."""
         code = getattr(inspect.unwrap(self.call), "__code__", None)
         return code.co_firstlineno if code and code.co_filename == str(self.file) else None
 
@@ -187,7 +187,7 @@ class _AvailableFunctions:
 
 
 def _parameters(call: RewardCallable) -> list[Parameter]:
-    """The settable parameters of a function object, as `backend.spec.rewards.parse` reads them from the text of a `def`."""
+    """The settable parameters of a function object; `backend.spec.rewards.parse` reads the same from source text."""
     try:
         signature = inspect.signature(call).parameters.values()
     except (TypeError, ValueError):
@@ -205,7 +205,7 @@ def _annotation(parameter: inspect.Parameter) -> str:
 
 
 def _check_arguments(entry: RewardCall, call: RewardCallable) -> None:
-    """Let a shipped function check its arguments, which it does before it looks at any completion (`registry.require`)."""
+    """Let a shipped function check its arguments, which it does before it looks at completions (`require`)."""
     try:
         call(prompts=[], completions=[], answer=[], **entry.arguments)
     except ValueError as error:

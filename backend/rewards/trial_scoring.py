@@ -1,7 +1,8 @@
-"""Score given completions outside a run, for the reward bench and the command line: rewards, advantages and findings in words.
+"""Score given completions outside a run, for the reward bench and the command line: rewards, advantages and findings in
+words.
 
-Functions run in the sandbox; sampling is done elsewhere (`backend.run.trial_sampling`). It imports no mlx: advantages are plain
-Python here, and equal to a run's.
+Functions run in the sandbox; sampling is done elsewhere (`backend.run.trial_sampling`). It imports no mlx: advantages
+are plain Python here, and equal to a run's.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ScoringSettings:
-    """The settings that turn completions into advantages: reward functions, their weights, and how groups are normalised."""
+    """What turns completions into advantages: reward functions, their weights, and how groups are normalised."""
 
     names: Sequence[str]
     weights: Sequence[float]
@@ -66,8 +67,8 @@ def score_lines(
 ) -> dict[str, Any]:
     """Score groups in the sandbox; `poll` and `on_function` as in `SandboxClient.score`. Raises Mistake.
 
-    Returns {"scored": [{"rewards", "reward", "advantage", "logged"?} of each completion, by group], "functions": [{"name", "label",
-    "weight", "seconds", "error", "printed"}], "findings": [Finding as a dict], "seconds"}.
+    Returns {"scored": [{"rewards", "reward", "advantage", "logged"?} of each completion, by group], "functions":
+    [{"name", "label", "weight", "seconds", "error", "printed"}], "findings": [Finding as a dict], "seconds"}.
     """
     start = time.perf_counter()
     results = sandbox.score(settings.task(lines), poll, on_function)
@@ -140,7 +141,7 @@ def _completion_rows(
 
 
 class _DescribedFunctions:
-    """The functions of some settings with what is known about them without running them: label, file, texts they look for."""
+    """What is known of the functions without running them: label, file, texts that they look for."""
 
     def __init__(self, settings: ScoringSettings) -> None:
         self._file = settings.file

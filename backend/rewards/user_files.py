@@ -1,8 +1,9 @@
 """Run a user's reward file once, and keep what it registers in a table of its own.
 
-The file runs as a script does, with the user's rights: asking whether it may is not done here (the window does that, by content
-hash). It never writes to the table of shipped functions. Where it registers a name that a shipped function has, its own function
-is used in runs with that file, and a note says so. A file written for TRL registers nothing; its functions are found by name.
+The file runs as a script does, with the user's rights: asking whether it may is not done here (the window does that, by
+content hash). It never writes to the table of shipped functions. Where it registers a name that a shipped function has,
+its own function is used in runs with that file, and a note says so. A file written for TRL registers nothing; its
+functions are found by name.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from backend.spec.rewards.catalog import locate_reward_file, not_in_file, parse_
 
 @dataclass(frozen=True, slots=True)
 class RewardFile:
-    """A file that was run: the functions it registered by name, a sentence for the user on some of them, and its module."""
+    """A file that was run: the functions it registered by name, notes for the user on some of them, its module."""
 
     path: Path
     functions: dict[str, RewardCallable]
@@ -49,8 +50,9 @@ def _is_defined_in(value: Any, module: ModuleType) -> bool:
 def load_reward_file(path: str | Path, base: Path | None = None) -> RewardFile:
     """Run a .py or .txt file and collect the reward functions it registers; no module or table remains if that fails.
 
-    `~` is expanded, and a relative path is relative to the folder `base` (default: the working directory). Raises Mistake on
-    `reward_functions_file` when the file is missing, is no Python, raises while it runs, or registers nothing.
+    `~` is expanded, and a relative path is relative to the folder `base` (default: the working directory). Raises
+    Mistake on `reward_functions_file` when the file is missing, is no Python, raises while it runs, or registers
+    nothing.
     """
     return _load(locate_reward_file(path, base), "reward_functions_file", must_register=True)
 
@@ -76,7 +78,8 @@ def _load(path: Path, setting: str, must_register: bool) -> RewardFile:
 
 @contextmanager
 def _new_module(path: Path) -> Iterator[ModuleType]:
-    """An empty module for the file. It stays in `sys.modules` if the block succeeds, else what was there before is put back.
+    """An empty module for the file. It stays in `sys.modules` if the block succeeds, else what was there before is put
+    back.
 
     It must be there while the file runs: dataclasses and pickle look their module up by name.
     """

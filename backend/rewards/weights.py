@@ -1,7 +1,7 @@
 """How much each reward function counts, step by step: always the same, along a line, or by how well it goes.
 
-It changes no scores and knows no trainer: the trainer asks for the weights of a step, and says afterwards how often each
-function was satisfied. Everything that a resumed run needs is in `state`, as plain JSON.
+It changes no scores and knows no trainer: the trainer asks for the weights of a step, and says afterwards how often
+each function was satisfied. Everything that a resumed run needs is in `state`, as plain JSON.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class WeightSchedule:
         return list(self.weights)
 
     def observe(self, step: int, success: Mapping[str, float]) -> None:
-        """Take in each function's success rate (0 to 1) in a step that has ended; the next step's weights follow from it.
+        """Take in each function's success rate (0 to 1) in a step that has ended; the next step's weights follow from
+        it.
 
         A function that is not in `success` had no opinion in this step. Steps come in order; ValueError otherwise.
         """

@@ -1,7 +1,7 @@
 """Handlers for the Dataset page: rows, the rendered prompt of one, token counts of all.
 
-Every question carries the settings that its answer depends on, so an answer never belongs to a form that was edited meanwhile. Opened
-datasets and token counts are cached between questions.
+Every question carries the settings that its answer depends on, so an answer never belongs to a form that was edited
+meanwhile. Opened datasets and token counts are cached between questions.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ CELL = 240
 FULL_CELL, FULL_PROMPT = 20_000, 8_000
 """Characters of a cell and tokens of a prompt that are sent for the selected row."""
 COUNT_CHUNK, REPORT_EVERY_S = 32, 0.25
-"""Rows that are tokenised between two looks at whether the question was cancelled, and the interval of progress reports."""
+"""Rows tokenised between two checks for cancellation; interval of progress reports."""
 
 _RENDERING = ("prompt_feature", "system_feature", "system_prompt")
 """Settings that decide how long a prompt is."""
 
 
 def preview(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `fetch` → {absent: true} for a dataset of Hugging Face that is not on this machine, else `overview`."""
+    """`settings`, `fetch` → {absent: true} for a dataset of Hugging Face that is not on this machine, else
+    `overview`."""
     config = settings_of(asked["settings"])
     if not asked.get("fetch") and not is_here(config.data):
         return {"absent": True}
@@ -72,9 +73,9 @@ def _prompt_lengths(opened: Opened, split: str, indices: range, config: Config) 
 
 
 def preview_row(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `split`, `index` → {cells, messages, answer, type, tokens, pieces, faults}: a row in full, and its prompt
-    as the model gets it. Without a tokenizer `tokens` is None, and a fault says why; while one is being loaded, the rest is reported
-    with `loading`."""
+    """`settings`, `split`, `index` → {cells, messages, answer, type, tokens, pieces, faults}: a row in full, and its
+    prompt as the model gets it. Without a tokenizer `tokens` is None, and a fault says why; while one is being loaded,
+    the rest is reported with `loading`."""
     config = settings_of(asked["settings"])
     opened = open_dataset(config)
     index, split = int(asked["index"]), asked["split"]
@@ -109,8 +110,8 @@ def _with_prompt(
 
 
 def preview_counts(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `split`, `most` → `Tally.told` and `no_tokens`, the reason why there are no lengths. Reports the same while it
-    counts the first `most` rows, or all, in the order of `backend.data.prompt_preview.order`."""
+    """`settings`, `split`, `most` → `Tally.told` and `no_tokens`, the reason why there are no lengths. Reports the same
+    while it counts the first `most` rows, or all, in the order of `backend.data.prompt_preview.order`."""
     config = settings_of(asked["settings"])
     opened = open_dataset(config)
     answer: dict[str, Any] = {"faults": []}

@@ -1,4 +1,4 @@
-"""Handlers that search Hugging Face and download from it. The work is done in `backend.models`, which is imported on demand."""
+"""Handlers that search Hugging Face and download from it, by means of `backend.models`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def hub_search(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 
 def hub_files(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{id, repo_type} → {commit, files: {name: bytes}, total, free}: what a download would fetch, and the free disk space in bytes."""
+    """{id, repo_type} → {commit, files: {name: bytes}, total, free}: what a download fetches, and free bytes on disk."""
     from backend.models.hub_search import plan
     from backend.models.inventory import cache_folder
 
@@ -28,7 +28,7 @@ def hub_files(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 
 def download(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{id, repo_type} → {place: folder}. Reports {done, total, phase}. Cancelled, it keeps what has arrived, and goes on from there next time."""
+    """{id, repo_type} → {place: folder}. Reports {done, total, phase}. Cancelled, it keeps what has arrived."""
     from backend.models.hub_download import download as fetch
 
     return {"place": str(fetch(asked["id"], asked.get("repo_type", "model"), call))}

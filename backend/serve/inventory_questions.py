@@ -1,4 +1,4 @@
-"""Handlers that list models and datasets on this machine, Hugging Face's cache included. Nothing is loaded or downloaded."""
+"""Handlers that list models and datasets on this machine, Hugging Face's cache included."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def datasets(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 
 def model_facts(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any] | None:
-    """{name: id or path} → its Found; None where it is not on this machine, or is there in part, for a run would fetch the rest."""
+    """{name: id or path} → its Found; None where it is not on this machine, or not all of it."""
     folder = inventory.folder_of(asked["name"])
     if folder is None:
         return None

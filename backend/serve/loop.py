@@ -1,11 +1,12 @@
-"""The loop of `python -m backend serve`: questions come in as JSON lines on stdin, answers go out on stdout in any order.
+"""The loop of `python -m backend serve`: questions come in as JSON lines on stdin, answers go out on stdout in any
+order.
 
     in:   {"id": 7, "ask": "preview", "with": {…}}   and   {"cancel": 7}
     out:  {"id": 7, "progress": {…}} any number of times, then exactly one of
           {"id": 7, "answer": …}   {"id": 7, "faults": [{"setting", "sentence"}]}   {"id": 7, "cancelled": true}
 
-An exception in a handler is answered as a fault with a "traceback" beside it, and the loop goes on. Which questions there are is the
-business of `backend.serve.questions`; the other end is `app.model.service`.
+An exception in a handler is answered as a fault with a "traceback" beside it, and the loop goes on. Which questions
+there are is the business of `backend.serve.questions`; the other end is `app.model.service`.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ def _run_handler(question: Question, asked: dict[str, Any], call: QuestionCall) 
 
 
 def run() -> None:
-    """Answer what comes in on this process's stdin until it ends; only answers reach stdout (`backend.pipes.claim_stdout`)."""
+    """Answer what comes in on this process's stdin until it ends; only answers reach stdout
+    (`backend.pipes.claim_stdout`)."""
     out = claim_stdout()
     Server(lambda line: _write(out, line)).serve(sys.stdin.buffer)
     out.flush()

@@ -1,7 +1,8 @@
 """The table of questions that the window may ask, one line each; a handler's module is imported when it is first asked.
 
-A handler is `def name(asked: dict[str, Any], call: QuestionCall) -> Any`. It returns what JSON can hold, and raises a Mistake for what
-the user can mend. It may cache what was costly to make, under everything that this depends on (a path and its modification time).
+A handler is `def name(asked: dict[str, Any], call: QuestionCall) -> Any`. It returns what JSON can hold, and raises a
+Mistake for what the user can mend. It may cache what was costly to make, under everything that this depends on (a path
+and its modification time).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Handlers for the reward bench: sample from the model, score completions, read a run's completions, keep and rerun cases.
+"""Handlers for the reward bench: sample from the model, score completions, read a run's, keep and rerun cases.
 
-A user's code runs in the sandbox, and only if the window sends the SHA-256 of its content under `trusted`: the user agreed to that
-content. The model and the sandbox's process stay warm between questions. Scoring imports no mlx.
+A user's code runs in the sandbox, and only if the window sends the SHA-256 of its content under `trusted`: the user
+agreed to that content. The model and the sandbox's process stay warm between questions. Scoring imports no mlx.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _NOT_FOR_SAMPLING = {key for key in SETTINGS if key.startswith("reward_")} | {"s
 
 
 def score(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"settings", "groups": lines of `backend.rewards.completion_lines`, "trusted"} → what `score_lines` returns, and "cases" where
-    the reward file has some. Reports {"scoring": name of a function}. A file that cannot be loaded is answered as {"failed":
-    {"sentence", "file", "line", "frames"}}."""
+    """{"settings", "groups": lines of `backend.rewards.completion_lines`, "trusted"} → what `score_lines` returns, and
+    "cases" where the reward file has some. Reports {"scoring": name of a function}. A file that cannot be loaded is
+    answered as {"failed": {"sentence", "file", "line", "frames"}}."""
     settings = _scoring_settings(asked["settings"])
     _require_trust(asked.get("trusted") or {}, settings)
     try:
@@ -95,7 +95,7 @@ def _trial_sampler() -> Any:
 
 
 def run_completions(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"run": folder, "step": a step or None for the newest} → {"steps": all that have completions, "step", "groups"}."""
+    """{"run": folder, "step": number or None for the newest} → {"steps": that have completions, "step", "groups"}."""
     path = Path(asked["run"]) / "completions.jsonl"
     by_step: dict[int, list[dict[str, Any]]] = {}
     for row in _rows_of(path, call):
@@ -134,8 +134,8 @@ def _line(row: dict[str, Any], place: int, where: str) -> dict[str, Any]:
 
 
 def read_completions(asked: dict[str, Any], call: QuestionCall) -> list[dict[str, Any]]:
-    """{"path"} or {"text"}, rows {prompt, completion, answer, type?} → lines of groups; consecutive rows of one prompt are
-    one group. Raises Mistake on `completions` naming the line."""
+    """{"path"} or {"text"}, rows {prompt, completion, answer, type?} → lines of groups; consecutive rows of one prompt
+    are one group. Raises Mistake on `completions` naming the line."""
     if "path" in asked:
         groups = read_groups(Path(asked["path"]))
     elif asked["text"].lstrip().startswith("{"):
@@ -151,8 +151,8 @@ def read_completions(asked: dict[str, Any], call: QuestionCall) -> list[dict[str
 def reward_cases(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{"file", "do": list | keep | drop, "group"?, "completion"?, "expected"?, "place"?} → {"path", "cases"}.
 
-    keep: add one completion of a group with its scores, in place of a case about the same completion. drop: delete the case at
-    index `place`.
+    keep: add one completion of a group with its scores, in place of a case about the same completion. drop: delete the
+    case at index `place`.
     """
     file = locate_reward_file(asked["file"]).resolve()
     cases = read_cases(file)
@@ -167,7 +167,7 @@ def reward_cases(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 
 def _rerun_cases(settings: ScoringSettings, call: QuestionCall) -> dict[str, Any]:
-    """{"cases": [{"case", "given": scores, "failures"}]} for the cases beside the reward file; empty where there are none."""
+    """{"cases": [{"case", "given": scores, "failures"}]} for the cases beside the reward file; {} without any."""
     cases = read_cases(settings.file) if settings.file else []
     if not cases or settings.file is None:
         return {}

@@ -1,4 +1,5 @@
-"""The one protocol of our child processes: an answer for each request, a fresh child after a death, and no print in between."""
+"""The one protocol of our child processes: an answer for each request, a fresh child after a death, and no print in
+between."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import pytest
 
 from backend.pipes import ChildEnded, ChildProcess, ChildTimeout, json_line, module_command
 
-CHILD = """
+CHILD =
+"""
 import os, sys, time
 from backend import pipes
 out = pipes.claim_stdout()

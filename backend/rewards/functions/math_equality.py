@@ -1,8 +1,9 @@
 """Compare a completion's final answer with the dataset's as mathematics: `1/2`, `0.5` and `\\frac{1}{2}` are equal.
 
 Equal texts, whole numbers and words are decided here; everything else goes to math-verify, in a child process
-(`backend.rewards.functions.math_verify_process`). The cost is bounded: of an answer the last `LONGEST` characters are read, and a
-comparison that takes too long counts as wrong; after `PATIENCE` of those in one call, the rest is compared as text only.
+(`backend.rewards.functions.math_verify_process`). The cost is bounded: of an answer the last `LONGEST` characters are
+read, and a comparison that takes too long counts as wrong; after `PATIENCE` of those in one call, the rest is compared
+as text only.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _TEXT_COMMAND = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}")
 def correct(completions: list[str], answers: list[str]) -> list[bool | None]:
     """Whether each completion's final answer equals the dataset's; None where the dataset has none.
 
-    The final answer is searched for in the last `<answer>`, else after the thoughts; there it is the content of the last
-    `\\boxed{…}`, else what follows the last `####`, else the whole text.
+    The final answer is searched for in the last `<answer>`, else after the thoughts; there it is the content of the
+    last `\\boxed{…}`, else what follows the last `####`, else the whole text.
     """
     verdicts: list[bool | None] = []
     timed_out: set[tuple[str, str]] = set()
@@ -89,8 +90,9 @@ class _MathVerify:
     def ask(self, reference: str, candidate: str) -> bool | None:
         """The verdict; None where the comparison ran out of processor time, or ended the child twice.
 
-        A child that died of anything else may have been killed from outside, so it gets a second chance. Raises RuntimeError where
-        math-verify cannot work at all: that is no completion's fault, and must not become a score of 0.
+        A child that died of anything else may have been killed from outside, so it gets a second chance. Raises
+        RuntimeError where math-verify cannot work at all: that is no completion's fault, and must not become a score of
+        0.
         """
         with self._lock:
             for _ in range(2):

@@ -1,11 +1,11 @@
 """The child process that compares two answers as mathematics, with math-verify and sympy.
 
-It is a process because an answer such as 9^{9^9} keeps sympy inside one call into C that never returns, where no thread and no
-Python signal handler can interrupt it. Each comparison has a processor-time limit (SIGPROF, whose default action ends the process);
-`backend.rewards.functions.math_equality` then starts another child.
+It is a process because an answer such as 9^{9^9} keeps sympy inside one call into C that never returns, where no thread
+and no Python signal handler can interrupt it. Each comparison has a processor-time limit (SIGPROF, whose default action
+ends the process); `backend.rewards.functions.math_equality` then starts another child.
 
-The protocol is that of `backend.pipes`: first "ready", or the reason why not; then for each request [reference, candidate] true or
-false. It decides nothing about where in a completion the answer is.
+The protocol is that of `backend.pipes`: first "ready", or the reason why not; then for each request [reference,
+candidate] true or false. It decides nothing about where in a completion the answer is.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def comparison() -> Callable[[str, str], bool]:
 
     def read(text: str) -> list[object]:
         configs = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
-        # Its own time limits are alarms, whose handlers Python runs only between calls into C: off, for SIGPROF does it better.
+        # Its own time limits are alarms, whose handlers Python runs only between calls into C: off, for SIGPROF does it
+        # better.
         return parse(text, configs, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
     def equal(reference: str, candidate: str) -> bool:

@@ -1,4 +1,4 @@
-"""Put a failure of a user's reward code into a sentence: values shortened to one line, and the line of code to look at."""
+"""Put a failure of a user's reward code into a sentence: shortened values, and the line of code to look at."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def shorten(text: str, limit: int = _MAX_VALUE) -> str:
 
 
 def describe_error(error: BaseException, file: Path | None) -> str:
-    """`ValueError: message (my_rewards.py, line 12)`, with the innermost line in `file`, or of all where `file` has none."""
+    """`ValueError: message (my_rewards.py, line 12)`, with the innermost line in `file` if it has one in the traceback."""
     message = shorten(str(error), _MAX_MESSAGE).rstrip(".")
     location = _innermost_line(error, file)
     return f"{type(error).__name__}{': ' if message else ''}{message}{f' ({location})' if location else ''}"

@@ -1,4 +1,5 @@
-"""TRL's `log_extra` and `log_metric`: what reward functions log beside their scores, as a column of the completions or a metric.
+"""TRL's `log_extra` and `log_metric`: what reward functions log beside their scores, as a column of the completions or
+a metric.
 
 Bad arguments raise inside the user's own code, so that the sentence which stops the run names the line.
 """

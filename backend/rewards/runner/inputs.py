@@ -1,8 +1,9 @@
-"""The keyword arguments that reward functions may ask for, for the completions of one step: our inputs and the dataset's columns.
+"""Keyword arguments for reward functions, from the completions of one step: our inputs and the dataset's columns.
 
-Two dialects. "ours" (registered functions, mlx-lm-lora's signature) gives texts: prompts, completions, the answer as the settings
-map it; a column cannot replace one of these. "trl" (an entry `file.py::function`) gives what `GRPOTrainer` gives: columns as they are,
-a column named `answer` or `types` included, and prompts and completions as lists of messages where the dataset's prompts are.
+Two dialects. "ours" (registered functions, mlx-lm-lora's signature) gives texts: prompts, completions, the answer as
+the settings map it; a column cannot replace one of these. "trl" (an entry `file.py::function`) gives what `GRPOTrainer`
+gives: columns as they are, a column named `answer` or `types` included, and prompts and completions as lists of
+messages where the dataset's prompts are.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ Message = dict[str, Any]
 class TrainerState:
     """The argument `trainer_state`: how far the run is, for rewards that change over time (curricula).
 
-    `step` is the number of steps finished before this one (0 in the first), of `max_steps` in all; `epoch` the passes over
-    the dataset. `max_completion_length` is the run's limit in tokens, None where texts are scored without a run.
+    `step` is the number of steps finished before this one (0 in the first), of `max_steps` in all; `epoch` the passes
+    over the dataset. `max_completion_length` is the run's limit in tokens, None where texts are scored without a run.
     """
 
     step: int = 0
@@ -39,7 +40,7 @@ class TrainerState:
 
 
 def inputs_for(samples: list[Sample], state: TrainerState, dialect: str) -> dict[str, Any]:
-    """Every input by name, in lists of one entry for each sample. The lists are fresh: a function may sort them in place."""
+    """Every input by name, in fresh lists of one entry for each sample: a function may sort them in place."""
     types = [problem.type for problem, _ in samples]
     inputs: dict[str, Any] = {
         "prompts": [problem.prompt for problem, _ in samples],

@@ -43,7 +43,7 @@ def _score(value: Any, index: int) -> float | None:
 
 
 def _as_float(value: Any) -> float | None:
-    """Bools and any library's scalars have `__float__`; text has not, and stays no number although float() would parse it."""
+    """Bools and any library's scalars have `__float__`. Text has not: `"1"` stays no number."""
     try:
         return float(value) if hasattr(value, "__float__") else None
     except (TypeError, ValueError):

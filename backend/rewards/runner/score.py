@@ -1,7 +1,8 @@
 """Score the completions of one training step: each reward function is called once, over all completions of all groups.
 
-It fills in `scores` and `reward`, or it stops the run: a function that raises, hangs, or returns anything but a finite number or None
-for each completion is an error to mend, never a score of 0. Advantages are computed elsewhere (`backend.training.advantages`).
+It fills in `scores` and `reward`, or it stops the run: a function that raises, hangs, or returns anything but a finite
+number or None for each completion is an error to mend, never a score of 0. Advantages are computed elsewhere
+(`backend.training.advantages`).
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from backend.types import Group
 
 
 class RewardError(Mistake):
-    """A reward function failed on real completions. One sentence on `reward_functions`: which function, how, on what."""
+    """A reward function failed on real completions; the sentence on `reward_functions` says which, how and on what."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreReport:
     """What scoring a step gives beside the scores.
 
-    `seconds` of each function, by name; `unscored`, the number of completions on which no function had an opinion. What functions
-    logged: `columns`, each with one value for each completion in the order of the groups, and `metrics`, one number each.
+    `seconds` of each function, by name; `unscored`, the number of completions on which no function had an opinion. What
+    functions logged: `columns`, each with one value for each completion in the order of the groups, and `metrics`, one
+    number each.
     """
 
     seconds: dict[str, float]
@@ -51,9 +53,9 @@ def score(
 ) -> ScoreReport:
     """Fill every completion's `scores` (by function name, None where it had no opinion) and `reward`.
 
-    `reward` is Σ w·score over the functions that are not None, and None if all are. `weights` has one number for each function,
-    `timeout_s` is the limit of one call in seconds. Functions are called one after the other, then the `async def` ones
-    concurrently. Raises RewardError; no completion is changed then.
+    `reward` is Σ w·score over the functions that are not None, and None if all are. `weights` has one number for each
+    function, `timeout_s` is the limit of one call in seconds. Functions are called one after the other, then the `async
+    def` ones concurrently. Raises RewardError; no completion is changed then.
     """
     samples = [(group.problem, completion) for group in groups for completion in group.completions]
     step = _ScoringStep(samples, timeout_s, trainer_state or TrainerState())
@@ -137,7 +139,7 @@ class _ScoringStep:
         return self._error(function, f"raised {describe_error(cause, function.file)}", has_line=True)
 
     def _error(self, function: RewardFunction, what: str, index: int = 0, has_line: bool = False) -> RewardError:
-        """The sentence: which function, where it is defined unless `what` has a line already, what it did, on which completion."""
+        """Which function, its line unless `what` names one, what it did, and on which completion."""
         problem, completion = self.samples[index]
         of_file = f" of {function.file.name}" if function.file else ""
         line = f", line {function.line}," if function.line and not has_line else ""
@@ -146,7 +148,7 @@ class _ScoringStep:
 
 
 def _stand_in_libraries(functions: Iterable[RewardFunction]) -> ExitStack:
-    """What `import mlx_lm_lora` gives a user's code while it is called: the stand-in, with that file's own functions in it."""
+    """The stand-in for mlx_lm_lora that user code may import while it is called, with its file's own functions."""
     stack = ExitStack()
     files = {id(function.user_file): function.user_file for function in functions if function.user_file}
     for user_file in files.values():

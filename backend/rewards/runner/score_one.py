@@ -1,6 +1,7 @@
 """Score completions with one function at a time for the reward bench, so that one that fails hides none of the others.
 
-A run calls functions exactly so (`backend.rewards.runner.score`), but stops at the first failure; here it is part of the result.
+A run calls functions exactly so (`backend.rewards.runner.score`), but stops at the first failure; here it is part of
+the result.
 """
 
 from __future__ import annotations

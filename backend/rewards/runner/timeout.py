@@ -1,10 +1,11 @@
 """Call a user's code with a time limit, in a thread of its own: one call, or several `async def` ones concurrently.
 
 Python code that runs too long is interrupted: CPython raises an exception in another thread on request
-(PyThreadState_SetAsyncExc), so an endless loop does not go on beside the run. What a thread cannot be interrupted in is a call into
-C that holds the GIL, such as a regular expression with catastrophic backtracking, `(a+)+$`, or a C extension in a loop. While it
-lasts no other thread runs either, ours that waits for the timeout included. The sandbox (`backend.rewards.sandbox`), a process, is
-for that; and code that is blocked in C without the GIL (sleep, a socket) is left behind in its daemon thread.
+(PyThreadState_SetAsyncExc), so an endless loop does not go on beside the run. What a thread cannot be interrupted in is
+a call into C that holds the GIL, such as a regular expression with catastrophic backtracking, `(a+)+$`, or a C
+extension in a loop. While it lasts no other thread runs either, ours that waits for the timeout included. The sandbox
+(`backend.rewards.sandbox`), a process, is for that; and code that is blocked in C without the GIL (sleep, a socket) is
+left behind in its daemon thread.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class CallTimeout(Exception):
 
 
 class CallFailed(Exception):
-    """The call raised `__cause__`, which may be SystemExit or KeyboardInterrupt too; of several, the call `index` did."""
+    """The call raised `__cause__`, which may be a SystemExit too; of several calls, `index` did."""
 
     def __init__(self, cause: BaseException, index: int = 0) -> None:
         super().__init__(str(cause))
@@ -44,7 +45,7 @@ class CallFailed(Exception):
 
 
 class _Interrupted(BaseException):
-    """Raised inside a call whose time is up. Not an Exception, so that the user's `except Exception` does not catch it."""
+    """Raised inside a call whose time is up. Not an Exception: a user's `except Exception` must not catch it."""
 
 
 class _CallThread(threading.Thread):
@@ -77,8 +78,8 @@ class _CallThread(threading.Thread):
 def call_with_timeout(seconds: float, work: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
     """`read(work())`, with an awaitable that `work` returns awaited first. Raises CallTimeout or CallFailed.
 
-    `read` runs in the same thread within the same time: a generator runs only when it is read, and mlx evaluates a lazy array only
-    in the thread that made it.
+    `read` runs in the same thread within the same time: a generator runs only when it is read, and mlx evaluates a lazy
+    array only in the thread that made it.
     """
 
     def call_and_read() -> Any:
@@ -94,7 +95,7 @@ def call_with_timeout(seconds: float, work: Callable[[], Any], read: Callable[[A
 
 
 async def _awaited(awaitable: Awaitable[Any], seconds: float) -> Any:
-    """Await with asyncio's own timeout: a thread that waits in its event loop's `select` runs no bytecode to be interrupted in."""
+    """Await with asyncio's own timeout: a thread that is in its event loop's `select` cannot be interrupted."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
@@ -112,9 +113,10 @@ AsyncCall = tuple[Callable[[], Awaitable[Any]], Callable[[Any], Any]]
 def gather_with_timeout(seconds: float, calls: Sequence[AsyncCall]) -> list[tuple[Any, float]]:
     """(value read, seconds taken) of each call, all awaited concurrently in one event loop.
 
-    Each has `seconds` of its own. The first to fail or run out of time ends them all, as CallTimeout or CallFailed with its index; a
-    call that blocks the loop is interrupted, and it is the one that is named. The loop is the same from step to step, because what
-    a user's code keeps open between steps, such as connections to a judge model, belongs to the loop it was made in.
+    Each has `seconds` of its own. The first to fail or run out of time ends them all, as CallTimeout or CallFailed with
+    its index; a call that blocks the loop is interrupted, and it is the one that is named. The loop is the same from
+    step to step, because what a user's code keeps open between steps, such as connections to a judge model, belongs to
+    the loop it was made in.
     """
     loop, gathering = _LoopThread.running(), _Gathering(seconds, calls)
     future = asyncio.run_coroutine_threadsafe(gathering.run(), loop.loop)
@@ -191,7 +193,7 @@ class _Gathering:
 
 
 def _interrupt(thread: threading.Thread, until: threading.Event | None = None) -> None:
-    """Raise _Interrupted in `thread` until it ends, or `until` is set. Repeated, because a bare `except:` in a loop swallows it."""
+    """Raise _Interrupted in `thread` until it ends or `until` is set; a bare `except:` in a loop swallows the first."""
     deadline = time.monotonic() + _INTERRUPT_FOR_S
     while thread.is_alive() and time.monotonic() < deadline and not (until and until.is_set()):
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_Interrupted))

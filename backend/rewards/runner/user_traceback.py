@@ -22,7 +22,7 @@ class UserFrame:
 
 @dataclass(frozen=True, slots=True)
 class UserError:
-    """One failure of a user's code. `line` is the innermost of their file, 0 where none is known; `frames` are outermost first."""
+    """One failure of a user's code: its innermost line, 0 where none is known, and `frames`, outermost first."""
 
     sentence: str
     file: str = ""
@@ -31,7 +31,7 @@ class UserError:
 
     @classmethod
     def of(cls, sentence: str, error: BaseException | None, file: Path | None, line: int = 0) -> UserError:
-        """`error` is what the user's code raised, if anything; `line` is used where its traceback has no line of `file`."""
+        """`error` is what the user's code raised, if anything; `line` counts where the traceback has no line of `file`."""
         frames = _frames_in(file, error)
         if isinstance(error, SyntaxError) and file:
             line = error.lineno or line

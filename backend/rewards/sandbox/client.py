@@ -1,8 +1,10 @@
-"""Score completions in a child process: a user's reward function that hangs, crashes or exits takes only that process with it.
+"""Score completions in a child process: a user's reward function that hangs, crashes or exits takes only that process
+with it.
 
-One child is kept warm as long as the reward files stay as they are; once one has changed, a fresh interpreter reads it, so nothing of
-the old code is left. This is protection against mistakes, not against malice: the child may do whatever the user may. Runs do not
-use it (`backend.rewards.runner` calls functions in the trainer's own process); the reward bench and the command line do.
+One child is kept warm as long as the reward files stay as they are; once one has changed, a fresh interpreter reads it,
+so nothing of the old code is left. This is protection against mistakes, not against malice: the child may do whatever
+the user may. Runs do not use it (`backend.rewards.runner` calls functions in the trainer's own process); the reward
+bench and the command line do.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from backend.spec.faults import Fault, Mistake
 from backend.spec.rewards.user_code import code_files
 
 GRACE_S = 3.0
-"""How long after its time limit the child may take to report the timeout itself, with the user's line in it. Code that holds the GIL
-never lets it."""
+"""How long after its time limit the child may take to report the timeout itself, with the user's line in it. Code that
+holds the GIL never lets it."""
 EXIT_S = 0.05
 """How long a child may take to end by itself before it is killed."""
 
@@ -76,8 +78,8 @@ class SandboxClient:
     ) -> list[SandboxResult]:
         """Score all completions with each function by itself, so that one that fails hides none of the others.
 
-        `poll` is called often and may raise to give up; `on_function` gets each function's name before it is called. Raises Mistake
-        where the functions cannot be loaded: LoadError if it is known where the user's file went wrong.
+        `poll` is called often and may raise to give up; `on_function` gets each function's name before it is called.
+        Raises Mistake where the functions cannot be loaded: LoadError if it is known where the user's file went wrong.
         """
         with self._lock:
             self._restart_if_changed(task)

@@ -1,4 +1,5 @@
-"""The sandbox's child process: it loads reward functions and calls them, one at a time, for `backend.rewards.sandbox.client`.
+"""The sandbox's child process: it loads reward functions and calls them, one at a time, for
+`backend.rewards.sandbox.client`.
 
 Requests and answers (`backend.pipes`):
     {"begin": {"names", "file", "timeout", "max_completion_length"?, "groups": […]}}
@@ -28,8 +29,8 @@ from backend.types import Group
 VERB = "scorer"
 """The argument that makes a bundled app's executable this child, where there is no Python to run a module with."""
 ALARM_S = 10.0
-"""Seconds past the time limit after which SIGALRM ends this process. The parent kills it earlier, unless the parent is gone: code
-that holds the GIL would then go on for ever."""
+"""Seconds past the time limit after which SIGALRM ends this process. The parent kills it earlier, unless the parent is
+gone: code that holds the GIL would then go on for ever."""
 PRINTED_TAIL = 2000
 """Characters of what a function printed that are sent back."""
 
