@@ -12,8 +12,7 @@ import pytest
 
 from backend.pipes import ChildEnded, ChildProcess, ChildTimeout, json_line, module_command
 
-CHILD =
-"""
+CHILD = """
 import os, sys, time
 from backend import pipes
 out = pipes.claim_stdout()
