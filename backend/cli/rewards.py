@@ -12,6 +12,7 @@ import typer
 
 from backend.cli.exit_codes import MISTAKE, verb
 from backend.cli.options import AsJson
+from backend.spec.config import Config
 from backend.spec.faults import Fault, Mistake
 
 ADVANTAGES = ("max_completion_length", "scale_rewards", "multi_objective_aggregation", "advantage_baseline")
@@ -77,7 +78,7 @@ def sample_rewards(
     lines = [line_of(group) for group in groups]
     if out is not None:
         out.write_text("".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines), "utf-8")
-    _print_scores(_score(settings.model_dump(), lines), as_json, lines)
+    _print_scores(_score(settings, lines), as_json, lines)
 
 
 @rewards.command("cases")
@@ -113,7 +114,7 @@ def rerun_cases(
         raise typer.Exit(MISTAKE)
 
 
-def _score(settings: dict[str, Any], lines: Sequence[Any]) -> dict[str, Any]:
+def _score(settings: Config, lines: Sequence[Any]) -> dict[str, Any]:
     """What `score_lines` returns. Raises Mistake where a function fails, because a run would stop there."""
     from backend.rewards.sandbox.client import SandboxClient
     from backend.rewards.trial_scoring import ScoringSettings, score_lines
@@ -162,7 +163,7 @@ def _phase_printer() -> Callable[[dict[str, Any]], None]:
     return report
 
 
-def _reward_settings(raw: dict[str, Any], faults: list[Any]) -> dict[str, Any]:
+def _reward_settings(raw: dict[str, Any], faults: list[Any]) -> Config:
     """The settings that scoring needs; what is wrong elsewhere in the file does not matter here."""
     from backend.spec.config import SETTINGS, parse
 
@@ -175,4 +176,4 @@ def _reward_settings(raw: dict[str, Any], faults: list[Any]) -> dict[str, Any]:
     from backend.spec.aliases import translate
 
     given = {key: value for key, value in translate(raw)[0].items() if key in wanted}
-    return parse({"model": "-", "data": "-", **given}).model_dump()
+    return parse({"model": "-", "data": "-", **given})

@@ -15,7 +15,6 @@ import typer
 from backend.cli.exit_codes import FINISHED
 from backend.cli.new_run import PreparedRun
 from backend.spec.command import shown
-from backend.spec.config import Config
 from backend.spec.places import RunFolder
 
 
@@ -33,7 +32,11 @@ def train_or_exit(run: PreparedRun, stream: bool, progress: bool | None, *, quie
     says_on_stdout = not (stream or quiet)
     if says_on_stdout:
         print(run.folder.path, flush=True)
-    with logging_to(run.folder), signal_handlers_restored(), display(run.settings, stream, progress, quiet) as echo:
+    with (
+        logging_to(run.folder),
+        signal_handlers_restored(),
+        display(stream, progress, quiet, run.settings.steps_per_report) as echo,
+    ):
         print(blas.prepare(), file=sys.stderr, flush=True)
         ending = train(run.settings, run.folder, command=shown([*sys.argv]), echo=echo)
     if ending.exit_code:
@@ -44,7 +47,7 @@ def train_or_exit(run: PreparedRun, stream: bool, progress: bool | None, *, quie
 
 
 @contextmanager
-def display(settings: Config, stream: bool, progress: bool | None, quiet: bool) -> Iterator[Callable[[Any], None]]:
+def display(stream: bool, progress: bool | None, quiet: bool, steps_per_line: int) -> Iterator[Callable[[Any], None]]:
     """Takes every event of the diary: a live display, lines of text, or the events as JSON on stdout."""
     from rich.console import Console
 
@@ -55,7 +58,7 @@ def display(settings: Config, stream: bool, progress: bool | None, quiet: bool) 
         return
     console = Console(stderr=quiet)
     is_live = console.is_terminal if progress is None else progress
-    with LiveDisplay(console) if is_live else LineDisplay(console, settings.steps_per_report) as echo:
+    with LiveDisplay(console) if is_live else LineDisplay(console, steps_per_line) as echo:
         yield echo
 
 

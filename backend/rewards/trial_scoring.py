@@ -16,6 +16,7 @@ from typing import Any
 
 from backend.rewards.runner.score import total_reward
 from backend.rewards.sandbox.client import SandboxClient, SandboxResult, SandboxTask
+from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import builtin_rewards, locate_reward_file, reward_call, rewards_in_file
 from backend.spec.rewards.entry import RewardCall
@@ -40,18 +41,17 @@ class ScoringSettings:
     baseline: str = "group"
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> ScoringSettings:
-        """From valid settings by key, as `Config.model_dump` gives them."""
-        names, file = settings["reward_functions"], settings["reward_functions_file"]
+    def of(cls, config: Config) -> ScoringSettings:
+        names, file = config.reward_functions, config.reward_functions_file
         return cls(
             names=names,
-            weights=settings["reward_weights"] or [1.0] * len(names),
+            weights=config.reward_weights or [1.0] * len(names),
             file=locate_reward_file(file).resolve() if file else None,
-            timeout_s=settings["reward_timeout"],
-            max_completion_length=settings["max_completion_length"],
-            scale_rewards=settings["scale_rewards"],
-            aggregation=settings["multi_objective_aggregation"],
-            baseline=settings["advantage_baseline"],
+            timeout_s=config.reward_timeout,
+            max_completion_length=config.max_completion_length,
+            scale_rewards=config.scale_rewards,
+            aggregation=config.multi_objective_aggregation,
+            baseline=config.advantage_baseline,
         )
 
     def task(self, lines: Sequence[Line]) -> SandboxTask:

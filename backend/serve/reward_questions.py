@@ -57,7 +57,7 @@ def _scoring_settings(raw: Mapping[str, Any]) -> ScoringSettings:
     wrong = [fault for fault in problems({"model": "-", "data": "-", **given}) if fault.setting in _FOR_SCORING]
     if wrong:
         raise Mistake(wrong)
-    return ScoringSettings.of(parse({"model": "-", "data": "-", **given}).model_dump())
+    return ScoringSettings.of(parse({"model": "-", "data": "-", **given}))
 
 
 def _require_trust(trusted: Mapping[str, str], settings: ScoringSettings) -> None:
