@@ -7,15 +7,15 @@ import sys
 import typer
 
 from backend.engine.cpu import blas
-from backend.rewards.functions.math_equality import VERB as EQUALITY_VERB
-from backend.rewards.sandbox.server import VERB as SCORER_VERB
+from backend.rewards.functions import math_equality
+from backend.rewards.sandbox import server
 
 
 def version(asked: bool) -> None:
-    """Say what is installed and stop."""
+    """Print what is installed and stop."""
     if not asked:
         return
-    said = blas.prepare()
+    blas_sentence = blas.prepare()
     import mlx.core as mx
 
     from backend.run.telemetry import versions
@@ -23,30 +23,31 @@ def version(asked: bool) -> None:
     for name, number in versions().items():
         print(f"{name} {number}")
     print(f"device {mx.default_device()}")
-    print(said)
+    print(blas_sentence)
     raise typer.Exit
 
 
 def app() -> typer.Typer:
     """The command line as typer knows it."""
-    from backend.cli import estimate, look, run, serve
+    from backend.cli import check, demo, estimate, export, resume, rewards, runs, serve, train
 
     verbs = typer.Typer(
         name="grpo-studio-backend", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
         help="GRPO Studio's trainer, without the window.",
     )  # fmt: skip
+    # In the order of the help page.
     for function in (
-        run.train,
-        run.resume,
-        run.demo,
-        look.check,
+        train.train,
+        resume.resume,
+        demo.demo,
+        check.check,
         estimate.estimate,
-        look.runs,
-        look.export,
+        runs.runs,
+        export.export,
         serve.serve,
     ):
         verbs.command()(function)
-    verbs.add_typer(look.rewards, name="rewards")
+    verbs.add_typer(rewards.rewards, name="rewards")
 
     @verbs.callback()
     def root(
@@ -60,15 +61,14 @@ def app() -> typer.Typer:
 
 
 def main() -> None:
-    if sys.argv[1:] == [EQUALITY_VERB]:  # a bundled app's helper process, which needs no mlx and no BLAS
+    # The child processes of a bundled app (`backend.pipes.module_command`); they need neither mlx nor a BLAS.
+    if sys.argv[1:] == [math_equality.VERB]:
         from backend.rewards.functions import math_verify_process
 
         return math_verify_process.main()
-    if sys.argv[1:] == [SCORER_VERB]:  # likewise
-        from backend.rewards.sandbox import server
-
+    if sys.argv[1:] == [server.VERB]:
         return server.main()
-    # mlx binds to the BLAS that is loaded first, so this comes before anything that may import it.
+    # mlx binds to the BLAS that is loaded first, so this comes before anything that may import mlx.
     blas.prepare()
     app()()
 

@@ -8,15 +8,15 @@ peers', so it imports nothing of ours that needs more than mlx and mlx-lm but wh
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from backend.bench.contender import Contender
 from backend.bench.stopwatch import Stopwatch
 from backend.bench.workloads import Case
 from backend.engine.cpu import blas
+from backend.pipes import claim_stdout
 
 
 def contender(name: str) -> Contender:
@@ -30,16 +30,9 @@ def contender(name: str) -> Contender:
     return (peer_contenders.CONTENDERS | baseline_contenders.CONTENDERS)[name]
 
 
-def own_stdout() -> TextIO:
-    """stdout for our lines alone: whatever else is printed goes to stderr."""
-    mine = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return mine
-
-
 def main() -> None:
     said = blas.prepare()
-    stopwatch = Stopwatch(sys.stdin, own_stdout())
+    stopwatch = Stopwatch(sys.stdin, claim_stdout())
     asked: dict[str, Any] = json.loads(sys.stdin.readline())
     import mlx.core as mx
 

@@ -6,12 +6,9 @@ environment, peak memory and compiled functions. The first rounds only warm up.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,6 +19,7 @@ from typing import Any
 from backend.bench import peers
 from backend.bench.random_model import model_folder
 from backend.bench.workloads import PEERS, Case
+from backend.pipes import ChildEnded, ChildProcess
 from backend.spec.places import project_root
 
 Note = Callable[[str], None]
@@ -52,11 +50,10 @@ class Worker:
 
     def __init__(self, contender: str, case: Case, model: Path) -> None:
         self.contender = contender
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         python = peers.python() if contender in PEERS else Path(sys.executable)
-        self._process = subprocess.Popen(
-            [str(python), "-m", "backend.bench.contender_process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
-            text=True, cwd=project_root(), env=os.environ | {"PYTHONPATH": str(project_root()), "HF_HUB_OFFLINE": "1"},
+        self._child = ChildProcess(
+            [str(python), "-m", "backend.bench.contender_process"], grace_s=10.0, folder=project_root(), own_session=False,
+            environment=os.environ | {"PYTHONPATH": str(project_root()), "HF_HUB_OFFLINE": "1"},
         )  # fmt: skip
         self.ready = self._answer({"contender": contender, "case": case.as_dict(), "model": str(model)})["ready"]
 
@@ -64,30 +61,16 @@ class Worker:
         return self._answer({"do": "step"})
 
     def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps(asked) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            self._log.seek(0)
-            raise RuntimeError(f"{self.contender} broke off:\n{self._log.read()[-2000:]}")
-        return json.loads(line)
+            return self._child.request(asked)
+        except ChildEnded as ended:
+            raise RuntimeError(f"{self.contender} broke off:\n{ended.stderr}") from None
 
     def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._log.close()
+        self._child.stop()
 
 
 def measure(case: Case, contenders: Sequence[str], rounds: int, warm_up: int, models: Path, note: Note) -> list[Result]:

@@ -1,4 +1,4 @@
-"""The verb that says what memory a run needs, before it runs."""
+"""The verb `estimate`: the memory that a run needs, phase by phase, before it runs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Annotated, Any
 
 import typer
 
-from backend.cli.outcome import verb
+from backend.cli.exit_codes import verb
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.memory.estimate import Estimate
 
 ROWS = 20_000
-"""Rows that are looked at for the longest prompt."""
+"""Rows that are read to find the longest prompt."""
 
 LONGEST = 8
-"""Of their texts, as many are tokenised as this: the longest text need not have most tokens."""
+"""Texts that are tokenised, the longest ones: the longest text need not have the most tokens."""
 
 TEMPLATE = 32
-"""Tokens that a chat template may add."""
+"""Tokens that a chat template may add to a prompt."""
 
 MEANINGS = {
     "weights": "the model", "adapters": "what LoRA or DoRA adds", "optimizer": "what it remembers of each weight",
@@ -41,7 +41,7 @@ def estimate(
 ) -> None:
     """Say what memory a run needs, phase by phase; loads no weights."""
     from backend.spec.config import load
-    from backend.spec.memory.estimate import estimate as work_out
+    from backend.spec.memory.estimate import estimate as estimate_memory
     from backend.spec.memory.estimate import machine_bytes
     from backend.spec.memory.model_shape import shape_of
     from backend.spec.model_and_data_names import model_source
@@ -54,11 +54,11 @@ def estimate(
     if folder is None or shape is None:
         why = "is not on this machine" if folder is None else "has no config.json that tells its sizes"
         raise Mistake("model", f"The model {settings.model} {why}, so its memory cannot be told.")
-    found = work_out(settings, shape, machine_bytes(), prompt or longest_prompt(settings, folder))
+    result = estimate_memory(settings, shape, machine_bytes(), prompt or longest_prompt(settings, folder))
     if as_json:
-        print(json.dumps(found.to_dict(), ensure_ascii=False))
+        print(json.dumps(result.to_dict(), ensure_ascii=False))
     else:
-        _show(found)
+        _print_table(result)
 
 
 def longest_prompt(config: Config, folder: Path) -> int | None:
@@ -84,13 +84,13 @@ def _texts(config: Config) -> Iterator[str]:
         yield "\n".join(str(message["content"]) for message in messages_of(row, prompt_format, "a row"))
 
 
-def _show(found: Estimate) -> None:
+def _print_table(result: Estimate) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from backend.spec.memory.estimate import amount
 
-    phases: dict[str, dict[str, Any]] = {"sampling": found.rollout.to_dict(), "learning": found.training.to_dict()}
+    phases: dict[str, dict[str, Any]] = {"sampling": result.rollout.to_dict(), "learning": result.training.to_dict()}
     table = Table("", *phases, "", box=None)
     for column in table.columns[1:3]:
         column.justify = "right"
@@ -100,4 +100,4 @@ def _show(found: Estimate) -> None:
         table.add_row(name, *sizes, MEANINGS.get(name, ""), style="bold" if name == "total" else None)
     console = Console()
     console.print(table)
-    console.print(" ".join([found.sentence, found.advice]).strip(), highlight=False)
+    console.print(" ".join([result.sentence, result.advice]).strip(), highlight=False)

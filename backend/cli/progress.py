@@ -1,4 +1,4 @@
-"""What the terminal shows of a run: a live display, or a line every few steps. Both are fed the diary's events."""
+"""What a terminal shows of a run: a live display, or a line every few steps. Both get every event of the diary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 
 Event = dict[str, Any]
 
-SHOWN = {
+METRICS = {
     "reward": "reward",
     "reward_std": "± std",
     "kl": "KL",
@@ -32,32 +32,32 @@ class Display(Protocol):
     ) -> None: ...
 
 
-def figure(value: Any) -> str:
+def format_number(value: Any) -> str:
     return "–" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-class Lines:
-    """A line every `every` steps, and one for each thing worth knowing."""
+class LineDisplay:
+    """A line every `every` steps, and one for each note, warning and evaluation."""
 
     def __init__(self, console: Console, every: int) -> None:
         self.console, self.every = console, every
 
     def __enter__(self) -> Callable[[Event], None]:
-        return self.tell
+        return self.show
 
     def __exit__(self, *_: object) -> None: ...
 
-    def tell(self, event: Event) -> None:
-        sentence = said(event)
+    def show(self, event: Event) -> None:
+        sentence = sentence_of(event)
         if sentence:
             self.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
         elif event["kind"] == "step" and event["step"] % self.every == 0:
             metrics = event["metrics"]
-            numbers = "  ".join(f"{label} {figure(metrics.get(key))}" for key, label in SHOWN.items())
+            numbers = "  ".join(f"{label} {format_number(metrics.get(key))}" for key, label in METRICS.items())
             self.console.print(f"step {event['step']}  {numbers}", highlight=False, markup=False, soft_wrap=True)
 
 
-class Board:
+class LiveDisplay:
     """A progress bar over a table of the newest numbers, beside those of the first step."""
 
     def __init__(self, console: Console) -> None:
@@ -68,17 +68,17 @@ class Board:
         self.task = self.bar.add_task("loading", total=None)
         self.first: dict[str, Any] = {}
         self.last: dict[str, Any] = {}
-        self.live = Live(self._drawn(), console=console, refresh_per_second=4)
+        self.live = Live(self._rendered(), console=console, refresh_per_second=4)
 
     def __enter__(self) -> Callable[[Event], None]:
         self.live.start()
-        return self.tell
+        return self.show
 
     def __exit__(self, *_: object) -> None:
-        self.live.update(self._drawn())
+        self.live.update(self._rendered())
         self.live.stop()
 
-    def tell(self, event: Event) -> None:
+    def show(self, event: Event) -> None:
         kind = event["kind"]
         if kind == "started":
             self.bar.update(
@@ -90,26 +90,26 @@ class Board:
             self.last = event["metrics"]
             self.first = self.first or self.last
             self.bar.update(self.task, completed=event["step"])
-        if sentence := said(event):
+        if sentence := sentence_of(event):
             self.live.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
-        self.live.update(self._drawn())
+        self.live.update(self._rendered())
 
-    def _drawn(self) -> Group:
+    def _rendered(self) -> Group:
         table = Table("", "now", "at first", box=None, pad_edge=False)
-        for key, label in SHOWN.items():
-            table.add_row(label, figure(self.last.get(key)), figure(self.first.get(key)))
+        for key, label in METRICS.items():
+            table.add_row(label, format_number(self.last.get(key)), format_number(self.first.get(key)))
         return Group(table, self.bar)
 
 
-def said(event: Event) -> str:
-    """The sentence of an event that a person should read once; "" for the others."""
+def sentence_of(event: Event) -> str:
+    """The sentence of an event that the user should read once; "" for the others."""
     kind = event["kind"]
     if kind == "note":
         return event["sentence"]
     if kind == "health":
         return f"{event['sentence']} {event.get('advice', '')}".strip()
     if kind == "eval":
-        return f"step {event['step']}  held-out reward {figure(event['metrics'].get('reward'))} ({event.get('split', 'valid')})"
+        return f"step {event['step']}  held-out reward {format_number(event['metrics'].get('reward'))} ({event.get('split', 'valid')})"
     if kind == "command":
         return f"asked to {event['word']}"
     return ""

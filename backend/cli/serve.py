@@ -1,8 +1,8 @@
-"""The verb `serve`: one warm process that answers the window's questions."""
+"""The verb `serve`: the warm process that answers the window's questions."""
 
 from __future__ import annotations
 
-from backend.cli.outcome import verb
+from backend.cli.exit_codes import verb
 
 
 @verb

@@ -46,10 +46,10 @@ PROGRESS_S = 0.2
 class DownloadListener(Protocol):
     """Receives progress, and may cancel by raising in `check` or `rest` (`backend.serve.call.QuestionCall` is one)."""
 
-    tell: Callable[[dict[str, Any]], None]
+    report: Callable[[dict[str, Any]], None]
 
     def check(self) -> None: ...
-    def rest(self, seconds: float) -> None: ...
+    def sleep(self, seconds: float) -> None: ...
 
 
 def download(repo_id: str, repo_type: RepoType, listener: DownloadListener) -> Path:
@@ -59,7 +59,7 @@ def download(repo_id: str, repo_type: RepoType, listener: DownloadListener) -> P
     network, the Hub, the token and the disk; whatever is raised, no incomplete file has a complete one's name.
     """
     disable_progress_bars()
-    listener.tell({"done": 0, "total": None, "phase": "asking"})
+    listener.report({"done": 0, "total": None, "phase": "asking"})
     plan = hub_search.plan(repo_id, repo_type)
     with hub_errors_as_mistakes(repo_id, repo_type):
         return _Download(plan, listener).run()
@@ -178,7 +178,7 @@ class _Download:
                     f"is kept, so resume when it is back.",
                 ) from broke
             if file.tell() < size:
-                self.listener.rest(RETRIES_S[tries])
+                self.listener.sleep(RETRIES_S[tries])
                 tries += 1
 
     def _stream(self, name: str, etag: str, file: BinaryIO) -> Exception | None:
@@ -228,7 +228,7 @@ class _Download:
                 return
             self._reported = moment
             done = sum(self._arrived.values())
-        self.listener.tell({"done": done, "total": self._total, "phase": phase})
+        self.listener.report({"done": done, "total": self._total, "phase": phase})
 
     def _refuse_full_disk(self) -> None:
         """Raise Mistake where the disk has too little space for the rest of the download."""

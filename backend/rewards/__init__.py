@@ -1,7 +1,10 @@
-"""Reward functions: register, resolve by name, load a person's own file, score a step's completions.
+"""Reward functions: register them, resolve them by name, load a user's own file, score the completions of a step.
 
-This room scores text. It knows no model, no arrays and no trainer, and it imports no mlx.
-A person's file needs one line of it: `from backend.rewards import register_reward_function`.
+    functions/  the shipped ones          runner/   call functions in this process, as a run does
+    sandbox/    call them in a child process, as the reward bench does
+
+It scores text, imports no mlx, and knows no model and no trainer. A user's file needs one line of it:
+`from backend.rewards import register_reward_function`.
 """
 
 # Importing these registers what ships with the program, in the order in which tables list it.

@@ -1,8 +1,9 @@
-"""Regression cases of a reward file: completions kept beside it with the scores that they should go on getting.
+"""Regression tests of a reward file: completions kept beside it with the scores that its functions must go on giving
+them.
 
-`my_rewards.py` has its cases in `my_rewards.cases.jsonl`, a line each: {prompt, answer, type, columns, completion, tokens,
-expected: {function: score or null}, calls: {function: its entry, where that says more than the name}}. The file belongs to
-the person, who may write it by hand.
+`my_rewards.py` has its cases in `my_rewards.cases.jsonl`, a line each: {prompt, answer, type, columns, completion,
+tokens, expected: {function: score or null}, calls: {function: its entry of `reward_functions`, where that is more than
+the name}}. The file is the user's, who may write it by hand, so every line is checked.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import builtin_rewards, computes_names, reward_call, rewards_in_file
 
 TOLERANCE = 1e-6
-"""Scores that differ by less, absolutely or as a share, are the same."""
+"""Scores that differ by less, absolutely or relatively, are equal."""
 _SETTING = "cases"
 
 Case = dict[str, Any]
@@ -28,11 +29,11 @@ Expected = Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """A case after it was scored: per function what was expected and what it gave; `failures` are the sentences."""
+class CaseResult:
+    """A case that was scored: the score of each function, and a sentence for each that is not the expected one."""
 
     case: Case
-    given: Mapping[str, float | None]
+    scores: Mapping[str, float | None]
     failures: tuple[str, ...]
 
     @property
@@ -73,25 +74,25 @@ def _case(line: str, where: str) -> Case:
     return case
 
 
-def _is_expected(told: Any) -> bool:
-    if not isinstance(told, dict) or not told:
+def _is_expected(value: Any) -> bool:
+    if not isinstance(value, dict) or not value:
         return False
-    return all(score is None or (isinstance(score, int | float) and math.isfinite(score)) for score in told.values())
+    return all(score is None or (isinstance(score, int | float) and math.isfinite(score)) for score in value.values())
 
 
 def write_cases(reward_file: Path, cases: Sequence[Case]) -> None:
-    """Write them all, whole or not at all; no case, no file. Raises Mistake on `cases`."""
+    """Replace the file atomically, or delete it where there are no cases. Raises Mistake on `cases`."""
     path = cases_file(reward_file)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         if not cases:
             path.unlink(missing_ok=True)
             return
         text = "".join(json.dumps(case, ensure_ascii=False, default=str) + "\n" for case in cases)
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise Mistake(_SETTING, f"{path} cannot be written: {error.strerror}.") from None
 
 
@@ -113,61 +114,56 @@ def new_case(
     }
 
 
-def is_same(one: Case, other: Case) -> bool:
+def is_same(a: Case, b: Case) -> bool:
     """Whether two cases are about the same completion of the same prompt."""
-    return all(one.get(key) == other.get(key) for key in ("prompt", "answer", "completion"))
+    return all(a.get(key) == b.get(key) for key in ("prompt", "answer", "completion"))
 
 
 def rerun(
-    scorer: SandboxClient, file: Path, cases: Sequence[Case], timeout_s: float, poll: Callable[[], None] = lambda: None
-) -> list[Checked]:
+    sandbox: SandboxClient, file: Path, cases: Sequence[Case], timeout_s: float, poll: Callable[[], None] = lambda: None
+) -> list[CaseResult]:
     """Score every case with the functions it names. Raises Mistake where the file cannot be loaded."""
-    calls = _calls(cases)
-    known = [entry for entry in calls.values() if _is_there(entry, file)]
-    if not known:
+    entries = {name: (case.get("calls") or {}).get(name, name) for case in cases for name in case["expected"]}
+    available = [entry for entry in entries.values() if _may_exist(entry, file)]
+    if not available:
         return [check(case, {}) for case in cases]
-    outcomes = scorer.score(SandboxTask(known, [_line(case) for case in cases], file, timeout_s), poll)
-    sound = [one for one in outcomes if one.error is None]
-    return [check(case, {one.name: one.scores[place] for one in sound}) for place, case in enumerate(cases)]
+    results = sandbox.score(SandboxTask(available, [_line(case) for case in cases], file, timeout_s), poll)
+    counted = [result for result in results if result.error is None]
+    return [check(case, {result.name: result.scores[i] for result in counted}) for i, case in enumerate(cases)]
 
 
-def _calls(cases: Sequence[Case]) -> dict[str, str]:
-    """Every function that some case expects something of, by name, as its entry."""
-    return {name: (case.get("calls") or {}).get(name, name) for case in cases for name in case["expected"]}
-
-
-def _is_there(entry: str, file: Path) -> bool:
-    """Whether the function can be had still; where only running the file can tell, it is taken to be there."""
-    known = [*builtin_rewards(), *rewards_in_file(file)]
+def _may_exist(entry: str, file: Path) -> bool:
+    """False where the function is known to be gone: its case fails then, instead of the whole file's not loading."""
+    names = [function.name for function in (*builtin_rewards(), *rewards_in_file(file))]
     try:
-        call = reward_call(entry, [one.name for one in known])
+        call = reward_call(entry, names)
     except Mistake:
         return False
-    return bool(call.file) or computes_names(file) or call.function in {one.name for one in known}
+    return bool(call.file) or computes_names(file) or call.function in names
 
 
 def _line(case: Case) -> dict[str, Any]:
-    told = {"text": case["completion"], "tokens": case.get("tokens") or []}
-    kept = {key: value for key, value in case.items() if key not in ("expected", "calls", "tokens", "completion")}
-    return {**kept, "completions": [told]}
+    completion = {"text": case["completion"], "tokens": case.get("tokens") or []}
+    group = {key: value for key, value in case.items() if key not in ("expected", "calls", "tokens", "completion")}
+    return {**group, "completions": [completion]}
 
 
-def check(case: Case, given: Mapping[str, float | None]) -> Checked:
-    """Compare what functions gave with what is expected; a function that gave nothing has failed."""
-    failures = [_failure(name, wanted, given) for name, wanted in case["expected"].items()]
-    return Checked(case, given, tuple(sentence for sentence in failures if sentence))
+def check(case: Case, scores: Mapping[str, float | None]) -> CaseResult:
+    """Compare scores with the expected ones; a function without a score has failed."""
+    failures = [_failure(name, expected, scores) for name, expected in case["expected"].items()]
+    return CaseResult(case, scores, tuple(sentence for sentence in failures if sentence))
 
 
-def _failure(name: str, wanted: float | None, given: Mapping[str, float | None]) -> str:
-    if name not in given:
-        return f"{name} gave no score; {_shown(wanted)} is expected."
-    got = given[name]
-    if wanted is None or got is None:
-        alike = wanted is got
+def _failure(name: str, expected: float | None, scores: Mapping[str, float | None]) -> str:
+    if name not in scores:
+        return f"{name} gave no score; {_score_text(expected)} is expected."
+    score = scores[name]
+    if expected is None or score is None:
+        is_equal = expected is score
     else:
-        alike = math.isclose(wanted, got, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    return "" if alike else f"{name} gave {_shown(got)}; {_shown(wanted)} is expected."
+        is_equal = math.isclose(expected, score, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return "" if is_equal else f"{name} gave {_score_text(score)}; {_score_text(expected)} is expected."
 
 
-def _shown(score: float | None) -> str:
+def _score_text(score: float | None) -> str:
     return "no opinion" if score is None else f"{score:.6g}"

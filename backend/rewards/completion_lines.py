@@ -69,20 +69,20 @@ def line_of(group: Group) -> dict[str, Any]:
     return {**about, "columns": problem.row, "completions": made}
 
 
-def together(groups: list[Group]) -> list[Group]:
-    """Groups of one prompt that stand one after the other become one: a file may have a line for each completion."""
-    joined: list[Group] = []
+def merge_consecutive(groups: list[Group]) -> list[Group]:
+    """Merge consecutive groups of the same problem: a file may have one line for each completion."""
+    merged: list[Group] = []
     for group in groups:
-        last = joined[-1] if joined else None
-        if last and _asks_the_same(last.problem, group.problem):
+        last = merged[-1] if merged else None
+        if last and _is_same_problem(last.problem, group.problem):
             last.completions.extend(group.completions)
         else:
-            joined.append(Group(group.problem, list(group.completions)))
-    return joined
+            merged.append(Group(group.problem, list(group.completions)))
+    return merged
 
 
-def _asks_the_same(one: Problem, other: Problem) -> bool:
-    return (one.prompt, one.answer, one.type, one.row) == (other.prompt, other.answer, other.type, other.row)
+def _is_same_problem(a: Problem, b: Problem) -> bool:
+    return (a.prompt, a.answer, a.type, a.row) == (b.prompt, b.answer, b.type, b.row)
 
 
 def _is_chat(said: Any) -> TypeGuard[list[dict[str, Any]]]:

@@ -1,8 +1,9 @@
-"""A stand-in for `mlx_lm_lora.trainer.grpo_reward_functions`, so that reward files written for it load unchanged.
+"""A stand-in for `mlx_lm_lora.trainer.grpo_reward_functions`, so that reward files written for that library load
+unchanged.
 
-It is not that library: it offers the reward functions' module and nothing else of it. It stands in `sys.modules` only
-while a person's code runs, also where the real library is installed, because otherwise their functions would register
-themselves there and never be found here. Afterwards `sys.modules` is as it was.
+It has that one module and nothing else of the library. It is in `sys.modules` only while a user's code runs, also where
+the real library is installed: otherwise the user's functions would register themselves there and never be found here.
+Afterwards `sys.modules` is as it was.
 """
 
 from __future__ import annotations
@@ -23,39 +24,40 @@ from backend.spec.rewards.catalog import DEFAULT_REWARDS
 _LIBRARY = "mlx_lm_lora"
 _MODULES = (_LIBRARY, f"{_LIBRARY}.trainer", f"{_LIBRARY}.trainer.grpo_reward_functions")
 
-# sys.modules belongs to the whole process: two files loaded at once would see each other's table.
+# sys.modules belongs to the whole process: two files that ran at once would see each other's table. Reentrant, because
+# calls over several files enter one stand-in inside another.
 _lock = threading.RLock()
 
 
 @contextmanager
-def library(table: dict[str, RewardCallable]) -> Iterator[None]:
-    """While open, a person's code may import the library, and what it registers lands in `table`.
+def stand_in_library(table: dict[str, RewardCallable]) -> Iterator[None]:
+    """While open, a user's code may import the library, and what it registers goes into `table`.
 
-    The table is laid over the built-in functions: writing changes only `table`, reading finds both.
+    `table` is laid over the shipped functions: writes change only `table`, look-ups find both.
     """
-    seen = ChainMap(table, REWARD_REGISTRY)
-    with _lock, registry.registering_into(seen), _standing_in(_stand_ins(seen)):
+    overlay = ChainMap(table, REWARD_REGISTRY)
+    with _lock, registry.registering_into(overlay), _in_sys_modules(_stand_in_modules(overlay)):
         yield
 
 
 @contextmanager
-def _standing_in(modules: dict[str, ModuleType]) -> Iterator[None]:
-    before = _take_out()
+def _in_sys_modules(modules: dict[str, ModuleType]) -> Iterator[None]:
+    before = _remove_library()
     sys.modules.update(modules)
     try:
         yield
     finally:
-        _take_out()
+        _remove_library()
         sys.modules.update(before)
 
 
-def _take_out() -> dict[str, ModuleType]:
+def _remove_library() -> dict[str, ModuleType]:
     """Remove the library and everything under it from `sys.modules`, and return what was there."""
     names = [name for name in sys.modules if name == _LIBRARY or name.startswith(f"{_LIBRARY}.")]
     return {name: sys.modules.pop(name) for name in names}
 
 
-def _stand_ins(table: MutableMapping[str, RewardCallable]) -> dict[str, ModuleType]:
+def _stand_in_modules(table: MutableMapping[str, RewardCallable]) -> dict[str, ModuleType]:
     modules = {
         name: ModuleType(name, "GRPO Studio's stand-in; see backend/rewards/mlx_lm_lora.py.") for name in _MODULES
     }

@@ -1,7 +1,7 @@
-"""The table of reward functions by name, and the decorator that writes into it.
+"""The table of reward functions by name, and the decorator that registers them.
 
-It holds no weights and calls nothing. What a person's file registers goes into a table of that file's own
-(`registering_into`), so a file that fails, or is replaced by another, leaves no trace among the built-ins.
+It holds no weights and calls nothing. What a user's file registers goes into a table of that file (`registering_into`),
+so that a file that fails, or is replaced by another, leaves nothing among the shipped functions.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ RewardCallable = Callable[..., Any]
 Call = TypeVar("Call", bound=RewardCallable)
 
 REWARD_REGISTRY: dict[str, RewardCallable] = {}
-"""The functions that ship with the program, in the order in which they are written."""
+"""The shipped functions, in the order in which they are defined."""
 
-# Innermost last. Only `compat.library`, which holds a lock, pushes here.
+# Innermost last. Only `mlx_lm_lora.stand_in_library`, which holds a lock, pushes here.
 _tables: list[MutableMapping[str, RewardCallable]] = [REWARD_REGISTRY]
 
 
@@ -27,10 +27,10 @@ def register_reward_function(name: str | None = None, *, label: str | None = Non
 @overload
 def register_reward_function(name: Call) -> Call: ...
 def register_reward_function(name: Any = None, *, label: str | None = None) -> Any:
-    """Register the decorated function as `name`, or under its own name without one (brackets may be left out).
+    """Register the decorated function as `name`, by default its own name (the parentheses may be left out).
 
-    `label` is what tables call it. It is read from the source text by `backend.spec.rewards.catalog`, which never runs a
-    person's file; nothing here keeps it.
+    `label` is its name in tables. `backend.spec.rewards.catalog` reads it from the source text, for it never runs a
+    user's file; it is not kept here.
     """
     if callable(name):
         return register_reward_function()(name)
@@ -43,21 +43,22 @@ def register_reward_function(name: Any = None, *, label: str | None = None) -> A
 
 
 def get_reward_function(name: str) -> RewardCallable:
-    """The function registered as `name`; KeyError, naming the known ones, if there is none."""
+    """The function registered as `name`. Raises KeyError, which names the known ones."""
     if name not in _tables[-1]:
         raise KeyError(f"no reward function is called {name}; known are {', '.join(_tables[-1])}")
     return _tables[-1][name]
 
 
 def list_reward_functions() -> list[str]:
-    """Every registered name, as the running file sees them: its own and the built-in ones."""
+    """Every registered name: the shipped ones, and in a user's file that is running, its own."""
     return list(_tables[-1])
 
 
 def require(sound: bool, sentence: str) -> None:
-    """For a shipped function to judge its parameters, before it looks at any completion; ValueError if unsound.
+    """Called by shipped functions on their parameters, before they look at any completion. Raises ValueError.
 
-    `backend.rewards.resolve` calls it on no completions at all, so that a run is refused before anything is loaded.
+    `backend.rewards.resolve` calls them without completions, so that a run with bad parameters is refused before
+    anything is loaded.
     """
     if not sound:
         raise ValueError(sentence)
@@ -65,7 +66,7 @@ def require(sound: bool, sentence: str) -> None:
 
 @contextmanager
 def registering_into(table: MutableMapping[str, RewardCallable]) -> Iterator[None]:
-    """While open, the decorator writes to `table` and look-ups read from it."""
+    """While open, the decorator registers in `table` and look-ups read from it."""
     _tables.append(table)
     try:
         yield

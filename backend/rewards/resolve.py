@@ -1,8 +1,8 @@
-"""From the entries of `reward_functions` to functions that can be called.
+"""Resolve the entries of the setting `reward_functions` to callables.
 
-A name is looked for in the person's file first, then among the shipped functions, then among their short names; an
-entry `file.py::function` names a plain function of that file. None is called but the shipped ones, on no completions,
-so that they judge the arguments they are given.
+A name is looked up in the user's file first, then among the shipped functions, then among their short names; an entry
+`file.py::function` names a plain function of that file, called as TRL calls it. Nothing is scored here: only shipped
+functions are called, with no completions, so that they check the arguments that their entry sets.
 """
 
 from __future__ import annotations
@@ -29,185 +29,191 @@ from backend.spec.rewards.parse import INPUTS, Parameter
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 Dialect = Literal["ours", "trl"]
-"""How a function is called: with texts, or as TRL calls it, with messages where the dataset's prompts are messages."""
+"""How a function is called: with texts, or as TRL does, see `backend.rewards.runner.inputs`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a function asks for, read from its signature once: names without and with a default, and `**kwargs`."""
+    """A function's parameters, read from its signature once: without a default, with one, and any `**kwargs`."""
 
     required: tuple[str, ...]
     optional: tuple[str, ...]
-    rest: bool
+    has_kwargs: bool
 
     @classmethod
-    def of(cls, call: Callable[..., Any], without: Iterable[str] = ()) -> Arguments:
-        """Raises TypeError or ValueError for what has no signature. `without`: names that are never offered."""
+    def of(cls, call: Callable[..., Any], excluded: Iterable[str] = ()) -> Arguments:
+        """`excluded` parameters get no input. Raises TypeError or ValueError for what has no signature."""
         parameters = inspect.signature(call).parameters.values()
-        named = [p for p in parameters if p.kind in _NAMED and p.name not in set(without)]
+        named = [p for p in parameters if p.kind in _NAMED and p.name not in set(excluded)]
         return cls(
             required=tuple(p.name for p in named if p.default is p.empty),
             optional=tuple(p.name for p in named if p.default is not p.empty),
-            rest=any(p.kind is p.VAR_KEYWORD for p in parameters),
+            has_kwargs=any(p.kind is p.VAR_KEYWORD for p in parameters),
         )
 
-    def lacking(self, offered: Iterable[str]) -> list[str]:
-        """The names it cannot do without that are not offered."""
-        return [name for name in self.required if name not in set(offered)]
+    def missing(self, inputs: Iterable[str]) -> list[str]:
+        """The required parameters that `inputs` does not have."""
+        return [name for name in self.required if name not in set(inputs)]
 
-    def choose(self, offered: Mapping[str, Any]) -> dict[str, Any]:
-        """Of what is offered, what this function takes. `**kwargs` takes all but `prompt`, as TRL leaves that out."""
-        if self.rest:
-            return {name: value for name, value in offered.items() if name != "prompt" or name in self.required}
-        return {name: offered[name] for name in (*self.required, *self.optional) if name in offered}
+    def select(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs that this function takes. `**kwargs` takes all but the column `prompt`, as in TRL."""
+        if self.has_kwargs:
+            return {name: value for name, value in inputs.items() if name != "prompt" or name in self.required}
+        return {name: inputs[name] for name in (*self.required, *self.optional) if name in inputs}
 
 
 @dataclass(frozen=True, slots=True)
 class RewardFunction:
-    """A function under the name that metrics and tables use; `home` is the person's file, None for a shipped one.
+    """A function under the name that metrics and tables use; `user_file` is None for a shipped one.
 
-    `given` are the arguments that its entry sets; they win over columns of the same name.
+    `kwargs` are the arguments that its entry sets, as in `keyword(word=so)`; they win over columns of the same name.
     """
 
     name: str
     call: RewardCallable
     arguments: Arguments
-    home: RewardFile | None = None
-    given: dict[str, Any] = field(default_factory=dict)
+    user_file: RewardFile | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
     dialect: Dialect = "ours"
 
     @property
     def file(self) -> Path | None:
-        return self.home.path if self.home else None
+        return self.user_file.path if self.user_file else None
 
     @property
     def line(self) -> int | None:
-        """Where in its file the function begins, decorators included; None where that cannot be told."""
+        """The function's first line in its file, decorators included; None where its code is not of that file."""
         code = getattr(inspect.unwrap(self.call), "__code__", None)
         return code.co_firstlineno if code and code.co_filename == str(self.file) else None
 
     @property
     def note(self) -> str | None:
-        """A sentence to show with a run that uses it: it replaces a built-in function, or was registered twice."""
-        return self.home.notes.get(self.name) if self.home else None
+        """A sentence to show with a run that uses it: it replaces a shipped function, or was registered twice."""
+        return self.user_file.notes.get(self.name) if self.user_file else None
 
     @property
     def is_async(self) -> bool:
-        """Whether calling it gives a coroutine, to be awaited together with others."""
+        """Whether calling it returns a coroutine, which is then awaited concurrently with others."""
         own_call = getattr(self.call, "__call__", None)  # noqa: B004 - an object's, as of a class with `async def __call__`
         return inspect.iscoroutinefunction(self.call) or inspect.iscoroutinefunction(own_call)
 
-    def takes(self, offered: Mapping[str, Any]) -> dict[str, Any]:
-        """The keyword arguments of a call: what it asks for of what is offered, and what its entry sets."""
-        return {**self.arguments.choose(offered), **self.given}
+    def call_kwargs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The keyword arguments of a call: the inputs that it takes, and what its entry sets."""
+        return {**self.arguments.select(inputs), **self.kwargs}
 
 
-def reward_function(name: str, call: RewardCallable, home: RewardFile | None = None) -> RewardFunction:
-    """Make any callable a RewardFunction; Mistake on `reward_functions` if it cannot be called or inspected."""
-    return _function(RewardCall(name), call, home)
+def reward_function(name: str, call: RewardCallable, user_file: RewardFile | None = None) -> RewardFunction:
+    """Make any callable a RewardFunction. Raises Mistake on `reward_functions` if it cannot be called or inspected."""
+    return _function(RewardCall(name), call, user_file)
 
 
 def _function(
-    entry: RewardCall, call: RewardCallable, home: RewardFile | None, own: Iterable[str] = (), dialect: Dialect = "ours"
+    entry: RewardCall,
+    call: RewardCallable,
+    user_file: RewardFile | None,
+    excluded: Iterable[str] = (),
+    dialect: Dialect = "ours",
 ) -> RewardFunction:
     try:
-        arguments = Arguments.of(call, {*own, *entry.arguments})
+        arguments = Arguments.of(call, {*excluded, *entry.arguments})
     except (TypeError, ValueError) as error:
         raise Mistake("reward_functions", f"{entry.name} is not a function whose arguments can be read.") from error
-    return RewardFunction(entry.name, call, arguments, home, dict(entry.arguments), dialect)
+    return RewardFunction(entry.name, call, arguments, user_file, dict(entry.arguments), dialect)
 
 
 def resolve(
     names: list[str], file: Path | None = None, base: Path | None = None, executed: dict[Path, RewardFile] | None = None
 ) -> list[RewardFunction]:
-    """The functions behind these entries, in their order; the person's `file` is loaded first.
+    """The functions behind these entries, in their order; the user's `file` is run first.
 
-    A path before `::` is taken from the folder `base` (else from where we run). `executed` holds the files that were run
-    already, by resolved path, and is filled: calls that share it run each file once. Raises Mistake on
+    A path before `::` is relative to the folder `base` (default: the working directory). `executed` holds the files that were
+    run already, by resolved path, and is filled: calls that share it run each file once. Raises Mistake on
     `reward_functions_file` if `file` fails, and on `reward_functions`, for all entries at once, if there are none, one
     is unknown (the nearest is named), its arguments are wrong, its file fails, or two have the same name.
     """
     executed = {} if executed is None else executed
-    home = None
+    user_file = None
     if file is not None:
         path = locate_reward_file(file).resolve()
-        home = executed[path] = executed.get(path) or load_reward_file(file)
-    shelf = _Shelf(home, base, executed)
-    found: list[RewardFunction] = []
+        user_file = executed[path] = executed.get(path) or load_reward_file(file)
+    available = _AvailableFunctions(user_file, base, executed)
+    functions: list[RewardFunction] = []
     faults: list[Fault] = [] if names else [Fault("reward_functions", "No reward function is chosen.")]
     entries: list[RewardCall] = []
     for text in names:
         try:
-            entries.append(reward_call(text, shelf.known))
-            found.append(shelf.function(entries[-1]))
+            entries.append(reward_call(text, available.by_name))
+            functions.append(available.function(entries[-1]))
         except Mistake as mistake:
             faults += mistake.faults
     faults += [Fault("reward_functions", sentence) for sentence in twice_sentences(entry.name for entry in entries)]
     if faults:
         raise Mistake(faults)
-    return found
+    return functions
 
 
-class _Shelf:
-    """The functions that entries may name: shipped ones, those of the person's file, those of files before `::`."""
+class _AvailableFunctions:
+    """The functions that entries may name: shipped ones, those of the user's file, those of files before `::`."""
 
-    def __init__(self, home: RewardFile | None, base: Path | None, files: dict[Path, RewardFile]) -> None:
-        self.home = home
-        self.own = home.functions if home else {}
-        self.known = REWARD_REGISTRY | self.own
+    def __init__(self, user_file: RewardFile | None, base: Path | None, files: dict[Path, RewardFile]) -> None:
+        self.user_file = user_file
+        self.registered = user_file.functions if user_file else {}
+        self.by_name = REWARD_REGISTRY | self.registered
         self._base = base
         self._files = files
 
     def function(self, entry: RewardCall) -> RewardFunction:
         """Raises Mistake on `reward_functions`."""
         if entry.file:
-            home = self._file(entry.file)
-            return self._checked(entry, home.plain(entry.function), home, "trl")
-        if entry.function not in self.known:
-            raise Mistake("reward_functions", unknown_sentence(entry.function, self.known))
-        home = self.home if entry.function in self.own else None
-        return self._checked(entry, self.known[entry.function], home, "ours")
+            user_file = self._file(entry.file)
+            return self._checked(entry, user_file.module_function(entry.function), user_file, "trl")
+        if entry.function not in self.by_name:
+            raise Mistake("reward_functions", unknown_sentence(entry.function, self.by_name))
+        user_file = self.user_file if entry.function in self.registered else None
+        return self._checked(entry, self.by_name[entry.function], user_file, "ours")
 
     def _file(self, path: str) -> RewardFile:
-        """Each file is run once, however many functions of it are named."""
-        place = locate_reward_file(path, self._base).resolve()
-        if place not in self._files:
-            self._files[place] = load_plain_file(place)
-        return self._files[place]
+        """The file, which is run once however many functions of it are named."""
+        resolved = locate_reward_file(path, self._base).resolve()
+        if resolved not in self._files:
+            self._files[resolved] = load_plain_file(resolved)
+        return self._files[resolved]
 
     def _checked(
-        self, entry: RewardCall, call: RewardCallable, home: RewardFile | None, dialect: Dialect
+        self, entry: RewardCall, call: RewardCallable, user_file: RewardFile | None, dialect: Dialect
     ) -> RewardFunction:
-        shipped = home is None
-        parameters = _parameters(call) if entry.arguments or shipped else []
-        sentences = argument_sentences(entry, parameters, shipped)
+        is_shipped = user_file is None
+        parameters = _parameters(call) if entry.arguments or is_shipped else []
+        sentences = argument_sentences(entry, parameters, is_shipped)
         if sentences:
             raise Mistake([Fault("reward_functions", sentence) for sentence in sentences])
-        if shipped:
-            _try_out(entry, call)
-        # A column may have the name of a parameter. A person's own function means the column by it, a shipped one never.
-        own = [parameter.name for parameter in parameters] if shipped else []
-        return _function(entry, call, home, own, dialect)
+        if is_shipped:
+            _check_arguments(entry, call)
+        # A column may have the name of a parameter. A user's function means the column by it, a shipped one never does.
+        excluded = [parameter.name for parameter in parameters] if is_shipped else []
+        return _function(entry, call, user_file, excluded, dialect)
 
 
 def _parameters(call: RewardCallable) -> list[Parameter]:
-    """What `backend.spec.rewards.parse` reads from the text of a `def`, from the function itself."""
+    """The settable parameters of a function object; `backend.spec.rewards.parse` reads the same from source text."""
     try:
         signature = inspect.signature(call).parameters.values()
     except (TypeError, ValueError):
-        return []  # it cannot be called by name either, which is told elsewhere
+        return []  # `_function` reports that it cannot be inspected
     named = [p for p in signature if p.kind in _NAMED and p.name not in INPUTS]
     settable = [p for p in named if p.default is not p.empty or p.kind is p.KEYWORD_ONLY]
-    return [Parameter(p.name, _kind(p), None if p.default is p.empty else repr(p.default)) for p in settable]
+    return [Parameter(p.name, _annotation(p), None if p.default is p.empty else repr(p.default)) for p in settable]
 
 
-def _kind(parameter: inspect.Parameter) -> str:
-    kind = parameter.annotation
-    return "" if kind is parameter.empty else kind if isinstance(kind, str) else inspect.formatannotation(kind)
+def _annotation(parameter: inspect.Parameter) -> str:
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        return ""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
-def _try_out(entry: RewardCall, call: RewardCallable) -> None:
-    """Let a shipped function judge its arguments, which it does before it looks at completions."""
+def _check_arguments(entry: RewardCall, call: RewardCallable) -> None:
+    """Let a shipped function check its arguments, which it does before it looks at completions (`require`)."""
     try:
         call(prompts=[], completions=[], answer=[], **entry.arguments)
     except ValueError as error:

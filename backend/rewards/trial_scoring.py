@@ -1,11 +1,14 @@
-"""A sample, scored: from what each function gave to rewards, advantages and the verdict in words.
+"""Score given completions outside a run, for the reward bench and the command line: rewards, advantages and findings in
+words.
 
-The bench and the command line tell people the same from here. It calls no function and samples nothing.
+Functions run in the sandbox; sampling is done elsewhere (`backend.run.trial_sampling`). It imports no mlx: advantages
+are plain Python here, and equal to a run's.
 """
 
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,18 +16,20 @@ from typing import Any
 
 from backend.rewards.runner.score import total_reward
 from backend.rewards.sandbox.client import SandboxClient, SandboxResult, SandboxTask
+from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import builtin_rewards, locate_reward_file, reward_call, rewards_in_file
 from backend.spec.rewards.entry import RewardCall
 from backend.spec.rewards.verdicts import Sample, Scores, looked_for, verdicts
-from backend.training.advantages import advantages
+from backend.training.advantages import advantage_values
 
 Line = Mapping[str, Any]
+"""A group of completions as `backend.rewards.completion_lines.line_of` writes it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What a sample is judged by: the reward settings of a config, and how advantages are worked out."""
+class ScoringSettings:
+    """What turns completions into advantages: reward functions, their weights, and how groups are normalised."""
 
     names: Sequence[str]
     weights: Sequence[float]
@@ -36,18 +41,17 @@ class Rules:
     baseline: str = "group"
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Rules:
-        """From sound settings by key, as `Config.model_dump` gives them."""
-        names, file = settings["reward_functions"], settings["reward_functions_file"]
+    def of(cls, config: Config) -> ScoringSettings:
+        names, file = config.reward_functions, config.reward_functions_file
         return cls(
             names=names,
-            weights=settings["reward_weights"] or [1.0] * len(names),
+            weights=config.reward_weights or [1.0] * len(names),
             file=locate_reward_file(file).resolve() if file else None,
-            timeout_s=settings["reward_timeout"],
-            max_completion_length=settings["max_completion_length"],
-            scale_rewards=settings["scale_rewards"],
-            aggregation=settings["multi_objective_aggregation"],
-            baseline=settings["advantage_baseline"],
+            timeout_s=config.reward_timeout,
+            max_completion_length=config.max_completion_length,
+            scale_rewards=config.scale_rewards,
+            aggregation=config.multi_objective_aggregation,
+            baseline=config.advantage_baseline,
         )
 
     def task(self, lines: Sequence[Line]) -> SandboxTask:
@@ -55,142 +59,152 @@ class Rules:
 
 
 def score_lines(
-    scorer: SandboxClient,
+    sandbox: SandboxClient,
     lines: Sequence[Line],
-    rules: Rules,
+    settings: ScoringSettings,
     poll: Callable[[], None] = lambda: None,
-    tell: Callable[[str], None] = lambda name: None,
+    on_function: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Any]:
-    """Score groups as `backend.rewards.completion_lines.line_of` writes them, in a process apart.
+    """Score groups in the sandbox; `poll` and `on_function` as in `SandboxClient.score`. Raises Mistake.
 
-    → {"scored": [{"rewards", "reward", "advantage", "logged"?} of each completion, by group], "functions": [{"name",
-    "label", "weight", "seconds", "error", "printed"}], "findings": [Finding as a dict], "seconds"}. Raises Mistake.
+    Returns {"scored": [{"rewards", "reward", "advantage", "logged"?} of each completion, by group], "functions":
+    [{"name", "label", "weight", "seconds", "error", "printed"}], "findings": [Finding as a dict], "seconds"}.
     """
-    began = time.perf_counter()
-    outcomes = scorer.score(rules.task(lines), poll, tell)
-    taken = time.perf_counter() - began
+    start = time.perf_counter()
+    results = sandbox.score(settings.task(lines), poll, on_function)
+    seconds = time.perf_counter() - start
     sizes = [len(line["completions"]) for line in lines]
-    rewards = _rewards(outcomes, rules.weights, sum(sizes))
-    labels = _labels(rules)
-    told = [_told(one, weight, labels) for one, weight in zip(outcomes, rules.weights, strict=True)]
-    scored = _scored(outcomes, rewards, _advantages(outcomes, sizes, rules))
-    found = verdicts(_sample(lines, sizes, rewards, outcomes, rules, labels))
+    rewards = _rewards(results, settings.weights, sum(sizes))
+    advantages = _advantages(results, sizes, settings)
+    described = _DescribedFunctions(settings)
     return {
-        "scored": _cut(scored, sizes),
-        "functions": told,
-        "findings": [asdict(one) for one in found],
-        "seconds": taken,
+        "scored": _split(_completion_rows(results, rewards, advantages), sizes),
+        "functions": [
+            described.to_dict(result, weight) for result, weight in zip(results, settings.weights, strict=True)
+        ],
+        "findings": [asdict(finding) for finding in verdicts(described.sample(lines, sizes, rewards, results))],
+        "seconds": seconds,
     }
 
 
-def _rewards(outcomes: Sequence[SandboxResult], weights: Sequence[float], count: int) -> list[float | None]:
-    """The weighted sum over the functions that did not fail."""
-    sound = [(one.scores, weight) for one, weight in zip(outcomes, weights, strict=True) if one.error is None]
-    return [total_reward([scores[i] for scores, _ in sound], [weight for _, weight in sound]) for i in range(count)]
+def _without_errors(results: Sequence[SandboxResult], weights: Sequence[float]) -> list[tuple[SandboxResult, float]]:
+    return [(result, weight) for result, weight in zip(results, weights, strict=True) if result.error is None]
 
 
-def _advantages(outcomes: Sequence[SandboxResult], sizes: Sequence[int], rules: Rules) -> list[float]:
-    """All groups together where they are of one size, as in a step; else each by itself."""
-    sound = [(one.scores, weight) for one, weight in zip(outcomes, rules.weights, strict=True) if one.error is None]
-    if not sound:
+def _rewards(results: Sequence[SandboxResult], weights: Sequence[float], count: int) -> list[float | None]:
+    """The weighted sum over the functions that did not fail, for each of `count` completions."""
+    counted = _without_errors(results, weights)
+    counted_weights = [weight for _, weight in counted]
+    return [total_reward([result.scores[i] for result, _ in counted], counted_weights) for i in range(count)]
+
+
+def _advantages(results: Sequence[SandboxResult], sizes: Sequence[int], settings: ScoringSettings) -> list[float]:
+    """Computed over all groups at once where they have one size, as in a training step; else group by group."""
+    counted = _without_errors(results, settings.weights)
+    if not counted:
         return [0.0] * sum(sizes)
-    rows = [[scores[i] for scores, _ in sound] for i in range(sum(sizes))]
+    weights = [weight for _, weight in counted]
+    scores_by_row = [[result.scores[i] for result, _ in counted] for i in range(sum(sizes))]
     if len(set(sizes)) == 1:
-        return _of_groups(rows, sizes[0], [weight for _, weight in sound], rules)
-    alone = (_of_groups(group, len(group), [weight for _, weight in sound], rules) for group in _cut(rows, sizes))
-    return [value for group in alone for value in group]
+        return _group_advantages(scores_by_row, sizes[0], weights, settings)
+    groups = _split(scores_by_row, sizes)
+    return [value for group in groups for value in _group_advantages(group, len(group), weights, settings)]
 
 
-def _of_groups(rows: list[list[Any]], size: int, weights: list[float], rules: Rules) -> list[float]:
-    if size == 1 and rules.scale_rewards != "batch":
-        return [0.0] * len(rows)
-    found, _ = advantages(
-        rows, size, weights=weights, scale_rewards=rules.scale_rewards,
-        multi_objective_aggregation=rules.aggregation, baseline=rules.baseline,
+def _group_advantages(
+    scores_by_row: list[list[Any]], group_size: int, weights: list[float], settings: ScoringSettings
+) -> list[float]:
+    if group_size == 1 and settings.scale_rewards != "batch":
+        return [0.0] * len(scores_by_row)
+    values, _ = advantage_values(
+        scores_by_row, group_size, weights=weights, scale_rewards=settings.scale_rewards,
+        multi_objective_aggregation=settings.aggregation, baseline=settings.baseline,
     )  # fmt: skip
-    values: Any = found.tolist()
-    return values
+    return array("f", values).tolist()  # rounded to float32, as a training step has them
 
 
-def _scored(
-    outcomes: Sequence[SandboxResult], rewards: list[float | None], advantage: list[float]
+def _completion_rows(
+    results: Sequence[SandboxResult], rewards: list[float | None], advantages: list[float]
 ) -> list[dict[str, Any]]:
-    """One entry a completion, in the words of completions.jsonl."""
-    sound = [one for one in outcomes if one.error is None]
-    return [
-        {"rewards": {one.name: one.scores[i] for one in sound}, "reward": reward, "advantage": advantage[i], **_logged(sound, i)}
-        for i, reward in enumerate(rewards)
-    ]  # fmt: skip
+    """One dict for each completion, with the keys of completions.jsonl."""
+    counted = [result for result in results if result.error is None]
+    rows: list[dict[str, Any]] = []
+    for i, (reward, advantage) in enumerate(zip(rewards, advantages, strict=True)):
+        row = {
+            "rewards": {result.name: result.scores[i] for result in counted},
+            "reward": reward,
+            "advantage": advantage,
+        }
+        logged = {column: values[i] for result in counted for column, values in result.logged.items()}
+        rows.append(row | ({"logged": logged} if logged else {}))
+    return rows
 
 
-def _logged(outcomes: Sequence[SandboxResult], i: int) -> dict[str, Any]:
-    columns = {column: values[i] for one in outcomes for column, values in one.logged.items()}
-    return {"logged": columns} if columns else {}
+class _DescribedFunctions:
+    """What is known of the functions without running them: label, file, texts that they look for."""
+
+    def __init__(self, settings: ScoringSettings) -> None:
+        self._file = settings.file
+        self._registered = self._labels_in_file()
+        labels = {entry.name: entry.label for entry in builtin_rewards()} | self._registered
+        self._calls = [reward_call(name, list(labels)) for name in settings.names]
+        self._labels = {call.name: call.alias or labels.get(call.function, call.function) for call in self._calls}
+        self._weights = settings.weights
+
+    def to_dict(self, result: SandboxResult, weight: float) -> dict[str, Any]:
+        return {
+            "name": result.name,
+            "label": self._label(result),
+            "weight": weight,
+            "seconds": result.seconds,
+            "error": result.error.to_dict() if result.error else None,
+            "printed": result.printed,
+        }
+
+    def sample(
+        self,
+        lines: Sequence[Line],
+        sizes: Sequence[int],
+        rewards: list[float | None],
+        results: Sequence[SandboxResult],
+    ) -> Sample:
+        """What `backend.spec.rewards.verdicts` reads."""
+        completions = [completion for line in lines for completion in line["completions"]]
+        functions = [
+            Scores(
+                result.name, self._label(result), weight, result.scores, result.seconds,
+                result.error.sentence if result.error else "", self._looked_for(call),
+            )
+            for result, weight, call in zip(results, self._weights, self._calls, strict=True)
+        ]  # fmt: skip
+        return Sample(
+            sizes, [completion["text"] for completion in completions], rewards, functions,
+            [str(completion.get("stop", "eos")) for completion in completions],
+            [str(line.get("answer") or "") for line in lines],
+        )  # fmt: skip
+
+    def _label(self, result: SandboxResult) -> str:
+        return self._labels.get(result.name, result.name)
+
+    def _looked_for(self, call: RewardCall) -> tuple[str, ...]:
+        if call.function == "keyword" and "word" in call.arguments:
+            return (str(call.arguments["word"]),)
+        file = self._file if call.function in self._registered else None
+        if call.file:
+            file = locate_reward_file(call.file).resolve()
+        return looked_for(call.name, call.function, file)
+
+    def _labels_in_file(self) -> dict[str, str]:
+        """Label by name of what the user's file registers."""
+        try:
+            return {entry.name: entry.label for entry in rewards_in_file(self._file)} if self._file else {}
+        except Mistake:
+            return {}
 
 
-def _told(one: SandboxResult, weight: float, labels: Mapping[str, str]) -> dict[str, Any]:
-    error = one.error.to_dict() if one.error else None
-    about = {"name": one.name, "label": labels.get(one.name, one.name), "weight": weight}
-    return {**about, "seconds": one.seconds, "error": error, "printed": one.printed}
-
-
-def _sample(
-    lines: Sequence[Line],
-    sizes: Sequence[int],
-    rewards: list[float | None],
-    outcomes: Sequence[SandboxResult],
-    rules: Rules,
-    labels: Mapping[str, str],
-) -> Sample:
-    made = [one for line in lines for one in line["completions"]]
-    calls = _calls(rules)
-    functions = [
-        Scores(
-            one.name, labels.get(one.name, one.name), weight, one.scores, one.seconds,
-            one.error.sentence if one.error else "",
-            _looked_for(call, rules),
-        )
-        for one, weight, call in zip(outcomes, rules.weights, calls, strict=True)
-    ]  # fmt: skip
-    return Sample(
-        sizes, [one["text"] for one in made], rewards, functions,
-        [str(one.get("stop", "eos")) for one in made], [str(line.get("answer") or "") for line in lines],
-    )  # fmt: skip
-
-
-def _looked_for(call: RewardCall, rules: Rules) -> tuple[str, ...]:
-    if call.function == "keyword" and "word" in call.arguments:
-        return (str(call.arguments["word"]),)
-    return looked_for(call.name, call.function, _file_of(call, rules))
-
-
-def _calls(rules: Rules) -> list[RewardCall]:
-    known = [entry.name for entry in builtin_rewards()]
-    return [reward_call(name, [*known, *_own(rules)]) for name in rules.names]
-
-
-def _own(rules: Rules) -> dict[str, str]:
-    """Label by name of what the person's file registers."""
-    try:
-        return {entry.name: entry.label for entry in rewards_in_file(rules.file)} if rules.file else {}
-    except Mistake:
-        return {}
-
-
-def _file_of(call: RewardCall, rules: Rules) -> Path | None:
-    if call.file:
-        return locate_reward_file(call.file).resolve()
-    return rules.file if call.function in _own(rules) else None
-
-
-def _labels(rules: Rules) -> dict[str, str]:
-    known = {entry.name: entry.label for entry in builtin_rewards()} | _own(rules)
-    return {call.name: call.alias or known.get(call.function, call.function) for call in _calls(rules)}
-
-
-def _cut(items: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
-    pieces, place = [], 0
+def _split(items: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
+    pieces, start = [], 0
     for size in sizes:
-        pieces.append(list(items[place : place + size]))
-        place += size
+        pieces.append(list(items[start : start + size]))
+        start += size
     return pieces

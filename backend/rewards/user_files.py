@@ -1,8 +1,9 @@
-"""A person's reward file: run once, and what it registers kept in a table of its own.
+"""Run a user's reward file once, and keep what it registers in a table of its own.
 
-The file runs as a script does, with all that entails: it is the person's own code. It never writes to the built-in
-table. Where it registers a name that a built-in function has, its own function counts in runs that use the file, and
-a note says so. A file written for TRL registers nothing; its functions are taken from it by name.
+The file runs as a script does, with the user's rights: asking whether it may is not done here (the window does that, by
+content hash). It never writes to the table of shipped functions. Where it registers a name that a shipped function has,
+its own function is used in runs with that file, and a note says so. A file written for TRL registers nothing; its
+functions are found by name.
 """
 
 from __future__ import annotations
@@ -15,47 +16,49 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from backend.rewards.mlx_lm_lora import library
+from backend.rewards.mlx_lm_lora import stand_in_library
 from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
-from backend.rewards.runner.excerpts import describe
+from backend.rewards.runner.error_text import describe_error
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import locate_reward_file, not_in_file, parse_reward_file, rewards_in_file
 
 
 @dataclass(frozen=True, slots=True)
 class RewardFile:
-    """What loading a file gave: the functions it registers by name, for some names a sentence that a person should
-    see, and everything else that it holds."""
+    """A file that was run: the functions it registered by name, notes for the user on some of them, its module."""
 
     path: Path
     functions: dict[str, RewardCallable]
     notes: dict[str, str]
     module: ModuleType
 
-    def plain(self, name: str) -> RewardCallable:
-        """What the file itself calls `name`, as TRL would import it. Mistake on `reward_functions` if there is none."""
+    def module_function(self, name: str) -> RewardCallable:
+        """The module's global `name`, as TRL would import it. Raises Mistake on `reward_functions` if there is none."""
         if hasattr(self.module, name):
             return getattr(self.module, name)
-        own = [
-            each
-            for each, value in vars(self.module).items()
-            if getattr(value, "__module__", "") == self.module.__name__
-        ]
-        raise Mistake("reward_functions", not_in_file(name, self.path, own))
+        # Imported names are no suggestions for a misspelt one.
+        defined = [key for key, value in vars(self.module).items() if _is_defined_in(value, self.module)]
+        raise Mistake("reward_functions", not_in_file(name, self.path, defined))
+
+
+def _is_defined_in(value: Any, module: ModuleType) -> bool:
+    return getattr(value, "__module__", "") == module.__name__
 
 
 def load_reward_file(path: str | Path, base: Path | None = None) -> RewardFile:
-    """Run a .py or .txt file and collect the reward functions it registers; nothing is left behind if that fails.
+    """Run a .py or .txt file and collect the reward functions it registers; no module or table remains if that fails.
 
-    `~` is expanded, and a relative path is taken from the folder `base` (else from where we run). Raises Mistake on
-    `reward_functions_file` when the file is missing, is no Python, raises while it runs, or registers nothing.
+    `~` is expanded, and a relative path is relative to the folder `base` (default: the working directory). Raises
+    Mistake on `reward_functions_file` when the file is missing, is no Python, raises while it runs, or registers
+    nothing.
     """
     return _load(locate_reward_file(path, base), "reward_functions_file", must_register=True)
 
 
 def load_plain_file(path: str | Path, base: Path | None = None) -> RewardFile:
-    """Run a file whose functions are asked for by `file.py::function`; it need not register any.
+    """Run a file whose functions are named as `file.py::function`; it need not register any.
 
     Paths as for `load_reward_file`. Raises Mistake on `reward_functions`.
     """
@@ -65,7 +68,7 @@ def load_plain_file(path: str | Path, base: Path | None = None) -> RewardFile:
 def _load(path: Path, setting: str, must_register: bool) -> RewardFile:
     tree = parse_reward_file(path, setting)
     functions: dict[str, RewardCallable] = {}
-    with library(functions), _module_of(path) as module:
+    with stand_in_library(functions), _new_module(path) as module:
         _run(tree, path, module, setting)
         if must_register and not functions:
             sentence = f'{path.name} registers no reward function: put @register_reward_function("name") above each.'
@@ -74,10 +77,11 @@ def _load(path: Path, setting: str, must_register: bool) -> RewardFile:
 
 
 @contextmanager
-def _module_of(path: Path) -> Iterator[ModuleType]:
-    """An empty module for the file, in `sys.modules` for good if the block succeeds, else as before.
+def _new_module(path: Path) -> Iterator[ModuleType]:
+    """An empty module for the file. It stays in `sys.modules` if the block succeeds, else what was there before is put
+    back.
 
-    It has to be there: dataclasses and pickle look their module up by name.
+    It must be there while the file runs: dataclasses and pickle look their module up by name.
     """
     module = ModuleType(f"reward_file_{path.stem}")
     module.__file__ = str(path)
@@ -96,7 +100,7 @@ def _run(tree: ast.Module, path: Path, module: ModuleType, setting: str) -> None
     try:
         exec(compile(tree, str(path), "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
-        raise Mistake(setting, f"{path.name} cannot be loaded: {describe(error, path)}.") from error
+        raise Mistake(setting, f"{path.name} cannot be loaded: {describe_error(error, path)}.") from error
 
 
 def _notes(path: Path, functions: dict[str, RewardCallable]) -> dict[str, str]:
@@ -106,6 +110,7 @@ def _notes(path: Path, functions: dict[str, RewardCallable]) -> dict[str, str]:
         if name in REWARD_REGISTRY
     }
     times = Counter(entry.name for entry in rewards_in_file(path))
-    for name in (name for name in functions if times[name] > 1):
-        notes[name] = f"{path.name} registers {name} {times[name]} times; the last one counts."
+    for name in functions:
+        if times[name] > 1:
+            notes[name] = f"{path.name} registers {name} {times[name]} times; the last one counts."
     return notes

@@ -1,7 +1,6 @@
-"""How much each reward function counts, step by step: always the same, along a line, or by how well it goes.
+"""Schedules for the weights of reward functions: constant, linear over the run, or adapted to success rates.
 
-It changes no scores and knows no trainer: the trainer asks for the weights of a step, and says afterwards how often each
-function was satisfied. Everything that a resumed run needs is in `state`, as plain JSON.
+It changes no scores and knows no trainer: the trainer asks for the weights of a step, and hands in its scores afterwards. Everything that a resumed run needs is in `state`, as plain JSON.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ STRUGGLING, SUCCEEDING = 0.3, 0.8
 """Success rates below and above which an adaptive weight changes."""
 RAISE, LOWER = 1.2, 0.9
 LEAST, MOST = 0.1, 10.0
-"""Bounds of an adaptive weight, as multiples of what it began as."""
+"""Bounds of an adaptive weight, as multiples of its initial value."""
 
 
 class WeightSchedule:
     """The weights of a run's reward functions at every step.
 
-    `constant`: `weights`. `linear`: from `weights` at step 1 along a line to `final` at step `steps`, and there it
-    stays. `adaptive`: begins with `weights`; every `every` steps, a function whose success rate over the last `window`
-    steps is below 0.3 gets 1.2 times its weight, one above 0.8 gets 0.9 times, between a tenth and ten times of what
-    each began with. A weight of 0 stays 0, a negative one stays negative.
+    `constant`: `weights`. `linear`: interpolated from `weights` at step 1 to `final` at step `steps`, constant after it.
+    `adaptive`: starts with `weights`; every `every` steps, the weight of a function whose mean success rate over the
+    last `window` steps is below 0.3 is multiplied by 1.2, above 0.8 by 0.9, within a tenth and ten times its initial
+    value. A weight of 0 stays 0, a negative one stays negative.
     """
 
     def __init__(
@@ -69,9 +68,9 @@ class WeightSchedule:
         return list(self.weights)
 
     def observe(self, step: int, success: Mapping[str, float]) -> None:
-        """Take in each function's success rate (0 to 1) in a step that has ended; the next step's weights follow from it.
+        """Record each function's success rate (0 to 1) in a step that has ended; the next step's weights follow.
 
-        A function that is not in `success` had no opinion in this step. Steps come in order; ValueError otherwise.
+        A function that is not in `success` had no opinion in this step. Raises ValueError for steps out of order.
         """
         if step <= self._seen:
             raise ValueError(f"step {step} was observed before; the last one was {self._seen}")
@@ -87,21 +86,25 @@ class WeightSchedule:
     def observe_scores(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         """`observe` with the success rates of a step's scored completions, which are returned.
 
-        A completion succeeds at a function when it scores more than half of the way from the worst to the best that the
-        function has given in this run, 0 counted in: above 1.0 for one that gives 0 or 2, above -0.5 for a penalty down
-        to -1. A function that has given nothing but 0 so far is left out: raising its weight would change nothing now,
-        and too much once it does give something.
+        A completion succeeds at a function when its score is above the middle of the range of the function's scores in
+        this run, 0 included: above 1.0 for scores of 0 or 2, above -0.5 for a penalty down to -1. A function that has
+        returned nothing but 0 so far is left out: raising its weight would change nothing now, and too much once it
+        returns something.
         """
-        scores = {name: _opinions(groups, name) for name in self.names}
-        for name, given in scores.items():
+        scores_by_name = {name: _scores_of(groups, name) for name in self.names}
+        for name, scores in scores_by_name.items():
             low, high = self._ranges[name]
-            self._ranges[name] = [min([low, *given]), max([high, *given])]
-        success = {name: self._rate(name, given) for name, given in scores.items() if given and any(self._ranges[name])}
+            self._ranges[name] = [min([low, *scores]), max([high, *scores])]
+        success = {
+            name: self._success_rate(name, scores)
+            for name, scores in scores_by_name.items()
+            if scores and any(self._ranges[name])
+        }
         self.observe(step, success)
         return success
 
     def state(self) -> dict[str, Any]:
-        """Everything that `restore` needs to go on exactly; plain JSON."""
+        """Everything that `restore` needs to continue exactly, as plain JSON."""
         return {
             "kind": self.kind,
             "names": list(self.names),
@@ -112,7 +115,7 @@ class WeightSchedule:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave. Raises ValueError for the state of other functions or of another kind."""
+        """Continue from a `state`. Raises ValueError for the state of other functions or of another kind."""
         if (state.get("kind"), state.get("names")) != (self.kind, self.names):
             raise ValueError("the saved reward weights are of another schedule or of other reward functions")
         self._seen = int(state["seen"])
@@ -125,14 +128,14 @@ class WeightSchedule:
         change = RAISE if mean < STRUGGLING else LOWER if mean > SUCCEEDING else 1.0
         return min(max(self._factors[name] * change, LEAST), MOST)
 
-    def _rate(self, name: str, scores: Sequence[float]) -> float:
+    def _success_rate(self, name: str, scores: Sequence[float]) -> float:
         low, high = self._ranges[name]
         return sum(score > (low + high) / 2 for score in scores) / len(scores)
 
 
-def _opinions(groups: Sequence[Group], name: str) -> list[float]:
-    found = (completion.scores.get(name) for group in groups for completion in group.completions)
-    return [score for score in found if score is not None]
+def _scores_of(groups: Sequence[Group], name: str) -> list[float]:
+    scores = (completion.scores.get(name) for group in groups for completion in group.completions)
+    return [score for score in scores if score is not None]
 
 
 def _check(

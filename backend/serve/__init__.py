@@ -1,1 +1,1 @@
-"""The warm process: answers the window's questions as JSON lines, so that no page waits for an import or the network."""
+"""The warm process that answers the window's questions, so that no page waits for an import or the network."""

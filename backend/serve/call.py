@@ -1,4 +1,4 @@
-"""One question that was asked: what its handler may say while it works, and how it hears that nobody wants to know."""
+"""One question being answered: how its handler reports progress, and learns that the question was cancelled."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from typing import Any
 
 
 class Cancelled(Exception):
-    """The question was taken back; the handler leaves everything sound and ends."""
+    """The question was cancelled. A handler lets it pass, and leaves everything on disk sound."""
 
 
 class QuestionCall:
-    """Handed to every handler. `tell` sends progress; `check` raises Cancelled once the question was taken back."""
+    """Handed to every handler. `report` sends progress; `check` raises Cancelled once the question was cancelled."""
 
-    def __init__(self, tell: Callable[[dict[str, Any]], None] = lambda progress: None) -> None:
-        self.tell = tell
-        self._taken_back = threading.Event()
+    def __init__(self, report: Callable[[dict[str, Any]], None] = lambda progress: None) -> None:
+        self.report = report
+        self._cancelled = threading.Event()
 
     @property
-    def cancelled(self) -> bool:
-        return self._taken_back.is_set()
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
 
     def check(self) -> None:
-        """Raises Cancelled once the question was taken back. To be called between two pieces of work."""
-        if self.cancelled:
+        """Raises Cancelled once the question was cancelled. To be called between two pieces of work."""
+        if self.is_cancelled:
             raise Cancelled
 
-    def rest(self, seconds: float) -> None:
-        """Wait, but not once the question was taken back. Raises Cancelled."""
-        if self._taken_back.wait(seconds):
+    def sleep(self, seconds: float) -> None:
+        """Wait, but no longer than until the question is cancelled. Raises Cancelled."""
+        if self._cancelled.wait(seconds):
             raise Cancelled
 
-    def take_back(self) -> None:
-        self._taken_back.set()
+    def cancel(self) -> None:
+        """Called by the server, from another thread than the handler's."""
+        self._cancelled.set()

@@ -1,5 +1,7 @@
-"""The questions of the Dataset page. Each comes with the settings it depends on, so that no answer belongs to a form that
-has moved on; what was read and counted is kept between questions.
+"""Handlers for the Dataset page: rows, the rendered prompt of one, token counts of all.
+
+Every question carries the settings that its answer depends on, so an answer never belongs to a form that was edited
+meanwhile. Opened datasets and token counts are cached between questions.
 """
 
 from __future__ import annotations
@@ -32,17 +34,19 @@ from backend.spec.config import Config
 from backend.spec.faults import Mistake
 
 CELL = 240
-"""Characters of a cell that the table is sent."""
+"""Characters of a cell that are sent for the table."""
 FULL_CELL, FULL_PROMPT = 20_000, 8_000
-"""Characters of a cell and tokens of a prompt that are sent for the row that is looked at."""
-CHUNK, TELL_EVERY_S = 32, 0.25
+"""Characters of a cell and tokens of a prompt that are sent for the selected row."""
+COUNT_CHUNK, REPORT_EVERY_S = 32, 0.25
+"""Rows tokenised between two checks for cancellation; interval of progress reports."""
 
 _RENDERING = ("prompt_feature", "system_feature", "system_prompt")
 """Settings that decide how long a prompt is."""
 
 
 def preview(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `fetch` → {absent: true} for a dataset of Hugging Face that is not on this machine, else `overview`."""
+    """`settings`, `fetch` → {absent: true} for a dataset of Hugging Face that is not on this machine, else
+    `overview`."""
     config = settings_of(asked["settings"])
     if not asked.get("fetch") and not is_here(config.data):
         return {"absent": True}
@@ -60,89 +64,89 @@ def preview_rows(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     config = settings_of(asked["settings"])
     opened = open_dataset(config)
     start, rows = int(asked["start"]), opened.rows(asked["split"])
-    part = range(start, min(start + int(asked["count"]), len(rows)))
-    found = [{name: cell_text(value, CELL) for name, value in rows[place].items()} for place in part]
-    return {"rows": found, "tokens": _tokens(opened, asked["split"], part, config)}
+    indices = range(start, min(start + int(asked["count"]), len(rows)))
+    cells = [{name: cell_text(value, CELL) for name, value in rows[index].items()} for index in indices]
+    return {"rows": cells, "tokens": _prompt_lengths(opened, asked["split"], indices, config)}
 
 
-def _tokens(opened: LoadedDataset, split: str, places: range, config: Config) -> list[int | None]:
-    """Lengths of these prompts, where the tokenizer is at hand: the table does not wait for one."""
+def _prompt_lengths(opened: LoadedDataset, split: str, indices: range, config: Config) -> list[int | None]:
+    """Tokens of these prompts, or None while the tokenizer is not loaded: the table does not wait for it."""
     if not is_warm(config):
-        return [None] * len(places)
+        return [None] * len(indices)
     tokenizer = tokenizer_for(config)
     tally = _tally(opened, split, config, tokenizer)
-    tally.measure(places, tokenizer)
-    return [length if length >= 0 else None for length in (tally.lengths[place] for place in places)]
+    tally.measure(indices, tokenizer)
+    return [length if length >= 0 else None for length in (tally.lengths[index] for index in indices)]
 
 
 def preview_row(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `split`, `index` → {cells, messages, answer, type, tokens, pieces, faults}: a row in full, and its prompt
-    as the model will see it. Without a tokenizer `tokens` is None, and a fault says why; while one is loaded, what is known
-    already is told with `loading`."""
+    """`settings`, `split`, `index` → {cells, messages, answer, type, tokens, pieces, faults}: a row in full, and its
+    prompt as the model gets it. Without a tokenizer `tokens` is None, and a fault says why; while one is being loaded,
+    the rest is reported with `loading`."""
     config = settings_of(asked["settings"])
     opened = open_dataset(config)
     index, split = int(asked["index"]), asked["split"]
     if not 0 <= index < len(opened.rows(split)):
         raise Mistake("data", f"{opened.source(split, config)} has no row {index + 1} any more.")
     row = opened.rows(split)[index]
-    said: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "cells": [{"name": name, "kind": kind_of(value), "text": cell_text(value, FULL_CELL)} for name, value in row.items()],
         "messages": [], "answer": "", "type": None, "tokens": None, "pieces": [], "has_template": True, "faults": [],
     }  # fmt: skip
     if not is_warm(config):
-        call.tell(_with_prompt(said, index, row, None, config, opened.source(split, config)) | {"loading": True})
-    tokenizer = _tokenizer(config, said)
+        call.report(_with_prompt(answer, index, row, None, config, opened.source(split, config)) | {"loading": True})
+    tokenizer = _tokenizer(config, answer)
     call.check()
-    return _with_prompt(said, index, row, tokenizer, config, opened.source(split, config))
+    return _with_prompt(answer, index, row, tokenizer, config, opened.source(split, config))
 
 
 def _with_prompt(
-    said: dict[str, Any], index: int, row: Row, tokenizer: Any, config: Config, source: str
+    answer: dict[str, Any], index: int, row: Row, tokenizer: Any, config: Config, source: str
 ) -> dict[str, Any]:
-    """What was said of a row, and its prompt; or why there is none."""
+    """`answer` with the row's prompt added, or with the faults that prevent one."""
     try:
         problem = preview_problem(index, row, tokenizer, config, source)
     except Mistake as mistake:
-        return said | {"faults": [*said["faults"], *(fault.to_dict() for fault in mistake.faults)]}
-    said = said | {"messages": problem.messages, "answer": problem.answer, "type": problem.type}
+        return answer | {"faults": [*answer["faults"], *(fault.to_dict() for fault in mistake.faults)]}
+    answer = answer | {"messages": problem.messages, "answer": problem.answer, "type": problem.type}
     if tokenizer is not None:
-        said["tokens"] = len(problem.tokens)
-        said["pieces"] = prompt_pieces(problem.tokens[:FULL_PROMPT], tokenizer)
-        said["has_template"] = bool(getattr(tokenizer, "chat_template", None))
-    return said
+        answer["tokens"] = len(problem.tokens)
+        answer["pieces"] = prompt_pieces(problem.tokens[:FULL_PROMPT], tokenizer)
+        answer["has_template"] = bool(getattr(tokenizer, "chat_template", None))
+    return answer
 
 
 def preview_counts(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """`settings`, `split`, `most` → `PromptLengths.summary` and `no_tokens`, why there are no lengths. Tells the same as it goes; the
-    first `most` rows in the order of `backend.data.prompt_preview.preview_order` are looked at, or all."""
+    """`settings`, `split`, `most` → `PromptLengths.summary` and `no_tokens`, the reason why there are no lengths. Reports the same
+    while it counts the first `most` rows, or all, in the order of `backend.data.prompt_preview.preview_order`."""
     config = settings_of(asked["settings"])
     opened = open_dataset(config)
-    said: dict[str, Any] = {"faults": []}
-    tokenizer = _tokenizer(config, said)
-    no_tokens = said["faults"][0]["sentence"] if tokenizer is None else ""
+    answer: dict[str, Any] = {"faults": []}
+    tokenizer = _tokenizer(config, answer)
+    no_tokens = answer["faults"][0]["sentence"] if tokenizer is None else ""
     tally = _tally(opened, asked["split"], config, tokenizer)
-    places = islice(preview_order(len(tally.rows)), asked.get("most"))
-    told = time.monotonic()
-    while part := list(islice(places, CHUNK)):
+    indices = islice(preview_order(len(tally.rows)), asked.get("most"))
+    last_report = time.monotonic()
+    while part := list(islice(indices, COUNT_CHUNK)):
         call.check()
         tally.measure(part, tokenizer)
-        if time.monotonic() - told > TELL_EVERY_S:
-            told = time.monotonic()
-            call.tell({**tally.summary(), "no_tokens": no_tokens})
+        if time.monotonic() - last_report > REPORT_EVERY_S:
+            last_report = time.monotonic()
+            call.report({**tally.summary(), "no_tokens": no_tokens})
     return {**tally.summary(), "no_tokens": no_tokens}
 
 
-def _tokenizer(config: Config, said: dict[str, Any]) -> Any:
-    """The tokenizer, or None with the reason among the faults."""
+def _tokenizer(config: Config, answer: dict[str, Any]) -> Any:
+    """The tokenizer, or None with the reason put under "faults" of `answer`."""
     try:
         return tokenizer_for(config)
     except Mistake as mistake:
-        said["faults"] = [fault.to_dict() for fault in mistake.faults]
+        answer["faults"] = [fault.to_dict() for fault in mistake.faults]
         return None
 
 
 def _tally(opened: LoadedDataset, split: str, config: Config, tokenizer: Any) -> PromptLengths:
-    """The count of a split, begun anew when something that its prompts depend on is another one now."""
+    """The token counts of a split, a fresh one where something that its prompts depend on has changed."""
     depends = (tokenizer, str(config.chat_template_kwargs), *(getattr(config, key) for key in _RENDERING))
     known, tally = opened.computed.get(("tally", split), (None, None))
     if known != depends:

@@ -1,4 +1,4 @@
-"""Questions about what is on this machine."""
+"""Handlers that list models and datasets on this machine, Hugging Face's cache included."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backend.spec.places import local_folder
 
 
 def models(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{folders: [path, …]} → {found: [Found, …]}."""
+    """{paths: [folder, …]} → {found: [Found, …]}."""
     return {"found": [one.to_dict() for one in inventory.models(asked.get("paths", ()))]}
 
 
@@ -21,8 +21,7 @@ def datasets(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 
 def model_facts(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any] | None:
-    """{name: id or path} → its Found, or None where it is not on this machine, or only parts of it that a run would fetch
-    the rest of."""
+    """{name: id or path} → its InventoryItem; None where it is not on this machine, or not all of it."""
     folder = local_folder(asked["name"])
     if folder is None:
         return None

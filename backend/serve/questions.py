@@ -1,7 +1,8 @@
-"""The questions there are, one line each; a handler's module is imported when its question is first asked.
+"""The table of questions that the window may ask, one line each; a handler's module is imported when it is first asked.
 
-A handler is `def name(asked: dict[str, Any], call: Call) -> Any`: what it gives can be said in JSON, what a person can
-mend it raises as a Mistake. It may keep what was costly to make, by what that depends on (a path and when it was written).
+A handler is `def name(asked: dict[str, Any], call: QuestionCall) -> Any`. It returns what JSON can hold, and raises a
+Mistake for what the user can mend. It may cache what was costly to make, under everything that this depends on (a path
+and its modification time).
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ Handler = Callable[[dict[str, Any], QuestionCall], Any]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Where a handler is (`module:function`), and on which thread it runs: one of the small pool as a rule."""
+    """A handler as `module:function`, and the thread it runs on: one of a small pool unless said otherwise."""
 
-    where: str
+    path: str
     on_model_thread: bool = False
-    """One at a time on one thread that stays: arrays and random state of mlx belong to the thread that made them."""
-    lasting: bool = False
+    """One at a time, always on the same thread: mlx's arrays and random state belong to the thread that made them."""
+    own_thread: bool = False
     """On a thread of its own: it may take minutes, and the pool must stay free for what takes moments."""
 
     def handler(self) -> Handler:
-        module, _, name = self.where.partition(":")
+        module, _, name = self.path.partition(":")
         return getattr(importlib.import_module(module), name)
 
 
@@ -37,16 +38,16 @@ QUESTIONS: dict[str, Question] = {
     "model_facts": Question("backend.serve.inventory_questions:model_facts"),
     "hub_search": Question("backend.serve.hub_questions:hub_search"),
     "hub_files": Question("backend.serve.hub_questions:hub_files"),
-    "download": Question("backend.serve.hub_questions:download", lasting=True),
+    "download": Question("backend.serve.hub_questions:download", own_thread=True),
     "discard": Question("backend.serve.hub_questions:discard"),
     "score": Question("backend.serve.reward_questions:score"),
     "sample": Question("backend.serve.reward_questions:sample", on_model_thread=True),
     "run_completions": Question("backend.serve.reward_questions:run_completions"),
     "read_completions": Question("backend.serve.reward_questions:read_completions"),
     "reward_cases": Question("backend.serve.reward_questions:reward_cases"),
-    "preview": Question("backend.serve.dataset_questions:preview", lasting=True),
-    "preview_choices": Question("backend.serve.dataset_questions:preview_choices", lasting=True),
+    "preview": Question("backend.serve.dataset_questions:preview", own_thread=True),
+    "preview_choices": Question("backend.serve.dataset_questions:preview_choices", own_thread=True),
     "preview_rows": Question("backend.serve.dataset_questions:preview_rows"),
     "preview_row": Question("backend.serve.dataset_questions:preview_row"),
-    "preview_counts": Question("backend.serve.dataset_questions:preview_counts", lasting=True),
+    "preview_counts": Question("backend.serve.dataset_questions:preview_counts", own_thread=True),
 }

@@ -1,29 +1,30 @@
-"""Questions of the reward bench: sample the model, score completions, bring back a run's, keep and rerun cases.
+"""Handlers for the reward bench: sample from the model, score completions, read a run's, keep and rerun cases.
 
-A person's code runs in a process apart, and only with contents that the window says were agreed to (`trusted`: SHA-256
-by path). The model and the scoring process stay warm between questions.
+A user's code runs in the sandbox, and only if the window sends the SHA-256 of its content under `trusted`: the user
+agreed to that content. The model and the sandbox's process stay warm between questions. Scoring imports no mlx.
 """
 
 from __future__ import annotations
 
 import atexit
 from collections.abc import Mapping
-from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from backend.rewards.cases import cases_file, is_same, new_case, read_cases, rerun, write_cases
-from backend.rewards.completion_lines import group_of, groups_in, line_of, read_groups, together
+from backend.rewards.completion_lines import group_of, groups_in, line_of, merge_consecutive, read_groups
+from backend.rewards.runner.score_one import LoadError
 from backend.rewards.sandbox.client import SandboxClient
-from backend.rewards.trial_scoring import Rules, score_lines
+from backend.rewards.trial_scoring import ScoringSettings, score_lines
 from backend.serve.call import QuestionCall
 from backend.spec.config import DEFAULT_REWARDS, SETTINGS, parse, problems
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import locate_reward_file
 from backend.spec.rewards.user_code import code_files, read_code
 
-_scorer = SandboxClient()
-atexit.register(_scorer.close)
+_sandbox = SandboxClient()
+atexit.register(_sandbox.close)
 
 _FOR_SCORING = {key for key in SETTINGS if key.startswith("reward_")} | {
     "max_completion_length", "scale_rewards", "multi_objective_aggregation", "advantage_baseline",
@@ -36,64 +37,65 @@ _NOT_FOR_SAMPLING = {key for key in SETTINGS if key.startswith("reward_")} | {"s
 
 
 def score(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"settings", "groups": lines of `backend.rewards.completion_lines`, "trusted"} → what `backend.rewards.trial_scoring.score_lines` gives,
-    and with a reward file that has cases: "cases". Tells {"scoring": function's name}. A file that cannot be loaded is
+    """{"settings", "groups": lines of `backend.rewards.completion_lines`, "trusted"} → what `score_lines` returns, and
+    "cases" where the reward file has some. Reports {"scoring": name of a function}. A file that cannot be loaded is
     answered as {"failed": {"sentence", "file", "line", "frames"}}."""
-    rules = _rules(asked["settings"])
-    _hold_to(asked.get("trusted") or {}, rules)
+    settings = _scoring_settings(asked["settings"])
+    _require_trust(asked.get("trusted") or {}, settings)
     try:
-        found = score_lines(_scorer, asked["groups"], rules, call.check, lambda name: call.tell({"scoring": name}))
-        return {**found, **_checked_cases(rules, call)}
-    except Mistake as mistake:
-        if not hasattr(mistake, "blame"):
-            raise
-        return {"failed": mistake.blame.to_dict()}  # type: ignore[attr-defined]
+        scored = score_lines(
+            _sandbox, asked["groups"], settings, call.check, lambda name: call.report({"scoring": name})
+        )
+        return {**scored, **_rerun_cases(settings, call)}
+    except LoadError as error:
+        return {"failed": error.user_error.to_dict()}
 
 
-def _rules(raw: Mapping[str, Any]) -> Rules:
-    """Raises Mistake for what is wrong with the settings that scoring needs; the others do not matter here."""
+def _scoring_settings(raw: Mapping[str, Any]) -> ScoringSettings:
+    """Raises Mistake for faults of the settings that scoring uses; faults of others are reported elsewhere."""
     given = {key: value for key, value in raw.items() if key in _FOR_SCORING}
     wrong = [fault for fault in problems({"model": "-", "data": "-", **given}) if fault.setting in _FOR_SCORING]
     if wrong:
         raise Mistake(wrong)
-    return Rules.of(parse({"model": "-", "data": "-", **given}).model_dump())
+    return ScoringSettings.of(parse({"model": "-", "data": "-", **given}))
 
 
-def _hold_to(trusted: Mapping[str, str], rules: Rules) -> None:
-    """Refuse to run code of which these very contents were not agreed to."""
-    for path in code_files({"reward_functions": list(rules.names), "reward_functions_file": str(rules.file or "")}):
+def _require_trust(trusted: Mapping[str, str], settings: ScoringSettings) -> None:
+    """Raises Mistake for a file whose present content the user has not allowed to run. `trusted`: SHA-256 by path."""
+    names, file = list(settings.names), str(settings.file or "")
+    for path in code_files({"reward_functions": names, "reward_functions_file": file}):
         if trusted.get(str(path)) != read_code(path).fingerprint:
             sentence = f"{path.name} has not been allowed to run as it is now."
             raise Mistake("reward_functions_file", sentence)
 
 
-# ── where completions come from ──────────────────────────────────────────────────────────────────────────────────────
+# ── completions ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def sample(asked: dict[str, Any], call: QuestionCall) -> list[dict[str, Any]]:
-    """{"settings", "how", "count", "numbers", "group_size", "seed"} → lines of groups. Tells {"phase", "done", "of"}.
-    To be called on the model's thread."""
+    """{"settings", "how", "count", "numbers", "group_size", "seed"} → lines of groups. Reports {"phase", "done", "of"}.
+    Runs on the model's thread."""
     from backend.run.trial_sampling import Pick
 
     raw = {key: value for key, value in asked["settings"].items() if key not in _NOT_FOR_SAMPLING}
     config = parse({**raw, "reward_functions": list(DEFAULT_REWARDS)})
     pick = Pick(asked.get("how", "random"), int(asked.get("count", 8)), tuple(asked.get("numbers") or ()))
-    groups = _tryout().sample(config, pick, int(asked["group_size"]), int(asked["seed"]), call.tell, call.check)
+    groups = _trial_sampler().sample(
+        config, pick, int(asked["group_size"]), int(asked["seed"]), call.report, call.check
+    )
     return [{**line_of(group), "row": group.problem.index + 1} for group in groups]
 
 
-_kept: dict[str, Any] = {}
-
-
-def _tryout() -> Any:
-    """The model's keeper, made when it is first asked for: scoring does not wait for the engine's import."""
+@cache
+def _trial_sampler() -> Any:
+    """Keeps the model between questions. Imported when it is first needed, because scoring must not wait for mlx."""
     from backend.run.trial_sampling import TrialSampler
 
-    return _kept.setdefault("tryout", TrialSampler())
+    return TrialSampler()
 
 
 def run_completions(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"run": folder, "step": a step or None for the newest} → {"steps": all that have completions, "step", "groups"}."""
+    """{"run": folder, "step": number or None for the newest} → {"steps": that have completions, "step", "groups"}."""
     path = Path(asked["run"]) / "completions.jsonl"
     by_step: dict[int, list[dict[str, Any]]] = {}
     for row in _rows_of(path, call):
@@ -132,15 +134,15 @@ def _line(row: dict[str, Any], place: int, where: str) -> dict[str, Any]:
 
 
 def read_completions(asked: dict[str, Any], call: QuestionCall) -> list[dict[str, Any]]:
-    """{"path"} or {"text"}, rows {prompt, completion, answer, type?} → lines of groups; rows of one prompt that follow
-    one another are one group. Raises Mistake on `completions` naming the line."""
+    """{"path"} or {"text"}, rows {prompt, completion, answer, type?} → lines of groups; consecutive rows of one prompt
+    are one group. Raises Mistake on `completions` naming the line."""
     if "path" in asked:
         groups = read_groups(Path(asked["path"]))
     elif asked["text"].lstrip().startswith("{"):
         groups = groups_in(asked["text"], "what was pasted")
     else:  # plain text is one completion
         groups = [group_of({"completion": asked["text"]}, 0, "What was pasted")]
-    return [line_of(group) for group in together(groups)]
+    return [line_of(group) for group in merge_consecutive(groups)]
 
 
 # ── cases ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -149,14 +151,14 @@ def read_completions(asked: dict[str, Any], call: QuestionCall) -> list[dict[str
 def reward_cases(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{"file", "do": list | keep | drop, "group"?, "completion"?, "expected"?, "place"?} → {"path", "cases"}.
 
-    keep: one completion of a group with its scores; a case about the same completion is replaced. drop: the case at
-    `place`, from 0.
+    keep: add one completion of a group with its scores, in place of a case about the same completion. drop: delete the
+    case at index `place`.
     """
     file = locate_reward_file(asked["file"]).resolve()
     cases = read_cases(file)
     if asked.get("do") == "keep":
         case = new_case(asked["group"], asked["completion"], asked["expected"], asked.get("calls") or {})
-        cases = [each for each in cases if not is_same(each, case)] + [case]
+        cases = [kept for kept in cases if not is_same(kept, case)] + [case]
         write_cases(file, cases)
     elif asked.get("do") == "drop":
         del cases[int(asked["place"])]
@@ -164,9 +166,10 @@ def reward_cases(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     return {"path": str(cases_file(file)), "cases": cases}
 
 
-def _checked_cases(rules: Rules, call: QuestionCall) -> dict[str, Any]:
-    """The cases beside the reward file, scored anew; nothing where there are none."""
-    cases = read_cases(rules.file) if rules.file else []
-    if not cases or rules.file is None:
+def _rerun_cases(settings: ScoringSettings, call: QuestionCall) -> dict[str, Any]:
+    """{"cases": [{"case", "given": scores, "failures"}]} for the cases beside the reward file; {} without any."""
+    cases = read_cases(settings.file) if settings.file else []
+    if not cases or settings.file is None:
         return {}
-    return {"cases": [asdict(one) for one in rerun(_scorer, rules.file, cases, rules.timeout_s, call.check)]}
+    results = rerun(_sandbox, settings.file, cases, settings.timeout_s, call.check)
+    return {"cases": [{"case": one.case, "given": one.scores, "failures": one.failures} for one in results]}

@@ -1,4 +1,7 @@
-"""The command line: what cannot be is said in one sentence with exit code 2 and leaves nothing behind; the rest works."""
+"""The command line: bad input is refused in one sentence with exit code 2 and leaves no file; everything else works.
+
+Verbs run in this process (typer's CliRunner) wherever the process itself is not what is tested.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,11 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from backend.__main__ import app
+from backend.cli.new_run import apply_changes, new_run
 from backend.spec.command import backend_command, backend_environment
-from backend.spec.config import load
+from backend.spec.config import load, read
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder, all_runs, hold_lock, project_root
+from backend.spec.places import RunFolder, all_runs, hold_lock
 from backend.spec.rewards.catalog import DEFAULT_REWARDS
 from tests.support import small_run
 
@@ -151,7 +155,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_sentence_and_leaves_nothing(name: str, parts: Path, runs: Path, tmp_path: Path) -> None:
+def test_bad_input_is_refused_in_one_sentence_and_leaves_no_file(
+    name: str, parts: Path, runs: Path, tmp_path: Path
+) -> None:
     made = {key: value(tmp_path) if callable(value) else value for key, value in BAD[name][0].items()}
     file = config(parts, tmp_path, **made)
     before = sorted(tmp_path.rglob("*"))
@@ -168,14 +174,16 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(name: str, parts: Path, ru
         ("a: [", "is not valid YAML at line"),
     ],
 )
-def test_a_config_that_is_none_is_one_sentence(text: str, says: str, runs: Path, tmp_path: Path) -> None:
+def test_a_file_that_holds_no_settings_is_refused_in_one_sentence(
+    text: str, says: str, runs: Path, tmp_path: Path
+) -> None:
     (tmp_path / "bad.yaml").write_text(text)
     assert says in refused("train", tmp_path / "bad.yaml") and says in refused("check", tmp_path / "bad.yaml")
     assert "There is no file" in refused("train", tmp_path / "none.yaml")
     assert not runs.exists()
 
 
-def test_a_runs_folder_that_cannot_be_written_is_one_sentence(parts: Path, tmp_path: Path) -> None:
+def test_a_runs_folder_that_cannot_be_written_is_refused_in_one_sentence(parts: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file")
     for folder in (tmp_path / "file", tmp_path / "file" / "deeper"):
         said = refused("train", config(parts, tmp_path), "--runs-dir", folder)
@@ -184,12 +192,12 @@ def test_a_runs_folder_that_cannot_be_written_is_one_sentence(parts: Path, tmp_p
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "..", ".hidden", "a:b", "x" * 200])
-def test_a_name_that_is_no_folder_name_is_refused(name: str, parts: Path, runs: Path, tmp_path: Path) -> None:
+def test_a_name_that_cannot_be_a_folder_is_refused(name: str, parts: Path, runs: Path, tmp_path: Path) -> None:
     assert refused("train", config(parts, tmp_path), "--name", name).startswith("run_name: The run folder name m")
     assert not runs.exists()
 
 
-def test_every_problem_is_said_at_once(parts: Path, tmp_path: Path) -> None:
+def test_check_prints_every_fault_at_once(parts: Path, tmp_path: Path) -> None:
     file = config(parts, tmp_path, temperature=0, group_size=1, data="/nowhere.jsonl", unknown=1)
     result = call("check", file)
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["unknown", "group_size", "temperature"]
@@ -199,10 +207,10 @@ def test_every_problem_is_said_at_once(parts: Path, tmp_path: Path) -> None:
     assert said == ["model", "data", "reward_functions", "reward_functions"] and result.exit_code == 2
 
 
-# ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── check, rewards ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_check_speaks_json(parts: Path, tmp_path: Path) -> None:
+def test_check_json_is_a_list_of_faults_on_stdout(parts: Path, tmp_path: Path) -> None:
     assert json.loads(well("check", config(parts, tmp_path), "--json").stdout) == []
     assert well("check", config(parts, tmp_path)).stdout == "Nothing is wrong with these settings.\n"
     result = call("check", config(parts, tmp_path, temperature=0), "--json")
@@ -210,7 +218,7 @@ def test_check_speaks_json(parts: Path, tmp_path: Path) -> None:
     assert json.loads(result.stdout) == [{"setting": "temperature", "sentence": "Temp must be above 0, not 0."}]
 
 
-def test_check_looks_at_the_columns_of_every_split(parts: Path, tmp_path: Path) -> None:
+def test_check_reads_the_columns_of_every_split(parts: Path, tmp_path: Path) -> None:
     small_run.write_rows(tmp_path / "data" / "train.jsonl")
     (tmp_path / "data" / "valid.jsonl").write_text('{"question": "x", "answer": "y"}\n')
     said = refused("check", config(parts, tmp_path, data=str(tmp_path / "data")))
@@ -262,7 +270,7 @@ def bench(tmp_path: Path) -> Callable[..., list[object]]:
     return arguments
 
 
-def test_given_completions_are_scored(bench: Callable[..., list[object]]) -> None:
+def test_score_prints_scores_and_weighted_rewards(bench: Callable[..., list[object]]) -> None:
     """Of the settings only those of the rewards matter: there is no model and no dataset here."""
     said = well(*bench("shout", "silent", reward_weights=[2.0, 1.0], temperature=0), "--json").stdout.splitlines()
     assert json.loads(said[-1]) == {
@@ -272,7 +280,20 @@ def test_given_completions_are_scored(bench: Callable[..., list[object]]) -> Non
     assert well(*bench("silent")).stdout == "–  silent –\n–  silent –\n"
 
 
-def test_scoring_that_cannot_be_is_one_sentence(bench: Callable[..., list[object]], tmp_path: Path) -> None:
+def test_scoring_imports_no_mlx(bench: Callable[..., list[object]]) -> None:
+    """The advantages once came from a module that imported it: 0.4 s of waiting for an answer of milliseconds."""
+    arguments = list(map(str, bench("shout")))
+    code = f"import sys; from backend.__main__ import app; app()({arguments!r}, standalone_mode=False); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=backend_environment(), capture_output=True, text=True)
+    *scores, modules = done.stdout.splitlines()
+    assert scores == ["1  shout 1", "0  shout 0"], done.stderr
+    heavy = {"mlx", "mlx_lm", "numpy", "transformers", "datasets"}
+    assert not heavy & {name.split(".")[0] for name in modules.split()}
+
+
+def test_score_refuses_broken_functions_settings_and_rows_in_one_sentence(
+    bench: Callable[..., list[object]], tmp_path: Path
+) -> None:
     assert "The reward function broken of mine.py raised ZeroDivisionError" in refused(*bench("broken"), "--json")
     assert "There is no reward function shuot; the nearest is shout" in refused(*bench("shuot"))
     assert "There is no setting reward_weight" in refused(*bench("shout", reward_weight=[1.0]))
@@ -286,7 +307,7 @@ def test_scoring_that_cannot_be_is_one_sentence(bench: Callable[..., list[object
 # ── training ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_run_from_a_file_and_what_can_be_done_with_it(parts: Path, runs: Path, tmp_path: Path) -> None:
+def test_train_list_resume_and_score_a_named_run(parts: Path, runs: Path, tmp_path: Path) -> None:
     assert json.loads(well("runs", "--json").stdout) == [] and "There are no runs yet." in well("runs").stdout
     file = config(parts, tmp_path, num_iterations=2)
     said = well("train", file, "--name", "mine", "--set", "iters=2", "--set", "learning_rate=1e-4").stdout.splitlines()
@@ -314,18 +335,23 @@ def test_a_run_from_a_file_and_what_can_be_done_with_it(parts: Path, runs: Path,
     ]
 
 
-def test_without_a_name_each_run_has_a_folder_of_its_own(parts: Path, runs: Path, tmp_path: Path) -> None:
+def test_runs_without_a_name_get_a_folder_each_and_training_gives_ctrl_c_back(
+    parts: Path, runs: Path, tmp_path: Path
+) -> None:
+    """The demo measures accuracy after training; Ctrl-C must end that too."""
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     folders = [well("train", config(parts, tmp_path, iters=1)).stdout.splitlines()[0] for _ in range(2)]
     assert len(set(folders)) == 2 and all(Path(one).name.startswith(f"{parts.name}-lora-grpo-") for one in folders)
     assert len(list(all_runs())) == 2
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-def test_a_stream_is_the_diary_and_nothing_else(parts: Path, runs: Path, tmp_path: Path) -> None:
+def test_stream_prints_the_diary_and_nothing_else(parts: Path, runs: Path, tmp_path: Path) -> None:
     said = well("train", config(parts, tmp_path), "--name", "streamed", "--stream").stdout.splitlines()
     assert [json.loads(line) for line in said] == list(read_events(runs / "streamed" / "events.jsonl"))
 
 
-def test_a_run_in_a_folder_that_the_window_made(parts: Path, runs: Path, tmp_path: Path) -> None:
+def test_train_run_trains_in_a_folder_that_the_window_made(parts: Path, runs: Path, tmp_path: Path) -> None:
     file = config(parts, runs / "made", iters=1)
     well("train", "--run", file.parent)
     assert small_run.kinds(RunFolder(file.parent))[-1] == "finished"
@@ -336,7 +362,7 @@ def test_a_run_in_a_folder_that_the_window_made(parts: Path, runs: Path, tmp_pat
     assert "Give either a YAML file or --run" in refused("train")
 
 
-def test_a_mistake_in_a_folder_that_the_window_made_is_in_its_diary(parts: Path, runs: Path) -> None:
+def test_faults_of_a_folder_that_the_window_made_are_in_its_diary(parts: Path, runs: Path) -> None:
     """The window sees nothing but the folder."""
     file = config(parts, runs / "made", temperature=0, group_size=1)
     result = call("train", "--run", file.parent)
@@ -346,9 +372,7 @@ def test_a_mistake_in_a_folder_that_the_window_made_is_in_its_diary(parts: Path,
     assert event["sentence"] == "Group must be at least 2, not 1. Temp must be above 0, not 0."
 
 
-def test_a_reward_that_fails_ends_the_run_with_its_name_and_everything_before_it_saved(
-    parts: Path, runs: Path, tmp_path: Path
-) -> None:
+def test_a_failing_reward_is_named_and_the_steps_before_it_are_saved(parts: Path, runs: Path, tmp_path: Path) -> None:
     text = MINE.replace(
         "return [1 / 0", "broken.calls = getattr(broken, 'calls', 0) + 1\n    return [1 / (broken.calls < 3)"
     )
@@ -371,30 +395,29 @@ def test_a_reward_that_fails_ends_the_run_with_its_name_and_everything_before_it
     assert small_run.steps(run) == [1, 2, 3]
 
 
-def test_a_run_that_never_began_starts_over(parts: Path, runs: Path) -> None:
+def test_resume_of_a_run_without_a_checkpoint_starts_over(parts: Path, runs: Path) -> None:
     file = config(parts, runs / "young", iters=1)
     well("resume", "young")
     assert small_run.steps(RunFolder(file.parent)) == [1]
 
 
-def test_what_is_not_there_cannot_be_resumed_or_exported(runs: Path) -> None:
+def test_a_run_that_does_not_exist_cannot_be_resumed_or_exported(runs: Path) -> None:
     assert refused("resume", "nothing").startswith("run: There is no run nothing")
     assert refused("export", "nothing", "--to", "folder").startswith("run: There is no run nothing")
     assert call("export", "nothing", "--to", "nowhere").exit_code == 2
 
 
-def test_interrupting_works_again_once_training_is_over(parts: Path, runs: Path, tmp_path: Path) -> None:
-    """The demo measures accuracy after training; Ctrl-C must end that too."""
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    well("train", config(parts, tmp_path, iters=1))
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+def test_export_to_the_hub_is_refused_and_not_offered_by_help(parts: Path, runs: Path) -> None:
+    config(parts, runs / "mine")
+    assert refused("export", "mine", "--to", "hub").startswith("to: Export to Hugging Face is not built yet")
+    assert "hub" not in well("export", "--help").stdout
 
 
 # ── --set ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
-    ("written", "change", "key", "meant"),
+    ("written", "change", "key", "expected"),
     [
         ({"learning_rate": 1e-5}, "learning_rate=1e-4", "learning_rate", 1e-4),
         ({"group_size": 2}, "num_generations=3", "group_size", 3),
@@ -411,12 +434,12 @@ def test_interrupting_works_again_once_training_is_over(parts: Path, runs: Path,
         ({}, "fuse=false", "fuse", False),
     ],
 )  # fmt: skip
-def test_a_change_goes_over_the_file_in_whatever_words(
-    parts: Path, runs: Path, tmp_path: Path, written: dict[str, Any], change: str, key: str, meant: Any
+def test_set_replaces_the_setting_of_the_file_under_whatever_name_either_has(
+    parts: Path, runs: Path, tmp_path: Path, written: dict[str, Any], change: str, key: str, expected: Any
 ) -> None:
-    well("train", config(parts, tmp_path, iters=1, **written), "--set", change)
-    (run,) = all_runs()
-    assert getattr(load(run.config), key) == meant
+    raw = apply_changes(read(config(parts, tmp_path, iters=1, **written)), [change])
+    run = new_run(raw, None, None)
+    assert getattr(run.settings, key) == getattr(load(run.folder.config), key) == expected
 
 
 @pytest.mark.parametrize(
@@ -428,23 +451,24 @@ def test_a_change_goes_over_the_file_in_whatever_words(
         ("temperature=0", "temperature: Temp must be above 0, not 0."),
     ],
 )
-def test_a_change_that_cannot_be_is_one_sentence(parts: Path, runs: Path, tmp_path: Path, change: str, says: str) -> None:  # fmt: skip
+def test_set_that_cannot_be_read_is_refused_in_one_sentence(parts: Path, runs: Path, tmp_path: Path, change: str, says: str) -> None:  # fmt: skip
     assert refused("train", config(parts, tmp_path), "--set", change) == says
     assert not runs.exists()
 
 
-def test_a_run_can_be_read_from_anywhere(parts: Path, runs: Path, tmp_path: Path) -> None:
-    """Paths on the command line are relative to where we stand; in the run's own config.yaml they must be absolute."""
+def test_relative_paths_of_the_command_line_are_absolute_in_the_runs_config(
+    parts: Path, runs: Path, tmp_path: Path
+) -> None:
+    """They are relative to the working directory, while config.yaml is read again in the run's folder."""
     small_run.write_rows(Path("mine.jsonl"))
-    well("train", config(parts, tmp_path, iters=1), "--set", "data=mine.jsonl")
-    (run,) = all_runs()
-    assert yaml.safe_load(run.config.read_text())["data"] == str(Path("mine.jsonl").absolute())
+    run = new_run(apply_changes(read(config(parts, tmp_path)), ["data=mine.jsonl"]), None, None)
+    assert yaml.safe_load(run.folder.config.read_text())["data"] == str(Path("mine.jsonl").absolute())
 
 
 # ── real processes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_our_backend_runs_even_where_another_backend_lies(parts: Path, tmp_path: Path) -> None:
+def test_a_folder_named_backend_in_the_working_directory_is_not_run(parts: Path, tmp_path: Path) -> None:
     """`python -m backend` would run the one in the working directory."""
     (tmp_path / "backend").mkdir()
     for name in ("__init__", "__main__"):
@@ -474,7 +498,7 @@ def training(file: Path) -> Iterator[subprocess.Popen[str]]:
         child.communicate()
 
 
-def test_a_second_writer_is_refused_and_a_killed_run_is_told_from_a_live_one(parts: Path, runs: Path) -> None:
+def test_a_live_run_refuses_a_second_writer_and_a_killed_one_is_listed_as_crashed(parts: Path, runs: Path) -> None:
     file = config(parts, runs / "live", iters=100_000)
 
     def state() -> str:
@@ -494,7 +518,9 @@ def test_a_second_writer_is_refused_and_a_killed_run_is_told_from_a_live_one(par
     assert [event["seq"] for event in events] == list(range(len(events))), "the second one wrote nothing"
 
 
-def test_a_name_whose_run_is_starting_is_refused_and_its_settings_stay(parts: Path, runs: Path, tmp_path: Path) -> None:
+def test_the_name_of_a_run_that_is_starting_is_refused_and_its_settings_stay(
+    parts: Path, runs: Path, tmp_path: Path
+) -> None:
     file = config(parts, runs / "young", iters=5)
     before = file.read_text()
     handle = hold_lock(RunFolder(file.parent))
@@ -503,9 +529,6 @@ def test_a_name_whose_run_is_starting_is_refused_and_its_settings_stay(parts: Pa
     assert file.read_text() == before
 
 
-def test_versions_are_told_by_a_real_process() -> None:
-    told = subprocess.run(
-        [sys.executable, "-P", "-m", "backend", "--version"], env=backend_environment(), cwd=project_root() / "tests",
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert told.returncode == 0 and {"python", "mlx", "mlx-lm", "device", "BLAS"} <= {line.split()[0] for line in told.stdout.splitlines()}  # fmt: skip
+def test_version_prints_python_mlx_the_device_and_the_blas() -> None:
+    first_words = {line.split()[0] for line in well("--version").stdout.splitlines()}
+    assert {"python", "mlx", "mlx-lm", "device", "BLAS"} <= first_words

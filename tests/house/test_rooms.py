@@ -35,7 +35,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     SPEC: (set(), {"yaml", "pydantic"}),
     TYPES: ({SPEC}, set()),
     ADVANTAGES: (set(), {"mlx"}),
-    "backend.rewards": ({SPEC, TYPES, ADVANTAGES}, {"math_verify", "regex"}),
+    "backend.pipes": ({SPEC}, set()),
+    "backend.rewards": ({SPEC, TYPES, ADVANTAGES, "backend.pipes"}, {"math_verify", "regex"}),
     "backend.engine": ({SPEC}, {*NUMBERS, "mlx_lm"}),
     "backend.models": ({SPEC, "backend.engine"}, {"mlx", "mlx_lm", "huggingface_hub"}),
     "backend.data": (
@@ -52,7 +53,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {SPEC, TYPES, "backend.rewards"} | {f"backend.{room}" for room in ("data", "models", "generation", "training")},
         {*NUMBERS, "mlx_lm"},
     ),
-    "backend.serve": ({SPEC, *(f"backend.{room}" for room in ("data", "models", "rewards", "run"))}, set()),
+    "backend.serve": ({SPEC, *(f"backend.{room}" for room in ("data", "models", "pipes", "rewards", "run"))}, set()),
     "backend.demo": (
         {SPEC, TYPES, *(f"backend.{room}" for room in ("data", "generation", "models", "rewards", "run", "training"))},
         {*NUMBERS, "mlx_lm", "tokenizers", "transformers"},

@@ -95,7 +95,7 @@ class Listener(QuestionCall):
     def _hear(self, told: dict[str, Any]) -> None:
         self.heard.append(told)
         if told["done"] >= self.until:
-            self.take_back()
+            self.cancel()
 
 
 # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,21 +1,21 @@
-"""Scoring on the bench: a process apart that a person's code can hang, crash or end; cases; the command line."""
+"""Scoring outside a run: the sandbox, whose process a user's code may hang, crash or end; cases; the window's questions; the command line."""
 
 from __future__ import annotations
 
 import json
 import resource
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from backend.__main__ import app
 from backend.rewards.cases import cases_file, new_case, read_cases, rerun, write_cases
-from backend.rewards.completion_lines import group_of, groups_in, line_of, together
+from backend.rewards.completion_lines import group_of, groups_in, line_of, merge_consecutive
 from backend.rewards.sandbox.client import SandboxClient, SandboxTask
-from backend.rewards.trial_scoring import Rules, score_lines
+from backend.rewards.trial_scoring import ScoringSettings, score_lines
 from backend.serve import reward_questions as handlers
 from backend.serve.call import Cancelled, QuestionCall
 from backend.spec.faults import Mistake
@@ -32,7 +32,7 @@ HANGS = '@register_reward_function("hangs")\ndef hangs(completions, **kw):\n    
 
 
 @pytest.fixture
-def scorer():
+def sandbox():
     made = SandboxClient()
     yield made
     made.close()
@@ -49,8 +49,8 @@ def line(*texts: str, **about: Any) -> dict[str, Any]:
     return {"prompt": "p", "answer": "4", "completions": [{"text": text} for text in texts], **about}
 
 
-def scores(scorer: SandboxClient, names: list[str], file: Path | None, timeout: float = 20.0) -> dict[str, Any]:
-    return {one.name: one for one in scorer.score(SandboxTask(names, [line("a", "bbb")], file, timeout))}
+def scores(sandbox: SandboxClient, names: list[str], file: Path | None, timeout: float = 20.0) -> dict[str, Any]:
+    return {one.name: one for one in sandbox.score(SandboxTask(names, [line("a", "bbb")], file, timeout))}
 
 
 def processor_s() -> float:
@@ -59,13 +59,22 @@ def processor_s() -> float:
     return time.process_time() + ended.ru_utime + ended.ru_stime
 
 
-# ── a process apart ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the sandbox ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_code_that_ends_its_process_or_holds_it_takes_nothing_else_along(scorer: SandboxClient, tmp_path: Path) -> None:
+def test_a_function_that_exits_or_holds_the_gil_does_not_take_the_others_along(
+    sandbox: SandboxClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = sandbox.child.request
+
+    def impatient(message: Any, timeout_s: float, poll: Any) -> Any:
+        """Wait for the function that hangs for a moment instead of its 4 s; starting a child may take its time."""
+        return request(message, 0.3 if message == {"score": 1} else timeout_s, poll)
+
+    monkeypatch.setattr(sandbox.child, "request", impatient)
     file = tmp_path / "mine.py"
     file.write_text(HEAD + GONE + HANGS + LENGTH)
-    found = scores(scorer, ["gone", "hangs", "length"], file, timeout=1.0)
+    found = scores(sandbox, ["gone", "hangs", "length"], file, timeout=1.0)
     assert (
         found["gone"].error.sentence == "The reward function gone of mine.py ended the process it ran in (exit code 3)."
     )
@@ -74,10 +83,10 @@ def test_code_that_ends_its_process_or_holds_it_takes_nothing_else_along(scorer:
     assert found["length"].scores == [1.0, 3.0] and found["length"].error is None
 
 
-def test_an_error_has_the_person_s_own_lines_and_no_others(scorer: SandboxClient, tmp_path: Path) -> None:
+def test_an_error_has_the_lines_of_the_users_file_and_no_others(sandbox: SandboxClient, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(HEAD + BROKEN + LENGTH)
-    found = scores(scorer, ["broken", "length", "r1_int"], file)
+    found = scores(sandbox, ["broken", "length", "r1_int"], file)
     error = found["broken"].error
     assert [(frame.line, frame.function) for frame in error.frames] == [(5, "broken"), (8, "share")]
     assert (error.line, error.frames[-1].code, error.file) == (8, "return 1 / 0", str(file))
@@ -97,38 +106,38 @@ def test_an_error_has_the_person_s_own_lines_and_no_others(scorer: SandboxClient
         ("while True:\n    pass\n", "mine.py was still running after 0.5 s (reward_timeout).", 0),
     ],
 )
-def test_a_file_that_cannot_be_loaded_is_one_sentence(
-    scorer: SandboxClient, tmp_path: Path, text: str, sentence: str, at
+def test_a_file_that_cannot_be_loaded_is_described_in_one_sentence_and_the_next_one_is_scored(
+    sandbox: SandboxClient, tmp_path: Path, text: str, sentence: str, at
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text(text)
     with pytest.raises(Mistake) as caught:
-        scores(scorer, ["length"], file, timeout=0.5)
+        scores(sandbox, ["length"], file, timeout=0.5)
     assert caught.value.faults[0].sentence.startswith(sentence)
     if at is not None:
-        assert caught.value.blame.line == at  # type: ignore[attr-defined]
+        assert caught.value.user_error.line == at  # type: ignore[attr-defined]
     file.write_text(HEAD + LENGTH)
-    assert scores(scorer, ["length"], file)["length"].scores == [1.0, 3.0], "and the next one is scored"
+    assert scores(sandbox, ["length"], file)["length"].scores == [1.0, 3.0], "and the next one is scored"
 
 
-def test_a_changed_file_is_read_by_a_fresh_process(scorer: SandboxClient, mine: Path) -> None:
-    assert scores(scorer, ["length"], mine)["length"].scores == [1.0, 3.0]
-    first = scorer._process
-    assert scores(scorer, ["length"], mine) and scorer._process is first, "kept warm while nothing changes"
+def test_a_changed_file_is_read_by_a_fresh_process(sandbox: SandboxClient, mine: Path) -> None:
+    assert scores(sandbox, ["length"], mine)["length"].scores == [1.0, 3.0]
+    first = sandbox.child.pid
+    assert scores(sandbox, ["length"], mine) and sandbox.child.pid == first, "kept warm while nothing changes"
     mine.write_text(HEAD + LENGTH.replace("len(c)", "-len(c)"))
-    assert scores(scorer, ["length"], mine)["length"].scores == [-1.0, -3.0]
-    assert scorer._process is not first
+    assert scores(sandbox, ["length"], mine)["length"].scores == [-1.0, -3.0]
+    assert sandbox.child.pid != first
 
 
-def test_what_code_prints_is_told_and_harms_nothing(scorer: SandboxClient, mine: Path) -> None:
+def test_what_a_function_prints_comes_back_and_never_reaches_the_protocol(sandbox: SandboxClient, mine: Path) -> None:
     mine.write_text(
         HEAD + LENGTH.replace("    return", '    print("seen", len(completions)); os.write(1, b"raw")\n    return')
     )
-    found = scores(scorer, ["length"], mine)["length"]
+    found = scores(sandbox, ["length"], mine)["length"]
     assert (found.printed, found.scores) == ("seen 2\n", [1.0, 3.0])
 
 
-def test_giving_up_ends_the_process_at_once(scorer: SandboxClient, tmp_path: Path) -> None:
+def test_cancelling_kills_the_process_at_once(sandbox: SandboxClient, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(HEAD + HANGS)
     until = time.monotonic() + 0.6
@@ -138,46 +147,50 @@ def test_giving_up_ends_the_process_at_once(scorer: SandboxClient, tmp_path: Pat
             raise Cancelled
 
     with pytest.raises(Cancelled):
-        scorer.score(SandboxTask(["hangs"], [line("a")], file, 60.0), poll)
-    assert scorer._process is None and time.monotonic() < until + 2
+        sandbox.score(SandboxTask(["hangs"], [line("a")], file, 60.0), poll)
+    assert not sandbox.child.is_started and time.monotonic() < until + 2
 
 
-def test_two_hundred_completions_are_scored_again_in_under_a_second(scorer: SandboxClient, tmp_path: Path) -> None:
+def test_two_hundred_completions_are_scored_again_in_under_a_second(sandbox: SandboxClient, tmp_path: Path) -> None:
     """Changed file included: a fresh interpreter reads it. Processor seconds, for other tests may run at the same time."""
     file = tmp_path / "my_rewards.py"
     file.write_text(HEAD + LENGTH)
     lines = [line(*["<think>17 and 25 are 42</think><answer>42</answer>" * 12] * 8) for _ in range(25)]
-    rules = Rules(
+    settings = ScoringSettings(
         ["length", "r1_accuracy", "r1_int", "r1_strict_format", "r1_soft_format", "r1_count_xml"], [1.0] * 6, file
     )
-    score_lines(scorer, lines, rules)
-    scorer.close()
+    score_lines(sandbox, lines, settings)
+    sandbox.close()
     file.write_text(HEAD + LENGTH + "\n# edited\n")
     began = processor_s()
-    found = score_lines(scorer, lines, rules)
-    scorer.close()
+    found = score_lines(sandbox, lines, settings)
+    sandbox.close()
     assert sum(map(len, found["scored"])) == 200
     assert processor_s() - began < 1.0
 
 
-# ── rewards, advantages, words ───────────────────────────────────────────────────────────────────────────────────────
+# ── rewards, advantages, findings ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_rewards_and_advantages_are_a_run_s(scorer: SandboxClient, mine: Path) -> None:
+def test_rewards_and_advantages_equal_those_of_a_training_step(sandbox: SandboxClient, mine: Path) -> None:
     lines = [line("a", "bbb", "cc", "dddd"), line("aa", "a", "a", "aaaaa")]
-    found = score_lines(scorer, lines, Rules(["length", "r1_int", "keyword(word=bb)"], [2.0, 1.0, -9.0], mine))
+    found = score_lines(
+        sandbox, lines, ScoringSettings(["length", "r1_int", "keyword(word=bb)"], [2.0, 1.0, -9.0], mine)
+    )
     told = [one for group in found["scored"] for one in group]
     assert [one["reward"] for one in told] == [2.0, -3.0, 4.0, 8.0, 4.0, 2.0, 2.0, 10.0]
     wanted, _ = advantages([[one["reward"]] for one in told], 4)
-    assert [one["advantage"] for one in told] == pytest.approx(wanted.tolist())
+    assert [one["advantage"] for one in told] == wanted.tolist(), "to the bit: float32, as in a step"
     assert [one["name"] for one in found["functions"]] == ["length", "r1_int_reward_func", "keyword"]
     assert "Integer Answer never fires: the model writes no <answer>." in [one["sentence"] for one in found["findings"]]
 
 
-def test_groups_of_unequal_size_and_a_function_that_failed(scorer: SandboxClient, tmp_path: Path) -> None:
+def test_groups_of_unequal_size_are_normalised_one_by_one_without_the_function_that_failed(
+    sandbox: SandboxClient, tmp_path: Path
+) -> None:
     file = tmp_path / "mine.py"
     file.write_text(HEAD + LENGTH + BROKEN)
-    found = score_lines(scorer, [line("a"), line("a", "bbb")], Rules(["broken", "length"], [1.0, 1.0], file))
+    found = score_lines(sandbox, [line("a"), line("a", "bbb")], ScoringSettings(["broken", "length"], [1.0, 1.0], file))
     assert found["scored"][0][0] == {"rewards": {"length": 1.0}, "reward": 1.0, "advantage": 0.0}
     assert [round(one["advantage"], 2) for one in found["scored"][1]] == [-0.71, 0.71]
     assert found["findings"][0]["level"] == "error" and found["functions"][0]["error"]["line"] == 11
@@ -197,31 +210,31 @@ def test_lines_keep_columns_messages_and_token_ids() -> None:
 
 def test_a_line_for_each_completion_becomes_groups() -> None:
     rows = [{"prompt": p, "completion": c, "answer": "1"} for p, c in (("p", "a"), ("p", "b"), ("q", "c"), ("p", "d"))]
-    groups = together(groups_in("\n".join(map(json.dumps, rows)), "x"))
+    groups = merge_consecutive(groups_in("\n".join(map(json.dumps, rows)), "x"))
     assert [len(group.completions) for group in groups] == [2, 1, 1]
 
 
 # ── cases ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_cases_pass_until_the_function_changes(scorer: SandboxClient, mine: Path) -> None:
+def test_cases_pass_until_the_function_changes(sandbox: SandboxClient, mine: Path) -> None:
     case = new_case(line("bbb"), "bbb", {"length": 3.0})
     write_cases(mine, [case])
     assert cases_file(mine).name == "mine.cases.jsonl" and read_cases(mine) == [case]
-    assert rerun(scorer, mine, read_cases(mine), 20.0)[0].passed
+    assert rerun(sandbox, mine, read_cases(mine), 20.0)[0].passed
     mine.write_text(HEAD + LENGTH.replace("len(c)", "len(c) / 2"))
-    assert rerun(scorer, mine, read_cases(mine), 20.0)[0].failures == ("length gave 1.5; 3 is expected.",)
+    assert rerun(sandbox, mine, read_cases(mine), 20.0)[0].failures == ("length gave 1.5; 3 is expected.",)
     mine.write_text(HEAD + LENGTH.replace("length", "size"))
-    assert rerun(scorer, mine, read_cases(mine), 20.0)[0].failures == ("length gave no score; 3 is expected.",)
+    assert rerun(sandbox, mine, read_cases(mine), 20.0)[0].failures == ("length gave no score; 3 is expected.",)
     write_cases(mine, [])
     assert not cases_file(mine).exists()
 
 
-def test_a_case_of_a_call_with_arguments_knows_its_entry(scorer: SandboxClient, mine: Path) -> None:
+def test_a_case_keeps_the_entry_of_a_function_with_arguments(sandbox: SandboxClient, mine: Path) -> None:
     entry = "keyword(word=so, name=says_so)"
     case = new_case(line("so it is"), "so it is", {"says_so": 1.0}, {"says_so": entry, "length": "length"})
     assert case["calls"] == {"says_so": entry}
-    assert rerun(scorer, mine, [case], 20.0)[0].passed
+    assert rerun(sandbox, mine, [case], 20.0)[0].passed
 
 
 def test_a_case_that_cannot_be_read_names_its_line(mine: Path) -> None:
@@ -238,7 +251,7 @@ def asked_score(file: Path, **about: Any) -> dict[str, Any]:
     return {"settings": settings, "groups": [line("a", "bbb")], **about}
 
 
-def test_code_that_was_not_allowed_as_it_is_does_not_run(mine: Path, tmp_path: Path) -> None:
+def test_code_runs_only_with_the_content_that_the_user_allowed(mine: Path, tmp_path: Path) -> None:
     mine.write_text(HEAD + f"open({str(tmp_path / 'ran')!r}, 'w')\n" + LENGTH)
     trusted = {str(mine): read_code(mine).fingerprint}
     for given in ({}, {"trusted": {str(mine): "0"}}):
@@ -253,7 +266,7 @@ def test_code_that_was_not_allowed_as_it_is_does_not_run(mine: Path, tmp_path: P
     assert (tmp_path / "ran").exists()
 
 
-def test_a_run_s_completions_come_back_by_step(tmp_path: Path) -> None:
+def test_completions_of_a_run_are_read_by_step(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     rows = [{"step": step, "prompt": f"p{step}", "answer": "1", "type": None,
              "completions": [{"text": f"t{step}", "tokens": 7, "stop": "length"}]} for step in (1, 3)]  # fmt: skip
@@ -283,16 +296,15 @@ def test_pasted_text_is_lines_or_one_completion() -> None:
 # ── the command line ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def backend(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "backend", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+def backend(*arguments: object) -> Result:
+    return CliRunner().invoke(app(), [str(argument) for argument in arguments])
 
 
-def test_the_command_line_samples_keeps_and_scores_again(tmp_path: Path) -> None:
+def test_sampled_completions_that_were_kept_get_the_same_scores_again(tmp_path: Path) -> None:
     raw = small_run.settings_for(tmp_path, group_size=2, max_completion_length=6) | small_run.low_half(tmp_path)
     config = small_run.write_config(tmp_path / "config.yaml", raw)
     said = backend("rewards", "sample", config, "-n", 3, "--out", tmp_path / "kept.jsonl", "--json")
-    assert said.returncode == 0, said.stderr
+    assert said.exit_code == 0, said.stderr
     rows = json.loads(said.stdout.splitlines()[-1])["rows"]
     assert len(rows) == 6 and {"scores", "reward", "advantage", "completion"} <= set(rows[0])
     assert "6 of 6 completions ran into the length limit." in said.stderr, "the verdict"
@@ -301,11 +313,11 @@ def test_the_command_line_samples_keeps_and_scores_again(tmp_path: Path) -> None
     assert json.loads(again.stdout.splitlines()[-1])["rows"] == wanted, "token ids were kept"
 
 
-def test_the_command_line_reruns_cases(mine: Path) -> None:
+def test_rewards_cases_exits_with_2_while_a_case_fails(mine: Path) -> None:
     assert "No cases are kept in" in backend("rewards", "cases", mine).stderr
     write_cases(mine, [new_case(line("bbb"), "bbb", {"length": 3.0}), new_case(line("a"), "a", {"length": 2.0})])
     said = backend("rewards", "cases", mine)
-    assert (said.returncode, said.stdout) == (2, "1 of 2 cases pass.\n")
+    assert (said.exit_code, said.stdout) == (2, "1 of 2 cases pass.\n")
     assert said.stderr == "case 2: length gave 1; 2 is expected.\n"
     write_cases(mine, [new_case(line("bbb"), "bbb", {"length": 3.0})])
-    assert backend("rewards", "cases", mine).returncode == 0
+    assert backend("rewards", "cases", mine).exit_code == 0

@@ -70,7 +70,7 @@ def sentences(*texts: str, entries=None, base: Path | None = None) -> list[str]:
         ("a name with spaces", RewardCall("a name with spaces")),
     ],
 )  # fmt: skip
-def test_an_entry_is_read_as_it_is_meant(text: str, call: RewardCall) -> None:
+def test_entries_parse_into_function_arguments_alias_and_file(text: str, call: RewardCall) -> None:
     assert read_call(text) == call
 
 
@@ -103,7 +103,7 @@ def test_an_entry_is_read_as_it_is_meant(text: str, call: RewardCall) -> None:
         ("f(name=3)", "its name must"),
     ],
 )
-def test_what_cannot_be_read_is_told_in_one_sentence(text: str, words: str) -> None:
+def test_malformed_entries_are_described_in_one_sentence(text: str, words: str) -> None:
     assert words in sentence_of(text)
 
 
@@ -123,7 +123,7 @@ def _is_keyword(name: str) -> bool:
 @given(
     names, st.dictionaries(names, values, max_size=3), st.sampled_from(["", "a.b-c_1"]), st.sampled_from(["", "x y.py"])
 )
-def test_what_is_written_out_reads_back_and_survives_a_list_in_text(function, arguments, alias, file) -> None:
+def test_any_call_survives_writing_and_parsing_alone_and_in_a_list(function, arguments, alias, file) -> None:
     call = RewardCall(function, arguments, alias, file)
     again = read_call(call.text)
     assert again == call and again.text == call.text
@@ -174,7 +174,7 @@ def test_entries_are_split_at_the_commas_between_them_only(given, names: list[st
         ("broken(", "broken(", "broken("),
     ],
 )  # fmt: skip
-def test_an_entry_has_one_spelling_and_a_name_for_its_scores(text: str, written: str, metric: str) -> None:
+def test_each_entry_has_one_canonical_spelling_and_one_metric_name(text: str, written: str, metric: str) -> None:
     assert (canonical(text), metric_name(text)) == (written, metric)
     assert canonical(written) == written
 
@@ -198,7 +198,7 @@ ARGUMENT_MISTAKES = [
 
 
 @pytest.mark.parametrize(("text", "expected"), ARGUMENT_MISTAKES)
-def test_wrong_arguments_are_told_without_running_and_again_before_a_run(text: str, expected: list[str]) -> None:
+def test_wrong_arguments_are_found_from_the_text_and_again_when_resolving(text: str, expected: list[str]) -> None:
     found = sentences(*split_names(text))
     assert len(found) == len(expected) and all(map(str.startswith, found, expected))
     with pytest.raises(Mistake) as caught:
@@ -218,7 +218,7 @@ def test_wrong_arguments_are_told_without_running_and_again_before_a_run(text: s
         r'regex_match(pattern=r"^\d+\b")',
     ],
 )
-def test_right_arguments_are_taken(text: str) -> None:
+def test_valid_arguments_resolve(text: str) -> None:
     assert sentences(*split_names(text)) == []
     assert len(resolve(split_names(text))) == len(split_names(text))
 
@@ -248,7 +248,7 @@ def test_values_out_of_range_are_refused_before_a_run(text: str, words: str) -> 
     assert fault.sentence.startswith(canonical(text)) and fault.sentence.endswith(".")
 
 
-def test_an_argument_reaches_the_function_and_no_column_takes_its_place() -> None:
+def test_an_argument_wins_over_a_column_of_the_same_name() -> None:
     one = group("so be it", "SO", word="nonsense", case=True)
     score([one], resolve(["keyword(word=so)"]), [1.0], 5.0)
     assert [completion.scores for completion in one.completions] == [{"keyword": 1.0}, {"keyword": 1.0}]
@@ -270,7 +270,7 @@ OWN = '''
 '''
 
 
-def test_a_persons_own_function_takes_arguments_too(write) -> None:
+def test_functions_of_a_users_file_take_arguments_too(write) -> None:
     path = write(OWN)
     entries = rewards_in_file(path)
     listed = ["scaled(factor=3, name=three)", "scaled(offset=[1])", "odd(1)", "needs"]
@@ -289,7 +289,7 @@ def test_a_persons_own_function_takes_arguments_too(write) -> None:
         ["scaled(factor=3, name=three)", "scaled", "odd(1)", "needs", "scaled(level=[10], name=ten)"], path
     )
     score([one], functions, [1.0] * 5, 5.0)
-    # a column fills a person's parameter, as in TRL, unless the entry sets it
+    # a column fills a user's parameter, as in TRL, unless the entry sets it
     bare = group("a")
     score([bare], resolve(["needs(ground_truth=[3])"], path), [1.0], 5.0)
     assert bare.completions[0].scores == {"needs": 3.0}
@@ -319,7 +319,7 @@ PLAIN = '''
 '''
 
 
-def test_plain_functions_of_a_file_are_listed_and_checked_by_reading(write, tmp_path: Path) -> None:
+def test_plain_functions_of_a_file_are_listed_and_checked_without_running_it(write, tmp_path: Path) -> None:
     path = write(PLAIN)
     entries = plain_rewards_in_file(path)
     assert [(one.name, one.label, one.scores, one.line) for one in entries] == [
@@ -337,12 +337,12 @@ def test_plain_functions_of_a_file_are_listed_and_checked_by_reading(write, tmp_
     ]
 
 
-def test_a_broken_file_before_colons_is_told_with_its_line(write, tmp_path: Path) -> None:
+def test_a_syntax_error_in_a_file_before_colons_names_the_line(write, tmp_path: Path) -> None:
     write("x = 1\ndef f(:\n")
     assert sentences("mine.py::f", base=tmp_path) == ["mine.py has a syntax error on line 2: invalid syntax."]
 
 
-def test_paths_beside_the_settings_file_are_anchored(write, tmp_path: Path) -> None:
+def test_paths_in_entries_are_relative_to_the_settings_file(write, tmp_path: Path) -> None:
     path = write(PLAIN)
     assert anchored("mine.py::brevity(limit=3)", tmp_path) == f"{path}::brevity(limit=3)"
     for text in ("gone.py::f", "keyword(word=so)", "broken(", "mine.py"):

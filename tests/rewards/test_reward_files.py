@@ -1,4 +1,4 @@
-"""A person's reward file loads with the library it was written for absent, or fails in one sentence and leaves nothing."""
+"""A user's reward file loads without the library that it was written for, or fails in one sentence and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_file_written_for_mlx_lm_lora_loads_and_scores_unchanged(write, name: 
         "import backend.rewards as lib",
     ],
 )
-def test_the_decorator_is_found_under_every_import(write, line: str) -> None:
+def test_every_way_to_import_the_decorator_registers_here(write, line: str) -> None:
     path = write(f"""
         {line}
         @lib.register_reward_function()
@@ -117,7 +117,7 @@ def test_the_decorator_is_found_under_every_import(write, line: str) -> None:
     assert list(load_reward_file(path).functions) == ["mine"]
 
 
-def test_the_rest_of_the_librarys_module_is_there_too(write) -> None:
+def test_the_stand_in_has_every_name_of_the_librarys_module(write) -> None:
     path = write(f"""
         from {LIBRARY} import *
         from {LIBRARY} import RewardFunctions, REWARD_REGISTRY, r1_count_xml, r1_extract_xml_answer
@@ -131,7 +131,7 @@ def test_the_rest_of_the_librarys_module_is_there_too(write) -> None:
     assert sorted(load_reward_file(path).functions) == ["direct", "mine"]
 
 
-def test_a_function_may_import_the_library_when_it_is_called(write) -> None:
+def test_a_function_may_import_the_library_while_it_is_called(write) -> None:
     path = write("""
         from backend.rewards import register_reward_function
         @register_reward_function("helper")
@@ -145,7 +145,7 @@ def test_a_function_may_import_the_library_when_it_is_called(write) -> None:
     assert run(path, "late")[0] == {"late": 7.0}
 
 
-def test_our_stand_in_wins_over_the_real_library_and_leaves_again(
+def test_the_stand_in_replaces_an_installed_library_and_is_removed_again(
     write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "site" / "mlx_lm_lora" / "trainer"
@@ -167,15 +167,15 @@ def test_our_stand_in_wins_over_the_real_library_and_leaves_again(
             del sys.modules[name]
 
 
-def test_a_syntax_error_is_told_with_its_line(write) -> None:
+def test_a_syntax_error_names_the_line(write) -> None:
     assert sentence_of(write("x = 1\ndef f(:\n    pass\n")) == "mine.py has a syntax error on line 2: invalid syntax."
 
 
-def test_an_error_that_only_compiling_finds_has_its_line_too(write) -> None:
+def test_an_error_that_only_the_compiler_finds_names_the_line_too(write) -> None:
     assert "on line 2: 'return' outside function" in sentence_of(write("x = 1\nreturn x\n"))
 
 
-def test_a_reload_that_fails_leaves_the_first_loading_in_place(write) -> None:
+def test_a_reload_that_fails_keeps_the_module_of_the_first_load(write) -> None:
     first = load_reward_file(write(PASTED)).functions["same"]
     sentence_of(write("1 / 0"))
     assert vars(sys.modules["reward_file_mine"])["same"] is first
@@ -202,7 +202,7 @@ def test_an_exception_while_loading_names_the_line_and_registers_nothing(write) 
         get_reward_function("half")
 
 
-def test_a_file_that_ends_the_process_does_not(write) -> None:
+def test_a_file_that_calls_sys_exit_does_not_end_the_process(write) -> None:
     assert "SystemExit: 1 (mine.py, line 2)" in sentence_of(write("import sys\nsys.exit(1)\n"))
 
 
@@ -210,7 +210,7 @@ def test_a_file_that_registers_nothing_says_what_to_do(write) -> None:
     assert "@register_reward_function" in sentence_of(write("def f(completions): return [0]\n"))
 
 
-def test_files_that_cannot_be_opened(tmp_path: Path, write) -> None:
+def test_files_that_cannot_be_opened_are_refused(tmp_path: Path, write) -> None:
     assert f"There is no file {tmp_path / 'gone.py'}" in sentence_of(tmp_path / "gone.py")
     (tmp_path / "folder.py").mkdir()
     assert "cannot be read" in sentence_of(tmp_path / "folder.py")
@@ -227,7 +227,7 @@ def test_a_relative_path_is_taken_from_the_base_folder_and_home_is_expanded(
     assert load_reward_file(os.path.join("~", "mine.py"), Path("/nowhere")).path == path
 
 
-def test_a_persons_function_wins_over_a_built_in_one_in_this_run_only_and_says_so(write) -> None:
+def test_a_users_function_replaces_a_shipped_one_in_this_run_only_and_a_note_says_so(write) -> None:
     path = write("""
         from backend.rewards import register_reward_function
         @register_reward_function("r1_count_xml")
@@ -242,7 +242,7 @@ def test_a_persons_function_wins_over_a_built_in_one_in_this_run_only_and_says_s
     assert shipped.call(["p"], ["c"], ["a"]) == [0.0] and shipped.note is None
 
 
-def test_a_persons_function_may_have_the_short_name_of_a_built_in_one(write) -> None:
+def test_a_users_function_may_have_the_short_name_of_a_shipped_one(write) -> None:
     path = write("""
         from backend.rewards import register_reward_function
         @register_reward_function("r1_int")
@@ -276,12 +276,12 @@ def test_a_name_registered_twice_is_noted(write) -> None:
     assert function.call(["x"]) == [2.0]
 
 
-def test_unknown_names_are_compared_with_the_files_own(write) -> None:
+def test_the_nearest_name_may_be_one_of_the_users_file(write) -> None:
     with pytest.raises(Mistake, match="the nearest is per_type"):
         resolve(["per_typ"], write(PASTED))
 
 
-def test_a_name_for_what_cannot_be_called_is_a_mistake(write) -> None:
+def test_registering_what_cannot_be_called_is_refused(write) -> None:
     path = write(f"from {LIBRARY} import REWARD_REGISTRY\nREWARD_REGISTRY['five'] = 5\n")
     with pytest.raises(Mistake, match="five is not a function"):
         resolve(["five"], path)
@@ -323,7 +323,7 @@ def test_a_failing_function_names_its_file_and_the_line_that_raised(write) -> No
     )
 
 
-def test_what_a_file_prints_is_not_swallowed(write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_of_a_reward_file_reach_stdout(write, capsys: pytest.CaptureFixture[str]) -> None:
     path = write("""
         from backend.rewards import register_reward_function
         print("loading")

@@ -22,13 +22,13 @@ def graded(**scores: list[float | None]):
     return [one]
 
 
-def test_constant_weights_stay() -> None:
+def test_constant_weights_never_change() -> None:
     schedule = WeightSchedule("constant", [2, 0.5])
     schedule.observe(1, {"a": 0.0})
     assert schedule.at(1) == schedule.at(1000) == [2.0, 0.5]
 
 
-def test_linear_weights_go_from_the_first_step_to_the_last_and_stay_there() -> None:
+def test_linear_weights_reach_their_final_value_at_the_last_step_and_keep_it() -> None:
     schedule = WeightSchedule("linear", [1.0, 0.0, 0.1], [0.0, 3.0, 0.1], steps=5)
     assert [schedule.at(step) for step in (1, 2, 3, 5)] == [
         [1.0, 0.0, 0.1],
@@ -50,7 +50,7 @@ def test_an_adaptive_weight_rises_where_a_function_struggles_and_falls_where_it_
     assert schedule.at(5) == [2.0 * 1.2, 1.0 * 0.9]  # exactly 0.3 and 0.8 are neither
 
 
-def test_the_window_reaches_back_over_updates_and_forgets() -> None:
+def test_the_window_spans_updates_and_forgets_older_steps() -> None:
     schedule = adaptive(every=2, window=4)
     for step, rate in enumerate([1.0, 1.0, 0.0, 0.0], 1):
         schedule.observe(step, {"a": rate, "b": 0.5})
@@ -60,7 +60,7 @@ def test_the_window_reaches_back_over_updates_and_forgets() -> None:
     assert schedule.at(7) == [2.0 * 0.9 * 1.2, 1.0]
 
 
-def test_a_function_without_an_opinion_is_left_alone() -> None:
+def test_the_weight_of_a_function_without_an_opinion_is_kept() -> None:
     schedule = adaptive(every=1, window=3)
     schedule.observe(1, {"b": 0.0})
     assert schedule.at(2) == [2.0, 1.2]
@@ -78,7 +78,7 @@ def test_adaptive_weights_stay_within_bounds_and_keep_their_sign() -> None:
     assert schedule.at(300) == pytest.approx([0.2, -0.1, 0.0])
 
 
-def test_success_is_more_than_half_of_what_a_function_has_given() -> None:
+def test_success_is_a_score_above_the_middle_of_the_range_so_far() -> None:
     schedule = adaptive([1, 1, 1, 1], ["hit", "penalty", "mixed", "mute"], every=1)
     step = graded(
         hit=[2.0, 0.0, 1.0, None], penalty=[0.0, -0.1, -0.6, -1.0], mixed=[-1.0, 1.0, 0.0, 0.5], mute=[None] * 4
@@ -89,7 +89,7 @@ def test_success_is_more_than_half_of_what_a_function_has_given() -> None:
     assert schedule.observe_scores(2, again) == {"hit": 0.0, "penalty": 1.0, "mixed": 1.0}
 
 
-def test_a_function_that_has_given_nothing_but_zero_is_left_alone() -> None:
+def test_the_weight_of_a_function_that_returned_only_zero_is_kept() -> None:
     schedule = adaptive([1.0], ["a"], every=1)
     for step in range(1, 20):
         assert schedule.observe_scores(step, graded(a=[0.0, 0.0])) == {}
@@ -108,7 +108,7 @@ def random_run(schedule: WeightSchedule, steps: range, seed: int) -> list[list[f
 
 
 @pytest.mark.parametrize("cut", [1, 7, 10, 23])
-def test_a_resumed_schedule_goes_on_exactly(cut: int) -> None:
+def test_a_restored_schedule_continues_exactly(cut: int) -> None:
     whole = random_run(adaptive(every=3, window=5), range(1, 40), 1)
     assert len({tuple(weights) for weights in whole}) > 3
     first = adaptive(every=3, window=5)
@@ -123,7 +123,7 @@ def test_a_resumed_schedule_goes_on_exactly(cut: int) -> None:
     assert kept == saved != second.state()
 
 
-def test_a_resumed_schedule_knows_which_steps_it_has_seen() -> None:
+def test_a_restored_schedule_refuses_steps_it_has_observed() -> None:
     first, second = adaptive(), adaptive()
     first.observe(7, {})
     second.restore(first.state())
@@ -142,7 +142,7 @@ def test_a_state_of_another_schedule_is_refused() -> None:
             other.restore(saved)
 
 
-def test_steps_are_observed_in_order() -> None:
+def test_observing_a_step_twice_is_refused() -> None:
     schedule = adaptive()
     schedule.observe(3, {})
     for step in (3, 1):

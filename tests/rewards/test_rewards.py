@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from backend.rewards import get_reward_function, register_reward_function, registry
 from backend.rewards.functions.r1 import extract_answer
 from backend.rewards.resolve import resolve, reward_function
+from backend.rewards.runner import timeout
 from backend.rewards.runner.score import RewardError, score
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import DEFAULT_REWARDS
@@ -59,7 +60,7 @@ def failure(call, *texts: str, timeout_s: float = 5.0) -> str:
         "<think>no <reasoning> here</think><answer>4</answer>",
     ],
 )
-def test_what_a_person_calls_perfectly_formed_earns_every_reward_in_full(text: str) -> None:
+def test_a_well_formed_completion_earns_every_r1_reward_in_full(text: str) -> None:
     # The library these names come from asked for "<think>\n" in one function and "<think> " in another: nobody could
     # have both.
     assert r1(text) == (2.0, 0.5, 0.5, 0.5, 0.5)
@@ -171,7 +172,7 @@ def test_short_names_and_full_names_are_the_same_functions() -> None:
     assert all(function.file is None and function.note is None for function in short)
 
 
-def test_every_bad_name_is_told_at_once_with_the_nearest() -> None:
+def test_all_unknown_names_are_reported_at_once_each_with_the_nearest() -> None:
     with pytest.raises(Mistake) as caught:
         resolve(["r1_acuracy", "zzz", "r1_int", "r1_int_reward_func"])
     near, far, twice = (str(fault) for fault in caught.value.faults)
@@ -202,7 +203,7 @@ def test_reward_is_the_weighted_sum_over_functions_with_an_opinion() -> None:
     assert report.unscored == 0
 
 
-def test_a_completion_that_nobody_scores_has_no_reward() -> None:
+def test_a_completion_without_any_opinion_has_no_reward() -> None:
     one = group("a", "b")
     report = score([one], [reward_function("mute", lambda completions: [None, 1.0])], [3.0], 5.0)
     assert [completion.reward for completion in one.completions] == [None, 3.0]
@@ -253,13 +254,13 @@ def test_a_column_that_some_rows_lack_is_none_there() -> None:
     assert seen == [1, None]
 
 
-def test_an_argument_that_nobody_offers_is_named_with_the_nearest() -> None:
+def test_an_unknown_required_argument_is_named_with_the_nearest_input() -> None:
     # A real complaint about this family of trainers: `answers` where the trainer passes `answer`.
     sentence = failure(lambda completions, answers: [0, 0])
     assert "asks for answers" in sentence and "the nearest is answer," in sentence
 
 
-def test_one_functions_sorting_does_not_shuffle_the_next_ones_lists() -> None:
+def test_a_function_that_sorts_its_inputs_does_not_change_the_next_functions_inputs() -> None:
     one = group("b", "a")
     sorts = reward_function("sorts", lambda completions: completions.sort() or [0, 0])
     looks = reward_function("looks", lambda completions: [text == "b" for text in completions])
@@ -277,7 +278,7 @@ def test_one_functions_sorting_does_not_shuffle_the_next_ones_lists() -> None:
         lambda completions: [np.float16(1), np.int64(0)],
     ],
 )
-def test_numbers_of_every_kind_are_taken(call) -> None:
+def test_numbers_of_every_library_are_scores(call) -> None:
     scores = scored(call)
     assert scores == [1.0, 0.0] and all(type(number) is float for number in scores)
 
@@ -318,7 +319,7 @@ def test_a_failing_function_stops_the_run_in_one_sentence(call, words: str) -> N
     assert words in failure(call)
 
 
-def test_the_sentence_shows_the_first_completion_that_is_wrong_and_cuts_it_short() -> None:
+def test_the_sentence_quotes_the_first_wrong_completion_shortened() -> None:
     sentence = failure(lambda completions: [0, math.nan], "fine", "bad\n" + "x" * 10_000_000)
     assert "“bad xxx" in sentence and "fine" not in sentence and len(sentence) < 400
 
@@ -364,14 +365,16 @@ def test_a_function_that_hangs_is_interrupted_and_named(call) -> None:
     assert workers() == []  # its loop does not go on beside the run
 
 
-def test_a_function_that_cannot_be_interrupted_still_stops_the_run() -> None:
+def test_a_function_that_cannot_be_interrupted_still_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """time.sleep is one call into C: the exception that is to interrupt it waits until it returns."""
+    monkeypatch.setattr(timeout, "_INTERRUPT_FOR_S", 0.2)
     began = time.perf_counter()
-    failure(lambda completions: time.sleep(2.5), timeout_s=0.1)
-    assert time.perf_counter() - began < 2.0
+    failure(lambda completions: time.sleep(1.5), timeout_s=0.1)
+    assert time.perf_counter() - began < 1.2
     assert all(thread.daemon for thread in workers())  # nor does it keep the process from ending
 
 
-def test_a_timeout_of_the_functions_own_is_not_taken_for_ours() -> None:
+def test_a_timeout_error_raised_by_the_function_is_reported_as_its_own() -> None:
     async def mine(completions):
         raise TimeoutError("the judge did not answer")
 

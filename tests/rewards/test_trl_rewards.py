@@ -86,7 +86,7 @@ TRL_FILE = '''
 '''
 
 
-def test_a_trl_file_runs_as_it_is(write, tmp_path: Path) -> None:
+def test_a_file_written_for_trl_runs_unchanged(write, tmp_path: Path) -> None:
     path = write(TRL_FILE)
     entries = [
         "trl_file.py::format_reward",
@@ -138,7 +138,7 @@ def test_each_file_is_run_once_and_may_be_the_registering_one_too(write, tmp_pat
         ("x = 5\n", "gone.py::x", "There is no file"),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_be_used_is_told_before_a_run(
+def test_a_file_that_cannot_be_used_is_refused_before_a_run(
     write, tmp_path: Path, text: str, entry: str, words: str
 ) -> None:
     write(text)
@@ -160,7 +160,7 @@ def test_a_file_that_cannot_be_used_is_told_before_a_run(
         ("log_metric('m', float('nan')); return [0, 0]", "raised ValueError: log_metric takes a finite number, and m is nan (trl_file.py, line 4), on"),
         ("log_metric('reward', 1); return [0, 0]", "raised ValueError: reward is a metric of the trainer; log yours under another name (trl_file.py, line 4), on"),
         ("log_metric('rewards/x/mean', 1); return [0, 0]", "rewards/x/mean is a metric of the trainer"),
-        ("time.sleep(2)", "f of trl_file.py, line 3, was still running after 0.3 s (reward_timeout), on"),
+        ("while True: pass", "f of trl_file.py, line 3, was still running after 0.3 s (reward_timeout), on"),
     ],
 )  # fmt: skip
 def test_a_failure_names_file_and_line(write, tmp_path: Path, body: str, words: str) -> None:
@@ -204,7 +204,7 @@ def test_a_prompt_of_text_gives_text() -> None:
     assert seen_by(chat("a", column="facts", facts=[1, 2]), "trl")[1] == ["a"]
 
 
-def test_messages_belong_to_the_function_that_got_them() -> None:
+def test_each_function_gets_its_own_copy_of_the_messages() -> None:
     one = chat("a")
 
     def spoils(prompts, completions):
@@ -258,7 +258,7 @@ def test_the_bench_reads_prompts_of_messages(tmp_path: Path) -> None:
 # trainer_state and logs
 
 
-def test_the_trainer_state_is_passed_and_stands_in_where_none_is_given() -> None:
+def test_the_trainer_state_is_passed_with_a_default_outside_a_run() -> None:
     got = []
 
     def mine(completions, trainer_state):
@@ -272,7 +272,7 @@ def test_the_trainer_state_is_passed_and_stands_in_where_none_is_given() -> None
     assert one.completions[0].scores == {"mine": 0.0}
 
 
-def test_what_functions_log_is_in_the_report() -> None:
+def test_logged_columns_and_metrics_are_in_the_report() -> None:
     def one(completions, log_extra, log_metric):
         log_extra("parts", completions[:1])
         log_extra("parts", completions[1:])  # in two pieces
@@ -314,7 +314,7 @@ def test_a_column_belongs_to_the_function_that_logged_it_first() -> None:
 
 
 @pytest.mark.alone
-def test_async_functions_are_awaited_together() -> None:
+def test_async_functions_run_concurrently() -> None:
     running, most = 0, 0
 
     async def slow(completions, **kwargs):
@@ -337,7 +337,7 @@ def test_async_functions_are_awaited_together() -> None:
     assert all(report.seconds[name] >= 0.19 for name in ("first", "second", "third"))
 
 
-def test_what_async_functions_keep_open_lasts_from_step_to_step() -> None:
+def test_async_functions_keep_their_event_loop_from_step_to_step() -> None:
     # A client's connections belong to the event loop that opened them; a loop of each step's own would leave them dead.
     kept: list[asyncio.Future] = []
 
@@ -412,7 +412,7 @@ async def short(completions):
         (short, "bad returned 1 scores for 2 completions"),
     ],
 )
-def test_the_async_function_that_fails_is_the_one_that_is_named(call, words: str) -> None:
+def test_of_several_async_functions_the_failing_one_is_named(call, words: str) -> None:
     began = time.perf_counter()
     assert words in failure({"good": good, "bad": call, "later": good}, timeout_s=0.3)
     assert time.perf_counter() - began < 3.5
@@ -423,16 +423,16 @@ def test_the_async_function_that_fails_is_the_one_that_is_named(call, words: str
     assert all(thread.daemon for thread in loops)
 
 
-def test_what_waits_in_a_loop_that_is_given_up_goes_quietly() -> None:
+def test_a_pending_call_of_an_abandoned_loop_is_collected_without_an_error() -> None:
     async def give_up() -> None:
-        call = _Gathering(1.0, [])._one(0, lambda: sleeps([]), list)
+        call = _Gathering(1.0, [])._run_one(0, lambda: sleeps([]), list)
         call.send(None)
         call.close()  # as the collector does with it
 
     asyncio.run(give_up())
 
 
-def test_a_plain_wrapper_of_an_async_function_is_called_as_it_is() -> None:
+def test_a_sync_wrapper_of_an_async_function_is_called_synchronously() -> None:
     @functools.wraps(good)
     def wrapper(completions):
         return asyncio.run(good(completions))

@@ -1,6 +1,4 @@
-"""The warm process: every question gets exactly one ending, nothing but answers reaches stdout, and no question can
-stop another.
-"""
+"""The warm process: every question gets exactly one last message, only answers reach stdout, and none can block another."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ HERE = "tests.serve.test_serve:"
 
 
 def echo(asked: dict[str, Any], call: QuestionCall) -> Any:
-    call.tell({"half": True})
+    call.report({"half": True})
     return asked
 
 
@@ -41,8 +39,8 @@ def unsayable(asked: dict[str, Any], call: QuestionCall) -> Any:
 
 
 def patient(asked: dict[str, Any], call: QuestionCall) -> Any:
-    call.tell({"begun": True})
-    call.rest(30)
+    call.report({"begun": True})
+    call.sleep(30)
 
 
 def thread(asked: dict[str, Any], call: QuestionCall) -> Any:
@@ -55,7 +53,7 @@ ASKED = {
     "stumble": Question(HERE + "stumble"),
     "unsayable": Question(HERE + "unsayable"),
     "patient": Question(HERE + "patient"),
-    "lasting": Question(HERE + "patient", lasting=True),
+    "lasting": Question(HERE + "patient", own_thread=True),
     "thread": Question(HERE + "thread", on_model_thread=True),
     "absent": Question("backend.serve.nowhere:nothing"),
 }
@@ -63,7 +61,7 @@ ASKED = {
 
 def said(*questions: dict[str, Any]) -> list[dict[str, Any]]:
     """Everything the server says to these, in order."""
-    lines: list[bytes] = []
+    lines: list[str] = []
     Server(lines.append, ASKED).serve([json.dumps(question).encode() for question in questions])
     return [json.loads(line) for line in lines]
 
@@ -83,14 +81,14 @@ def test_a_mistake_becomes_faults():
 
 
 @pytest.mark.parametrize("name", ["stumble", "unsayable", "absent"])
-def test_a_bug_is_told_with_its_traceback_and_the_loop_goes_on(name: str):
+def test_an_exception_is_answered_with_its_traceback_and_the_loop_goes_on(name: str):
     both = {one["id"]: one for one in said(ask(1, name), ask(2, "echo")) if "progress" not in one}
     assert "Error" in both[1]["traceback"]
     assert both[2]["answer"] == {}
 
 
-def test_a_question_that_is_not_there_and_a_line_that_is_none_are_refused():
-    lines: list[bytes] = []
+def test_unknown_questions_and_malformed_lines_are_refused():
+    lines: list[str] = []
     Server(lines.append, ASKED).serve([b"not json\n", b"[1]\n", b"\n", b'{"id": 1, "ask": "weather"}\n'])
     told = [json.loads(line) for line in lines]
     assert [one["id"] for one in told] == [None, None, 1]
@@ -98,10 +96,10 @@ def test_a_question_that_is_not_there_and_a_line_that_is_none_are_refused():
 
 
 @pytest.mark.parametrize("name", ["patient", "lasting"])
-def test_a_question_can_be_taken_back(name: str):
+def test_a_running_question_can_be_cancelled(name: str):
     begun, answers = threading.Event(), list[dict[str, Any]]()
 
-    def hear(line: bytes) -> None:
+    def hear(line: str) -> None:
         answers.append(json.loads(line))
         begun.set()
 
@@ -116,18 +114,18 @@ def test_a_question_can_be_taken_back(name: str):
     assert time.monotonic() - began < 10
 
 
-def test_one_that_waits_for_a_thread_is_never_begun_once_taken_back():
-    """More patient questions than threads: the last is taken back before it gets one."""
+def test_a_cancelled_question_that_waits_for_a_thread_is_never_started():
+    """More patient questions than threads: the last is cancelled before it gets one."""
     many = [ask(number, "patient") for number in range(1, 8)]
     told = said(*many, *({"cancel": number} for number in range(7, 0, -1)))
     assert {"id": 7, "progress": {"begun": True}} not in told
     assert sum("cancelled" in one for one in told) == 7
 
 
-def test_what_lasts_leaves_the_pool_free():
+def test_long_questions_leave_the_pool_free():
     free, lines = threading.Event(), list[dict[str, Any]]()
 
-    def hear(line: bytes) -> None:
+    def hear(line: str) -> None:
         lines.append(json.loads(line))
         if lines[-1].get("answer") == {"late": True}:
             free.set()
@@ -143,17 +141,17 @@ def test_what_lasts_leaves_the_pool_free():
     Server(hear, ASKED).serve(questions())
 
 
-def test_model_questions_share_one_thread():
+def test_model_questions_run_on_one_thread():
     told = said(*(ask(number, "thread") for number in range(1, 6)))
     assert len({one["answer"] for one in told}) == 1
 
 
-def test_every_entry_of_the_table_is_there():
+def test_every_question_of_the_table_has_a_handler():
     for name, question in QUESTIONS.items():
         assert callable(question.handler()), name
 
 
-def test_nothing_but_answers_reaches_stdout(tmp_path):
+def test_prints_of_handlers_do_not_reach_stdout(tmp_path):
     """A library may print, from Python or from C: the window must not read that as an answer."""
     (tmp_path / "noisy.py").write_text(
         "import os, sys\ndef ask(asked, call):\n    print('noise'); os.write(1, b'more'); return 1\n"
@@ -172,7 +170,7 @@ def test_nothing_but_answers_reaches_stdout(tmp_path):
     assert b"noise" in done.stderr and b"more" in done.stderr
 
 
-def test_the_verb_ends_with_its_input():
+def test_the_verb_serve_ends_when_stdin_does():
     done = subprocess.run(
         backend_command("serve"), input=b'{"id": 1, "ask": "weather"}\n', capture_output=True,
         env=backend_environment(), timeout=30,

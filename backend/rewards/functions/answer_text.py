@@ -1,7 +1,7 @@
-"""Where in a completion the answer stands: after the thoughts, in a tag, in a box, behind a mark.
+"""Find the answer in a completion: after the thoughts, in `<answer>`, in `\\boxed{}`, after `####`.
 
-It finds text and judges none. Completions may be huge and hostile, so everything here is a plain search that passes
-over the text a fixed number of times.
+It judges nothing. Completions may be huge and hostile, so everything here is a plain search that passes over the text a
+fixed number of times: no regular expression that could backtrack.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from backend.rewards.functions.r1 import extract_answer
 
 _BOXES = ("\\boxed{", "\\fbox{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-"""A brace, or a backslash with what it makes something else of: `\\{` is no brace."""
+"""A brace, or a backslash with the character it escapes: `\\{` is no brace."""
 _MARK = "####"
 
 
@@ -28,7 +28,7 @@ def after_thoughts(text: str) -> str:
 
 
 def marked_answer(text: str) -> str:
-    """The answer where the text marks it: in its last `\\boxed{…}`, else behind its last `####`; else empty."""
+    """The content of the last `\\boxed{…}`, else the line after the last `####`; else empty."""
     return _boxed(text) or _behind_mark(text)
 
 
@@ -39,7 +39,7 @@ def final_answer(text: str) -> str:
 
 
 def _boxed(text: str) -> str:
-    """What the last box holds, braces inside it balanced; empty where it is not closed."""
+    """The content of the last box up to its matching brace; empty where it is not closed."""
     start = max(text.rfind(box) + len(box) if box in text else -1 for box in _BOXES)
     depth = 1
     for brace in _BRACE.finditer(text, start) if start >= 0 else ():
@@ -50,6 +50,6 @@ def _boxed(text: str) -> str:
 
 
 def _behind_mark(text: str) -> str:
-    """The rest of the line behind the last `####`, as the answers of GSM8K are written."""
+    """The rest of the line after the last `####`, which is GSM8K's form of an answer."""
     _, mark, rest = text.rpartition(_MARK)
     return rest.strip().partition("\n")[0].strip() if mark else ""

@@ -1,7 +1,7 @@
 """Shipped reward functions that compare a completion's answer with the dataset's.
 
-Each says None where the dataset's row has no answer it could compare with. No text makes them slow: what they read of
-an answer is short, arithmetic is bounded, and mathematics runs on a fuse in a process of its own.
+Each returns None where the dataset's row has no answer it could compare with. No text makes them slow: what they read of
+an answer is short, arithmetic is bounded, and math-verify runs in a child process with a time limit.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def math_eval(
     require(tolerance >= 0, f"tolerance must not be below 0, as {tolerance:g} is")
     scores: list[float | None] = []
     for completion, right in zip(completions, answer, strict=True):
-        wanted, found = value(final_answer(right)), value(final_answer(completion))
-        near = wanted is not None and found is not None and abs(found - wanted) <= tolerance * abs(wanted)
-        scores.append(None if wanted is None else float(near))
+        expected, actual = value(final_answer(right)), value(final_answer(completion))
+        is_close = expected is not None and actual is not None and abs(actual - expected) <= tolerance * abs(expected)
+        scores.append(None if expected is None else float(is_close))
     return scores
 
 
@@ -81,9 +81,9 @@ def multiple_choice(
     """
     scores: list[float | None] = []
     for completion, right in zip(completions, answer, strict=True):
-        wanted, chosen = _options(final_answer(right)), _choice(completion)
-        score = _overlap(wanted, chosen) if partial else float(wanted == chosen)
-        scores.append(score if wanted else None)
+        expected, chosen = _options(final_answer(right)), _choice(completion)
+        score = _overlap(expected, chosen) if partial else float(expected == chosen)
+        scores.append(score if expected else None)
     return scores
 
 
@@ -98,16 +98,16 @@ def jaccard(
     completion; text of any size is read in linear time.
     """
     pairs = [(_words(answer_part(text)), _words(right)) for text, right in zip(completions, answer, strict=True)]
-    return [_overlap(right, found) if right else None for found, right in pairs]
+    return [_overlap(right, words) if right else None for words, right in pairs]
 
 
 def _words(text: str) -> set[str]:
     return set(_WORD.findall(text.casefold()))
 
 
-def _overlap(one: set[str], other: set[str]) -> float:
-    union = len(one | other)
-    return len(one & other) / union if union else 0.0
+def _overlap(a: set[str], b: set[str]) -> float:
+    union = len(a | b)
+    return len(a & b) / union if union else 0.0
 
 
 def _choice(text: str) -> set[str]:
@@ -116,28 +116,28 @@ def _choice(text: str) -> set[str]:
     if extract_answer(text) or marked_answer(part):
         return _options(final_answer(text))
     end = part[-_READ:]
-    said = [options for found in _SAYS.finditer(end) if (options := _options(end[found.end() :], announced=True))]
-    return said[-1] if said else _options(end.rpartition("\n")[2])
+    announced = [options for match in _SAYS.finditer(end) if (options := _options(end[match.end() :], announced=True))]
+    return announced[-1] if announced else _options(end.rpartition("\n")[2])
 
 
 def _options(text: str, announced: bool = False) -> set[str]:
-    """The options that a text begins with; empty where it begins with anything else, as in “A city”.
+    """The options at the beginning of a text; empty where it begins with anything else, as in “A city”.
 
-    Where they were `announced`, as by “the answer is”, a capital that stands alone is one, whatever follows it.
+    `announced` by “the answer is”, a single capital is an option whatever follows it.
     """
     text = _TEXT.sub(r"\1", text[:_READ]).strip()
     if len(text) == 1:
         text = text.upper()  # in the middle of a sentence a small letter would be a word
     options: set[str] = set()
-    place = 0
-    while option := _OPTION.match(text, place):
-        place = option.end()
-        between = _BETWEEN.match(text, place)
+    position = 0
+    while option := _OPTION.match(text, position):
+        position = option.end()
+        between = _BETWEEN.match(text, position)
         in_brackets = option[0].rstrip()[-1:] != option[1]
-        if not (announced or in_brackets or between or _BEHIND.match(text, place)):
+        if not (announced or in_brackets or between or _BEHIND.match(text, position)):
             return set()
         options.add(option[1])
         if not between:
             break
-        place = between.end()
+        position = between.end()
     return options

@@ -1,7 +1,7 @@
-"""The number that a piece of arithmetic comes to, worked out in fractions from its syntax tree. Nothing is ever run.
+"""Evaluate arithmetic exactly, in fractions, by walking Python's syntax tree. Nothing is ever executed.
 
-It knows numbers, brackets and + - * / // % ** (also written × ÷ ^), and sides joined by =, which must agree. Bounded:
-short text only, and no number of more than some thousand bits.
+It knows numbers, brackets and + - * / // % ** (also written × ÷ ^), and sides joined by =, which must be equal. Text
+and numbers are limited in size, so that `9**9**9` costs nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 LONGEST = 500
-"""Characters of an expression."""
+"""Characters of an expression, at most."""
 _BITS = 4096
 _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "^": "**", "[": "(", "]": ")"})
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
@@ -31,11 +31,11 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | i
 
 
 def value(text: str) -> Fraction | None:
-    """The number, or None for what is no arithmetic, too long, too large, or divides by zero."""
+    """The value; None for what is no arithmetic, too long, too large, divides by zero, or has unequal sides."""
     if len(text) > LONGEST:
         return None
     text = text.strip().strip("$").rstrip(".").translate(_SIGNS)
-    text = _LEADING_ZEROS.sub("", _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text))
+    text = _LEADING_ZEROS.sub("", _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text))
     sides = [_side(side) for side in text.split("=")]
     return sides[0] if all(side == sides[0] for side in sides) else None
 
@@ -45,25 +45,25 @@ def _side(text: str) -> Fraction | None:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "3(4)" is no arithmetic here, and Python would remark on it
-            return _work_out(ast.parse(text.strip(), mode="eval").body)
+            warnings.simplefilter("ignore")  # Python would warn that "3(4)" calls a number
+            return _evaluate(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
 
 
-def _work_out(node: ast.expr) -> Fraction:
+def _evaluate(node: ast.expr) -> Fraction:
     """Raises ValueError for anything but arithmetic within bounds."""
     match node:
         case ast.Constant(int() | float() as number) if not isinstance(number, bool):
             return _bounded(Fraction(str(number)))
         case ast.UnaryOp(ast.USub(), operand):
-            return -_work_out(operand)
+            return -_evaluate(operand)
         case ast.UnaryOp(ast.UAdd(), operand):
-            return _work_out(operand)
+            return _evaluate(operand)
         case ast.BinOp(left, ast.Pow(), right):
-            return _power(_work_out(left), _work_out(right))
+            return _power(_evaluate(left), _evaluate(right))
         case ast.BinOp(left, sign, right) if type(sign) in _OPERATORS:
-            return _bounded(Fraction(_OPERATORS[type(sign)](_work_out(left), _work_out(right))))
+            return _bounded(Fraction(_OPERATORS[type(sign)](_evaluate(left), _evaluate(right))))
     raise ValueError("no arithmetic")
 
 

@@ -14,7 +14,7 @@ from backend.rewards.functions.answer_text import answer_part
 from backend.rewards.registry import register_reward_function, require
 
 MATCH_S = 0.1
-"""What one completion may cost a regular expression, in seconds. Python's own `re` has no such limit."""
+"""Seconds that a pattern may search one completion. `(a|aa)+$` can backtrack for years, and Python's `re` has no timeout."""
 
 
 @register_reward_function("think_format_reward", label="Think Format")
@@ -58,7 +58,7 @@ def regex_match(
     hostile text, is given up and scores 0.
     """
     compiled = _compiled(pattern)
-    return [float(_found(compiled, text)) for text in completions]
+    return [float(_matches(compiled, text)) for text in completions]
 
 
 def _thinks_first(text: str) -> bool:
@@ -93,7 +93,7 @@ def _compiled(pattern: str) -> Any:
         raise ValueError(f"pattern is no regular expression: {error}") from None
 
 
-def _found(pattern: Any, text: str) -> bool:
+def _matches(pattern: Any, text: str) -> bool:
     try:
         return pattern.search(text, timeout=MATCH_S) is not None
     except TimeoutError:

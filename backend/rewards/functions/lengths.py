@@ -1,7 +1,7 @@
 """Shipped reward functions that judge how long a completion is, in tokens, the end-of-sequence token included.
 
-A length limit that is not given is the run's `max_completion_length`. All of them say None where the sampled tokens are
-not known, as for texts scored from a file; text is never looked at, so none can be hostile.
+The default of a length limit is the run's `max_completion_length`. All of them return None where the sampled tokens are
+not known, as for texts scored from a file. They never read the text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from backend.rewards.functions.texts import known_ids
 from backend.rewards.registry import register_reward_function, require
 
 CACHE_SHARE = 0.2
-"""DAPO's: a buffer of 4096 tokens before a limit of 20480."""
+"""DAPO's ratio: a buffer of 4096 tokens before a limit of 20480 (arXiv:2503.14476)."""
 
 
 @register_reward_function("soft_overlong_punishment_reward", label="Soft Overlong")
@@ -92,10 +92,10 @@ def length_target(
     return [None if ids is None else max(0.0, 1.0 - abs(len(ids) - target) / target) for ids in known]
 
 
-def _limit(given: int | None, trainer_state: Any, completions: list[str]) -> int:
-    """The length limit: given, else the run's. Where parameters are only looked at, there may be none yet."""
-    require(given is None or given >= 1, f"max_completion_length must be at least 1, not {given}")
-    limit = given or getattr(trainer_state, "max_completion_length", None)
+def _limit(limit: int | None, trainer_state: Any, completions: list[str]) -> int:
+    """The limit from the entry, else the run's; there may be none while only parameters are checked."""
+    require(limit is None or limit >= 1, f"max_completion_length must be at least 1, not {limit}")
+    limit = limit or getattr(trainer_state, "max_completion_length", None)
     require(bool(limit) or not completions, "max_completion_length must be given where no run gives it")
     return limit or sys.maxsize
 
@@ -107,6 +107,6 @@ def _overlong(length: int, limit: int, cache: int) -> float:
 
 
 def _cosine(length: int, limit: int, shortest: float, longest: float) -> float:
-    """From `shortest` at length 0 to `longest` at the limit, and no further beyond."""
+    """From `shortest` at length 0 to `longest` at the limit and beyond."""
     share = min(length / limit, 1.0)
     return longest + 0.5 * (shortest - longest) * (1.0 + math.cos(math.pi * share))

@@ -1,26 +1,26 @@
-"""The process that compares two answers as mathematics, with math-verify (and sympy under it).
+"""The child process that compares two answers as mathematics, with math-verify and sympy.
 
-A process of its own, because an answer such as 9^{9^9} keeps sympy busy for ever inside one call into C, where no
-thread can be interrupted. Each comparison runs on a fuse: when its processor time is up, the system ends the process,
-and `backend.rewards.functions.math_equality` starts another.
+It is a process because an answer such as 9^{9^9} keeps sympy inside one call into C that never returns, where no thread
+and no Python signal handler can interrupt it. Each comparison has a processor-time limit (SIGPROF, whose default action
+ends the process); `backend.rewards.functions.math_equality` then starts another child.
 
-It speaks lines of JSON: first "ready" (or the reason why not), then for each line [right, given] true or false. It ends
-when its input does.
+The protocol is that of `backend.pipes`: first "ready", or the reason why not; then for each request [reference,
+candidate] true or false. It decides nothing about where in a completion the answer is.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import signal
-import sys
 from collections.abc import Callable
 
-FUSE_S = 1.0
-"""Processor time of one comparison. Time on the clock would make a verdict depend on what else the machine does."""
+from backend import pipes
 
-Read = Callable[[str], "list[object]"]
+LIMIT_S = 1.0
+"""Processor time of one comparison. Wall-clock time would make a verdict depend on what else the machine does."""
+
+Parse = Callable[[str], "list[object]"]
 
 _WORDS = re.compile(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|[A-Za-z]{2}\s+[A-Za-z]{2})")
 _FUNCTIONS = re.compile(r"(?<![\\A-Za-z])(sin|cos|tan|ln|log|exp|pi)(?![A-Za-z])")
@@ -31,53 +31,54 @@ _SCIENTIFIC = re.compile(r"(?<=\d)[eE]([+-]?\d+)\b")
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer until stdin ends."""
+    out = pipes.claim_stdout()
     try:
         equal = comparison()
     except ImportError as error:
-        print(json.dumps(f"math-verify cannot be loaded: {error}"), flush=True)  # noqa: T201
+        pipes.answer(out, f"math-verify cannot be loaded: {error}")
         return
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # whose default is to end the process
-    print(json.dumps("ready"), flush=True)  # noqa: T201
-    for line in sys.stdin:
-        right, given = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, FUSE_S)
-        verdict = equal(right, given)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    pipes.answer(out, "ready")
+    for reference, candidate in pipes.requests():
+        signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+        verdict = equal(reference, candidate)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps(verdict), flush=True)  # noqa: T201
+        pipes.answer(out, verdict)
 
 
 def comparison() -> Callable[[str, str], bool]:
-    """Whether `given` says the same as `right`, as math-verify sees it; False for what cannot be read."""
-    logging.disable()  # it would log each completion that it cannot read
+    """A function that says whether two answers are equal according to math-verify; False for what it cannot parse."""
+    logging.disable()  # it would log every completion that it cannot parse
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
     def read(text: str) -> list[object]:
         configs = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
-        # Its own time limits are alarms, whose handlers Python runs only between calls into C. The fuse needs none.
+        # Its own time limits are alarms, whose handlers Python runs only between calls into C: off, for SIGPROF does it
+        # better.
         return parse(text, configs, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
-    def equal(right: str, given: str) -> bool:
+    def equal(reference: str, candidate: str) -> bool:
         try:
-            return verify(_read(right, read), _read(given, read), timeout_seconds=None)  # pyright: ignore
+            return verify(_parsed(reference, read), _parsed(candidate, read), timeout_seconds=None)  # pyright: ignore
         except (Exception, RecursionError):  # whatever sympy makes of hostile text, it is no right answer
             return False
 
-    equal(r"\frac{1}{2} + x^2", r"x^2 + 0.5")  # the first reading builds the grammar's tables; not on the fuse
+    equal(r"\frac{1}{2} + x^2", r"x^2 + 0.5")  # the first parse builds the grammar's tables, outside the time limit
     return equal
 
 
-def _read(text: str, read: Read) -> list[object]:
-    """What math-verify makes of an answer, first as one formula, or first as prose where it has words."""
-    tidy = _tidy(text)
-    first, second = (text, f"${tidy}$") if _WORDS.search(tidy) else (f"${tidy}$", text)
-    return read(first) or read(second)
+def _parsed(text: str, parse: Parse) -> list[object]:
+    """math-verify's parse of an answer, as one formula if it can be; an answer with words is tried as prose first."""
+    formula = _formula(text)
+    first, second = (text, f"${formula}$") if _WORDS.search(formula) else (f"${formula}$", text)
+    return parse(first) or parse(second)
 
 
-def _tidy(text: str) -> str:
-    """One formula without delimiters, in a notation whose meaning does not depend on the reader."""
+def _formula(text: str) -> str:
+    """One formula without delimiters, in a notation that has one meaning only."""
     text = _DELIMITERS.sub(" ", text).strip().rstrip(".")
-    text = _SPACED_THOUSANDS.sub(lambda found: found[0].replace(" ", ""), text)
+    text = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(" ", ""), text)
     text = _MIXED_NUMBER.sub(r"(\1+\2/\3)", text)
     text = _SCIENTIFIC.sub(r" \\cdot 10^{\1}", text)
     return _FUNCTIONS.sub(r"\\\1", text)

@@ -1,8 +1,8 @@
 """The reward functions that ship with the program: one decorated function each, for the format of DeepSeek-R1
 (arXiv 2501.12948): thoughts in `<think>`, the answer in `<answer>`.
 
-They look at text only: no state, no files, no opinion (None) withheld. A completion may be huge and hostile, so every
-scan is a plain search that passes over the text a fixed number of times; no pattern here can backtrack.
+They read text only, keep no state, and always return a number. A completion may be huge and hostile, so every scan is a
+plain search that passes over the text a fixed number of times; no pattern here can backtrack.
 
 The three format rewards form a ladder: what earns Strict Format earns Soft Format and the whole XML Count as well.
 
@@ -31,8 +31,8 @@ def r1_accuracy_reward_func(
     Both are stripped of white space before they are compared. 0 without a closed `<answer>`, for an empty one and for
     an empty completion, even where the dataset's answer is empty too. Text of any size is searched in linear time.
     """
-    found = [extract_answer(text) for text in completions]
-    return [2.0 if text and text == right.strip() else 0.0 for text, right in zip(found, answer, strict=True)]
+    extracted = [extract_answer(text) for text in completions]
+    return [2.0 if text and text == right.strip() else 0.0 for text, right in zip(extracted, answer, strict=True)]
 
 
 @register_reward_function("r1_int_reward_func", label="Integer Answer")
@@ -98,7 +98,7 @@ def _last_answer(text: str) -> int:
 
 
 def _tags(text: str) -> tuple[str, str, str, str]:
-    """The four tags this text is judged by: its first thought tag says whether it thinks or reasons."""
+    """The four tags that count in this text: its first thought tag decides between `<think>` and `<reasoning>`."""
     first = _THOUGHT_TAG.search(text)
     word = first[1] if first else "think"
     return f"<{word}>", f"</{word}>", _ANSWER, _END_OF_ANSWER
@@ -123,7 +123,7 @@ def _is_strict(text: str) -> bool:
 
 
 def _xml_count(text: str) -> float:
-    found = sum(text.count(tag) == 1 for tag in _tags(text))
+    count = sum(text.count(tag) == 1 for tag in _tags(text))
     _, closed, rest = text.rpartition(_END_OF_ANSWER)
     trailing = len(rest.rstrip()) if closed else 0
-    return max(0.0, 0.125 * found - 0.001 * trailing)
+    return max(0.0, 0.125 * count - 0.001 * trailing)

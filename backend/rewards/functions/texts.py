@@ -25,8 +25,8 @@ def keyword(
     completion; text of any size is searched in linear time.
     """
     require(bool(word), "word must not be empty, for every text contains that")
-    wanted = word if case else word.casefold()
-    return [float(wanted in (text if case else text.casefold())) for text in completions]
+    needle = word if case else word.casefold()
+    return [float(needle in (text if case else text.casefold())) for text in completions]
 
 
 @register_reward_function("repetition_penalty_reward", label="Repetition Penalty")

@@ -1,7 +1,9 @@
-"""What reward functions may ask for by name, for the completions of one step: our inputs and the dataset's columns.
+"""Keyword arguments for reward functions, from the completions of one step: our inputs and the dataset's columns.
 
-Two dialects. Ours gives texts: prompts, completions, the answer as the settings map it. TRL's gives columns as they
-are, and where the dataset's prompts are messages, prompts and completions are messages too.
+Two dialects. "ours" (registered functions, mlx-lm-lora's signature) gives texts: prompts, completions, the answer as
+the settings map it; a column cannot replace one of these. "trl" (an entry `file.py::function`) gives what `GRPOTrainer`
+gives: columns as they are, a column named `answer` or `types` included, and prompts and completions as lists of
+messages where the dataset's prompts are.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """How far the run is, for rewards that change as it goes on; `trainer_state` in a function's arguments.
+    """The argument `trainer_state`: how far the run is, for rewards that change over time (curricula).
 
-    `step` counts the steps finished before this one (0 in the first), of `max_steps` in all; `epoch` the passes over
-    the dataset. `max_completion_length` is the run's limit in tokens, None where texts are scored without a run.
+    `step` is the number of steps finished before this one (0 in the first), of `max_steps` in all; `epoch` the passes
+    over the dataset. `max_completion_length` is the run's limit in tokens, None where texts are scored without a run.
     """
 
     step: int = 0
@@ -38,13 +40,13 @@ class TrainerState:
 
 
 def inputs_for(samples: list[Sample], state: TrainerState, dialect: str) -> dict[str, Any]:
-    """Everything by name, in lists of one entry a sample that belong to the caller: who sorts one disturbs nobody."""
+    """Every input by name, in fresh lists of one entry for each sample: a function may sort them in place."""
     types = [problem.type for problem, _ in samples]
     inputs: dict[str, Any] = {
         "prompts": [problem.prompt for problem, _ in samples],
         "completions": [completion.text for _, completion in samples],
         "answer": [problem.answer for problem, _ in samples],
-        "types": types if any(each is not None for each in types) else None,
+        "types": types if any(kind is not None for kind in types) else None,
         "completion_ids": [list(completion.tokens) for _, completion in samples],
         "completions_ids": [list(completion.tokens) for _, completion in samples],
         "trainer_state": state,
@@ -55,14 +57,14 @@ def inputs_for(samples: list[Sample], state: TrainerState, dialect: str) -> dict
     return {**inputs, **_columns(samples, INPUTS)}
 
 
-def _columns(samples: list[Sample], without: tuple[str, ...]) -> dict[str, list[Any]]:
-    """The dataset's columns, None where a row lacks one."""
-    names = dict.fromkeys(name for problem, _ in samples for name in problem.row if name not in without)
+def _columns(samples: list[Sample], excluded: tuple[str, ...]) -> dict[str, list[Any]]:
+    """The dataset's columns by name; None where a row lacks one that others have."""
+    names = dict.fromkeys(name for problem, _ in samples for name in problem.row if name not in excluded)
     return {name: [problem.row.get(name) for problem, _ in samples] for name in names}
 
 
 def _as_messages(samples: list[Sample]) -> dict[str, list[Any]]:
-    """Prompts and completions as TRL has them: messages for each sample whose row holds its prompt as messages."""
+    """Prompts and completions as TRL passes them: messages for every sample whose row holds its prompt as messages."""
     chats = [_is_chat(problem) for problem, _ in samples]
     return {
         "prompts": [
@@ -80,11 +82,12 @@ def _is_chat(problem: Problem) -> bool:
     """Whether the dataset holds this prompt as messages: in `prompt`, or in whichever column the messages came from."""
     if "prompt" in problem.row:
         return isinstance(problem.row["prompt"], list)
-    return any(_holds(value, problem.messages) for value in problem.row.values())
+    return any(_ends_in(value, problem.messages) for value in problem.row.values())
 
 
-def _holds(value: Any, messages: list[Message]) -> bool:
-    if not isinstance(value, list) or not value or not all(isinstance(one, Mapping) for one in value):
+def _ends_in(column: Any, messages: list[Message]) -> bool:
+    """Whether the column holds the last of `messages`: the first may be a system prompt that the settings added."""
+    if not isinstance(column, list) or not column or not all(isinstance(message, Mapping) for message in column):
         return False
-    said = [(one.get("role"), one.get("content")) for one in value]
-    return said == [(one["role"], one["content"]) for one in messages[-len(value) :]]
+    in_column = [(message.get("role"), message.get("content")) for message in column]
+    return in_column == [(message["role"], message["content"]) for message in messages[-len(column) :]]

@@ -1,4 +1,4 @@
-"""What a reward function returned, read as scores: lists, tuples, generators and arrays of any library."""
+"""Read what a reward function returned as scores: lists, tuples, generators and arrays of any library."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
-from backend.rewards.runner.excerpts import excerpt
+from backend.rewards.runner.error_text import shorten
 
 Scores = list[float | None]
 
 
-class Unusable(Exception):
-    """What a function returned cannot be taken for scores; `index` is the first completion that this shows on."""
+class InvalidScores(Exception):
+    """What a function returned cannot be used as scores; `index` is the first completion that this shows on."""
 
     def __init__(self, what: str, index: int = 0) -> None:
         super().__init__(what)
@@ -20,30 +20,30 @@ class Unusable(Exception):
 
 
 def read_scores(returned: Any, count: int) -> Scores:
-    """`count` finite numbers or None. Raises Unusable."""
+    """`count` finite numbers or None. Raises InvalidScores."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping | Set):
         kind = "None" if returned is None else type(returned).__name__
-        raise Unusable(f"{kind} where a list of {count} scores was expected")
+        raise InvalidScores(f"{kind} where a list of {count} scores was expected")
     values = list(values)
     if len(values) != count:
-        raise Unusable(f"{len(values)} scores for {count} completions")
-    return [_number(value, index) for index, value in enumerate(values)]
+        raise InvalidScores(f"{len(values)} scores for {count} completions")
+    return [_score(value, index) for index, value in enumerate(values)]
 
 
-def _number(value: Any, index: int) -> float | None:
+def _score(value: Any, index: int) -> float | None:
     if value is None:
         return None
     number = _as_float(value)
     if number is None:
-        raise Unusable(f"{excerpt(repr(value))} ({type(value).__name__}) as a score, which is not a number", index)
+        raise InvalidScores(f"{shorten(repr(value))} ({type(value).__name__}) as a score, which is not a number", index)
     if not math.isfinite(number):
-        raise Unusable(f"{number} as a score, which is not a finite number", index)
+        raise InvalidScores(f"{number} as a score, which is not a finite number", index)
     return number
 
 
 def _as_float(value: Any) -> float | None:
-    """Bools and any library's scalars are numbers and have `__float__`; text has not, though float() would read it."""
+    """Bools and any library's scalars have `__float__`. Text has not: `"1"` stays no number."""
     try:
         return float(value) if hasattr(value, "__float__") else None
     except (TypeError, ValueError):

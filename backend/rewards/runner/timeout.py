@@ -1,7 +1,11 @@
-"""Calls of a person's code with a time limit, in a thread of their own: one, or several `async def` ones together.
+"""Call a user's code with a time limit, in a thread of its own: one call, or several `async def` ones concurrently.
 
-Python code that runs too long is interrupted, so that its loop does not go on beside the run. Code that holds the
-interpreter's lock (a C extension, a runaway regular expression) cannot be: that takes a process, and this is none.
+Python code that runs too long is interrupted: CPython raises an exception in another thread on request
+(PyThreadState_SetAsyncExc), so an endless loop does not go on beside the run. What a thread cannot be interrupted in is
+a call into C that holds the GIL, such as a regular expression with catastrophic backtracking, `(a+)+$`, or a C
+extension in a loop. While it lasts no other thread runs either, ours that waits for the timeout included. The sandbox
+(`backend.rewards.sandbox`), a process, is for that; and code that is blocked in C without the GIL (sleep, a socket) is
+left behind in its daemon thread.
 """
 
 from __future__ import annotations
@@ -16,13 +20,14 @@ from concurrent.futures import wait
 from contextlib import suppress
 from typing import Any
 
-_GRACE_S = 1.0
-_NUDGE_S = 0.05
-_HEAD_START_S = 0.2
-"""How long an event loop may take to end by itself what has run out of time, before it is interrupted."""
+_INTERRUPT_FOR_S = 1.0
+"""How long a thread is interrupted again and again before it is left behind."""
+_INTERRUPT_EVERY_S = 0.05
+_LOOP_GRACE_S = 0.2
+"""How long an event loop may take to cancel by itself what has run out of time, before its thread is interrupted."""
 
 
-class TimeUp(Exception):
+class CallTimeout(Exception):
     """The call had not returned in time; of several, `index` is the first that had not."""
 
     def __init__(self, index: int = 0) -> None:
@@ -31,7 +36,7 @@ class TimeUp(Exception):
 
 
 class CallFailed(Exception):
-    """The call raised; `__cause__` is what it raised, SystemExit and its like included; of several, that of `index`."""
+    """The call raised `__cause__`, which may be a SystemExit too; of several calls, `index` did."""
 
     def __init__(self, cause: BaseException, index: int = 0) -> None:
         super().__init__(str(cause))
@@ -40,12 +45,12 @@ class CallFailed(Exception):
 
 
 class _Interrupted(BaseException):
-    """Raised inside a call whose time is up; no Exception, so that `except Exception` lets it pass."""
+    """Raised inside a call whose time is up. Not an Exception: a user's `except Exception` must not catch it."""
 
 
-class _Worker(threading.Thread):
+class _CallThread(threading.Thread):
     def __init__(self, work: Callable[[], Any]) -> None:
-        # A daemon: where even interrupting fails, it must not keep the process from ending.
+        # A daemon thread: one that cannot be interrupted must not keep the process from ending.
         super().__init__(name="reward function", daemon=True)
         self.work = work
         self.value: Any = None
@@ -58,10 +63,10 @@ class _Worker(threading.Thread):
             except BaseException as error:
                 self.error = error
         except _Interrupted:
-            pass  # interrupted once more while it was putting the first one away
+            pass  # interrupted a second time while the inner handler stored the first
 
-    def finish(self, seconds: float) -> bool:
-        """Start, wait, and interrupt what is still running then; whether it ended by itself."""
+    def run_for(self, seconds: float) -> bool:
+        """Start, wait, and interrupt what still runs then. Returns whether it ended by itself."""
         self.start()
         self.join(seconds)
         if not self.is_alive():
@@ -70,27 +75,27 @@ class _Worker(threading.Thread):
         return False
 
 
-def call_within(seconds: float, work: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
-    """`read(work())`, what `work` returns being awaited first if it is awaitable; raises TimeUp or CallFailed.
+def call_with_timeout(seconds: float, work: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
+    """`read(work())`, with an awaitable that `work` returns awaited first. Raises CallTimeout or CallFailed.
 
-    `read` runs in the same thread and time: a generator runs only when it is read, and mlx evaluates a lazy array only
-    in the thread that made it.
+    `read` runs in the same thread within the same time: a generator runs only when it is read, and mlx evaluates a lazy
+    array only in the thread that made it.
     """
 
-    def both() -> Any:
+    def call_and_read() -> Any:
         returned = work()
         return read(asyncio.run(_awaited(returned, seconds)) if inspect.isawaitable(returned) else returned)
 
-    worker = _Worker(both)
-    if not worker.finish(seconds) or isinstance(worker.error, _Interrupted):
-        raise TimeUp
-    if worker.error is not None:
-        raise CallFailed(worker.error)
-    return worker.value
+    thread = _CallThread(call_and_read)
+    if not thread.run_for(seconds) or isinstance(thread.error, _Interrupted):
+        raise CallTimeout
+    if thread.error is not None:
+        raise CallFailed(thread.error)
+    return thread.value
 
 
 async def _awaited(awaitable: Awaitable[Any], seconds: float) -> Any:
-    """The coroutine's own time limit: a thread that waits for its event loop runs no Python to be interrupted in."""
+    """Await with asyncio's own timeout: a thread that is in its event loop's `select` cannot be interrupted."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
@@ -98,97 +103,98 @@ async def _awaited(awaitable: Awaitable[Any], seconds: float) -> Any:
     except TimeoutError:
         if limit.expired():
             raise _Interrupted from None
-        raise
+        raise  # the user's own TimeoutError
 
 
-Work = tuple[Callable[[], Awaitable[Any]], Callable[[Any], Any]]
-"""A call that returns something awaitable, and what reads its value."""
+AsyncCall = tuple[Callable[[], Awaitable[Any]], Callable[[Any], Any]]
+"""A call that returns an awaitable, and a function that reads the value it gives."""
 
 
-def gather_within(seconds: float, works: Sequence[Work]) -> list[tuple[Any, float]]:
-    """(value read, seconds it took) of each call, all of them awaited together in one event loop.
+def gather_with_timeout(seconds: float, calls: Sequence[AsyncCall]) -> list[tuple[Any, float]]:
+    """(value read, seconds taken) of each call, all awaited concurrently in one event loop.
 
-    Each has `seconds` of its own. The first to fail or to run out of time ends them all, as TimeUp or CallFailed with
-    its index; a call that keeps the loop to itself is interrupted, and it is the one that is named. The loop is the same
-    from step to step: what a person's code keeps open, such as connections to a judge, belongs to its loop.
+    Each has `seconds` of its own. The first to fail or run out of time ends them all, as CallTimeout or CallFailed with
+    its index; a call that blocks the loop is interrupted, and it is the one that is named. The loop is the same from
+    step to step, because what a user's code keeps open between steps, such as connections to a judge model, belongs to
+    the loop it was made in.
     """
-    loop, gathering = _Loop.running(), _Gathering(seconds, works)
+    loop, gathering = _LoopThread.running(), _Gathering(seconds, calls)
     future = asyncio.run_coroutine_threadsafe(gathering.run(), loop.loop)
-    if not gathering.ended.wait(seconds + _HEAD_START_S):
-        _interrupt(loop, until=gathering.ended)
-        loop.give_up()
-    wait([future], _HEAD_START_S)  # the others are cancelled in this time, or left to themselves
-    if gathering.failed:
-        index, error = gathering.failed
-        raise TimeUp(index) if isinstance(error, _Interrupted) else CallFailed(error, index)
-    if len(gathering.done) < len(works):
-        raise TimeUp(next(index for index in range(len(works)) if index not in gathering.done))
-    return [gathering.done[index] for index in range(len(works))]
+    if not gathering.is_ended.wait(seconds + _LOOP_GRACE_S):
+        _interrupt(loop, until=gathering.is_ended)
+        loop.abandon()
+    wait([future], _LOOP_GRACE_S)  # the other calls are cancelled in this time, or left behind
+    if gathering.failure:
+        index, error = gathering.failure
+        raise CallTimeout(index) if isinstance(error, _Interrupted) else CallFailed(error, index)
+    if len(gathering.results) < len(calls):
+        raise CallTimeout(next(index for index in range(len(calls)) if index not in gathering.results))
+    return [gathering.results[index] for index in range(len(calls))]
 
 
-class _Loop(threading.Thread):
-    """An event loop that waits between steps; replaced when one did not end in time."""
+class _LoopThread(threading.Thread):
+    """A thread with an event loop that idles between steps; replaced by another after it had to be interrupted."""
 
     _lock = threading.Lock()
-    _running: _Loop | None = None
+    _current: _LoopThread | None = None
 
     def __init__(self) -> None:
         super().__init__(name="event loop of reward functions", daemon=True)
         self.loop = asyncio.new_event_loop()
 
     @classmethod
-    def running(cls) -> _Loop:
+    def running(cls) -> _LoopThread:
         with cls._lock:
-            if cls._running is None or not cls._running.is_alive():
-                cls._running = cls()
-                cls._running.start()
-            return cls._running
+            if cls._current is None or not cls._current.is_alive():
+                cls._current = cls()
+                cls._current.start()
+            return cls._current
 
     def run(self) -> None:
         with suppress(_Interrupted, SystemExit):
             self.loop.run_forever()
 
-    def give_up(self) -> None:
-        """Let the next step have another loop: an interruption may still be on its way to this one."""
-        with _Loop._lock:
-            _Loop._running = None
+    def abandon(self) -> None:
+        """Make the next step start another loop: an interrupt may still be on its way to this one."""
+        with _LoopThread._lock:
+            _LoopThread._current = None
         self.loop.call_soon_threadsafe(self.loop.stop)
 
 
 class _Gathering:
-    """Several calls in one loop: which have come to their end, and which failed first."""
+    """Several calls in one loop: the results so far by index, and the first failure."""
 
-    def __init__(self, seconds: float, works: Sequence[Work]) -> None:
+    def __init__(self, seconds: float, calls: Sequence[AsyncCall]) -> None:
         self.seconds = seconds
-        self.works = works
-        self.done: dict[int, tuple[Any, float]] = {}
-        self.failed: tuple[int, BaseException] | None = None
-        self.ended = threading.Event()
+        self.calls = calls
+        self.results: dict[int, tuple[Any, float]] = {}
+        self.failure: tuple[int, BaseException] | None = None
+        self.is_ended = threading.Event()
 
     async def run(self) -> None:
-        with suppress(ExceptionGroup):  # `failed` says it
+        with suppress(ExceptionGroup):  # the reason is in `failure`
             async with asyncio.TaskGroup() as tasks:
-                for index, (work, read) in enumerate(self.works):
-                    tasks.create_task(self._one(index, work, read))
-        self.ended.set()
+                for index, (work, read) in enumerate(self.calls):
+                    tasks.create_task(self._run_one(index, work, read))
+        self.is_ended.set()
 
-    async def _one(self, index: int, work: Callable[[], Awaitable[Any]], read: Callable[[Any], Any]) -> None:
-        began = time.perf_counter()
+    async def _run_one(self, index: int, work: Callable[[], Awaitable[Any]], read: Callable[[Any], Any]) -> None:
+        start = time.perf_counter()
         try:
             value = read(await _awaited(work(), self.seconds))
         except GeneratorExit:
-            raise  # the loop was given up, and what waited in it is thrown away
+            raise  # the loop was abandoned, and its pending coroutines are garbage-collected
         except BaseException as error:
-            self.failed = self.failed or (index, error)
-            self.ended.set()
-            # A SystemExit would end the loop; this ends the other calls.
+            self.failure = self.failure or (index, error)
+            self.is_ended.set()
+            # Raised anew as an Exception, so that the TaskGroup cancels the other calls; SystemExit would end the loop.
             raise RuntimeError("a call failed") from None
-        self.done[index] = value, time.perf_counter() - began
+        self.results[index] = value, time.perf_counter() - start
 
 
 def _interrupt(thread: threading.Thread, until: threading.Event | None = None) -> None:
-    """Raise in the thread until it ends; a bare `except:` in a loop swallows the first. Give up after a second."""
-    give_up = time.monotonic() + _GRACE_S
-    while thread.is_alive() and time.monotonic() < give_up and not (until and until.is_set()):
+    """Raise _Interrupted in `thread` until it ends or `until` is set; a bare `except:` in a loop swallows the first."""
+    deadline = time.monotonic() + _INTERRUPT_FOR_S
+    while thread.is_alive() and time.monotonic() < deadline and not (until and until.is_set()):
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_Interrupted))
-        until.wait(_NUDGE_S) if until else thread.join(_NUDGE_S)
+        until.wait(_INTERRUPT_EVERY_S) if until else thread.join(_INTERRUPT_EVERY_S)

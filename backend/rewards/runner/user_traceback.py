@@ -1,6 +1,6 @@
-"""Where a person's reward code went wrong: the sentence, the line, and their own part of the traceback.
+"""Where a user's reward code failed: the sentence, the line, and the user's own part of the traceback.
 
-Frames of ours, of Python and of libraries are left out: the person can mend their file and nothing else.
+Frames of ours, of Python and of libraries are left out: the user can mend their own file and nothing else.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """A line of the person's file that was being run: its number from 1, the function it is in, its text."""
+class UserFrame:
+    """A line of the user's file that was running: its number from 1, the function it is in, its text."""
 
     line: int
     function: str
@@ -21,36 +21,44 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
-    """One failure. `line` is the deepest of the person's own (0: none is known); `frames` from the outside in."""
+class UserError:
+    """One failure of a user's code: its innermost line, 0 where none is known, and `frames`, outermost first."""
 
     sentence: str
     file: str = ""
     line: int = 0
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[UserFrame, ...] = ()
+
+    @classmethod
+    def of(cls, sentence: str, error: BaseException | None, file: Path | None, line: int = 0) -> UserError:
+        """`error` is what the user's code raised, if anything; `line` counts where the traceback has no line of `file`."""
+        frames = _frames_in(file, error)
+        if isinstance(error, SyntaxError) and file:
+            line = error.lineno or line
+        return cls(sentence, str(file or ""), frames[-1].line if frames else line, frames)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> UserError:
+        """The inverse of `to_dict`, also after a trip through JSON."""
+        frames = tuple(UserFrame(**frame) for frame in fields["frames"])
+        return cls(fields["sentence"], fields["file"], fields["line"], frames)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def blame(sentence: str, error: BaseException | None, file: Path | None, line: int = 0) -> Blame:
-    """`error` is what the person's code raised, if it raised; `line` is where to look where no frame says."""
-    frames = _own_frames(error, file)
-    if isinstance(error, SyntaxError) and file:
-        line = error.lineno or line
-    return Blame(sentence, str(file or ""), frames[-1].line if frames else line, frames)
-
-
-def _own_frames(error: BaseException | None, file: Path | None) -> tuple[Frame, ...]:
+def _frames_in(file: Path | None, error: BaseException | None) -> tuple[UserFrame, ...]:
     if error is None or file is None:
         return ()
-    # The file is read by us and compiled under its path, so linecache finds its lines there.
-    found = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in found if frame.filename == str(file)]
-    kept = [frame for place, frame in enumerate(own) if not place or not _is_inside(frame, own[place - 1])]
-    return tuple(Frame(frame.lineno or 0, frame.name, (frame.line or "").strip()) for frame in kept)
+    # We compile the file's text under its path, so linecache finds the text of its lines there.
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    kept = [
+        frame
+        for index, frame in enumerate(frames)
+        if not index or not _is_comprehension_on_same_line(frame, frames[index - 1])
+    ]
+    return tuple(UserFrame(frame.lineno or 0, frame.name, (frame.line or "").strip()) for frame in kept)
 
 
-def _is_inside(frame: traceback.FrameSummary, outer: traceback.FrameSummary) -> bool:
-    """Whether it is a comprehension on the line that stands there already."""
+def _is_comprehension_on_same_line(frame: traceback.FrameSummary, outer: traceback.FrameSummary) -> bool:
     return frame.name.startswith("<") and frame.lineno == outer.lineno

@@ -1,54 +1,49 @@
-"""Scoring in a process of its own, kept warm: what a person's code does to that process is told in a sentence.
+"""Score completions in a child process: a user's reward function that hangs, crashes or exits takes only that process
+with it.
 
-One process serves as long as the files stay as they are; when one has changed, a fresh interpreter reads it, so nothing
-of the old code is left. Whoever waits may give up at any moment, and the process is ended.
+One child is kept warm as long as the reward files stay as they are; once one has changed, a fresh interpreter reads it,
+so nothing of the old code is left. This is protection against mistakes, not against malice: the child may do whatever
+the user may. Runs do not use it (`backend.rewards.runner` calls functions in the trainer's own process); the reward
+bench and the command line do.
 """
 
 from __future__ import annotations
 
-import json
-import selectors
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backend.rewards.runner.user_traceback import Blame, Frame
+from backend.pipes import ChildEnded, ChildProcess, ChildTimeout, describe_exit, module_command
+from backend.rewards.runner.score_one import LoadError
+from backend.rewards.runner.user_traceback import UserError
 from backend.rewards.sandbox.server import VERB
-from backend.spec.command import backend_command, backend_environment
-from backend.spec.events import plain
 from backend.spec.faults import Fault, Mistake
 from backend.spec.rewards.user_code import code_files
 
 GRACE_S = 3.0
-"""How long past its time limit the process may take to say so; code that holds the interpreter's lock never does."""
-LOOK_S = 0.05
-
-
-class Ended(Exception):
-    """The process ended, or had to be ended, before it answered; the message says which, as the end of a sentence."""
+"""How long after its time limit the child may take to report the timeout itself, with the user's line in it. Code that
+holds the GIL never lets it."""
+EXIT_S = 0.05
+"""How long a child may take to end by itself before it is killed."""
 
 
 @dataclass(slots=True)
 class SandboxResult:
-    """What one function gave. `scores`: one a completion, None where it had no opinion; empty with an `error`."""
+    """What one function returned. `scores`: one for each completion, None for no opinion; empty with an `error`."""
 
     name: str
     seconds: float = 0.0
     scores: list[float | None] = field(default_factory=list)
     logged: dict[str, list[Any]] = field(default_factory=dict)
-    error: Blame | None = None
+    error: UserError | None = None
     printed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxTask:
-    """What is to be scored, and by what: `lines` as `backend.rewards.completion_lines.group_of` reads them."""
+    """Which functions score what: `lines` as `backend.rewards.completion_lines.group_of` reads them."""
 
     names: Sequence[str]
     lines: Sequence[Mapping[str, Any]]
@@ -56,146 +51,101 @@ class SandboxTask:
     timeout_s: float = 60.0
     max_completion_length: int | None = None
 
-    def begin(self) -> dict[str, Any]:
-        about = {"names": list(self.names), "file": str(self.file or ""), "timeout": self.timeout_s}
-        return {**about, "max_completion_length": self.max_completion_length, "groups": list(self.lines)}
+    def load_request(self) -> dict[str, Any]:
+        return {
+            "names": list(self.names),
+            "file": str(self.file or ""),
+            "timeout": self.timeout_s,
+            "max_completion_length": self.max_completion_length,
+            "groups": list(self.lines),
+        }
 
 
 class SandboxClient:
-    """The other process. One task at a time; `close` ends it."""
+    """The parent's side. One task at a time; `close` ends the child."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._stamp: tuple[Any, ...] = ()
+        command = module_command("backend.rewards.sandbox.server", VERB)
+        self.child = ChildProcess(command, grace_s=EXIT_S)
+        self._loaded_files: tuple[Any, ...] = ()
         self._lock = threading.Lock()
 
     def score(
         self,
         task: SandboxTask,
         poll: Callable[[], None] = lambda: None,
-        tell: Callable[[str], None] = lambda name: None,
+        on_function: Callable[[str], None] = lambda name: None,
     ) -> list[SandboxResult]:
-        """Every function over every completion, each by itself. `poll` is called often and may raise to give up; `tell`
-        hears each function's name before it is called.
+        """Score all completions with each function by itself, so that one that fails hides none of the others.
 
-        Raises Mistake where the functions cannot be had, with a `blame` attribute where a file is at fault.
+        `poll` is called often and may raise to give up; `on_function` gets each function's name before it is called.
+        Raises Mistake where the functions cannot be loaded: LoadError if it is known where the user's file went wrong.
         """
         with self._lock:
-            self._keep_fresh(task)
+            self._restart_if_changed(task)
             try:
-                return self._scored(task, poll, tell)
+                results: list[SandboxResult] = []
+                for index, (name, line) in enumerate(self._load(task, poll)):
+                    on_function(name)
+                    results.append(self._score_one(task, index, name, line, poll))
+                return results
             except BaseException:
                 self.close()
                 raise
 
-    def _scored(self, task: SandboxTask, poll: Callable[[], None], tell: Callable[[str], None]) -> list[SandboxResult]:
-        names = self._begun(task, poll)
-        outcomes: list[SandboxResult] = []
-        for place, (name, line) in enumerate(names):
-            tell(name)
-            outcomes.append(self._one(task, place, name, line, poll))
-        return outcomes
-
-    def _begun(self, task: SandboxTask, poll: Callable[[], None]) -> list[tuple[str, int]]:
+    def _load(self, task: SandboxTask, poll: Callable[[], None]) -> list[tuple[str, int]]:
+        """Name and line of every function, once the child has run the user's file."""
         try:
-            said = self._ask({"begin": task.begin()}, task.timeout_s, poll)
-        except Ended as ended:
-            where = task.file.name if task.file else "The process that scores"
-            raise Mistake("reward_functions_file", f"{where} {ended} while it was being loaded.") from None
-        if "faults" in said:
-            mistake = Mistake([Fault(**fault) for fault in said["faults"]])
-            mistake.blame = _blame(said["blame"])  # type: ignore[attr-defined]
-            raise mistake
-        return said["ready"]
+            reply = self._request(task, {"begin": task.load_request()}, poll)
+        except ChildEnded as ended:
+            raise Mistake(
+                "reward_functions_file", f"{_file_name(task)} {_how(ended)} while it was being loaded."
+            ) from ended
+        except ChildTimeout:
+            sentence = f"{_file_name(task)} {_still_running(task)} while it was being loaded."
+            raise Mistake("reward_functions_file", sentence) from None
+        if "faults" in reply:
+            raise LoadError([Fault(**fault) for fault in reply["faults"]], UserError.from_dict(reply["user_error"]))
+        return reply["ready"]
 
-    def _one(self, task: SandboxTask, place: int, name: str, line: int, poll: Callable[[], None]) -> SandboxResult:
-        """One function; where it took the process with it, the others get a new one."""
+    def _score_one(
+        self, task: SandboxTask, index: int, name: str, line: int, poll: Callable[[], None]
+    ) -> SandboxResult:
+        """One function over all completions. Where the last one ended the child, this one gets a new child."""
         try:
-            if self._process is None:
-                self._begun(task, poll)
-            said = self._ask({"score": place}, task.timeout_s, poll)
-        except Ended as ended:
+            if not self.child.is_started:
+                self._load(task, poll)
+            reply = self._request(task, {"score": index}, poll)
+        except (ChildEnded, ChildTimeout) as failure:
+            what = _how(failure) if isinstance(failure, ChildEnded) else _still_running(task)
             of_file = f" of {task.file.name}" if task.file else ""
-            told = f"The reward function {name}{of_file} {ended}."
-            return SandboxResult(name, error=Blame(told, str(task.file or ""), line))
-        scored = said["scored"]
-        error = _blame(scored.pop("error")) if scored["error"] else scored.pop("error")
-        return SandboxResult(**scored, error=error, printed=said["printed"])
+            sentence = f"The reward function {name}{of_file} {what}."
+            return SandboxResult(name, error=UserError(sentence, str(task.file or ""), line))
+        scored = reply["scored"]
+        error = scored.pop("error")
+        return SandboxResult(**scored, error=UserError.from_dict(error) if error else None, printed=reply["printed"])
 
-    # The process
+    def _request(self, task: SandboxTask, message: dict[str, Any], poll: Callable[[], None]) -> dict[str, Any]:
+        return self.child.request(message, task.timeout_s + GRACE_S, poll)
 
-    def _ask(self, question: dict[str, Any], timeout_s: float, poll: Callable[[], None]) -> dict[str, Any]:
-        """Raises Ended, whatever `poll` raises, and Mistake for a line that cannot be understood."""
-        process = self._process or self._start()
-        assert process.stdin is not None
-        line = json.dumps(plain(question), ensure_ascii=False, default=str).encode(errors="replace") + b"\n"
-        with suppress(BrokenPipeError):  # told below, where nothing is answered
-            process.stdin.write(line)
-            process.stdin.flush()
-        said = self._heard(process, timeout_s, poll)
-        if not said:
-            code = self._end()
-            raise Ended(f"ended the process it ran in ({_how(code)})")
-        return json.loads(said)
-
-    def _heard(self, process: subprocess.Popen[bytes], timeout_s: float, poll: Callable[[], None]) -> bytes:
-        """One line, or nothing once the process has ended."""
-        assert process.stdout is not None
-        until, pieces = time.monotonic() + timeout_s + GRACE_S, list[bytes]()
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while True:
-                poll()
-                if selector.select(LOOK_S):
-                    piece = process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
-                    pieces.append(piece)
-                    if not piece or piece.endswith(b"\n"):
-                        return b"".join(pieces) if piece else b""
-                if time.monotonic() > until:
-                    self._end()
-                    raise Ended(f"was still running after {timeout_s:g} s (reward_timeout)")
-
-    def _keep_fresh(self, task: SandboxTask) -> None:
-        """A new process where a file is another one than the present process has read."""
+    def _restart_if_changed(self, task: SandboxTask) -> None:
         files = code_files({"reward_functions": list(task.names), "reward_functions_file": str(task.file or "")})
-        stamp = tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files)
-        if stamp != self._stamp:
-            self._end()
-        self._stamp = stamp
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._process = subprocess.Popen(
-            _command(), env=backend_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        return self._process
-
-    def _end(self) -> int:
-        """End the process at once; the code it ended with, 0 where there was none."""
-        process, self._process = self._process, None
-        if process is None:
-            return 0
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(LOOK_S)
-        process.kill()
-        for stream in (process.stdin, process.stdout):
-            with suppress(OSError):
-                stream.close()  # type: ignore[union-attr]
-        return process.wait()
+        stamps = tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files)
+        if stamps != self._loaded_files:
+            self.close()
+        self._loaded_files = stamps
 
     def close(self) -> None:
-        self._end()
+        self.child.stop()
 
 
-def _blame(told: dict[str, Any]) -> Blame:
-    return Blame(told["sentence"], told["file"], told["line"], tuple(Frame(**frame) for frame in told["frames"]))
+def _file_name(task: SandboxTask) -> str:
+    return task.file.name if task.file else "The process that scores"
 
 
-def _how(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+def _how(ended: ChildEnded) -> str:
+    return f"ended the process it ran in ({describe_exit(ended.exit_code)})"
 
 
-def _command() -> list[str]:
-    if getattr(sys, "frozen", False):
-        return backend_command(VERB)
-    return [sys.executable, "-P", "-m", "backend.rewards.sandbox.server"]
+def _still_running(task: SandboxTask) -> str:
+    return f"was still running after {task.timeout_s:g} s (reward_timeout)"

@@ -1,4 +1,4 @@
-"""How a verb ends: the exit codes, and the sentence on stderr."""
+"""Exit codes, and the decorator that turns a user's mistake into its sentences on stderr and exit code 2."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ FINISHED, BUG, MISTAKE, STOPPED = 0, 1, 2, 3
 
 
 def verb(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn a Mistake into its sentences on stderr and exit code 2."""
+    """Make a function a verb: a Mistake that it raises is printed without a traceback, and the process exits with 2."""
 
     @functools.wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except Mistake as mistake:
-            tell(mistake)
+            print_faults(mistake)
             raise typer.Exit(MISTAKE) from None
 
-    return guarded
+    return wrapper
 
 
-def tell(mistake: Mistake) -> None:
+def print_faults(mistake: Mistake) -> None:
+    """One line for each fault, on stderr."""
     for fault in mistake.faults:
         print(fault, file=sys.stderr)

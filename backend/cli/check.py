@@ -1,0 +1,33 @@
+"""The verb `check`: every problem with a config file, without training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from backend.cli.exit_codes import MISTAKE, print_faults, verb
+from backend.cli.options import AsJson
+from backend.spec.faults import Mistake
+
+
+@verb
+def check(config: Annotated[Path, typer.Argument(help="The settings, a YAML file.")], as_json: AsJson = False) -> None:
+    """Say every problem with settings, model, dataset, columns and rewards; loads no weights."""
+    from backend.run import preflight
+    from backend.spec.config import read
+
+    try:
+        faults = preflight.check(read(config))
+    except Mistake as mistake:
+        faults = mistake.faults
+    if as_json:
+        print(json.dumps([fault.to_dict() for fault in faults], ensure_ascii=False))
+    else:
+        print_faults(Mistake(faults))
+    if faults:
+        raise typer.Exit(MISTAKE)
+    if not as_json:
+        print("Nothing is wrong with these settings.")

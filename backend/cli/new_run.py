@@ -1,0 +1,97 @@
+"""From a config file to a folder that can be trained in: apply `--set`, check everything, make the folder.
+
+Everything is checked before anything is made, so that a mistake leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from backend.spec.aliases import translate
+from backend.spec.config import SETTINGS, TEXTS, Config, beside, dump, parse, read
+from backend.spec.events import Diary
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder, default_run_name, make_run_folder
+
+if TYPE_CHECKING:
+    from backend.run.run_inputs import RunInputs
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRun:
+    """A run folder with a config.yaml inside, its settings, and the rows and reward functions that were read to check them."""
+
+    folder: RunFolder
+    settings: Config
+    inputs: RunInputs | None = None
+
+
+def check_settings(raw: Mapping[str, Any]) -> tuple[Config, RunInputs]:
+    """The settings, and what was read to check them. Raises Mistake with all faults of them and of what they point to."""
+    from backend.run.preflight import preflight
+
+    inputs = preflight(raw)
+    return parse(raw), inputs
+
+
+def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> PreparedRun:
+    """Check the settings, then make a run folder and write them into it. Raises Mistake."""
+    # Paths in `raw` are relative to the working directory; config.yaml will be read again in the run's folder.
+    raw = beside(Path.cwd(), raw) | ({} if name is None else {"run_name": name})
+    settings, inputs = check_settings(raw)
+    folder_name = settings.run_name or default_run_name(settings.model, settings.train_type, settings.train_mode)
+    folder = make_run_folder(folder_name, runs_dir, reuse=bool(settings.run_name))
+    folder.config.write_text(dump(settings), encoding="utf-8")
+    return PreparedRun(folder, settings, inputs)
+
+
+def prepared_run(path: Path) -> PreparedRun:
+    """A folder that the window has made, with config.yaml inside and no diary yet. Raises Mistake.
+
+    Faults of its settings are written to the diary too, because the window sees nothing but the folder.
+    """
+    folder = RunFolder(path.expanduser().resolve())
+    if not folder.config.is_file():
+        raise Mistake("run", f"The folder {path} holds no config.yaml.")
+    if folder.has_diary:
+        raise Mistake("run", f"The run {folder.name} has a diary already; resume it, or start another.")
+    try:
+        return PreparedRun(folder, *check_settings(read(folder.config)))
+    except Mistake as mistake:
+        diary = Diary(folder.events)
+        sentence = " ".join(fault.sentence for fault in mistake.faults)
+        diary.write("failed", step=0, reason="failed", sentence=sentence)
+        diary.close()
+        raise
+
+
+def apply_changes(raw: dict[str, Any], changes: list[str]) -> dict[str, Any]:
+    """The raw settings with every `--set key=value` over them; both may use any name that a setting goes by.
+
+    A key without a value takes the setting out of the file. Raises Mistake for a change that cannot be read.
+    """
+    changed = dict(map(_parse_change, changes))
+    translated_changes, unreadable_changes = translate(changed)
+    translated, unreadable = translate(raw)
+    if unreadable_changes or unreadable:
+        return raw | changed  # the check reports what is wrong
+    emptied = {key for key, value in changed.items() if value is None}
+    return {key: value for key, value in translated.items() if key not in emptied} | translated_changes
+
+
+def _parse_change(text: str) -> tuple[str, Any]:
+    """Key and value of `key=value`. A value is YAML, except for settings that are text: `run_name=007` is no number."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise Mistake("set", f"--set {text} must be written as key=value.")
+    if key in SETTINGS and SETTINGS[key].kind in TEXTS:
+        return key, value
+    try:
+        return key, yaml.safe_load(value)
+    except (yaml.YAMLError, ValueError):
+        raise Mistake(key, f"--set {text} cannot be read: {value} is no YAML value.") from None

@@ -1,0 +1,35 @@
+"""The verb `resume`: continue a run from its newest complete checkpoint."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from backend.cli.exit_codes import verb
+from backend.cli.new_run import PreparedRun
+from backend.cli.options import Live, NewRunsDir, Stream
+from backend.cli.run_session import train_and_exit
+from backend.spec.archive import edges
+from backend.spec.config import load
+from backend.spec.places import RunFolder, find_run
+
+
+@verb
+def resume(
+    run: Annotated[str, typer.Argument(help="A run folder, or its name.")],
+    runs_dir: NewRunsDir = None,
+    stream: Stream = False,
+    progress: Live = None,
+) -> None:
+    """Go on from the newest whole checkpoint; without one, start over."""
+    folder = find_run(run, runs_dir)
+    if _has_finished(folder):
+        print(f"The run {folder.name} has finished; there is nothing to resume.")
+        return
+    train_and_exit(PreparedRun(folder, load(folder.config)), stream, progress)
+
+
+def _has_finished(folder: RunFolder) -> bool:
+    _, last_events = edges(folder.events)
+    return bool(last_events) and last_events[-1]["kind"] == "finished"

@@ -1,0 +1,179 @@
+"""The verbs `rewards list`, `score`, `sample` and `cases`. Only `sample` imports mlx."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from backend.cli.exit_codes import MISTAKE, verb
+from backend.cli.options import AsJson
+from backend.spec.config import Config
+from backend.spec.faults import Fault, Mistake
+
+ADVANTAGES = ("max_completion_length", "scale_rewards", "multi_objective_aggregation", "advantage_baseline")
+"""Settings that scoring needs beside those of the rewards."""
+
+rewards = typer.Typer(help="List reward functions, or score completions with them.", no_args_is_help=True)
+
+
+@rewards.command("list")
+@verb
+def list_rewards(
+    file: Annotated[Path | None, typer.Option("--file", help="A reward file of your own.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Every reward function there is; a file's are read from its text, which is not run."""
+    from dataclasses import asdict
+
+    from backend.spec.rewards.catalog import builtin_rewards, locate_reward_file, rewards_in_file
+
+    entries = builtin_rewards() + (rewards_in_file(locate_reward_file(file)) if file else [])
+    if as_json:
+        print(json.dumps([asdict(entry) for entry in entries], ensure_ascii=False, default=str))
+        return
+    for entry in entries:
+        print(f"{entry.name}  ({entry.source})\n    {entry.scores}")
+
+
+@rewards.command("score")
+@verb
+def score_rewards(
+    config: Annotated[Path, typer.Argument(help="The settings, a YAML file.")],
+    completions: Annotated[
+        Path,
+        typer.Option("--completions", help="Rows {prompt, completion, answer, type?}, or a run's completions.jsonl."),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Score completions that are given, with the config's functions and weights; the verdict goes to stderr."""
+    from backend.rewards.completion_lines import line_of, merge_consecutive, read_groups
+    from backend.spec.config import problems, read
+
+    raw = read(config)
+    lines = [line_of(group) for group in merge_consecutive(read_groups(completions))]
+    _print_scores(_score(_reward_settings(raw, problems(raw)), lines), as_json)
+
+
+@rewards.command("sample")
+@verb
+def sample_rewards(
+    config: Annotated[Path, typer.Argument(help="The settings, a YAML file.")],
+    count: Annotated[int, typer.Option("-n", help="Prompts, taken at random by the seed.", min=1)] = 8,
+    out: Annotated[Path | None, typer.Option("--out", help="Keep the completions here, for rewards score.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sample completions from the model as a run begins with it, and score them; the verdict goes to stderr."""
+    from backend.rewards.completion_lines import line_of
+    from backend.run.trial_sampling import Pick, TrialSampler
+    from backend.spec.config import load
+
+    settings = load(config)
+    pick = Pick("random", count)
+    groups = TrialSampler().sample(settings, pick, settings.group_size, settings.seed, _phase_printer())
+    lines = [line_of(group) for group in groups]
+    if out is not None:
+        out.write_text("".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines), "utf-8")
+    _print_scores(_score(settings, lines), as_json, lines)
+
+
+@rewards.command("cases")
+@verb
+def rerun_cases(
+    file: Annotated[Path, typer.Argument(help="A reward file; its cases are kept beside it in NAME.cases.jsonl.")],
+    as_json: AsJson = False,
+) -> None:
+    """Score the cases kept with a reward file again; exit code 2 where one does not get what it should."""
+    from backend.rewards.cases import cases_file, read_cases, rerun
+    from backend.rewards.sandbox.client import SandboxClient
+    from backend.spec.config import SETTINGS
+    from backend.spec.rewards.catalog import locate_reward_file
+
+    path = locate_reward_file(file).resolve()
+    cases = read_cases(path)
+    if not cases:
+        raise Mistake("cases", f"No cases are kept in {cases_file(path)}.")
+    sandbox = SandboxClient()
+    try:
+        results = rerun(sandbox, path, cases, float(SETTINGS["reward_timeout"].default))
+    finally:
+        sandbox.close()
+    if as_json:
+        rows = [{"passed": one.passed, "expected": one.case["expected"], "scores": one.scores} for one in results]
+        print(json.dumps({"rows": rows}, ensure_ascii=False))
+    failures = [(number, sentence) for number, one in enumerate(results, 1) for sentence in one.failures]
+    for number, sentence in failures:
+        print(f"case {number}: {sentence}", file=sys.stderr)
+    if not as_json:
+        print(f"{sum(one.passed for one in results)} of {len(results)} cases pass.")
+    if failures:
+        raise typer.Exit(MISTAKE)
+
+
+def _score(settings: Config, lines: Sequence[Any]) -> dict[str, Any]:
+    """What `score_lines` returns. Raises Mistake where a function fails, because a run would stop there."""
+    from backend.rewards.sandbox.client import SandboxClient
+    from backend.rewards.trial_scoring import ScoringSettings, score_lines
+
+    sandbox = SandboxClient()
+    try:
+        scored = score_lines(sandbox, lines, ScoringSettings.of(settings))
+    finally:
+        sandbox.close()
+    errors = [function["error"]["sentence"] for function in scored["functions"] if function["error"]]
+    if errors:
+        raise Mistake([Fault("reward_functions", sentence) for sentence in errors])
+    return scored
+
+
+def _print_scores(scored: dict[str, Any], as_json: bool, lines: Sequence[Any] = ()) -> None:
+    """A line for each completion on stdout, findings on stderr. `lines` adds advantages and texts."""
+    from backend.cli.progress import format_number
+
+    completions = [completion for group in scored["scored"] for completion in group]
+    rows: list[dict[str, Any]] = [{"scores": one["rewards"], "reward": one["reward"]} for one in completions]
+    texts = [completion["text"] for line in lines for completion in line["completions"]]
+    for row, completion, text in zip(rows, completions, texts, strict=False):
+        row |= {"advantage": completion["advantage"], "completion": text}
+    for finding in scored["findings"]:
+        print(f"{finding['sentence']} {finding['advice']}".rstrip(), file=sys.stderr)
+    if as_json:
+        print(json.dumps({"rows": rows}, ensure_ascii=False))
+        return
+    for row in rows:
+        scores = "  ".join(f"{name} {format_number(score)}" for name, score in row["scores"].items())
+        text = " ".join(row.get("completion", "").split())
+        print(f"{format_number(row['reward'])}  {scores}{f'  {text[:60]}' if text else ''}")
+
+
+def _phase_printer() -> Callable[[dict[str, Any]], None]:
+    """A function that prints each phase of sampling on stderr, once."""
+    printed: set[str] = set()
+
+    def report(progress: dict[str, Any]) -> None:
+        phase = progress["phase"]
+        if phase not in printed:
+            printed.add(phase)
+            print(f"{phase[0].upper()}{phase[1:]}…", file=sys.stderr, flush=True)
+
+    return report
+
+
+def _reward_settings(raw: dict[str, Any], faults: list[Any]) -> Config:
+    """The settings that scoring needs; what is wrong elsewhere in the file does not matter here."""
+    from backend.spec.config import SETTINGS, parse
+
+    wanted = [*(key for key in SETTINGS if key.startswith("reward_")), *ADVANTAGES]
+    mine = [
+        fault for fault in faults if fault.setting.startswith("reward") or fault.setting in ADVANTAGES
+    ]  # a mistyped key among them
+    if mine:
+        raise Mistake(mine)
+    from backend.spec.aliases import translate
+
+    given = {key: value for key, value in translate(raw)[0].items() if key in wanted}
+    return parse({"model": "-", "data": "-", **given})

@@ -1,0 +1,110 @@
+"""One training process on the command line: its display, its log file, its signal handlers and its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import typer
+
+from backend.cli.exit_codes import FINISHED
+from backend.cli.new_run import PreparedRun
+from backend.spec.command import shown
+from backend.spec.places import RunFolder
+
+
+def train_and_exit(run: PreparedRun, stream: bool, progress: bool | None) -> NoReturn:
+    """Train with the display asked for, then exit with the run's code."""
+    train_or_exit(run, stream, progress)
+    raise typer.Exit(FINISHED)
+
+
+def train_or_exit(run: PreparedRun, stream: bool, progress: bool | None, *, quiet: bool = False) -> None:
+    """Train with the display asked for; exit unless the run finished. `quiet` leaves stdout to the caller."""
+    from backend.engine.cpu import blas
+    from backend.run.trainer import train
+
+    says_on_stdout = not (stream or quiet)
+    if says_on_stdout:
+        print(run.folder.path, flush=True)
+    with (
+        logging_to(run.folder),
+        signal_handlers_restored(),
+        display(stream, progress, quiet, run.settings.steps_per_report) as echo,
+    ):
+        print(blas.prepare(), file=sys.stderr, flush=True)
+        ending = train(run.settings, run.folder, command=shown([*sys.argv]), echo=echo, inputs=run.inputs)
+    if ending.exit_code:
+        print(ending.sentence, file=sys.stderr)
+        raise typer.Exit(ending.exit_code)
+    if says_on_stdout:
+        print(ending.sentence)
+
+
+@contextmanager
+def display(stream: bool, progress: bool | None, quiet: bool, steps_per_line: int) -> Iterator[Callable[[Any], None]]:
+    """Takes every event of the diary: a live display, lines of text, or the events as JSON on stdout."""
+    from rich.console import Console
+
+    from backend.cli.progress import LineDisplay, LiveDisplay
+
+    if stream:
+        yield lambda event: print(json.dumps(event, ensure_ascii=False), flush=True)
+        return
+    console = Console(stderr=quiet)
+    is_live = console.is_terminal if progress is None else progress
+    with LiveDisplay(console) if is_live else LineDisplay(console, steps_per_line) as echo:
+        yield echo
+
+
+@contextmanager
+def signal_handlers_restored() -> Iterator[None]:
+    """The trainer takes SIGINT and SIGTERM over; what the process does after training can be interrupted as usual."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Tee:
+    """A text stream that writes to the terminal and to log.txt; all else is the terminal's."""
+
+    def __init__(self, terminal: Any, log: Any) -> None:
+        self._terminal, self._log = terminal, log
+
+    def write(self, text: str) -> int:
+        self._log.write(text)
+        self._log.flush()
+        return self._terminal.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._terminal, name)
+
+
+@contextmanager
+def logging_to(folder: RunFolder) -> Iterator[None]:
+    """Copy stdout and stderr to log.txt, unless stdout is that file already: the window starts the trainer so."""
+    if _stdout_is_log(folder):
+        yield
+        return
+    streams = sys.stdout, sys.stderr
+    with folder.log.open("a", encoding="utf-8") as log:
+        sys.stdout, sys.stderr = Tee(streams[0], log), Tee(streams[1], log)
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = streams
+
+
+def _stdout_is_log(folder: RunFolder) -> bool:
+    try:
+        return folder.log.exists() and os.path.samestat(os.fstat(sys.stdout.fileno()), folder.log.stat())
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,32 @@
+"""Put a failure of a user's reward code into a sentence: shortened values, and the line of code to look at."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+_MAX_VALUE = 80
+_MAX_MESSAGE = 200
+
+
+def shorten(text: str, limit: int = _MAX_VALUE) -> str:
+    """At most `limit` characters of a text of any size, on one line, with an ellipsis where something was cut off."""
+    # Cut before splitting: a text may have many megabytes. The factor of 4 allows for white space that collapses.
+    line = " ".join(text[: 4 * limit].split())
+    return line if len(line) <= limit and len(text) <= 4 * limit else f"{line[:limit]}…"
+
+
+def describe_error(error: BaseException, file: Path | None) -> str:
+    """`ValueError: message (my_rewards.py, line 12)`, with the innermost line in `file` if it has one in the traceback."""
+    message = shorten(str(error), _MAX_MESSAGE).rstrip(".")
+    location = _innermost_line(error, file)
+    return f"{type(error).__name__}{': ' if message else ''}{message}{f' ({location})' if location else ''}"
+
+
+def _innermost_line(error: BaseException, file: Path | None) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    in_file = [frame for frame in frames if frame.filename == str(file)]
+    if not in_file and file:
+        return file.name
+    frame = (in_file or frames)[-1] if frames else None
+    return f"{Path(frame.filename).name}, line {frame.lineno}" if frame else ""

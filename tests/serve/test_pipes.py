@@ -1,0 +1,100 @@
+"""The one protocol of our child processes: an answer for each request, a fresh child after a death, and no print in
+between."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from backend.pipes import ChildEnded, ChildProcess, ChildTimeout, json_line, module_command
+
+CHILD = """
+import os, sys, time
+from backend import pipes
+out = pipes.claim_stdout()
+for request in pipes.requests():
+    if request == "print":
+        print("printed by Python")
+        os.write(1, b"printed by C\\n")
+    if request == "die":
+        print("last words", file=sys.stderr, flush=True)
+        os._exit(3)
+    if request == "hang":
+        time.sleep(60)
+    pipes.answer(out, [os.getpid(), request])
+"""
+
+
+@pytest.fixture
+def child() -> Iterator[ChildProcess]:
+    made = ChildProcess([sys.executable, "-c", CHILD], grace_s=0.5)
+    yield made
+    made.stop()
+
+
+def test_prints_of_python_and_c_never_become_answers(child: ChildProcess) -> None:
+    assert child.request("print") == [child.pid, "print"]
+    assert child.request({"a": "ä\n\ud800", "b": math.nan}) == [child.pid, {"a": "ä\n?", "b": None}]
+
+
+def test_a_child_that_died_is_reported_with_its_exit_code_and_stderr_and_replaced(child: ChildProcess) -> None:
+    first, _ = child.request(1)
+    with pytest.raises(ChildEnded, match="exit code 3:\nlast words") as caught:
+        child.request("die")
+    assert (caught.value.exit_code, caught.value.stderr) == (3, "last words") and not child.is_started
+    second, answer = child.request(2)
+    assert second != first and answer == 2
+
+
+def test_a_request_that_times_out_kills_the_child_so_that_its_answer_cannot_answer_the_next(
+    child: ChildProcess,
+) -> None:
+    child.request(1)
+    with pytest.raises(ChildTimeout):
+        child.request("hang", timeout_s=0.1)
+    assert not child.is_started and child.request(2)[1] == 2
+
+
+def test_poll_may_give_up_on_a_request(child: ChildProcess) -> None:
+    """Ctrl-C and a cancelled question come this way."""
+    child.request(1)
+    calls: list[float] = []
+
+    def poll() -> None:
+        calls.append(time.monotonic())
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        child.request("hang", poll=poll)
+    assert not child.is_started and child.request(2)[1] == 2
+
+
+def test_a_child_ends_by_itself_when_its_stdin_is_closed(child: ChildProcess) -> None:
+    child.request(1)
+    assert child.stop() == 0 and child.pid is None
+    assert child.stop() == 0, "twice does no harm"
+
+
+def test_more_than_a_pipe_holds_goes_through_in_both_directions_and_on_stderr() -> None:
+    code = "from backend import pipes\nout = pipes.claim_stdout()\nfor x in pipes.requests(): print(x); pipes.answer(out, x)"
+    child = ChildProcess([sys.executable, "-c", code], grace_s=0.5)
+    text = "x" * 1_000_000
+    assert child.request(text) == text
+    child.stop()
+
+
+def test_a_line_is_strict_unless_told_what_to_do() -> None:
+    with pytest.raises(TypeError):
+        json_line({1, 2})
+    assert json_line({"so": {1}}, default=str) == '{"so": "{1}"}\n'
+
+
+def test_a_bundled_app_is_its_own_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert module_command("backend.some.module", "verb") == [sys.executable, "-P", "-m", "backend.some.module"]
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert module_command("backend.some.module", "verb") == [sys.executable, "--backend", "verb"]
