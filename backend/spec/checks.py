@@ -154,9 +154,15 @@ def _rate_falls(peak: float, final: float, schedule: str) -> Iterator[Fault]:
         yield Fault("lr_final", f"The final rate ({final:g}) is above the learning rate ({peak:g}).")
 
 
-@_reads("sync_ref_model", "beta", "ratio_against")
-def _synced_reference_is_used(sync: bool, beta: float, against: str) -> Iterator[Fault]:
-    if sync and beta == 0 and against == "old":
+def reference_is_needed(beta: float, log_kl: bool, ratio_against: str) -> bool:
+    """Whether a step computes log-probabilities under the reference policy: for the KL term, to log the KL, or as the
+    denominator of the importance ratio. The only place that decides it; `backend.spec.config` has it by settings."""
+    return beta > 0 or log_kl or ratio_against == "reference"
+
+
+@_reads("sync_ref_model", "beta", "log_kl", "ratio_against")
+def _synced_reference_is_used(sync: bool, beta: float, log_kl: bool, against: str) -> Iterator[Fault]:
+    if sync and not reference_is_needed(beta, log_kl, against):
         yield Fault("sync_ref_model", "Reference follows is on, but KL weight is 0, so there is no reference to move.")
 
 

@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from backend.spec.aliases import UNDERSTOOD, translate
-from backend.spec.checks import cross_faults
+from backend.spec.checks import cross_faults, reference_is_needed
 from backend.spec.faults import Fault, Mistake
 from backend.spec.loss_menu import levels, losses
 from backend.spec.rewards.catalog import DEFAULT_REWARDS, anchored, nearest, split_names
@@ -322,7 +322,8 @@ class Config(BaseModel):
 
     @property
     def needs_reference(self) -> bool:
-        return self.beta > 0 or self.log_kl or self.ratio_against == "reference"
+        """Whether a step computes log-probabilities under the reference policy."""
+        return reference_is_needed(self.beta, self.log_kl, self.ratio_against)
 
 
 SETTINGS: dict[str, Setting] = {key: described(key, field) for key, field in Config.model_fields.items()}
@@ -340,6 +341,18 @@ NOT_BUILT = {
 
 TEXTS = ("text", "prose", "model", "dataset", "file", "choice")
 """Kinds of settings whose value is text, even where it looks like a number."""
+
+
+def needs_reference(raw: Mapping[str, Any]) -> bool:
+    """As `Config.needs_reference`, from raw settings; what is missing or invalid counts as its default."""
+    return reference_is_needed(*(_valid_or_default(key, raw.get(key)) for key in ("beta", "log_kl", "ratio_against")))
+
+
+def _valid_or_default(key: str, value: Any) -> Any:
+    if value is None:
+        return SETTINGS[key].default
+    valid, sentence = _validated(SETTINGS[key], value)
+    return SETTINGS[key].default if sentence else valid
 
 
 def sections() -> dict[str, list[Setting]]:
