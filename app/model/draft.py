@@ -185,7 +185,7 @@ class Draft(QObject):
 
     def problems(self) -> list[Fault]:
         """Everything wrong with it that can be known without the trainer, in the form's order."""
-        found = [*config.problems(self._values), *self._reward_faults(), *source_faults(self.sound())]
+        found = [*config.problems(self._values), *self._reward_faults(), *source_faults(self.sound_config())]
         if not any(fault.setting == "model" for fault in found):
             found += self._refusal()
         order = list(SETTINGS)
@@ -225,13 +225,17 @@ class Draft(QObject):
         """A value of the right type for every setting: the default stands in where the form's cannot be read."""
         return {key: reading(about, self._values[key]) for key, about in SETTINGS.items()}
 
+    def sound_config(self) -> Config:
+        """The same as a Config, for what takes typed settings. It is not validated: limits and cross-checks may be broken."""
+        return Config.model_construct(**self.sound())
+
     def summary(self, seconds: float | None = None, memory: str = "") -> str:
         """What the run will do, in a sentence; with the time for one completion and the memory where they are known."""
-        return run_summary.summary(self.sound(), seconds, memory)
+        return run_summary.summary(self.sound_config(), seconds, memory)
 
     def details(self) -> list[str]:
         """What else is worth knowing before pressing Run, a short phrase each."""
-        return run_summary.details(self.sound())
+        return run_summary.details(self.sound_config())
 
     def command(self) -> list[str]:
         """The command that does in a terminal what Run does here."""

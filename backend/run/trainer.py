@@ -30,8 +30,8 @@ from backend.run.evaluate import held_out_rewards
 from backend.run.parts import RunParts, load_parts
 from backend.run.step_timer import StepTimer
 from backend.run.telemetry import HealthReporter, PhaseReporter, group_line, versions
-from backend.spec.checks import remarks
 from backend.spec.config import Config
+from backend.spec.config_notes import config_notes
 from backend.spec.events import Diary, JsonLines, cut_back, read_events
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hold_lock
@@ -197,7 +197,7 @@ class Trainer:
         )  # fmt: skip
         if saved:  # its own line came after the place to which the diary is cut back
             self._tell_checkpoint(saved.state.step, saved.path)
-        for sentence in self.parts.scoring.notes() + remarks(self.config.model_dump()):
+        for sentence in self.parts.scoring.notes() + config_notes(self.config):
             self.note(sentence)
 
     # ── beside ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -237,26 +237,3 @@ def _stage_faults(stage: Mapping[str, Any], name: str) -> Iterator[Fault]:
 
 def _is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
     return isinstance(value, list) and all(isinstance(one, kind) for one in cast("list[Any]", value))
-
-
-def remarks(values: Mapping[str, Any]) -> list[str]:
-    """What is allowed but probably not meant: sentences for the start of a run, one a finding."""
-    loss, level = values["grpo_loss_type"], values["importance_sampling_level"]
-    found: list[str] = []
-    if level == "sequence" and loss in ("bnpo", "dr_grpo", "dapo", "cispo"):
-        found.append(
-            f"Importance by sequence with the {loss} loss weighs long completions more; grpo and luspo do not."
-        )
-    if loss == "luspo" and level != "sequence":
-        found.append("The luspo loss was made for importance by sequence.")
-    if loss == "vespo" and level != "token":
-        found.append("The vespo loss works the completion's ratio out itself and was made for importance by token.")
-    if loss == "cispo" and (values["epsilon_high"] or values["epsilon"]) < 1:
-        found.append("The cispo loss takes Epsilon high as the largest ratio itself; its paper uses about 5.")
-    if values["delta"] is not None and loss in ("cispo", "sapo", "vespo"):
-        found.append(f"Delta is set, but the {loss} loss has no clip that it could bound.")
-    if values["num_iterations"] * values["steps_per_generation"] == 1 and values["ratio_against"] == "old":
-        found.append(
-            "With one update per rollout the ratio is always 1, so epsilon clips nothing and the clip charts stay at 0."
-        )
-    return found

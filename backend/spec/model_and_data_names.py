@@ -6,10 +6,10 @@ Nothing is loaded and nobody is asked over the network: an id that could be one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from backend.spec.config import Config
 from backend.spec.faults import Fault, Mistake
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
@@ -62,16 +62,15 @@ def _check_model(name: str) -> None:
     check_weights(model_source(name, "model"), "model")
 
 
-def source_faults(values: Mapping[str, Any]) -> list[Fault]:
+def source_faults(config: Config) -> list[Fault]:
     """What is wrong with the model, the reference and the dataset that sound settings name; empty names are not judged
     here, nor is a reference that no setting asks for."""
-    needs_reference = values["beta"] > 0 or values["log_kl"] or values["ratio_against"] == "reference"
     looks: dict[str, Callable[[str], None]] = {"model": _check_model, "data": check_data}
-    if needs_reference:
+    if config.needs_reference:
         looks["reference_model_path"] = check_reference
     faults: list[Fault] = []
     for key, look in looks.items():
-        name = str(values[key] or "").strip()
+        name = str(getattr(config, key)).strip()
         try:
             if name:
                 look(name)

@@ -265,8 +265,8 @@ def test_few_rows_are_decoded_together_where_many_do_not_fit(tmp_path: Path) -> 
 def test_a_wish_for_gradient_checkpointing_is_kept_where_nothing_presses(small_model: Path) -> None:
     config = SMALL.config(small_model)
     shape = _shape(small_model)
-    assert not estimate.plan(config, shape, PLENTY).recompute
-    assert estimate.plan(config.model_copy(update=AGAIN), shape, PLENTY).recompute
+    assert not estimate.estimate(config, shape, PLENTY).plan.recompute
+    assert estimate.estimate(config.model_copy(update=AGAIN), shape, PLENTY).plan.recompute
 
 
 def test_a_long_prompt_asks_for_more_than_a_short_one(small_model: Path) -> None:

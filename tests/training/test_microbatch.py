@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backend.spec.config import parse
 from backend.spec.memory.backward import BackwardMemory
 from backend.spec.memory.phases import Costs
 from backend.training.microbatch import CLASS, LAUNCH, MicroBatchRows, PromptUse, RowLengths, plan_micro_batches
@@ -92,7 +93,7 @@ def test_no_row_is_lost_and_limits_are_kept(
 @pytest.mark.parametrize("prompts", KINDS)
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    groups=st.integers(1, 6), each=st.integers(1, 6), prompt=st.integers(1, 300), length=st.integers(1, 300),
+    groups=st.integers(1, 6), each=st.integers(2, 6), prompt=st.integers(1, 300), length=st.integers(1, 300),
     budget=st.integers(1, 3000), batch=st.integers(1, 3),
 )  # fmt: skip
 def test_the_estimate_counts_with_the_same_micro_batches(
@@ -105,7 +106,8 @@ def test_the_estimate_counts_with_the_same_micro_batches(
         "dropout": 0.1 if prompts == "shared" else 0.0,
     }  # fmt: skip
     shape: Any = SimpleNamespace(plain=prompts != "repeated", layers=(), width=4)
-    passages = BackwardMemory(Costs(values, shape, prompt, gpu=False)).cut(budget)
+    config = parse({"model": "m", "data": "d", "max_seq_length": length + 1} | values)
+    passages = BackwardMemory(Costs(config, shape, prompt, gpu=False)).cut(budget)
     many = [RowLengths(i, i // each, prompt, length) for i in range(groups * batch * each)]
     parts = plan_micro_batches(many, most_rows=batch * each, token_budget=budget, prompts=prompts)
     kinds = [(len(part), 0 if prompts == "repeated" else len({many[place].group for place in part})) for part in parts]

@@ -27,9 +27,9 @@ class BackwardMemory:
         self.costs, self.shape = costs, costs.shape
         self.width, self.layers = costs.width, costs.layers
         self.group, self.prompt, self.completion = costs.group, costs.prompt, costs.completion
-        self.most_rows = costs.values["batch_size"] * self.group
-        self.prompts = costs.values["batch_size"] * costs.values["gradient_accumulation_steps"]
-        self.may_part = costs.shape.plain and not costs.values["dropout"]
+        self.most_rows = costs.config.batch_size * self.group
+        self.prompts = costs.config.batch_size * costs.config.gradient_accumulation_steps
+        self.may_part = costs.shape.plain and not costs.config.dropout
         """Whether prompts may be read apart from their completions."""
 
     def phase(self, plan: MemoryPlan) -> Phase:
@@ -112,8 +112,8 @@ class BackwardMemory:
         kept = self._tokens(passage) * self._kept_by_token(layer) + self._looked_at(passage)
         if not self.shape.plain:
             kept += self._scores(passage)
-        if self.costs.values["train_type"] == "dora" and (
-            self.shape.quantised or self.costs.values["quantization"] != "none"
+        if self.costs.config.train_type == "dora" and (
+            self.shape.quantised or self.costs.config.quantization != "none"
         ):
             # mlx-lm's DoRA unpacks the weight in every call, and the gradient of its input needs it.
             calls = bool(passage.rows) + bool(passage.prompts)
@@ -155,13 +155,13 @@ class BackwardMemory:
         kept += (shape.queries + 2 * costs.unit(layer)) * self.width + self._gate(layer) + self._experts(layer)
         kept += FLOAT * shape.heads + self._adapter_inputs(adapted)
         if not costs.full:
-            kept += FLOAT * costs.values["rank"] * sum(costs.times(one) for one in adapted)
-        if costs.values["train_type"] == "dora":
+            kept += FLOAT * costs.config.rank * sum(costs.times(one) for one in adapted)
+        if costs.config.train_type == "dora":
             kept += self.width * sum(one.outputs for one in adapted)
         return kept
 
     def _adapter_inputs(self, adapted: list[Linear]) -> int:
-        dropout = 0 if self.costs.full else self.costs.values["dropout"]
+        dropout = 0 if self.costs.full else self.costs.config.dropout
         sizes = [(_source(one), one.inputs * self.costs.times(one)) for one in adapted]
         if self.width == FLOAT and not dropout:  # q, k and v share theirs, and so do gate and up
             return FLOAT * sum(dict(sizes).values())
@@ -189,7 +189,7 @@ class BackwardMemory:
 
     def _adapted_weight(self) -> int:
         """DoRA works out its adapted weights, to measure their rows."""
-        return 3 * FLOAT * self.costs.largest_adapted() if self.costs.values["train_type"] == "dora" else 0
+        return 3 * FLOAT * self.costs.largest_adapted() if self.costs.config.train_type == "dora" else 0
 
     def _logits(self, plan: MemoryPlan, rows: int) -> int:
         """A chunk's logits, those below their peak, exponentials and slopes before and after the target's place: five arrays,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,7 @@ def _available() -> int:
 
 
 def estimate(
-    config: Config | Mapping[str, Any],
+    config: Config,
     shape: ModelShape,
     machine: int,
     prompt: int | None = None,
@@ -139,20 +139,14 @@ def estimate(
     `machine` is what it may have, in bytes (`machine_bytes`). `prompt` is the length of the longest prompts in tokens,
     where it is known; else prompts are taken to fill what Max Seq leaves them.
     """
-    values = config.model_dump() if isinstance(config, Config) else config
-    found = _fitted(values, shape, machine, prompt, gpu)
-    return found if found.fits else replace(found, advice=_advice(values, shape, machine, prompt, gpu))
+    found = _fitted(config, shape, machine, prompt, gpu)
+    return found if found.fits else replace(found, advice=_advice(config, shape, machine, prompt, gpu))
 
 
-def plan(config: Config | Mapping[str, Any], shape: ModelShape, machine: int, prompt: int | None = None) -> MemoryPlan:
-    """How the steps of a run are cut up: `estimate`'s plan."""
-    return estimate(config, shape, machine, prompt).plan
-
-
-def _fitted(values: Mapping[str, Any], shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> Estimate:
-    room = max(1, values["max_seq_length"] - values["max_completion_length"])
-    costs = Costs(values, shape, min(prompt or room, room), gpu=gpu)
-    limit = round(values["memory_limit"] * GB) or machine
+def _fitted(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> Estimate:
+    room = max(1, config.max_seq_length - config.max_completion_length)
+    costs = Costs(config, shape, min(prompt or room, room), gpu=gpu)
+    limit = round(config.memory_limit * GB) or machine
     first = next(_samplings(costs, _learnings(costs)))
     learning = BackwardMemory(costs)
     budget = round(SLACK * limit)
@@ -180,13 +174,13 @@ def _first_fitting(plans: Iterator[MemoryPlan], size: Callable[[MemoryPlan], int
 def _learnings(costs: Costs) -> Iterator[MemoryPlan]:
     """Ways to learn, the quickest first: smaller micro-batches cost little until they are very small, working layers out
     again costs a third, small chunks of logits read the output layer's weights often."""
-    values, vocabulary = costs.values, costs.shape.vocabulary
-    asked = values["seq_step_size"] if values["efficient_long_context"] else None
+    config, vocabulary = costs.config, costs.shape.vocabulary
+    asked = config.seq_step_size if config.efficient_long_context else None
     chunk = asked or head_chunk(vocabulary, costs.gpu)
     prefill = asked or PREFILL_CHUNK
-    base = MemoryPlan(costs.rows, prefill, True, MICRO_BATCH_TOKENS[costs.gpu], chunk, values["grad_checkpoint"])
+    base = MemoryPlan(costs.rows, prefill, True, MICRO_BATCH_TOKENS[costs.gpu], chunk, config.grad_checkpoint)
     one_row = costs.prompt + costs.completion
-    whole = values["batch_size"] * costs.group * one_row
+    whole = config.batch_size * costs.group * one_row
     sizes = list(_halvings(min(MICRO_BATCH_TOKENS[costs.gpu], whole), one_row))
     yield base
     for recompute in sorted({base.recompute, True}):
@@ -234,10 +228,11 @@ def _pressed(first: MemoryPlan, chosen: MemoryPlan, costs: Costs) -> Iterator[st
 # ── what to change ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _advice(values: Mapping[str, Any], shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> str:
+def _advice(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> str:
     """The first change that makes it fit; else the one that saves most, and a smaller model."""
     tried = [
-        (words, _fitted({**values, **change}, shape, machine, prompt, gpu)) for words, change in _changes(values, shape)
+        (words, _fitted(config.model_copy(update=change), shape, machine, prompt, gpu))
+        for words, change in _changes(config, shape)
     ]
     for words, found in tried:
         if found.fits:
@@ -248,22 +243,22 @@ def _advice(values: Mapping[str, Any], shape: ModelShape, machine: int, prompt: 
     return f"Choose a smaller model; {words[0].lower()}{words[1:]} this one would still need {amount(found.total)}."
 
 
-def _changes(values: Mapping[str, Any], shape: ModelShape) -> Iterator[tuple[str, dict[str, Any]]]:
+def _changes(config: Config, shape: ModelShape) -> Iterator[tuple[str, dict[str, Any]]]:
     """What to change first, what it costs in quality least to most."""
-    if values["train_type"] == "full":
+    if config.train_type == "full":
         yield "With LoRA instead of full fine-tuning", {"train_type": "lora"}
-    elif not shape.quantised and values["quantization"] in ("none", "8", "6"):
+    elif not shape.quantised and config.quantization in ("none", "8", "6"):
         yield "With 4-bit quantization", {"quantization": "4"}
-    completion = values["max_completion_length"]
+    completion = config.max_completion_length
     while completion > 128:
         completion //= 2
         # Max Seq goes along, or the prompts would get what the completions give up.
-        shorter = values["max_seq_length"] - values["max_completion_length"] + completion
+        shorter = config.max_seq_length - config.max_completion_length + completion
         yield (
             f"With Completion at {completion} tokens",
             {"max_completion_length": completion, "max_seq_length": shorter},
         )
-    if values["train_type"] == "full" and not shape.quantised:
+    if config.train_type == "full" and not shape.quantised:
         yield "With LoRA on the model in 4 bits", {"train_type": "lora", "quantization": "4"}
 
 

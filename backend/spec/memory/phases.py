@@ -7,10 +7,9 @@ measured peaks. Letters: B rows, K prompt tokens, T completion tokens, H hidden,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from backend.spec.config import Config
 from backend.spec.memory.chunking import PREFILL_TOKENS, capacity
 from backend.spec.memory.model_shape import Linear, ModelShape, packed_width
 
@@ -83,16 +82,16 @@ class Costs:
     `prompt` is the length of the longest prompts, `gpu` whether MLX works on one: its norms keep less.
     """
 
-    def __init__(self, values: Mapping[str, Any], shape: ModelShape, prompt: int, *, gpu: bool) -> None:
-        self.values, self.shape, self.prompt, self.gpu = values, shape, prompt, gpu
-        self.full = values["train_type"] == "full"
+    def __init__(self, config: Config, shape: ModelShape, prompt: int, *, gpu: bool) -> None:
+        self.config, self.shape, self.prompt, self.gpu = config, shape, prompt, gpu
+        self.full = config.train_type == "full"
         self.width = FLOAT if self.full else shape.width
         """Bytes of a number of the activations: full fine-tuning works in 32 bits."""
-        self.group, self.completion = values["group_size"], values["max_completion_length"]
-        self.prompts = values["batch_size"] * values["gradient_accumulation_steps"] * values["steps_per_generation"]
+        self.group, self.completion = config.group_size, config.max_completion_length
+        self.prompts = config.prompts_per_step
         self.rows = self.prompts * self.group
         count = len(shape.layers)
-        learning = count if self.full or values["num_layers"] < 0 else min(values["num_layers"], count)
+        learning = count if self.full or config.num_layers < 0 else min(config.num_layers, count)
         self.layers = shape.layers[count - learning :]
         """Those that learn. Earlier ones keep nothing for the backward pass."""
 
@@ -110,7 +109,7 @@ class Costs:
 
     def weights(self) -> int:
         """As they are trained: quantised after loading where the settings ask for it, in 32 bits where every weight learns."""
-        how = QUANTIZED.get(self.values["quantization"])
+        how = QUANTIZED.get(self.config.quantization)
         if self.full and not self.shape.quantised:
             return round(self.shape.weights * FLOAT / self.shape.width)
         if how is None or self.shape.quantised:
@@ -128,35 +127,34 @@ class Costs:
 
     def _adapter(self, one: Linear) -> int:
         """LoRA's A [in, rank] and B [rank, out], for each expert (arXiv:2106.09685); DoRA's length of each row beside them."""
-        length = one.outputs if self.values["train_type"] == "dora" else 0
-        return one.experts * self.values["rank"] * (one.inputs + one.outputs) + length
+        length = one.outputs if self.config.train_type == "dora" else 0
+        return one.experts * self.config.rank * (one.inputs + one.outputs) + length
 
     def adapted(self) -> list[Linear]:
-        named = [one for one in self.shape.outside if one.name in self.values["lora_keys"]]
+        named = [one for one in self.shape.outside if one.name in self.config.lora_keys]
         return [one for layer in self.layers for one in self.adapted_in(layer)] + named
 
     def adapted_in(self, layer: tuple[Linear, ...]) -> list[Linear]:
-        keys = self.values["lora_keys"]
+        keys = self.config.lora_keys
         return [one for one in layer if self.full or not keys or one.name in keys]
 
     def _optimizer(self) -> int:
-        if self.values["optimizer"] in OPTIMIZER_COPIES:
-            return OPTIMIZER_COPIES[self.values["optimizer"]] * self.trainable()
+        if self.config.optimizer in OPTIMIZER_COPIES:
+            return OPTIMIZER_COPIES[self.config.optimizer] * self.trainable()
         if self.full:  # of vectors, such as those of the norms, it keeps all
             vectors = self.weights() - FLOAT * sum(one.numbers for one in self.shape.matrices)
             return vectors + FLOAT * sum(one.experts * (one.inputs + one.outputs) for one in self.shape.matrices)
-        rank, dora = self.values["rank"], self.values["train_type"] == "dora"
+        rank, dora = self.config.rank, self.config.train_type == "dora"
         each = [one.experts * (one.inputs + one.outputs + 2 * rank) + dora * one.outputs for one in self.adapted()]
         return FLOAT * sum(each)
 
     def _reference(self, weights: int) -> int:
         """It shares the frozen weights; what learns is there twice from the first update on, or the first move of it."""
-        values = self.values
-        if not (values["beta"] > 0 or values["log_kl"] or values["ratio_against"] == "reference"):
+        if not self.config.needs_reference:
             return 0
-        if values["reference_model_path"]:
+        if self.config.reference_model_path:
             return weights
-        return self.trainable() if self.full or values["sync_ref_model"] else 0
+        return self.trainable() if self.full or self.config.sync_ref_model else 0
 
     # ── sampling ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -212,7 +210,7 @@ class Costs:
                 one for one in self._all() if not one.name.endswith(("o_proj", "down_proj")) and one.experts == 1
             ]
             return FLOAT * sum(one.numbers for one in together) if plan.merge else 0
-        if not plan.merge or self.shape.quantised or self.values["quantization"] != "none":
+        if not plan.merge or self.shape.quantised or self.config.quantization != "none":
             return self.trainable()
         return self.width * sum(one.numbers for one in self.adapted() if one.experts == 1)
 
