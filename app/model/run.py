@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.model.completion_index import CompletionIndex, Row
+from app.model.completion_index import CompletionIndex
 from app.model.run_state import LIVE, RunState, State, state_of
 from backend.spec.archive import YOUNG_S, is_young
+from backend.spec.completions import GroupRow
 from backend.spec.config import DEFAULT_REWARDS, read
 from backend.spec.events import Event, Follower
 from backend.spec.faults import Mistake
@@ -228,7 +229,7 @@ class Run(QObject):
         """Steps that have completions, rising."""
         return self._index.steps()
 
-    def groups(self, step: int | None = None) -> list[Row]:
+    def groups(self, step: int | None = None) -> list[GroupRow]:
         """The rows of completions.jsonl at a step (the newest by default), in the order written; [] for none."""
         return self._index.rows(step)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from backend.cli.outcome import MISTAKE, tell, verb
+from backend.spec.completions import ScoringRow
 from backend.spec.faults import Fault, Mistake
 
 AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")]
-ADVANTAGES = ("max_completion_length", "scale_rewards", "multi_objective_aggregation", "advantage_baseline")
-"""Settings that scoring needs beside those of the rewards."""
 RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Where run folders are.")]
 
 
@@ -153,7 +153,7 @@ def rerun_cases(
         raise typer.Exit(MISTAKE)
 
 
-def _scored(settings: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, Any]:
+def _scored(settings: dict[str, Any], lines: Sequence[ScoringRow]) -> dict[str, Any]:
     """What the functions gave, with its verdict. Raises Mistake where one of them fails: a run would stop there."""
     from backend.rewards.sandbox.client import SandboxClient
     from backend.rewards.trial_scoring import Rules, score_lines
@@ -169,7 +169,7 @@ def _scored(settings: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, 
     return found
 
 
-def _tell_scored(found: dict[str, Any], as_json: bool, lines: list[dict[str, Any]] | None = None) -> None:
+def _tell_scored(found: dict[str, Any], as_json: bool, lines: Sequence[ScoringRow] | None = None) -> None:
     """A line a completion on stdout, the verdict on stderr. `lines` tells the texts as well, for what was sampled."""
     from backend.cli.progress import figure
 
@@ -203,12 +203,10 @@ def _tell_phase() -> Any:
 
 def _reward_settings(raw: dict[str, Any], faults: list[Any]) -> dict[str, Any]:
     """The settings that scoring needs; what is wrong elsewhere in the file does not matter here."""
-    from backend.spec.config import SETTINGS, parse
+    from backend.spec.config import keys_used_by, parse
 
-    wanted = [*(key for key in SETTINGS if key.startswith("reward_")), *ADVANTAGES]
-    mine = [
-        fault for fault in faults if fault.setting.startswith("reward") or fault.setting in ADVANTAGES
-    ]  # a mistyped key among them
+    wanted = keys_used_by("rewards", "scoring")
+    mine = [fault for fault in faults if fault.setting in wanted or fault.setting.startswith("reward")]  # or mistyped
     if mine:
         raise Mistake(mine)
     from backend.spec.aliases import translate

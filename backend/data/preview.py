@@ -15,18 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from backend.data.rows import Row, Splits, check_columns, read_splits
-from backend.spec.config import Config, problems
+from backend.spec.config import Config, keys_used_by, problems
 from backend.spec.dataset_columns import NAMES
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import DATA_SUFFIXES, check_data
 
 SPLITS = ("train", "valid", "test")
-READING = ("data", "dataset_config", "train_split", "valid_split", "test_split", "validation_split", "seed")
+READING = keys_used_by("rows")
 """Settings that decide which rows there are."""
-MAPPING = (
-    "prompt_feature", "answer_feature", "type_feature", "system_feature", "system_prompt", "chat_template_kwargs",
-    "model", "reward_functions", "max_seq_length", "max_completion_length",
-)  # fmt: skip
+MAPPING = keys_used_by("row_view", "prompt_limit")
 """Settings that decide what becomes of a row."""
 LIKELY = {key: NAMES[key] for key in ("prompt_feature", "answer_feature")}
 """Setting → names that such a column goes by, the likeliest first. The others may be absent, and are not guessed."""

@@ -28,6 +28,7 @@ from backend.models.verify import TOLERANCE, Reference, last_logits, tokenised, 
 from backend.spec import config as spec_config
 from backend.spec import places
 from backend.spec.checks import cross_faults
+from backend.spec.completions import parse_group_row
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 
@@ -149,8 +150,8 @@ def _samples(run: RunFolder) -> list[tuple[str, str]]:
     for line in lines:
         # The first line may have lost its beginning to the seek, and the last may still be being written.
         with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
-            group = json.loads(line)
-            found.append((group["prompt"], group["completions"][0]["text"]))
+            group = parse_group_row(line)
+            found += [(group["prompt"], group["completions"][0]["text"])] if group is not None else []
     return found[-4:] or SAMPLES
 
 

@@ -29,7 +29,7 @@ from backend.run.control import Control, Stopped
 from backend.run.evaluate import held_out_rewards
 from backend.run.parts import RunParts, load_parts
 from backend.run.step_timer import StepTimer
-from backend.run.telemetry import HealthReporter, PhaseReporter, group_line, versions
+from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, versions
 from backend.spec.config import Config
 from backend.spec.config_notes import config_notes
 from backend.spec.events import Diary, JsonLines, cut_back, read_events
@@ -304,7 +304,7 @@ class Trainer:
         """The step's completions and its line. After this the step is done."""
         made = completion_metrics(groups)
         for group in groups:
-            self.completions.append(group_line(step, group))
+            self.completions.append(group_row(step, group))
         self.state = replace(
             self.state, step=step, updates=self.parts.learner.updates, cursor=self.parts.prompt_stream.cursor,
             num_tokens=self.state.num_tokens + int(made["num_tokens"]),

@@ -21,7 +21,7 @@ from backend.data.preview import (
 from backend.data.prompt_preview import Tally, is_warm, made_of, order, pieces, tokenizer_for
 from backend.data.rows import Row
 from backend.serve.call import QuestionCall
-from backend.spec.config import Config
+from backend.spec.config import Config, keys_used_by
 from backend.spec.faults import Mistake
 
 CELL = 240
@@ -30,8 +30,7 @@ FULL_CELL, FULL_PROMPT = 20_000, 8_000
 """Characters of a cell and tokens of a prompt that are sent for the row that is looked at."""
 CHUNK, TELL_EVERY_S = 32, 0.25
 
-_RENDERING = ("prompt_feature", "system_feature", "system_prompt")
-"""Settings that decide how long a prompt is."""
+_PROMPT_TEXT = keys_used_by("prompt_text")
 
 
 def preview(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
@@ -136,7 +135,7 @@ def _tokenizer(config: Config, said: dict[str, Any]) -> Any:
 
 def _tally(opened: Opened, split: str, config: Config, tokenizer: Any) -> Tally:
     """The count of a split, begun anew when something that its prompts depend on is another one now."""
-    depends = (tokenizer, str(config.chat_template_kwargs), *(getattr(config, key) for key in _RENDERING))
+    depends = (tokenizer, *(str(getattr(config, key)) for key in _PROMPT_TEXT))
     known, tally = opened.noted.get(("tally", split), (None, None))
     if known != depends:
         tally = Tally(opened.rows(split), config, opened.source(split, config))

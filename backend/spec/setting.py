@@ -35,6 +35,19 @@ Kind = Literal[
 """Which editor a setting wants. `prose` is text of several lines, `list` a list of words, `numbers` a list of numbers,
 `mapping` a small YAML map, `rewards` the reward table, `fact` something shown but not editable."""
 
+Use = Literal["task", "rows", "row_view", "prompt_text", "prompt_limit", "rewards", "scoring", "duration"]
+"""What else depends on a setting, so that a list of such settings is derived and never kept in step by hand:
+
+- `task`: what a user trains on and for; a preset leaves it alone.
+- `rows`: which rows a dataset has.
+- `row_view`: what the preview shows of a row: its prompt, answer, type, and what the rewards need.
+- `prompt_text`: the text of a prompt, and so its length in tokens.
+- `prompt_limit`: how long a prompt may be.
+- `rewards`: how completions are rewarded in the course of a run.
+- `scoring`: scores, rewards and advantages of given completions.
+- `duration`: how long a completion takes, sampling and learning.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -66,6 +79,7 @@ class Setting:
     advanced: bool = False
     when: tuple[str, tuple[Any, ...]] | None = None
     """(other key, values it must have for this setting to apply)."""
+    used_by: tuple[Use, ...] = ()
 
     def applies(self, values: Mapping[str, Any]) -> bool:
         """Whether the setting means anything beside these values; the form hides it where it does not."""
@@ -76,7 +90,7 @@ class Setting:
 
 
 def setting(default: Any, section: str, label: str, help: str, **about: Any) -> Any:
-    """Declare a setting. `about`: gt, ge, lt, le (pydantic's limits), unit, choices, kind, advanced, when."""
+    """Declare a setting. `about`: gt, ge, lt, le (pydantic's limits), unit, choices, kind, advanced, when, used_by."""
     limits = {name: about.pop(name) for name in ("gt", "ge", "lt", "le") if name in about}
     finite = {"allow_inf_nan": False} if limits else {}
     extra = {"section": section, "label": label, "help": help, **about}

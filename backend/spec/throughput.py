@@ -10,9 +10,10 @@ from statistics import median
 from typing import Any, cast
 
 from backend.spec.archive import edges, settings_of
+from backend.spec.config import keys_used_by
 from backend.spec.places import RunFolder
 
-SHAPE = ("train_type", "max_completion_length", "num_layers", "grad_checkpoint", "num_iterations")
+SHAPE = keys_used_by("duration")
 """Settings beside the model that make a completion costlier; a run that shares more of them tells more."""
 LOOKED_AT = 40
 """Runs, the newest ones: an archive may be long, and older ones were made by older versions."""
