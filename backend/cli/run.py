@@ -173,10 +173,10 @@ def load_or_note(folder: RunFolder) -> Config:
 
 def ended(folder: RunFolder) -> str | None:
     """The kind of the diary's last event, where it is an ending."""
-    from backend.spec.archive import edges
+    from backend.spec.archive import first_and_last_events
     from backend.spec.events import ENDINGS
 
-    last = edges(folder.events)[1]
+    last = first_and_last_events(folder.events)[1]
     return last[-1]["kind"] if last and last[-1]["kind"] in ENDINGS else None
 
 
@@ -189,13 +189,13 @@ def finish(
     """Train in `folder` with the display asked for, then exit with the run's code unless it finished."""
     from backend.engine.cpu import blas
     from backend.run.trainer import train as run_training
-    from backend.spec.command import shown
+    from backend.spec.command import shell_line
 
     if not (stream or quiet):
         print(folder.path, flush=True)
     with logging_to(folder), own_signals(), display(settings, stream, progress, quiet) as echo:
         print(blas.prepare(), file=sys.stderr, flush=True)
-        ending = run_training(settings, folder, command=shown([*sys.argv]), echo=echo)
+        ending = run_training(settings, folder, command=shell_line([*sys.argv]), echo=echo)
     if ending.exit_code:
         print(ending.sentence, file=sys.stderr)
         raise typer.Exit(ending.exit_code)

@@ -27,7 +27,7 @@ from backend.models import atomic_folder, policy
 from backend.models.verify import TOLERANCE, Reference, last_logits, tokenised, verify
 from backend.spec import config as spec_config
 from backend.spec import places
-from backend.spec.checks import cross_faults
+from backend.spec.checks import cross_setting_faults
 from backend.spec.completions import parse_group_row
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
@@ -364,7 +364,7 @@ def safe_name(name: str) -> str:
     name = name.strip()
     if not name:
         raise Mistake("lm_studio_name", "Give the exported model a name.")
-    faults = cross_faults({"lm_studio_name": name})
+    faults = cross_setting_faults({"lm_studio_name": name})
     if faults:
         raise Mistake(faults)
     return name

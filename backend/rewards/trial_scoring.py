@@ -16,7 +16,7 @@ from backend.rewards.sandbox.client import SandboxClient, SandboxResult, Sandbox
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import builtin_rewards, locate_reward_file, reward_call, rewards_in_file
 from backend.spec.rewards.entry import RewardCall
-from backend.spec.rewards.verdicts import Sample, Scores, looked_for, verdicts
+from backend.spec.rewards.verdicts import Sample, Scores, required_texts, verdicts
 from backend.training.advantages import advantages
 
 Line = Mapping[str, Any]
@@ -161,7 +161,7 @@ def _sample(
 def _looked_for(call: RewardCall, rules: Rules) -> tuple[str, ...]:
     if call.function == "keyword" and "word" in call.arguments:
         return (str(call.arguments["word"]),)
-    return looked_for(call.name, call.function, _file_of(call, rules))
+    return required_texts(call.name, call.function, _file_of(call, rules))
 
 
 def _calls(rules: Rules) -> list[RewardCall]:

@@ -56,7 +56,7 @@ def plan_memory(config: Config, policy: Any, prompts: Iterable[int], note: Calla
     machine = machine_bytes(held=mx.get_active_memory())
     found = estimate(config, shape, machine, max(prompts, default=0) or None, gpu=_on_gpu())
     _refuse(found)
-    if found.pressed or not found.fits:
+    if found.reductions or not found.fits:
         note(found.sentence)
     _hold(found, policy)
     return PlannedMemory(found.plan)

@@ -32,7 +32,7 @@ from backend.run.step_timer import StepTimer
 from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, versions
 from backend.spec.config import Config
 from backend.spec.config_notes import config_notes
-from backend.spec.events import Diary, JsonLines, cut_back, read_events
+from backend.spec.events import Diary, JsonLines, read_events, truncate_file
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hold_lock
 from backend.training.batch import completion_metrics, pack
@@ -56,8 +56,8 @@ def train(config: Config, run: RunFolder, *, command: str, echo: Callable[[Any],
     lock = hold_lock(run)
     try:
         saved = checkpoint.newest(run)
-        cut_back(run.events, saved.state.events_bytes if saved else 0)
-        cut_back(run.completions, saved.state.completions_bytes if saved else 0)
+        truncate_file(run.events, saved.state.events_bytes if saved else 0)
+        truncate_file(run.completions, saved.state.completions_bytes if saved else 0)
         trainer = Trainer(config, run, Diary(run.events, echo))
         return trainer.end(trainer.ending(lambda: trainer.run(saved, command)))
     finally:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from backend.serve.call import Cancelled, QuestionCall
 from backend.serve.questions import QUESTIONS, Question
-from backend.spec.events import plain
+from backend.spec.events import json_safe
 from backend.spec.faults import Fault, Mistake
 
 POOL = 4
@@ -88,7 +88,7 @@ class Server:
 
     def _say(self, message: Message) -> None:
         # A lone surrogate, as broken text may hold, has no UTF-8.
-        line = json.dumps(plain(message), ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
+        line = json.dumps(json_safe(message), ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
         with self._writing:
             self._write(line)
 
@@ -97,7 +97,7 @@ def _outcome(question: Question, asked: dict[str, Any], call: QuestionCall) -> M
     """What is said of a question in the end. A bug is told with its traceback, and answered all the same."""
     try:
         call.check()  # it may have waited for a thread, and be wanted no longer
-        answer = plain(question.handler()(asked, call))
+        answer = json_safe(question.handler()(asked, call))
         json.dumps(answer, allow_nan=False)
         return {"answer": answer}
     except Cancelled:

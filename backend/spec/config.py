@@ -14,12 +14,12 @@ from typing import Annotated, Any, cast
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from backend.spec.aliases import UNDERSTOOD, translate
-from backend.spec.checks import cross_faults, reference_is_needed
+from backend.spec.aliases import FOREIGN_KEYS, translate
+from backend.spec.checks import cross_setting_faults, reference_is_needed
 from backend.spec.faults import Fault, Mistake
 from backend.spec.loss_menu import levels, losses
-from backend.spec.rewards.catalog import DEFAULT_REWARDS, anchored, nearest, split_names
-from backend.spec.setting import Setting, Use, described, setting
+from backend.spec.rewards.catalog import DEFAULT_REWARDS, nearest, split_names, with_absolute_file
+from backend.spec.setting import Setting, Use, setting, setting_from_field
 
 SECTIONS: dict[str, str] = {
     "algorithm": "Algorithm",
@@ -346,7 +346,7 @@ class Config(BaseModel):
         return reference_is_needed(self.beta, self.log_kl, self.ratio_against)
 
 
-SETTINGS: dict[str, Setting] = {key: described(key, field) for key, field in Config.model_fields.items()}
+SETTINGS: dict[str, Setting] = {key: setting_from_field(key, field) for key, field in Config.model_fields.items()}
 """Every setting by key, in the order of the form."""
 
 NOT_BUILT = {
@@ -440,9 +440,11 @@ def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     rewards = raw.get("reward_functions")
     if isinstance(rewards, list):  # entries such as file.py::function; text is split first
         entries = cast("list[Any]", rewards)
-        found["reward_functions"] = [anchored(one, folder) if isinstance(one, str) else one for one in entries]
+        found["reward_functions"] = [
+            with_absolute_file(one, folder) if isinstance(one, str) else one for one in entries
+        ]
     elif isinstance(rewards, str) and "::" in rewards:
-        found["reward_functions"] = [anchored(text, folder) for text in split_names(rewards)]
+        found["reward_functions"] = [with_absolute_file(text, folder) for text in split_names(rewards)]
     return found
 
 
@@ -489,7 +491,7 @@ def _judge(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
             faults.append(Fault(key, sentence))
         else:
             values[key] = value
-    faults += cross_faults(values)
+    faults += cross_setting_faults(values)
     order = list(SETTINGS)
     return values, sorted(faults, key=lambda fault: order.index(fault.setting) if fault.setting in order else -1)
 
@@ -539,7 +541,7 @@ def _sentence(about: Setting, error: Any, value: Any) -> str:
 def _unknown(key: str) -> str:
     if key in NOT_BUILT:
         return f"{NOT_BUILT[key]} ({key}) is not built yet; take the key out to run without it."
-    near = nearest(key, [*SETTINGS, *UNDERSTOOD])
+    near = nearest(key, [*SETTINGS, *FOREIGN_KEYS])
     return f"There is no setting {key}." + (f" Did you mean {near}?" if near else "")
 
 

@@ -97,7 +97,7 @@ def setting(default: Any, section: str, label: str, help: str, **about: Any) -> 
     return Field(default, **limits, **finite, json_schema_extra={"setting": extra})  # pyright: ignore
 
 
-def described(key: str, field: FieldInfo) -> Setting:
+def setting_from_field(key: str, field: FieldInfo) -> Setting:
     """The Setting behind a pydantic field declared with `setting`."""
     extra = dict(typing.cast("dict[str, Any]", field.json_schema_extra)["setting"])
     bare, optional = _without_none(field.annotation)

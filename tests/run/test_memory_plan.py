@@ -244,7 +244,7 @@ def test_a_run_stays_below_its_limit(share: float, tmp_path: Path) -> None:
     found, notes = estimate.estimate(held, _shape(folder), PLENTY, work.prompt), []
     policy = load_policy(held)
     room = plan_memory(held, policy, [work.prompt], notes.append)
-    assert room.plan == found.plan and found.pressed and notes == [found.sentence]
+    assert room.plan == found.plan and found.reductions and notes == [found.sentence]
     assert found.plan.recompute == (share < 0.5)
     assert learning_peak(work, Learner(policy, held, 100, **room.learner)) < limit
     assert sampling_peak(work, held, policy, room.rollout) < limit

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backend.spec import archive
-from backend.spec.events import Diary, Event, Follower, JsonLines, cut_back, parse_line, read_events
+from backend.spec.events import Diary, Event, Follower, JsonLines, parse_line, read_events, truncate_file
 from backend.spec.places import RunFolder, hold_lock
 
 
@@ -104,7 +104,7 @@ def test_resuming_cuts_both_files_back_and_every_step_stands_once(path: Path) ->
     for writer, size in zip((diary, rows), places[2], strict=True):
         writer.close()
         put(writer.path, b'{"kind": "step", "step": 6, "half')
-        cut_back(writer.path, size)
+        truncate_file(writer.path, size)
     diary, rows = Diary(path), JsonLines(rows.path)
     assert (diary.size, rows.size) == places[2] and diary.seq == 3
     diary.write("step", step=4)
@@ -114,13 +114,13 @@ def test_resuming_cuts_both_files_back_and_every_step_stands_once(path: Path) ->
 
 
 def test_cutting_back_never_lengthens_and_needs_no_file(path: Path) -> None:
-    cut_back(path, 0)
-    cut_back(path, 100)
+    truncate_file(path, 0)
+    truncate_file(path, 100)
     assert not path.exists()
     put(path, b"{}\n")
-    cut_back(path, 100)
+    truncate_file(path, 100)
     assert path.read_bytes() == b"{}\n"
-    cut_back(path, 0)
+    truncate_file(path, 0)
     assert path.read_bytes() == b""
 
 
@@ -131,7 +131,7 @@ def test_a_half_line_waits_for_its_newline(path: Path) -> None:
     follower = Follower(path)
     assert follower.read() == [] and not follower.restarted  # there is no file yet
     put(path, line(step=1) + b'{"step": 2, "tex')
-    assert steps(follower.read()) == [1] and follower.place == len(line(step=1))
+    assert steps(follower.read()) == [1] and follower.offset == len(line(step=1))
     assert follower.read() == []
     put(path, b't": "x"}')
     assert follower.read() == []
@@ -198,7 +198,7 @@ def test_a_file_cut_back_below_the_reader_is_read_from_the_start(path: Path) -> 
     sizes = diary_of(path, 10)
     follower = Follower(path)
     follower.read()
-    cut_back(path, sizes[3])
+    truncate_file(path, sizes[3])
     assert steps(follower.read()) == [0, 1, 2, 3] and follower.restarted
     assert follower.read() == [] and not follower.restarted
 
@@ -210,7 +210,7 @@ def test_a_file_cut_back_and_grown_beyond_the_reader_is_noticed(path: Path, shif
     sizes = diary_of(path, 10)
     follower = Follower(path)
     follower.read()
-    cut_back(path, sizes[3])
+    truncate_file(path, sizes[3])
     put(path, line(v=1, seq=4, t=50.0, kind="started", pad="x" * (60 + shift)))
     for number in range(5, 14):
         put(path, line(v=1, seq=number, t=50.0 + number, kind="step", step=number))
@@ -233,7 +233,7 @@ def test_a_file_cut_back_to_the_readers_place_goes_on(path: Path) -> None:
     put(path, b'{"half": "a li')
     follower = Follower(path)
     assert len(follower.read()) == 4
-    cut_back(path, sizes[-1])
+    truncate_file(path, sizes[-1])
     put(path, line(step=4))
     assert steps(follower.read()) == [4] and not follower.restarted
 
@@ -253,7 +253,7 @@ def test_a_file_that_vanishes_is_void_and_may_come_back(path: Path) -> None:
     follower = Follower(path)
     follower.read()
     path.unlink()
-    assert follower.read() == [] and follower.restarted and follower.place == 0
+    assert follower.read() == [] and follower.restarted and follower.offset == 0
     assert follower.read() == [] and not follower.restarted
     diary_of(path, 2)
     assert len(follower.read()) == 2 and not follower.restarted

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from backend.spec import places
-from backend.spec.checks import cross_faults
-from backend.spec.command import backend_command, backend_environment, shown
+from backend.spec.checks import cross_setting_faults
+from backend.spec.command import backend_command, backend_environment, shell_line
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, all_runs, default_run_name, find_run, hold_lock, make_run_folder
@@ -112,7 +112,7 @@ def test_a_default_name_says_model_kind_and_date() -> None:
     for model in ("~/my models/Größe 2/", "..", "/", "", "x" * 500, "a/.hidden", "名前"):
         name = default_run_name(model, "full", "grpo", now)
         assert name.endswith("-full-grpo-2026-11-20-090807") and not name.startswith((".", "-"))
-        assert not list(cross_faults({"run_name": name})), name
+        assert not list(cross_setting_faults({"run_name": name})), name
 
 
 def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_lm_studio_keeps_its_models_where_its_settings_say(home: Path) -> None:
 
 def test_a_bundled_app_re_enters_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend_command("train", "--run", "a b") == [sys.executable, "-P", "-m", "backend", "train", "--run", "a b"]
-    assert shown(["python", "a b"]) == "python 'a b'"
+    assert shell_line(["python", "a b"]) == "python 'a b'"
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     assert backend_command("train", "x") == [sys.executable, "--backend", "train", "x"]
 

@@ -19,7 +19,7 @@ from backend.spec.rewards.catalog import (
     DEFAULT_REWARDS,
     Parameter,
     builtin_rewards,
-    canonical,
+    canonical_entry,
     computes_names,
     nearest,
     rewards_in_file,
@@ -59,13 +59,13 @@ def test_the_defaults_are_the_five_in_the_documented_order_with_their_labels() -
 
 
 def test_short_names_have_one_full_name() -> None:
-    assert [canonical(n) for n in ("r1_accuracy", "r1_int", "r1_strict_format", "r1_soft_format", "r1_count_xml")] == [
-        *DEFAULT_REWARDS
-    ]
-    assert canonical("my_own") == "my_own"
+    assert [
+        canonical_entry(n) for n in ("r1_accuracy", "r1_int", "r1_strict_format", "r1_soft_format", "r1_count_xml")
+    ] == [*DEFAULT_REWARDS]
+    assert canonical_entry("my_own") == "my_own"
     shipped = [entry.name for entry in builtin_rewards()]
     shorts = [name.removesuffix("_reward_func").removesuffix("_reward") for name in shipped]
-    assert [canonical(short) for short in shorts] == shipped and len(set(shorts)) == len(shorts)
+    assert [canonical_entry(short) for short in shorts] == shipped and len(set(shorts)) == len(shorts)
 
 
 def test_labels_tell_the_shipped_functions_apart_and_names_need_no_brackets() -> None:

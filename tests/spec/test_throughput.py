@@ -9,7 +9,7 @@ import yaml
 
 from app.model.time_forecast import TimeForecast
 from backend.spec.places import RunFolder, make_run_folder
-from backend.spec.throughput import Pace, pace_of, seconds_per_completion
+from backend.spec.throughput import CompletionTime, completion_time_of, seconds_per_completion
 
 FORM = {"model": "a/b", "train_type": "lora", "max_completion_length": 512, "num_layers": 16, "grad_checkpoint": False,
         "num_iterations": 1}  # fmt: skip
@@ -26,16 +26,16 @@ def run_of(name: str, seconds: list[float], **settings: object) -> RunFolder:
 
 
 def test_the_median_step_over_its_completions():
-    known = pace_of(run_of("one", [90.0, 8.0, 16.0, 8.0]))
+    known = completion_time_of(run_of("one", [90.0, 8.0, 16.0, 8.0]))
     assert known is not None and known.seconds == 12.0 / 8
 
 
 def test_a_run_that_is_more_alike_tells_more():
     known = [
-        Pace(FORM | {"max_completion_length": 64}, 1.0),
-        Pace(FORM, 5.0),
-        Pace(FORM, 7.0),
-        Pace(FORM | {"model": "c/d"}, 99.0),
+        CompletionTime(FORM | {"max_completion_length": 64}, 1.0),
+        CompletionTime(FORM, 5.0),
+        CompletionTime(FORM, 7.0),
+        CompletionTime(FORM | {"model": "c/d"}, 99.0),
     ]
     assert seconds_per_completion(FORM, known) == 6.0
     assert seconds_per_completion(FORM | {"max_completion_length": 64}, known) == 1.0
@@ -45,7 +45,12 @@ def test_a_run_that_is_more_alike_tells_more():
 def test_nothing_is_said_of_a_model_that_was_never_trained_or_hardly():
     broken = run_of("broken", [1.0] * 5)
     broken.config.write_text("a: [")
-    assert pace_of(broken) is pace_of(run_of("short", [1.0, 1.0])) is pace_of(make_run_folder("empty")) is None
+    assert (
+        completion_time_of(broken)
+        is completion_time_of(run_of("short", [1.0, 1.0]))
+        is completion_time_of(make_run_folder("empty"))
+        is None
+    )
     assert seconds_per_completion(FORM, []) is None
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.spec.rewards.verdicts import LEVELS, Sample, Scores, looked_for, verdicts
+from backend.spec.rewards.verdicts import LEVELS, Sample, Scores, required_texts, verdicts
 
 TAGGED = "<think>so</think><answer>4</answer>"
 
@@ -131,6 +131,6 @@ def test_single_completions_cannot_be_compared() -> None:
 def test_what_a_person_s_function_looks_for_stands_in_its_text(tmp_path: Path, body: str, marks: tuple) -> None:
     file = tmp_path / "mine.py"
     file.write_text(f'@register_reward_function("mine")\ndef its_name(completions, **kw):\n    {body}\n')
-    assert looked_for("mine", "mine", file) == looked_for("x", "its_name", file) == marks
-    assert looked_for("r1_int_reward_func", "r1_int_reward_func", None) == ("<answer>",)
-    assert looked_for("mine", "mine", tmp_path / "gone.py") == ()
+    assert required_texts("mine", "mine", file) == required_texts("x", "its_name", file) == marks
+    assert required_texts("r1_int_reward_func", "r1_int_reward_func", None) == ("<answer>",)
+    assert required_texts("mine", "mine", tmp_path / "gone.py") == ()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backend.spec.config import parse
 from backend.spec.memory.backward import BackwardMemory
-from backend.spec.memory.phases import Costs
+from backend.spec.memory.phases import MemoryModel
 from backend.training.microbatch import CLASS, LAUNCH, MicroBatchRows, PromptUse, RowLengths, plan_micro_batches
 
 
@@ -107,7 +107,7 @@ def test_the_estimate_counts_with_the_same_micro_batches(
     }  # fmt: skip
     shape: Any = SimpleNamespace(plain=prompts != "repeated", layers=(), width=4)
     config = parse({"model": "m", "data": "d", "max_seq_length": length + 1} | values)
-    passages = BackwardMemory(Costs(config, shape, prompt, gpu=False)).cut(budget)
+    passages = BackwardMemory(MemoryModel(config, shape, prompt, gpu=False)).micro_batches(budget)
     many = [RowLengths(i, i // each, prompt, length) for i in range(groups * batch * each)]
     parts = plan_micro_batches(many, most_rows=batch * each, token_budget=budget, prompts=prompts)
     kinds = [(len(part), 0 if prompts == "repeated" else len({many[place].group for place in part})) for part in parts]

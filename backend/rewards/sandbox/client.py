@@ -21,7 +21,7 @@ from typing import Any
 from backend.rewards.runner.user_traceback import Blame, Frame
 from backend.rewards.sandbox.server import VERB
 from backend.spec.command import backend_command, backend_environment
-from backend.spec.events import plain
+from backend.spec.events import json_safe
 from backend.spec.faults import Fault, Mistake
 from backend.spec.rewards.user_code import code_files
 
@@ -128,7 +128,7 @@ class SandboxClient:
         """Raises Ended, whatever `poll` raises, and Mistake for a line that cannot be understood."""
         process = self._process or self._start()
         assert process.stdin is not None
-        line = json.dumps(plain(question), ensure_ascii=False, default=str).encode(errors="replace") + b"\n"
+        line = json.dumps(json_safe(question), ensure_ascii=False, default=str).encode(errors="replace") + b"\n"
         with suppress(BrokenPipeError):  # told below, where nothing is answered
             process.stdin.write(line)
             process.stdin.flush()

@@ -24,7 +24,7 @@ from backend.rewards.completion_lines import group_of
 from backend.rewards.resolve import RewardFunction
 from backend.rewards.runner.inputs import TrainerState
 from backend.rewards.runner.score_one import Unloadable, load, score_one
-from backend.spec.events import plain
+from backend.spec.events import json_safe
 from backend.types import Group
 
 VERB = "scorer"
@@ -86,7 +86,7 @@ def _claim_stdout() -> TextIO:
 
 
 def _say(out: TextIO, answer: dict[str, Any]) -> None:
-    out.write(json.dumps(plain(answer), ensure_ascii=False, default=str) + "\n")
+    out.write(json.dumps(json_safe(answer), ensure_ascii=False, default=str) + "\n")
     out.flush()
 
 

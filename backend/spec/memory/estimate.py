@@ -19,19 +19,19 @@ from backend.spec.faults import Fault
 from backend.spec.memory.backward import BackwardMemory
 from backend.spec.memory.chunking import MICRO_BATCH_TOKENS, SMALLEST_CHUNK, head_chunk
 from backend.spec.memory.model_shape import ModelShape
-from backend.spec.memory.phases import PREFILL_CHUNK, Costs, MemoryPlan, Phase
+from backend.spec.memory.phases import PREFILL_CHUNK, MemoryModel, MemoryPlan, Phase
 
 GB = 1_000_000_000
-PROCESS = 600_000_000
+PROCESS_BYTES = 600_000_000
 """What Python and the libraries hold beside MLX's arrays, data and tokenizer included."""
 
-SHARE = 0.75
+USABLE_SHARE = 0.75
 """Of the memory there is: the system and other programs want theirs."""
 
-SLACK = 0.92
+TARGET_SHARE = 0.92
 """A plan is chosen to need this share of the limit, so that the run stays below it where the estimate is a little low."""
 
-WORTHWHILE = {False: 1, True: 1024}
+SMALLEST_MICRO_BATCH = {False: 1, True: 1024}
 """Tokens below which a micro-batch is not cut on a CPU and on a GPU before layers are worked out again: that costs a third,
 launching a GPU's work so often costs more."""
 
@@ -43,7 +43,7 @@ class Estimate:
     """What a run needs. Bytes throughout.
 
     `machine` is what a run may have of this machine, `limit` what this one is held to: the setting Memory limit, or that.
-    `pressed` names what the plan gives up to fit; `advice` what to change where even that does not do.
+    `reductions` names what the plan gives up to fit; `advice` what to change where even that does not do.
     """
 
     rollout: Phase
@@ -54,7 +54,7 @@ class Estimate:
     prompt: int
     completion: int
     rough: bool
-    pressed: tuple[str, ...] = ()
+    reductions: tuple[str, ...] = ()
     advice: str = ""
 
     @property
@@ -78,12 +78,12 @@ class Estimate:
     def sentence(self) -> str:
         """The verdict in words, with what was assumed."""
         doing = "learning" if self.largest is self.training else "sampling"
-        needs = f"{'Roughly' if self.rough else 'About'} {amount(self.total)} while {doing}"
+        needs = f"{'Roughly' if self.rough else 'About'} {format_bytes(self.total)} while {doing}"
         lengths = f"with prompts of {self.prompt} and completions of {self.completion} tokens"
         if not self.fits:
-            return f"{needs}, {lengths}, and there are {amount(self.limit)}: it does not fit."
-        held = f", held down by {_listed(self.pressed)}" if self.pressed else ""
-        return f"{needs}, {lengths}{held}; there are {amount(self.limit)}."
+            return f"{needs}, {lengths}, and there are {format_bytes(self.limit)}: it does not fit."
+        held = f", held down by {_listed(self.reductions)}" if self.reductions else ""
+        return f"{needs}, {lengths}{held}; there are {format_bytes(self.limit)}."
 
     @property
     def fault(self) -> Fault | None:
@@ -93,7 +93,7 @@ class Estimate:
         whose = "this machine can give" if self.limit == self.machine else "Memory limit allows"
         return Fault(
             "memory_limit",
-            f"Even cut up as small as it goes the run needs {amount(self.total)}, and {whose} {amount(self.limit)}. "
+            f"Even cut up as small as it goes the run needs {format_bytes(self.total)}, and {whose} {format_bytes(self.limit)}. "
             f"{self.advice} To try all the same, set Memory limit to {-(-self.total // GB)} GB.",
         )
 
@@ -109,8 +109,8 @@ def machine_bytes(held: int = 0) -> int:
     """What a run may have of this machine: a safe share of a Mac's memory, about what Metal recommends as working set;
     elsewhere of what is available, to which comes what the run has already (`held`)."""
     if sys.platform == "darwin":
-        return int(SHARE * _physical())
-    return max(0, int(SHARE * (_available() + held)) - PROCESS)
+        return int(USABLE_SHARE * _physical())
+    return max(0, int(USABLE_SHARE * (_available() + held)) - PROCESS_BYTES)
 
 
 def _physical() -> int:
@@ -139,26 +139,26 @@ def estimate(
     `machine` is what it may have, in bytes (`machine_bytes`). `prompt` is the length of the longest prompts in tokens,
     where it is known; else prompts are taken to fill what Max Seq leaves them.
     """
-    found = _fitted(config, shape, machine, prompt, gpu)
+    found = _fit(config, shape, machine, prompt, gpu)
     return found if found.fits else replace(found, advice=_advice(config, shape, machine, prompt, gpu))
 
 
-def _fitted(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> Estimate:
+def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> Estimate:
     room = max(1, config.max_seq_length - config.max_completion_length)
-    costs = Costs(config, shape, min(prompt or room, room), gpu=gpu)
+    memory = MemoryModel(config, shape, min(prompt or room, room), gpu=gpu)
     limit = round(config.memory_limit * GB) or machine
-    first = next(_samplings(costs, _learnings(costs)))
-    learning = BackwardMemory(costs)
-    budget = round(SLACK * limit)
-    learnt = _first_fitting(_learnings(costs), lambda plan: learning.phase(plan).total, budget)
-    chosen = _first_fitting(_samplings(costs, iter([learnt])), lambda plan: costs.rollout(plan).total, budget)
+    first = next(_sampling_plans(memory, _learning_plans(memory)))
+    learning = BackwardMemory(memory)
+    budget = round(TARGET_SHARE * limit)
+    learnt = _first_that_fits(_learning_plans(memory), lambda plan: learning.phase(plan).total, budget)
+    chosen = _first_that_fits(_sampling_plans(memory, iter([learnt])), lambda plan: memory.rollout(plan).total, budget)
     return Estimate(
-        rollout=costs.rollout(chosen), training=learning.phase(chosen), plan=chosen, machine=machine, limit=limit,
-        prompt=costs.prompt, completion=costs.completion, rough=not shape.known, pressed=tuple(_pressed(first, chosen, costs)),
+        rollout=memory.rollout(chosen), training=learning.phase(chosen), plan=chosen, machine=machine, limit=limit,
+        prompt=memory.prompt, completion=memory.completion, rough=not shape.known, reductions=tuple(_reductions(first, chosen, memory)),
     )  # fmt: skip
 
 
-def _first_fitting(plans: Iterator[MemoryPlan], size: Callable[[MemoryPlan], int], limit: int) -> MemoryPlan:
+def _first_that_fits(plans: Iterator[MemoryPlan], size: Callable[[MemoryPlan], int], limit: int) -> MemoryPlan:
     """The first plan within the limit; else the one that needs least."""
     smallest: tuple[int, MemoryPlan] | None = None
     for one in plans:
@@ -171,32 +171,32 @@ def _first_fitting(plans: Iterator[MemoryPlan], size: Callable[[MemoryPlan], int
     return smallest[1]
 
 
-def _learnings(costs: Costs) -> Iterator[MemoryPlan]:
+def _learning_plans(memory: MemoryModel) -> Iterator[MemoryPlan]:
     """Ways to learn, the quickest first: smaller micro-batches cost little until they are very small, working layers out
     again costs a third, small chunks of logits read the output layer's weights often."""
-    config, vocabulary = costs.config, costs.shape.vocabulary
+    config, vocabulary = memory.config, memory.shape.vocabulary
     asked = config.seq_step_size if config.efficient_long_context else None
-    chunk = asked or head_chunk(vocabulary, costs.gpu)
+    chunk = asked or head_chunk(vocabulary, memory.gpu)
     prefill = asked or PREFILL_CHUNK
-    base = MemoryPlan(costs.rows, prefill, True, MICRO_BATCH_TOKENS[costs.gpu], chunk, config.grad_checkpoint)
-    one_row = costs.prompt + costs.completion
-    whole = config.batch_size * costs.group * one_row
-    sizes = list(_halvings(min(MICRO_BATCH_TOKENS[costs.gpu], whole), one_row))
+    base = MemoryPlan(memory.rows, prefill, True, MICRO_BATCH_TOKENS[memory.gpu], chunk, config.grad_checkpoint)
+    one_row = memory.prompt + memory.completion
+    whole = config.batch_size * memory.group * one_row
+    sizes = list(_halvings(min(MICRO_BATCH_TOKENS[memory.gpu], whole), one_row))
     yield base
     for recompute in sorted({base.recompute, True}):
         for size in sizes:
-            if recompute or size >= WORTHWHILE[costs.gpu]:
+            if recompute or size >= SMALLEST_MICRO_BATCH[memory.gpu]:
                 yield replace(base, micro_batch_tokens=size, recompute=recompute)
     for size in _halvings(chunk, SMALLEST_CHUNK):
         yield replace(base, micro_batch_tokens=sizes[-1], recompute=True, chunk=size)
 
 
-def _samplings(costs: Costs, learnings: Iterator[MemoryPlan]) -> Iterator[MemoryPlan]:
+def _sampling_plans(memory: MemoryModel, learnings: Iterator[MemoryPlan]) -> Iterator[MemoryPlan]:
     """Ways to sample for a way to learn, the quickest first: without the second copy of weights, with prompts read in
     smaller pieces, and with fewer rows at a time."""
     base = next(learnings)
     yield base
-    for rows in _halvings(costs.rows, 1):
+    for rows in _halvings(memory.rows, 1):
         for chunk in _halvings(base.prefill_chunk, 64):
             yield replace(base, rows=rows, prefill_chunk=chunk, merge=False)
 
@@ -210,7 +210,7 @@ def _halvings(first: int, last: int) -> Iterator[int]:
     yield min(first, last)
 
 
-def _pressed(first: MemoryPlan, chosen: MemoryPlan, costs: Costs) -> Iterator[str]:
+def _reductions(first: MemoryPlan, chosen: MemoryPlan, memory: MemoryModel) -> Iterator[str]:
     if chosen.rows < first.rows:
         yield f"decoding {chosen.rows} of {first.rows} completions at a time"
     if chosen.prefill_chunk < first.prefill_chunk:
@@ -231,19 +231,21 @@ def _pressed(first: MemoryPlan, chosen: MemoryPlan, costs: Costs) -> Iterator[st
 def _advice(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> str:
     """The first change that makes it fit; else the one that saves most, and a smaller model."""
     tried = [
-        (words, _fitted(config.model_copy(update=change), shape, machine, prompt, gpu))
-        for words, change in _changes(config, shape)
+        (words, _fit(config.model_copy(update=change), shape, machine, prompt, gpu))
+        for words, change in _possible_changes(config, shape)
     ]
     for words, found in tried:
         if found.fits:
-            return f"{words} it would need {amount(found.total)}."
+            return f"{words} it would need {format_bytes(found.total)}."
     if not tried:
         return "Choose a smaller model."
     words, found = min(tried, key=lambda one: one[1].total)
-    return f"Choose a smaller model; {words[0].lower()}{words[1:]} this one would still need {amount(found.total)}."
+    return (
+        f"Choose a smaller model; {words[0].lower()}{words[1:]} this one would still need {format_bytes(found.total)}."
+    )
 
 
-def _changes(config: Config, shape: ModelShape) -> Iterator[tuple[str, dict[str, Any]]]:
+def _possible_changes(config: Config, shape: ModelShape) -> Iterator[tuple[str, dict[str, Any]]]:
     """What to change first, what it costs in quality least to most."""
     if config.train_type == "full":
         yield "With LoRA instead of full fine-tuning", {"train_type": "lora"}
@@ -266,7 +268,7 @@ def _listed(parts: tuple[str, ...]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def amount(size: float) -> str:
+def format_bytes(size: float) -> str:
     """“9.8 GB”, “640 MB”, “0.3 MB”."""
     if size >= GB:
         return f"{size / GB:.1f} GB"

@@ -22,14 +22,14 @@ from backend.spec.rewards.entry import split_names as split_names  # asked for h
 from backend.spec.rewards.parse import (
     Parameter,
     RewardEntry,
-    asks_for_completions,
-    binds,
-    decorations,
+    count_decorator_uses,
     functions,
     locate_reward_file,
+    may_define,
     parse_reward_file,
-    plain,
-    registered,
+    plain_entry,
+    registered_entries,
+    takes_completions,
 )
 
 __all__ = [
@@ -38,22 +38,22 @@ __all__ = [
     "DEFAULT_REWARDS",
     "Parameter",
     "RewardEntry",
-    "anchored",
     "argument_sentences",
     "builtin_rewards",
-    "canonical",
+    "canonical_entry",
     "computes_names",
-    "entry_of",
+    "find_entry",
     "locate_reward_file",
     "metric_name",
     "nearest",
     "parse_reward_file",
-    "plain_reward",
+    "plain_function_entry",
     "plain_rewards_in_file",
     "reward_call",
     "reward_faults",
     "rewards_in_file",
     "split_names",
+    "with_absolute_file",
 ]
 
 BUILT_IN = "built in"
@@ -87,7 +87,7 @@ def builtin_rewards() -> list[RewardEntry]:
 @cache
 def _builtin_rewards() -> tuple[RewardEntry, ...]:
     sources = (_REWARDS_FOLDER / f"{module}.py" for module in _REWARD_MODULES)
-    return tuple(entry for source in sources for entry in registered(ast.parse(source.read_bytes()), BUILT_IN))
+    return tuple(entry for source in sources for entry in registered_entries(ast.parse(source.read_bytes()), BUILT_IN))
 
 
 def rewards_in_file(path: Path) -> list[RewardEntry]:
@@ -95,16 +95,16 @@ def rewards_in_file(path: Path) -> list[RewardEntry]:
 
     Raises Mistake on `reward_functions_file` for a file that is missing, unreadable or no Python.
     """
-    return registered(parse_reward_file(path), str(path))
+    return registered_entries(parse_reward_file(path), str(path))
 
 
 def plain_rewards_in_file(path: Path) -> list[RewardEntry]:
     """The functions of a file that TRL could be given: registered nowhere, and asking for completions or for everything
     (`**kwargs`). Each is an entry `file.py::name`. Raises Mistake as `rewards_in_file`."""
     tree = parse_reward_file(path)
-    lines = {entry.line for entry in registered(tree, "")}
-    found = [one for one in functions(tree) if one.lineno not in lines and asks_for_completions(one)]
-    return [plain(function, path) for function in found if not function.name.startswith("_")]
+    lines = {entry.line for entry in registered_entries(tree, "")}
+    found = [one for one in functions(tree) if one.lineno not in lines and takes_completions(one)]
+    return [plain_entry(function, path) for function in found if not function.name.startswith("_")]
 
 
 def computes_names(path: Path) -> bool:
@@ -113,23 +113,23 @@ def computes_names(path: Path) -> bool:
     Then a name that `rewards_in_file` does not list may still exist, and only running the file can tell.
     """
     tree = parse_reward_file(path)
-    return decorations(tree) > len(registered(tree, ""))
+    return count_decorator_uses(tree) > len(registered_entries(tree, ""))
 
 
-def entry_of(text: str, known: Iterable[RewardEntry], base: Path | None = None) -> RewardEntry | None:
+def find_entry(text: str, known: Iterable[RewardEntry], base: Path | None = None) -> RewardEntry | None:
     """The function behind an entry of `reward_functions`, called by the whole entry, for a table to show; None where
     there is none, or the text cannot be read."""
     by_name = {entry.name: entry for entry in known}
     try:
         call = reward_call(text, by_name)
-        found = plain_reward(call, base) if call.file else by_name.get(call.function)
+        found = plain_function_entry(call, base) if call.file else by_name.get(call.function)
     except Mistake:
         return None
     label = call.alias or (found.label if found else "")
     return replace(found, name=text, label=label) if found else None
 
 
-def canonical(text: str) -> str:
+def canonical_entry(text: str) -> str:
     """One entry of `reward_functions` as we write it: the registered name for a short one (`r1_int` →
     `r1_int_reward_func`), arguments in one spelling. What cannot be read stays as it is."""
     try:
@@ -181,7 +181,7 @@ def reward_faults(texts: Iterable[str], entries: Iterable[RewardEntry], base: Pa
     for text in texts:
         try:
             call = reward_call(text, known)
-            found = plain_reward(call, base) if call.file else known.get(call.function)
+            found = plain_function_entry(call, base) if call.file else known.get(call.function)
         except Mistake as mistake:
             sentences += [fault.sentence for fault in mistake.faults]
             continue
@@ -190,7 +190,7 @@ def reward_faults(texts: Iterable[str], entries: Iterable[RewardEntry], base: Pa
             sentences += argument_sentences(call, found.parameters, found.source == BUILT_IN)
         elif not call.file:
             sentences.append(unknown_sentence(call.function, known))
-    return [Fault(_SETTING, sentence) for sentence in [*sentences, *twice_sentences(names)]]
+    return [Fault(_SETTING, sentence) for sentence in [*sentences, *duplicate_sentences(names)]]
 
 
 def unknown_sentence(name: str, known: Iterable[str]) -> str:
@@ -199,7 +199,7 @@ def unknown_sentence(name: str, known: Iterable[str]) -> str:
     return f"There is no reward function {name}; {hint}the known ones are {', '.join(known)}."
 
 
-def twice_sentences(names: Iterable[str]) -> list[str]:
+def duplicate_sentences(names: Iterable[str]) -> list[str]:
     """Scores are kept by name, so two entries may not share one."""
     hint = f"give each a name of its own, as in keyword(word=so, {ALIAS}=says_so)"
     return [f"{name} is listed {times} times; {hint}." for name, times in Counter(names).items() if times > 1]
@@ -250,7 +250,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return names[close[0]] if close else None
 
 
-def anchored(text: str, folder: Path) -> str:
+def with_absolute_file(text: str, folder: Path) -> str:
     """An entry with the path before its `::` made absolute, if a file stands there beside the settings' file."""
     try:
         call = read_call(text)
@@ -260,7 +260,7 @@ def anchored(text: str, folder: Path) -> str:
     return replace(call, file=str(path.resolve())).text if call.file and path.is_file() else text
 
 
-def plain_reward(call: RewardCall, base: Path | None = None) -> RewardEntry | None:
+def plain_function_entry(call: RewardCall, base: Path | None = None) -> RewardEntry | None:
     """The function that `file.py::function` names; None where the file has the name, but not as a `def` of its own.
 
     Raises Mistake on `reward_functions` when the file cannot be read or has no such name.
@@ -269,8 +269,8 @@ def plain_reward(call: RewardCall, base: Path | None = None) -> RewardEntry | No
     tree = parse_reward_file(path, _SETTING)
     defined = {function.name: function for function in functions(tree)}
     if call.function in defined:
-        return plain(defined[call.function], path)
-    if not binds(tree, call.function):
+        return plain_entry(defined[call.function], path)
+    if not may_define(tree, call.function):
         raise Mistake(_SETTING, not_in_file(call.function, path, defined))
     return None
 

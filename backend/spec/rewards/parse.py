@@ -87,7 +87,7 @@ def _read(path: Path, setting: str) -> bytes:
         raise Mistake(setting, f"{path} cannot be read: {error.strerror}.") from error
 
 
-def registered(tree: ast.Module, source: str) -> list[RewardEntry]:
+def registered_entries(tree: ast.Module, source: str) -> list[RewardEntry]:
     decorators = _decorator_names(tree)
     entries: list[RewardEntry] = []
     for function in functions(tree):
@@ -111,7 +111,7 @@ def _entry(function: Function, decorator: ast.expr, decorators: set[str], source
     return _described(function, name or function.name, label, source)
 
 
-def plain(function: Function, path: Path) -> RewardEntry:
+def plain_entry(function: Function, path: Path) -> RewardEntry:
     return _described(function, function.name, _spelled_out(function.name), str(path))
 
 
@@ -161,13 +161,13 @@ def functions(parent: ast.AST) -> Iterator[Function]:
             yield from functions(node)
 
 
-def asks_for_completions(function: Function) -> bool:
+def takes_completions(function: Function) -> bool:
     known = function.args
     asked = {one.arg for one in [*known.posonlyargs, *known.args, *known.kwonlyargs]}
     return bool(known.kwarg or asked & {"completions", "completion_ids", "completions_ids"})
 
 
-def binds(tree: ast.Module, name: str) -> bool:
+def may_define(tree: ast.Module, name: str) -> bool:
     """Whether running the file may give it this name other than by a `def`: by assigning, importing, or a class."""
     for node in ast.walk(tree):
         if isinstance(node, ast.alias) and (node.name == "*" or (node.asname or node.name) == name):
@@ -179,7 +179,7 @@ def binds(tree: ast.Module, name: str) -> bool:
     return False
 
 
-def decorations(tree: ast.Module) -> int:
+def count_decorator_uses(tree: ast.Module) -> int:
     """How often the text names our decorator, to register with or for anything else."""
     decorators = _decorator_names(tree)
     return sum(_is_decorator(node, decorators) for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute))

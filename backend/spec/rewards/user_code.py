@@ -16,13 +16,13 @@ from backend.spec.faults import Mistake
 from backend.spec.rewards.entry import read_call, split_names
 from backend.spec.rewards.parse import functions, locate_reward_file
 
-REACHING = ("ctypes", "ftplib", "http", "httpx", "multiprocessing", "os", "pathlib", "requests", "shutil", "smtplib",
+RISKY_MODULES = ("ctypes", "ftplib", "http", "httpx", "multiprocessing", "os", "pathlib", "requests", "shutil", "smtplib",
             "socket", "subprocess", "tempfile", "urllib")  # fmt: skip
 """Modules by which code commonly reaches files, other programs or the network."""
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class CodeFile:
     """One file as it is now. `size` in bytes; `functions` and `imports` by name, as they stand in the text, both empty
     where it is no Python; `fingerprint` the SHA-256 of its contents."""
 
@@ -35,10 +35,10 @@ class Code:
     @property
     def reaches(self) -> tuple[str, ...]:
         """Of its imports, those by which code reaches beyond the texts it scores."""
-        return tuple(name for name in self.imports if name.split(".")[0] in REACHING)
+        return tuple(name for name in self.imports if name.split(".")[0] in RISKY_MODULES)
 
 
-def read_code(path: Path) -> Code:
+def read_code(path: Path) -> CodeFile:
     """Raises Mistake on `reward_functions_file` for a file that cannot be read."""
     try:
         source = path.read_bytes()
@@ -46,7 +46,7 @@ def read_code(path: Path) -> Code:
         raise Mistake("reward_functions_file", f"{path} cannot be read: {error.strerror}.") from None
     tree = _parsed(source)
     names = tuple(function.name for function in functions(tree)) if tree else ()
-    return Code(path, len(source), hashlib.sha256(source).hexdigest(), names, tuple(_imports(tree)) if tree else ())
+    return CodeFile(path, len(source), hashlib.sha256(source).hexdigest(), names, tuple(_imports(tree)) if tree else ())
 
 
 def code_files(settings: Mapping[str, Any], base: Path | None = None) -> list[Path]:

@@ -19,9 +19,9 @@ from backend.spec.health import Finding
 from backend.spec.rewards.catalog import builtin_rewards
 from backend.spec.rewards.parse import functions, parse_reward_file
 
-ALIKE = 1e-8
+SAME_REWARD = 1e-8
 """Rewards closer than this are the same to a group's standard deviation."""
-MOST = 0.9
+DOMINANT_SHARE = 0.9
 """Share of the spread from which on one function decides nearly alone."""
 SLOW_S = 0.25
 """A function that takes less is not worth a word."""
@@ -29,7 +29,7 @@ LEVELS = ("error", "warning", "good", "note")
 """Of findings, in the order in which they are told."""
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-LOOKS_FOR = {
+REQUIRED_TEXTS = {
     "r1_accuracy_reward_func": ("<answer>",),
     "r1_int_reward_func": ("<answer>",),
     "r1_strict_format_reward_func": TAGS,
@@ -77,7 +77,7 @@ class Sample:
         cut = [slice(end - size, end) for size, end in zip(self.sizes, ends, strict=True)]
         object.__setattr__(self, "groups", cut)
 
-    def spreads(self, values: Sequence[float | None]) -> list[float]:
+    def group_stds(self, values: Sequence[float | None]) -> list[float]:
         """The standard deviation (n − 1) inside each group; 0 for a group that has fewer than two values."""
         known = ([value for value in values[group] if value is not None] for group in self.groups)
         return [statistics.stdev(group) if len(group) > 1 else 0.0 for group in known]
@@ -114,7 +114,9 @@ def fails(sample: Sample) -> Found:
 def no_signal(sample: Sample) -> Found:
     """Groups whose completions all got the same reward, and why, as far as that can be seen."""
     flat = [
-        group for group, spread in zip(sample.groups, sample.spreads(sample.rewards), strict=True) if spread <= ALIKE
+        group
+        for group, spread in zip(sample.groups, sample.group_stds(sample.rewards), strict=True)
+        if spread <= SAME_REWARD
     ]
     flat = [
         group for group in flat if len(sample.texts[group]) > 1 and any(x is not None for x in sample.rewards[group])
@@ -134,7 +136,7 @@ def no_signal(sample: Sample) -> Found:
 def _why_alike(sample: Sample, flat: Sequence[slice]) -> str:
     if all(len(set(sample.texts[group])) == 1 for group in flat):
         return "They are the same text throughout: raise the temperature."
-    varying = [one.label for one in _working(sample) if max(sample.spreads(one.given)) > ALIKE]
+    varying = [one.label for one in _working(sample) if max(sample.group_stds(one.given)) > SAME_REWARD]
     if len(varying) > 1 and len(flat) == len(sample.sizes):
         return f"{_listed(varying)} differ, but weighted they cancel out: change a weight."
     if sample.rewards and all(_is_full(one) for one in _working(sample)):
@@ -208,13 +210,13 @@ def constant(sample: Sample) -> Found:
 def dominates(sample: Sample) -> Found:
     """One function whose weighted spread inside groups is nearly all there is."""
     working = _working(sample)
-    spreads = {one.label: abs(one.weight) * sum(sample.spreads(one.given)) for one in working}
-    whole = sum(spreads.values())
-    moving = [label for label, spread in spreads.items() if spread > ALIKE]
+    group_stds = {one.label: abs(one.weight) * sum(sample.group_stds(one.given)) for one in working}
+    whole = sum(group_stds.values())
+    moving = [label for label, spread in group_stds.items() if spread > SAME_REWARD]
     if len(moving) < 2 or not whole:
         return
-    label, spread = max(spreads.items(), key=lambda pair: pair[1])
-    if spread / whole >= MOST:
+    label, spread = max(group_stds.items(), key=lambda pair: pair[1])
+    if spread / whole >= DOMINANT_SHARE:
         others = "the other hardly counts" if len(moving) == 2 else f"the other {len(moving) - 1} hardly count"
         sentence = f"{label} makes {spread / whole:.0%} of the difference between completions; {others}."
         yield Finding("dominates", sentence, "Lower its weight, if the others are meant to be heard.", "note")
@@ -224,7 +226,7 @@ def dominates(sample: Sample) -> Found:
 def slow(sample: Sample) -> Found:
     whole = sum(one.seconds for one in sample.functions)
     for one in sample.functions:
-        if one.seconds >= SLOW_S and one.seconds >= MOST * whole and len(sample.functions) > 1:
+        if one.seconds >= SLOW_S and one.seconds >= DOMINANT_SHARE * whole and len(sample.functions) > 1:
             sentence = f"{one.label} takes {one.seconds:.2g} s of {whole:.2g} s: much slower than the rest."
             yield Finding(f"slow {one.name}", sentence, "It is called once a step with every completion.", "note")
 
@@ -240,7 +242,7 @@ def cut_off(sample: Sample) -> Found:
 def _healthy(sample: Sample) -> Finding:
     if all(size == 1 for size in sample.sizes):
         return Finding("scored", "Every function gave scores that a run can use.", "", "good")
-    apart = sum(spread > ALIKE for spread in sample.spreads(sample.rewards))
+    apart = sum(spread > SAME_REWARD for spread in sample.group_stds(sample.rewards))
     there = "the completions score differently" if len(sample.sizes) == 1 else (
         f"within {apart} of {len(sample.sizes)} prompts the completions score differently"
     )  # fmt: skip
@@ -250,11 +252,11 @@ def _healthy(sample: Sample) -> Finding:
 # ── help ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def looked_for(name: str, function: str, file: Path | None) -> tuple[str, ...]:
+def required_texts(name: str, function: str, file: Path | None) -> tuple[str, ...]:
     """Text that the function cannot do without: known of shipped ones; of a person's own, the tags that stand in the
     text of its `def`. A function that asks for none, or whose file cannot be read, gives none."""
     if file is None or function in {entry.name for entry in builtin_rewards()}:
-        return LOOKS_FOR.get(function, LOOKS_FOR.get(name, ()))
+        return REQUIRED_TEXTS.get(function, REQUIRED_TEXTS.get(name, ()))
     try:
         tree = parse_reward_file(file)
     except Mistake:
@@ -279,7 +281,7 @@ def _is_full(one: Scores) -> bool:
 
 
 def _is_constant(one: Scores) -> bool:
-    return bool(one.known) and max(one.known) - min(one.known) <= ALIKE
+    return bool(one.known) and max(one.known) - min(one.known) <= SAME_REWARD
 
 
 def _listed(words: Sequence[str], last: str = "and") -> str:
