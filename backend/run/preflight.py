@@ -44,7 +44,7 @@ def check_disk(config: Config) -> list[Fault]:
 def _too_large(folder: Path, config: Config) -> list[Fault]:
     """What cannot be trained on this machine even with the shortest prompts."""
     shape = shape_of(folder)
-    found = estimate(config, shape, machine_bytes(), prompt=1) if shape is not None and shape.known else None
+    found = estimate(config, shape, machine_bytes(), prompt=1) if shape is not None and shape.is_transformer else None
     return [found.fault] if found is not None and found.fault is not None else []
 
 

@@ -105,7 +105,7 @@ def test_the_estimate_counts_with_the_same_micro_batches(
         "gradient_accumulation_steps": groups, "max_completion_length": length,
         "dropout": 0.1 if prompts == "shared" else 0.0,
     }  # fmt: skip
-    shape: Any = SimpleNamespace(plain=prompts != "repeated", layers=(), width=4)
+    shape: Any = SimpleNamespace(has_full_attention=prompts != "repeated", layers=(), width=4)
     config = parse({"model": "m", "data": "d", "max_seq_length": length + 1} | values)
     passages = BackwardMemory(MemoryModel(config, shape, prompt, gpu=False)).micro_batches(budget)
     many = [RowLengths(i, i // each, prompt, length) for i in range(groups * batch * each)]

@@ -1,8 +1,7 @@
-"""Bytes a run will need, from its settings and its model's shape; how its steps are cut up so that they fit; and what to
-say of it.
+"""Memory estimate of a run from its settings and its model's shape, and the plan by which its steps fit.
 
-The estimate is for prompts as long as they get and completions that all run to their limit: what a run must survive.
-Nothing is loaded and nothing asked of a device.
+The estimate is the worst case: prompts of the greatest length and completions that all reach their limit. No weights are
+loaded and no device is queried.
 """
 
 from __future__ import annotations
@@ -23,27 +22,27 @@ from backend.spec.memory.phases import PREFILL_CHUNK, MemoryModel, MemoryPlan, P
 
 GB = 1_000_000_000
 PROCESS_BYTES = 600_000_000
-"""What Python and the libraries hold beside MLX's arrays, data and tokenizer included."""
+"""What Python and the libraries need beside MLX's arrays, data and tokenizer included."""
 
 USABLE_SHARE = 0.75
-"""Of the memory there is: the system and other programs want theirs."""
+"""Share of the memory that a run may use; the rest is for the system and other programs."""
 
 TARGET_SHARE = 0.92
-"""A plan is chosen to need this share of the limit, so that the run stays below it where the estimate is a little low."""
+"""Share of the limit that a plan aims at, so that the run stays below the limit where the estimate is a little low."""
 
 SMALLEST_MICRO_BATCH = {False: 1, True: 1024}
-"""Tokens below which a micro-batch is not cut on a CPU and on a GPU before layers are worked out again: that costs a third,
-launching a GPU's work so often costs more."""
+"""On a CPU and on a GPU: tokens below which gradient checkpointing is tried before still smaller micro-batches.
+Checkpointing costs a third; launching a GPU's kernels that often costs more."""
 
 ON_GPU = sys.platform == "darwin"
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a run needs. Bytes throughout.
+    """The memory of a run's two phases under `plan`, in bytes.
 
-    `machine` is what a run may have of this machine, `limit` what this one is held to: the setting Memory limit, or that.
-    `reductions` names what the plan gives up to fit; `advice` what to change where even that does not do.
+    `machine` is what a run may use of this machine, `limit` what this one may use: the setting Memory limit, or `machine`.
+    `reductions` names where the plan trades time for memory; `advice` is what to change where even that is not enough.
     """
 
     rollout: Phase
@@ -63,7 +62,7 @@ class Estimate:
 
     @property
     def needed(self) -> int:
-        """The same without what MLX prepares ahead."""
+        """`total` without the arrays in flight."""
         return max(self.rollout.needed, self.training.needed)
 
     @property
@@ -76,7 +75,7 @@ class Estimate:
 
     @property
     def sentence(self) -> str:
-        """The verdict in words, with what was assumed."""
+        """The verdict in words, with the lengths it assumes."""
         doing = "learning" if self.largest is self.training else "sampling"
         needs = f"{'Roughly' if self.rough else 'About'} {format_bytes(self.total)} while {doing}"
         lengths = f"with prompts of {self.prompt} and completions of {self.completion} tokens"
@@ -87,7 +86,7 @@ class Estimate:
 
     @property
     def fault(self) -> Fault | None:
-        """What a person can mend before a run; None where it fits."""
+        """The fault to show before a run; None where it fits."""
         if self.fits:
             return None
         whose = "this machine can give" if self.limit == self.machine else "Memory limit allows"
@@ -106,8 +105,8 @@ class Estimate:
 
 
 def machine_bytes(held: int = 0) -> int:
-    """What a run may have of this machine: a safe share of a Mac's memory, about what Metal recommends as working set;
-    elsewhere of what is available, to which comes what the run has already (`held`)."""
+    """Bytes that a run may use of this machine. On a Mac a share of all memory, about Metal's recommended working set;
+    elsewhere a share of what is available, plus what the run holds already (`held`)."""
     if sys.platform == "darwin":
         return int(USABLE_SHARE * _physical())
     return max(0, int(USABLE_SHARE * (_available() + held)) - PROCESS_BYTES)
@@ -118,7 +117,7 @@ def _physical() -> int:
 
 
 def _available() -> int:
-    """As Linux tells it."""
+    """MemAvailable of /proc/meminfo."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -134,18 +133,18 @@ def estimate(
     *,
     gpu: bool = ON_GPU,
 ) -> Estimate:
-    """The memory of a run with these sound settings, cut up so that it fits if it can.
+    """The memory of a run with these valid settings, under the quickest plan that fits; else under the smallest.
 
-    `machine` is what it may have, in bytes (`machine_bytes`). `prompt` is the length of the longest prompts in tokens,
-    where it is known; else prompts are taken to fill what Max Seq leaves them.
+    `machine`: bytes that it may use (`machine_bytes`). `prompt`: tokens of the longest prompt, where known; else prompts are
+    assumed to fill what `max_seq_length` leaves beside the completion.
     """
     found = _fit(config, shape, machine, prompt, gpu)
     return found if found.fits else replace(found, advice=_advice(config, shape, machine, prompt, gpu))
 
 
 def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> Estimate:
-    room = max(1, config.max_seq_length - config.max_completion_length)
-    memory = MemoryModel(config, shape, min(prompt or room, room), gpu=gpu)
+    longest = max(1, config.max_seq_length - config.max_completion_length)
+    memory = MemoryModel(config, shape, min(prompt or longest, longest), gpu=gpu)
     limit = round(config.memory_limit * GB) or machine
     first = next(_sampling_plans(memory, _learning_plans(memory)))
     learning = BackwardMemory(memory)
@@ -154,12 +153,12 @@ def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gp
     chosen = _first_that_fits(_sampling_plans(memory, iter([learnt])), lambda plan: memory.rollout(plan).total, budget)
     return Estimate(
         rollout=memory.rollout(chosen), training=learning.phase(chosen), plan=chosen, machine=machine, limit=limit,
-        prompt=memory.prompt, completion=memory.completion, rough=not shape.known, reductions=tuple(_reductions(first, chosen, memory)),
+        prompt=memory.prompt, completion=memory.completion, rough=not shape.is_transformer, reductions=tuple(_reductions(first, chosen, memory)),
     )  # fmt: skip
 
 
 def _first_that_fits(plans: Iterator[MemoryPlan], size: Callable[[MemoryPlan], int], limit: int) -> MemoryPlan:
-    """The first plan within the limit; else the one that needs least."""
+    """The first plan within the limit; else the one that needs least memory."""
     smallest: tuple[int, MemoryPlan] | None = None
     for one in plans:
         needs = size(one)
@@ -172,8 +171,8 @@ def _first_that_fits(plans: Iterator[MemoryPlan], size: Callable[[MemoryPlan], i
 
 
 def _learning_plans(memory: MemoryModel) -> Iterator[MemoryPlan]:
-    """Ways to learn, the quickest first: smaller micro-batches cost little until they are very small, working layers out
-    again costs a third, small chunks of logits read the output layer's weights often."""
+    """Plans for training, the quickest first. Smaller micro-batches cost little until they are very small, gradient
+    checkpointing costs a third, small chunks of logits read the output layer's weights often."""
     config, vocabulary = memory.config, memory.shape.vocabulary
     asked = config.seq_step_size if config.efficient_long_context else None
     chunk = asked or head_chunk(vocabulary, memory.gpu)
@@ -192,8 +191,8 @@ def _learning_plans(memory: MemoryModel) -> Iterator[MemoryPlan]:
 
 
 def _sampling_plans(memory: MemoryModel, learnings: Iterator[MemoryPlan]) -> Iterator[MemoryPlan]:
-    """Ways to sample for a way to learn, the quickest first: without the second copy of weights, with prompts read in
-    smaller pieces, and with fewer rows at a time."""
+    """Plans for sampling under a plan for training, the quickest first: without merged weights, with smaller prefill chunks,
+    with fewer rows at a time."""
     base = next(learnings)
     yield base
     for rows in _halvings(memory.rows, 1):
@@ -202,7 +201,7 @@ def _sampling_plans(memory: MemoryModel, learnings: Iterator[MemoryPlan]) -> Ite
 
 
 def _halvings(first: int, last: int) -> Iterator[int]:
-    """`first`, half of it and so on, and `last` at the end."""
+    """`first`, half of it and so on, and `last` in the end."""
     size = first
     while size > last:
         yield size
@@ -229,7 +228,7 @@ def _reductions(first: MemoryPlan, chosen: MemoryPlan, memory: MemoryModel) -> I
 
 
 def _advice(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> str:
-    """The first change that makes it fit; else the one that saves most, and a smaller model."""
+    """The first change of settings that makes the run fit; else the one that saves most, and a smaller model."""
     tried = [
         (words, _fit(config.model_copy(update=change), shape, machine, prompt, gpu))
         for words, change in _possible_changes(config, shape)
@@ -246,7 +245,7 @@ def _advice(config: Config, shape: ModelShape, machine: int, prompt: int | None,
 
 
 def _possible_changes(config: Config, shape: ModelShape) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What to change first, what it costs in quality least to most."""
+    """Changes to try, those that cost least quality first."""
     if config.train_type == "full":
         yield "With LoRA instead of full fine-tuning", {"train_type": "lora"}
     elif not shape.quantised and config.quantization in ("none", "8", "6"):
@@ -254,7 +253,7 @@ def _possible_changes(config: Config, shape: ModelShape) -> Iterator[tuple[str, 
     completion = config.max_completion_length
     while completion > 128:
         completion //= 2
-        # Max Seq goes along, or the prompts would get what the completions give up.
+        # Max Seq shrinks too, or prompts could fill what the completions give up.
         shorter = config.max_seq_length - config.max_completion_length + completion
         yield (
             f"With Completion at {completion} tokens",
