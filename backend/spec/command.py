@@ -34,5 +34,5 @@ def backend_environment(base: Mapping[str, str] | None = None) -> dict[str, str]
 
 
 def shell_line(command: list[str]) -> str:
-    """The command as a person would type it."""
+    """The command as one would type it into a shell."""
     return shlex.join(command)

@@ -1,7 +1,8 @@
-"""Every setting of a run, once. Form, YAML, command line, checks and help are all read from this list.
+"""Every setting of a run, declared once. Form, YAML, command line, checks and help are read from this list.
 
-The keys are the YAML file's; a file written for mlx-lm-lora means the same here (`backend.spec.aliases` translates its
-words). To add a setting, add one field below and the line that uses it; nothing else names it.
+The keys are those of the YAML file; a file written for mlx-lm-lora or TRL means the same here (`backend.spec.aliases`
+translates its keys). To add a setting, add one field below and the line that uses it. Where other code depends on a group of
+settings, tag the field (`used_by`) and ask `keys_used_by`.
 """
 
 from __future__ import annotations
@@ -356,11 +357,11 @@ NOT_BUILT = {
     "router_aux_loss_coef": "The router loss of mixture-of-experts models",
     "repetition_penalty": "The sampler's repetition penalty",
 }
-"""Keys of the family that are not built yet → what they are, to be refused in a sentence."""
+"""Keys of related programs for features that are not built yet → what they are, to be refused in a sentence."""
 
 
 TEXTS = ("text", "prose", "model", "dataset", "file", "choice")
-"""Kinds of settings whose value is text, even where it looks like a number."""
+"""Kinds of settings whose value is text even where YAML reads a number."""
 
 
 def keys_used_by(*uses: Use) -> tuple[str, ...]:
@@ -386,28 +387,28 @@ def sections() -> dict[str, list[Setting]]:
 
 
 def problems(raw: Mapping[str, Any]) -> list[Fault]:
-    """Everything wrong with raw settings (a YAML mapping or the form's values), in the form's order.
+    """Every fault in raw settings (a YAML mapping or the form's values), in the order of the form.
 
-    Each field is checked by itself, and each cross-check runs when its inputs are sound; nothing on disk is looked at.
+    Each field is validated by itself, and each cross-check runs if the settings it reads are valid. Nothing on disk is read.
     """
-    return _judge(raw)[1]
+    return _validate(raw)[1]
 
 
 def parse(raw: Mapping[str, Any]) -> Config:
-    """Settings from a raw mapping. Raises Mistake with every fault found."""
-    values, faults = _judge(raw)
+    """The settings of a raw mapping. Raises Mistake with every fault."""
+    values, faults = _validate(raw)
     if faults:
         raise Mistake(faults)
     return Config(**values)
 
 
 def load(path: str | Path) -> Config:
-    """Settings from a YAML file; paths in it are relative to the file. Raises Mistake."""
+    """The settings of a YAML file; paths in it are relative to the file. Raises Mistake."""
     return parse(read(path))
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """The raw mapping of a YAML file, its relative paths made absolute where something stands there. Raises Mistake."""
+    """The raw mapping of a YAML file, with relative paths made absolute where they exist. Raises Mistake."""
     path = Path(path).expanduser()
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -428,28 +429,27 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Raw settings with the relative paths that exist in `folder` made absolute; ids, absolute paths and ~ are left to
-    their readers."""
-    found = dict(raw)
+    """Raw settings with relative paths that exist in `folder` made absolute. Ids, absolute paths and ~ stay as they are."""
+    resolved = dict(raw)
     for key in ("model", "data", "dataset", "reference_model_path", "reward_functions_file"):
         value = raw.get(key)
         if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
             value = value[0]  # pyright: ignore
         if isinstance(value, str) and value and not Path(value).is_absolute() and (folder / value).exists():
-            found[key] = str((folder / value).resolve())
+            resolved[key] = str((folder / value).resolve())
     rewards = raw.get("reward_functions")
     if isinstance(rewards, list):  # entries such as file.py::function; text is split first
         entries = cast("list[Any]", rewards)
-        found["reward_functions"] = [
+        resolved["reward_functions"] = [
             with_absolute_file(one, folder) if isinstance(one, str) else one for one in entries
         ]
     elif isinstance(rewards, str) and "::" in rewards:
-        found["reward_functions"] = [with_absolute_file(text, folder) for text in split_names(rewards)]
-    return found
+        resolved["reward_functions"] = [with_absolute_file(text, folder) for text in split_names(rewards)]
+    return resolved
 
 
 def dump(config: Config | Mapping[str, Any]) -> str:
-    """YAML text of all settings, section by section; loading it gives the same settings."""
+    """All settings as YAML text, section by section; loading it gives the same settings."""
     values = config.model_dump() if isinstance(config, Config) else dict(config)
     if values.get("epochs"):
         values.pop("iters", None)
@@ -472,16 +472,16 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_text)
 
 
-def _judge(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
-    """(sound values by key, faults)."""
+def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
+    """(valid values by key, faults)."""
     given, faults = translate(raw)
-    misread = {fault.setting for fault in faults}
+    untranslated = {fault.setting for fault in faults}
     values: dict[str, Any] = {}
     for key in given:
         if key not in SETTINGS:
             faults.append(Fault(key, _unknown(key)))
     for key, about in SETTINGS.items():
-        if key in misread:
+        if key in untranslated:
             continue
         if key not in given:
             values[key] = about.default
@@ -524,18 +524,18 @@ def _adapter(key: str) -> TypeAdapter[Any]:
 
 
 def _sentence(about: Setting, error: Any, value: Any) -> str:
-    """One plain sentence for a pydantic error; the limits stand in it, and what was given."""
+    """One plain sentence for a pydantic error, with the limit and the value that was given."""
     kind, context = error["type"], error.get("ctx", {})
-    shown = repr(value) if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+    given = repr(value) if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
     limits = {"greater_than": ("above", "gt"), "greater_than_equal": ("at least", "ge"),
               "less_than": ("below", "lt"), "less_than_equal": ("at most", "le")}  # fmt: skip
     if kind in limits:
         word, limit = limits[kind]
         number = context[limit]
-        return f"{about.label} must be {word} {number if isinstance(number, int) else f'{number:g}'}, not {shown}."
-    wanted = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list of texts",
+        return f"{about.label} must be {word} {number if isinstance(number, int) else f'{number:g}'}, not {given}."
+    expected = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list of texts",
               "rewards": "a list of names", "numbers": "a list of numbers", "mapping": "a mapping", "stages": "a list of stages"}.get(about.kind, "text")  # fmt: skip
-    return f"{about.label} must be {wanted}, not {shown}."
+    return f"{about.label} must be {expected}, not {given}."
 
 
 def _unknown(key: str) -> str:

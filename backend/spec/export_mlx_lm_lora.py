@@ -1,6 +1,6 @@
-"""Our settings as a file for mlx-lm-lora, and what of them that program has no key for, each with its value.
+"""Our settings as a YAML file for mlx-lm-lora, and the settings that it has no key for.
 
-The other direction is `backend.spec.aliases`; a file that goes there and back is the same run, but for what is left out.
+The other direction is `backend.spec.aliases`: a file exported and read again is the same run, except for what was left out.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _SUPPORTED_LOSSES, _SUPPORTED_OPTIMIZERS = ("grpo", "bnpo", "dr_grpo"), ("adam",
 
 
 def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
-    """(YAML text, settings that differ from their defaults and could not be said → their values).
+    """(YAML text, settings that differ from their defaults and have no counterpart → their values).
 
-    What was left out stands at the end of the text too, as comments.
+    The latter are listed at the end of the text too, as comments.
     """
     values = {key: getattr(config, key) for key in _SHARED_KEYS if getattr(config, key) not in (None, "")}
     values |= (
@@ -54,8 +54,10 @@ def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
 
 
 def _untranslatable(config: Config) -> dict[str, Any]:
-    said = {*_SHARED_KEYS, *_REGROUPED_KEYS}
-    missing = {key for key, about in SETTINGS.items() if key not in said and getattr(config, key) != about.default}
+    translated = {*_SHARED_KEYS, *_REGROUPED_KEYS}
+    missing = {
+        key for key, about in SETTINGS.items() if key not in translated and getattr(config, key) != about.default
+    }
     missing |= {"grpo_loss_type"} if config.grpo_loss_type not in _SUPPORTED_LOSSES else set()
     missing |= {"optimizer"} if config.optimizer not in _SUPPORTED_OPTIMIZERS else set()
     missing |= {"lr_schedule"} if config.lr_schedule != "constant" and config.epochs else set()
@@ -74,7 +76,7 @@ def _quantization_flags(config: Config) -> dict[str, Any]:
 
 
 def _schedule(config: Config) -> dict[str, Any]:
-    """mlx-lm's mapping; it counts the fall in steps, so a run that is counted in epochs has none."""
+    """mlx-lm's `lr_schedule` mapping. It counts the decay in steps, so a run whose length is in epochs has none."""
     if config.lr_schedule == "constant" or config.epochs:
         return {}
     steps = round(config.lr_decay_fraction * config.iters)
@@ -94,6 +96,6 @@ def _optimizer(config: Config) -> dict[str, Any]:
 
 
 def _rewards(config: Config) -> dict[str, Any]:
-    """Names as text with commas, and the weights as a text with brackets, as its command line reads them."""
+    """Names as comma-separated text and weights as text in brackets, as its command line reads them."""
     weights = {"reward_weights": str(list(config.reward_weights))} if config.reward_weights else {}
     return {"reward_functions": ",".join(config.reward_functions), **weights}
