@@ -80,11 +80,11 @@ def first_and_last_means(values: Iterable[Any], count: int | None = None) -> tup
 
     `count`: the steps of the run, if `values` covers only its two ends.
     """
-    found = [float(one) for one in values if isinstance(one, int | float) and math.isfinite(one)]
-    if len(found) < 2:
-        return None, found[0] if found else None
-    size = min(averaging_window(count or len(found)), len(found) // 2)
-    return sum(found[:size]) / size, sum(found[-size:]) / size
+    numbers = [float(one) for one in values if isinstance(one, int | float) and math.isfinite(one)]
+    if len(numbers) < 2:
+        return None, numbers[0] if numbers else None
+    size = min(averaging_window(count or len(numbers)), len(numbers) // 2)
+    return sum(numbers[:size]) / size, sum(numbers[-size:]) / size
 
 
 def may_be_starting(run: RunFolder) -> bool:
@@ -103,8 +103,8 @@ def state(last: list[Event], *, locked: bool, began: bool) -> str:
 
 def _state_now(run: RunFolder, last: list[Event], *, locked: bool, began: bool) -> str:
     """As `state`; a run without any event and past STARTUP_GRACE_S has crashed while starting."""
-    found = state(last, locked=locked, began=began)
-    return "crashed" if found == "starting" and not locked and not may_be_starting(run) else found
+    current = state(last, locked=locked, began=began)
+    return "crashed" if current == "starting" and not locked and not may_be_starting(run) else current
 
 
 def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:

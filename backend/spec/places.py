@@ -42,7 +42,7 @@ def demo_config() -> Path:
 
 
 def runs_folder() -> Path:
-    """Where runs go unless told otherwise: the platform's folder for a person's application data."""
+    """The default folder of runs: $GRPO_STUDIO_RUNS, else the platform's folder for application data."""
     moved = os.environ.get(RUNS_VARIABLE)
     if moved:
         return Path(moved).expanduser()
@@ -214,13 +214,13 @@ def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = Fals
 
 
 def lm_studio_home() -> Path:
-    """LM Studio's home: what its pointer file says, else its old cache folder if present, else ~/.lmstudio."""
+    """LM Studio's home: the path in its pointer file, else its old cache folder if present, else ~/.lmstudio."""
     try:
-        told = (Path.home() / ".lmstudio-home-pointer").read_text(encoding="utf-8").strip()
+        pointer = (Path.home() / ".lmstudio-home-pointer").read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
-        told = ""
-    if told:
-        return Path(told).expanduser()
+        pointer = ""
+    if pointer:
+        return Path(pointer).expanduser()
     old = Path.home() / ".cache" / "lm-studio"
     return old if old.is_dir() else Path.home() / ".lmstudio"
 
@@ -232,8 +232,8 @@ def lm_studio_models() -> Path:
         settings = json.loads((home / "settings.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         settings = {}
-    told = cast("dict[str, Any]", settings).get("downloadsFolder") if isinstance(settings, dict) else None
-    return Path(told).expanduser() if isinstance(told, str) and told else home / "models"
+    folder = cast("dict[str, Any]", settings).get("downloadsFolder") if isinstance(settings, dict) else None
+    return Path(folder).expanduser() if isinstance(folder, str) and folder else home / "models"
 
 
 # Models

@@ -222,9 +222,9 @@ def test_sizes_that_nest_are_found_and_a_strange_architecture_is_said_to_be_roug
     folder = Work("nested").folder(tmp_path)
     found = json.loads((folder / "config.json").read_text())
     nested = shape_from({"model_type": "outer", "text_config": found, "torch_dtype": "float32"})
-    assert nested is not None and nested.hidden == 128 and nested.known
+    assert nested is not None and nested.hidden == 128 and nested.is_transformer
     mamba = shape_of(tiny_model(tmp_path / "mamba", "mamba"))
-    assert mamba is not None and not mamba.known and not mamba.plain
+    assert mamba is not None and not mamba.is_transformer and not mamba.has_full_attention
     said = estimate.estimate(Work("any").config(folder), mamba, PLENTY, 64)
     assert said.sentence.startswith("Roughly") and said.training.total > mamba.weights
     assert shape_of(tmp_path) is None

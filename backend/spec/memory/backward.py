@@ -49,9 +49,9 @@ class BackwardMemory:
         gradients = trainable if len(batches) > 1 or is_shared else 0
         if activations + logits + gradients + shared < self._update_bytes():
             activations, logits, gradients, shared = 0, 0, self._update_bytes(), 0
-        found = [("gradients", gradients), ("activations", activations), ("logits", logits), ("prompts", shared)]
+        sizes = [("gradients", gradients), ("activations", activations), ("logits", logits), ("prompts", shared)]
         work = in_flight(gradients + activations + logits + shared)
-        return Phase((*self.memory.persistent(), *(Allocation(name, size) for name, size in found if size), work))
+        return Phase((*self.memory.persistent(), *(Allocation(name, size) for name, size in sizes if size), work))
 
     def _update_bytes(self) -> int:
         """Gradients before and after clipping, and about a third of the new weights before the old ones are freed."""

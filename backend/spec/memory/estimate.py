@@ -138,8 +138,8 @@ def estimate(
     `machine`: bytes that it may use (`machine_bytes`). `prompt`: tokens of the longest prompt, where known; else prompts are
     assumed to fill what `max_seq_length` leaves beside the completion.
     """
-    found = _fit(config, shape, machine, prompt, gpu)
-    return found if found.fits else replace(found, advice=_advice(config, shape, machine, prompt, gpu))
+    fitted = _fit(config, shape, machine, prompt, gpu)
+    return fitted if fitted.fits else replace(fitted, advice=_advice(config, shape, machine, prompt, gpu))
 
 
 def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> Estimate:
@@ -233,15 +233,13 @@ def _advice(config: Config, shape: ModelShape, machine: int, prompt: int | None,
         (words, _fit(config.model_copy(update=change), shape, machine, prompt, gpu))
         for words, change in _possible_changes(config, shape)
     ]
-    for words, found in tried:
-        if found.fits:
-            return f"{words} it would need {format_bytes(found.total)}."
+    for words, changed in tried:
+        if changed.fits:
+            return f"{words} it would need {format_bytes(changed.total)}."
     if not tried:
         return "Choose a smaller model."
-    words, found = min(tried, key=lambda one: one[1].total)
-    return (
-        f"Choose a smaller model; {words[0].lower()}{words[1:]} this one would still need {format_bytes(found.total)}."
-    )
+    words, changed = min(tried, key=lambda one: one[1].total)
+    return f"Choose a smaller model; {words[0].lower()}{words[1:]} this one would still need {format_bytes(changed.total)}."
 
 
 def _possible_changes(config: Config, shape: ModelShape) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -84,12 +84,12 @@ class ModelShape:
 def shape_of(folder: Path) -> ModelShape | None:
     """The shape of the model in `folder`; None without a config.json that has its sizes."""
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         return None
-    return shape_from(cast("dict[str, Any]", found), dict(_headers(folder)))
+    return shape_from(cast("dict[str, Any]", config), dict(_headers(folder)))
 
 
 def shape_from(

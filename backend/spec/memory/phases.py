@@ -101,13 +101,13 @@ class MemoryModel:
     def persistent(self) -> list[Allocation]:
         """Weights, adapters, optimizer state, and the reference policy where it has arrays of its own."""
         weights = self.weights()
-        found = [
+        sizes = [
             ("weights", weights),
             ("adapters", 0 if self.full else self.trainable()),
             ("optimizer", self._optimizer()),
         ]
         return [
-            Allocation(name, size) for name, size in [*found, ("reference", self._reference_weights(weights))] if size
+            Allocation(name, size) for name, size in [*sizes, ("reference", self._reference_weights(weights))] if size
         ]
 
     def weights(self) -> int:
@@ -187,13 +187,13 @@ class MemoryModel:
             "sample": (cache, logits),
         }
         held, work = max(candidates.values(), key=sum)
-        found = [
+        allocations = [
             Allocation("KV cache", held),
             Allocation("logits" if work == logits else "activations", work),
             in_flight(held + work),
         ]
         merged = self._merged_weights(plan)
-        return Phase((*self.persistent(), *([Allocation("decoding weights", merged)] if merged else []), *found))
+        return Phase((*self.persistent(), *([Allocation("decoding weights", merged)] if merged else []), *allocations))
 
     def _prompts_prefilled(self, rows: int) -> int:
         return -(-rows // self.group) if self.shape.has_full_attention else 1

@@ -103,8 +103,8 @@ def plain_rewards_in_file(path: Path) -> list[RewardEntry]:
     entry `file.py::name`. Raises Mistake as `rewards_in_file`."""
     tree = parse_reward_file(path)
     lines = {entry.line for entry in registered_entries(tree, "")}
-    found = [one for one in functions(tree) if one.lineno not in lines and takes_completions(one)]
-    return [plain_entry(function, path) for function in found if not function.name.startswith("_")]
+    candidates = [one for one in functions(tree) if one.lineno not in lines and takes_completions(one)]
+    return [plain_entry(function, path) for function in candidates if not function.name.startswith("_")]
 
 
 def computes_names(path: Path) -> bool:
@@ -122,11 +122,11 @@ def find_entry(text: str, known: Iterable[RewardEntry], base: Path | None = None
     by_name = {entry.name: entry for entry in known}
     try:
         call = reward_call(text, by_name)
-        found = plain_function_entry(call, base) if call.file else by_name.get(call.function)
+        entry = plain_function_entry(call, base) if call.file else by_name.get(call.function)
     except Mistake:
         return None
-    label = call.alias or (found.label if found else "")
-    return replace(found, name=text, label=label) if found else None
+    label = call.alias or (entry.label if entry else "")
+    return replace(entry, name=text, label=label) if entry else None
 
 
 def canonical_entry(text: str) -> str:
@@ -181,13 +181,13 @@ def reward_faults(texts: Iterable[str], entries: Iterable[RewardEntry], base: Pa
     for text in texts:
         try:
             call = reward_call(text, known)
-            found = plain_function_entry(call, base) if call.file else known.get(call.function)
+            entry = plain_function_entry(call, base) if call.file else known.get(call.function)
         except Mistake as mistake:
             sentences += [fault.sentence for fault in mistake.faults]
             continue
         names.append(call.name)
-        if found:
-            sentences += argument_sentences(call, found.parameters, found.source == BUILT_IN)
+        if entry:
+            sentences += argument_sentences(call, entry.parameters, entry.source == BUILT_IN)
         elif not call.file:
             sentences.append(unknown_sentence(call.function, known))
     return [Fault(_SETTING, sentence) for sentence in [*sentences, *duplicate_sentences(names)]]

@@ -88,10 +88,10 @@ def _parsed(source: bytes) -> ast.Module | None:
 
 def _imports(tree: ast.Module) -> dict[str, None]:
     """Imported modules in order of appearance, at any level of the file."""
-    found: dict[str, None] = {}
+    modules: dict[str, None] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= dict.fromkeys(alias.name for alias in node.names)
+            modules |= dict.fromkeys(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            found[node.module or "."] = None
-    return found
+            modules[node.module or "."] = None
+    return modules

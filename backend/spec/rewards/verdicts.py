@@ -97,10 +97,10 @@ def verdicts(sample: Sample) -> list[Finding]:
     """What the rules find, errors first; with no error and no warning also a finding that the sample is good."""
     if not sample.texts:
         return []
-    found = [finding for rule in RULES for finding in rule(sample)]
-    if not any(finding.level in LEVELS[:2] for finding in found):
-        found.append(_healthy(sample))
-    return sorted(found, key=lambda finding: LEVELS.index(finding.level))
+    findings = [finding for rule in RULES for finding in rule(sample)]
+    if not any(finding.level in LEVELS[:2] for finding in findings):
+        findings.append(_healthy(sample))
+    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
 @_rule
