@@ -13,7 +13,7 @@ from app.model.session import Session
 from app.questions import ask
 from app.widgets.basic.status_strip import Strip
 from app.widgets.form.preset_panel import PresetPanel
-from backend.spec.export_mlx_lm_lora import for_mlx_lm_lora
+from backend.spec.export_mlx_lm_lora import mlx_lm_lora_yaml
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 
@@ -50,7 +50,7 @@ class FileWindow(QMainWindow):
     def export_config(self) -> None:
         """Write the form as a file for mlx-lm-lora, and say what of it that program has no setting for."""
         try:
-            text, missing = for_mlx_lm_lora(self.session.draft.config())
+            text, missing = mlx_lm_lora_yaml(self.session.draft.config())
             path = self.choose_export_path()
             if path is None:
                 return

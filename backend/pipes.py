@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from backend.spec.command import backend_command, backend_environment
-from backend.spec.events import plain
+from backend.spec.events import json_safe
 
 POLL_S = 0.05
 """How often a waiting parent calls `poll`, and may be interrupted from another thread."""
@@ -62,7 +62,7 @@ def answer(out: TextIO, message: Any) -> None:
 
 def json_line(message: Any, default: Callable[[Any], Any] | None = None) -> str:
     """`message` as one line. NaN and infinities become null; `default` gives a value for what JSON cannot hold."""
-    return json.dumps(plain(message), ensure_ascii=False, allow_nan=False, default=default) + "\n"
+    return json.dumps(json_safe(message), ensure_ascii=False, allow_nan=False, default=default) + "\n"
 
 
 # In the parent

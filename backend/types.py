@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-Stop = Literal["eos", "length", "string"]
-"""Why a completion ended: an end-of-sequence token, the length limit, or one of the `stop` strings."""
+from backend.spec.completions import Stop as Stop
 
 
 @dataclass(slots=True)

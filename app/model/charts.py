@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from backend.spec.config import SETTINGS
+from backend.spec.config import SETTINGS, needs_reference
 from backend.spec.rewards.catalog import builtin_rewards
 
 
@@ -125,11 +125,7 @@ def label_of(reward: str) -> str:
 
 def waiting_for(chart: Chart, config: Mapping[str, Any]) -> str:
     """What an empty chart says, given the run's settings."""
-    if (
-        any(curve.metric == "kl" for curve in chart.curves)
-        and not _setting(config, "beta")
-        and not _setting(config, "log_kl")
-    ):
+    if any(curve.metric == "kl" for curve in chart.curves) and kl_is_off(config):
         return "KL is off: its weight is 0, so no reference is computed."
     if chart.held_out:
         every = _setting(config, "steps_per_eval")
@@ -138,8 +134,8 @@ def waiting_for(chart: Chart, config: Mapping[str, Any]) -> str:
 
 
 def kl_is_off(config: Mapping[str, Any]) -> bool:
-    """Whether a run with these settings computes no KL at all."""
-    return not _setting(config, "beta") and not _setting(config, "log_kl")
+    """Whether a run with these settings computes no KL at all: it has no reference policy to measure it from."""
+    return not needs_reference(config)
 
 
 def _setting(config: Mapping[str, Any], key: str) -> Any:

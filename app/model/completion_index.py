@@ -9,17 +9,14 @@ import os
 import re
 from bisect import bisect_right
 from pathlib import Path
-from typing import Any
 
-from backend.spec.events import parse_line
+from backend.spec.completions import GroupRow, parse_group_row
 
 _STEP = re.compile(rb'^\s*\{\s*"step":\s*(\d+)\b')
 """The step stands first in a row; a row written otherwise is parse_line whole."""
 
 SLICE = 1 << 20
 """Bytes looked at in one call of `advance`."""
-
-Row = dict[str, Any]
 
 
 class CompletionIndex:
@@ -62,7 +59,7 @@ class CompletionIndex:
             self._pieces.append(chunk)
         return bool(chunk) and size > self._place + sum(map(len, self._pieces))
 
-    def rows(self, step: int | None = None) -> list[Row]:
+    def rows(self, step: int | None = None) -> list[GroupRow]:
         """The rows of a step as written (of the newest one by default); none for a step that has none."""
         if not self._steps:
             return []
@@ -75,8 +72,8 @@ class CompletionIndex:
                 text = file.read(self._ends[at] - self._starts[at])
         except OSError:
             return []
-        rows = [row for row in map(parse_line, text.split(b"\n")) if row is not None]
-        return [row for row in rows if row.get("step") == self._steps[at]]
+        rows = map(parse_group_row, text.split(b"\n"))
+        return [row for row in rows if row is not None and row["step"] == self._steps[at]]
 
     def _note(self, whole: bytes) -> None:
         for line in whole.split(b"\n"):
@@ -102,6 +99,5 @@ def _step_of(line: bytes) -> int | None:
     found = _STEP.match(line)
     if found:
         return int(found[1])
-    row = parse_line(line)
-    step = row.get("step") if row else None
-    return step if isinstance(step, int) else None
+    row = parse_group_row(line)
+    return row["step"] if row else None

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from backend.spec.faults import Mistake
-from backend.spec.rewards.user_code import Code, code_files, read_code
+from backend.spec.rewards.user_code import CodeFile, code_files, read_code
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """Code that wants to run. `changed`: earlier contents of this file were allowed."""
 
-    code: Code
+    code: CodeFile
     changed: bool
 
 
@@ -68,10 +68,10 @@ class Consent:
         allowed = self._allowed()
         return {str(path): allowed[str(path)] for path in code_files(settings, base) if str(path) in allowed}
 
-    def allows(self, code: Code) -> bool:
+    def allows(self, code: CodeFile) -> bool:
         return self._allowed().get(str(code.path)) == code.fingerprint
 
-    def allow(self, code: Code) -> None:
+    def allow(self, code: CodeFile) -> None:
         """Remember these contents; a preferences folder that cannot be written means being asked again."""
         allowed = self._allowed() | {str(code.path): code.fingerprint}
         aside = self._file.with_name(f".{self._file.name}.{os.getpid()}")
@@ -89,7 +89,7 @@ class Consent:
         return {str(path): str(found) for path, found in told.items()} if isinstance(told, dict) else {}
 
 
-def _code(path: Path) -> Code | None:
+def _code(path: Path) -> CodeFile | None:
     try:
         return read_code(path)
     except Mistake:  # it cannot be read, so it cannot be run either; a run says so

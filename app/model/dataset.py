@@ -12,18 +12,15 @@ from typing import TYPE_CHECKING, Any
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.model.dataset_counts import Counts, in_a_line
+from backend.spec.config import keys_used_by
 from backend.spec.faults import Fault
 
 if TYPE_CHECKING:
     from app.model.session import Session
 
-DEPENDS = (
-    "data", "dataset_config", "train_split", "valid_split", "test_split", "validation_split", "seed",
-    "prompt_feature", "answer_feature", "type_feature", "system_feature", "system_prompt", "chat_template_kwargs",
-    "model", "reward_functions",
-)  # fmt: skip
+DEPENDS = keys_used_by("rows", "row_view")
 """Settings that an answer depends on."""
-ROOM = ("max_seq_length", "max_completion_length")
+ROOM = keys_used_by("prompt_limit")
 """Settings that decide which prompts are too long; their lengths are known whatever these are."""
 SETTLE_MS = 250
 """How long typing must rest before anything is asked."""

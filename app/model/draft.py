@@ -20,8 +20,8 @@ from app.model.form_step import FormState, FormStep
 from app.model.form_values import Values, alike, defaults, reading, same, values_from
 from app.model.presets import Preset
 from backend.spec import config, places
-from backend.spec.aliases import left_out
-from backend.spec.command import backend_command, shown
+from backend.spec.aliases import ignored_keys
+from backend.spec.command import backend_command, shell_line
 from backend.spec.config import SETTINGS, Config
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import source_faults
@@ -134,7 +134,7 @@ class Draft(QObject):
         values, faults = values_from(raw)
         if faults:
             raise Mistake(faults)
-        self._replace(values, None if as_preset else Path(path), f"Open {Path(path).name}", left_out(raw))
+        self._replace(values, None if as_preset else Path(path), f"Open {Path(path).name}", ignored_keys(raw))
 
     def save(self, path: Path) -> None:
         """Write the YAML file, whole or not at all. Raises Mistake when it cannot be written."""
@@ -185,7 +185,7 @@ class Draft(QObject):
 
     def problems(self) -> list[Fault]:
         """Everything wrong with it that can be known without the trainer, in the form's order."""
-        found = [*config.problems(self._values), *self._reward_faults(), *source_faults(self.sound())]
+        found = [*config.problems(self._values), *self._reward_faults(), *source_faults(self.sound_config())]
         if not any(fault.setting == "model" for fault in found):
             found += self._refusal()
         order = list(SETTINGS)
@@ -225,13 +225,17 @@ class Draft(QObject):
         """A value of the right type for every setting: the default stands in where the form's cannot be read."""
         return {key: reading(about, self._values[key]) for key, about in SETTINGS.items()}
 
+    def sound_config(self) -> Config:
+        """The same as a Config, for what takes typed settings. It is not validated: limits and cross-checks may be broken."""
+        return Config.model_construct(**self.sound())
+
     def summary(self, seconds: float | None = None, memory: str = "") -> str:
         """What the run will do, in a sentence; with the time for one completion and the memory where they are known."""
-        return run_summary.summary(self.sound(), seconds, memory)
+        return run_summary.summary(self.sound_config(), seconds, memory)
 
     def details(self) -> list[str]:
         """What else is worth knowing before pressing Run, a short phrase each."""
-        return run_summary.details(self.sound())
+        return run_summary.details(self.sound_config())
 
     def command(self) -> list[str]:
         """The command that does in a terminal what Run does here."""
@@ -240,11 +244,11 @@ class Draft(QObject):
         return backend_command("train", str(file or "config.yaml"))
 
     def shown_command(self) -> str:
-        return shown(self.command())
+        return shell_line(self.command())
 
     def short_command(self) -> str:
         """The same with names in place of paths: enough to know it by."""
-        return shown([Path(word).name for word in self.command() if word != "-P"])
+        return shell_line([Path(word).name for word in self.command() if word != "-P"])
 
     @property
     def is_demo(self) -> bool:
@@ -267,7 +271,7 @@ class Draft(QObject):
         known, names = self._known_rewards(), self._values["reward_functions"]
         plain = {entry.name for entry in known}
         called = [text for text in map(str, names if isinstance(names, list) else ()) if text not in plain]
-        entries = (catalog.entry_of(text, known) for text in dict.fromkeys(called))
+        entries = (catalog.find_entry(text, known) for text in dict.fromkeys(called))
         return known + [entry for entry in entries if entry is not None]
 
     def _known_rewards(self) -> list[RewardEntry]:

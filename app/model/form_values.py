@@ -26,7 +26,7 @@ def values_from(raw: Mapping[str, Any]) -> tuple[Values, list[Fault]]:
     homeless = [fault for fault in config.problems(raw) if fault.setting not in SETTINGS and fault not in misread]
     values = defaults() | {key: value for key, value in given.items() if key in SETTINGS}
     if isinstance(values["reward_functions"], list):
-        values["reward_functions"] = [catalog.canonical(str(name)) for name in values["reward_functions"]]
+        values["reward_functions"] = [catalog.canonical_entry(str(name)) for name in values["reward_functions"]]
     return values, [*misread, *homeless]
 
 

@@ -34,6 +34,6 @@ def memory_parts_of(config: Config, prompt: int | None = None) -> MemoryParts | 
 
 def _shown(found: Estimate) -> MemoryParts:
     # The estimate has cut the step up until it fits, if it can: what is still too large has nothing left to give.
-    named = [(NAMES.get(one.name, (one.name, "")), one.bytes) for one in found.largest.segments]
+    named = [(NAMES.get(one.name, (one.name, "")), one.bytes) for one in found.largest.allocations]
     parts = tuple(MemoryPart(name, size, about) for (name, about), size in named)
     return MemoryParts(parts, room=found.limit, advice=found.advice, slack=0.0)

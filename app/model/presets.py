@@ -14,15 +14,11 @@ from typing import Any
 from app.model.form_values import alike, defaults
 from backend.spec import config, places
 from backend.spec.aliases import translate
-from backend.spec.config import SETTINGS
+from backend.spec.config import SETTINGS, keys_used_by
 from backend.spec.faults import Mistake
 from backend.spec.setting import Setting
 
-OWN = (
-    *("model", "data", "reference_model_path", "lm_studio_name", "run_name"),
-    *("prompt_feature", "answer_feature", "type_feature", "system_feature", "dataset_config"),
-    *("train_split", "valid_split", "test_split", "reward_functions", "reward_weights", "reward_functions_file"),
-)
+OWN = keys_used_by("task")
 """What a person chose for this very task."""
 REPLACES = "Replaces: everything"
 """The third line of a preset that is a whole task of its own."""

@@ -15,13 +15,13 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.model.consent import Consent
 from app.model.draft import Draft
 from app.model.service import Service
+from backend.spec.config import keys_used_by
 from backend.spec.faults import Fault
 from backend.spec.rewards import catalog
 
 SETTLE_MS = 300
 """How long weights must rest before completions are scored again by themselves."""
-MARKED = ("reward_functions", "reward_weights", "reward_functions_file", "scale_rewards", "multi_objective_aggregation",
-          "advantage_baseline", "max_completion_length")  # fmt: skip
+MARKED = keys_used_by("scoring")
 """Settings that scores, rewards or advantages depend on."""
 DECLINED = "The reward file was not allowed to run, so nothing was scored."
 

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.model.completion_index import CompletionIndex, Row
+from app.model.completion_index import CompletionIndex
 from app.model.run_state import LIVE, RunState, State, state_of
-from backend.spec.archive import YOUNG_S, is_young
+from backend.spec.archive import STARTUP_GRACE_S, may_be_starting
+from backend.spec.completions import GroupRow
 from backend.spec.config import DEFAULT_REWARDS, read
 from backend.spec.events import Event, Follower
 from backend.spec.faults import Mistake
@@ -154,7 +155,7 @@ class Run(QObject):
     def relaunched(self) -> None:
         """Somebody has just started a process for this run: it counts as starting until that process holds the lock."""
         self._stop_said = False
-        self._expected_until = time.monotonic() + YOUNG_S
+        self._expected_until = time.monotonic() + STARTUP_GRACE_S
         self.look()
 
     # ── numbers ─────────────────────────────────────────────────────────────────────────────────
@@ -228,7 +229,7 @@ class Run(QObject):
         """Steps that have completions, rising."""
         return self._index.steps()
 
-    def groups(self, step: int | None = None) -> list[Row]:
+    def groups(self, step: int | None = None) -> list[GroupRow]:
         """The rows of completions.jsonl at a step (the newest by default), in the order written; [] for none."""
         return self._index.rows(step)
 
@@ -251,14 +252,14 @@ class Run(QObject):
     def _read_diary(self, deadline: float) -> bool:
         """Whether the end was reached before the deadline."""
         while True:
-            place = self._follower.place
+            place = self._follower.offset
             events = self._follower.read()
             if self._follower.restarted:
                 self._forget()
             for event in events:
                 self._record.take(event)
             self._news = self._news or bool(events)
-            if not events and self._follower.place == place:
+            if not events and self._follower.offset == place:
                 return True
             if time.perf_counter() > deadline:
                 return False
@@ -295,7 +296,7 @@ class Run(QObject):
             self._expected_until = None
         if self._expected_until is not None:
             return time.monotonic() < self._expected_until
-        return self._record.is_empty and is_young(self.folder)
+        return self._record.is_empty and may_be_starting(self.folder)
 
     def _announce(self) -> None:
         moment = time.monotonic()

@@ -6,20 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from backend.spec.config import SETTINGS
-
-Values = Mapping[str, Any]
+from backend.spec.config import SETTINGS, Config
 
 
-def summary(values: Values, seconds: float | None = None, memory: str = "") -> str:
+def summary(config: Config, seconds: float | None = None, memory: str = "") -> str:
     """“4 completions for each of 2 prompts a step, 600 steps, about 1 h 20 min, 9.8 GB.”
 
     `seconds` is the time that one completion costs, None where it is not known; `memory` a figure with its unit, or "".
     """
-    group, prompts, steps = values["group_size"], _prompts(values), _steps(values)
+    group, prompts, steps = config.group_size, config.prompts_per_step, _steps(config)
     each = f"{prompts:,} prompts a step" if prompts != 1 else "one prompt a step"
     parts = [f"{counted(group, 'completion')} for {'each of ' if prompts != 1 else ''}{each}"]
-    parts.append(counted(steps, "step") if steps else f"{counted(values['epochs'], 'pass', 'passes')} over the dataset")
+    parts.append(counted(steps, "step") if steps else f"{counted(config.epochs, 'pass', 'passes')} over the dataset")
     if seconds is not None:
         one_step = seconds * group * prompts
         parts.append(about(one_step * steps) if steps else f"{about(one_step)} a step")
@@ -64,26 +62,21 @@ def act(keys: list[str]) -> str:
     return first if len(keys) == 1 else f"{first} and {len(keys) - 1} more"
 
 
-def _prompts(values: Values) -> int:
-    """How many prompts a step samples for."""
-    return values["batch_size"] * values["gradient_accumulation_steps"] * values["steps_per_generation"]
-
-
-def _steps(values: Values) -> int:
+def _steps(config: Config) -> int:
     """How many steps the run has; 0 where the length of the dataset decides."""
-    staged = _staged(values["stages"])
-    return staged or (0 if values["epochs"] > 0 else values["iters"])
+    staged = _staged(config.stages)
+    return staged or (0 if config.epochs > 0 else config.iters)
 
 
-def details(values: Values) -> list[str]:
+def details(config: Config) -> list[str]:
     """Short phrases without a full stop, the weightiest first."""
-    found = [_learner(values), _rewards(values), _reference(values)]
-    found += _updates(values)
-    if steps := _steps(values):
-        found.append(f"{values['group_size'] * _prompts(values) * steps:,} completions in all")
-    found.append(_pauses(values))
-    if values["lm_studio_name"].strip():
-        found.append(f"Goes to LM Studio as {values['lm_studio_name'].strip()}")
+    found = [_learner(config), _rewards(config), _reference(config)]
+    found += _updates(config)
+    if steps := _steps(config):
+        found.append(f"{config.group_size * config.prompts_per_step * steps:,} completions in all")
+    found.append(_pauses(config))
+    if config.lm_studio_name.strip():
+        found.append(f"Goes to LM Studio as {config.lm_studio_name.strip()}")
     return found
 
 
@@ -93,9 +86,9 @@ def _staged(stages: Any) -> int:
     return sum(iters for iters in given if isinstance(iters, int))
 
 
-def _updates(values: Values) -> list[str]:
+def _updates(config: Config) -> list[str]:
     """How often the weights change in a step, where it is more than once."""
-    batches, again = values["steps_per_generation"], values["num_iterations"]
+    batches, again = config.steps_per_generation, config.num_iterations
     if batches * again == 1:
         return []
     learnt = f"{counted(batches, 'batch', 'batches')} of a step" if batches > 1 else "each set of completions"
@@ -111,12 +104,12 @@ def choice_label(key: str, value: str) -> str:
     return next((choice.label for choice in SETTINGS[key].choices if choice.value == value), value)
 
 
-def _learner(values: Values) -> str:
-    model = _model_name(values["model"])
-    kind = choice_label("train_type", values["train_type"])
-    if values["train_type"] == "full":
+def _learner(config: Config) -> str:
+    model = _model_name(config.model)
+    kind = choice_label("train_type", config.train_type)
+    if config.train_type == "full":
         return f"Trains every weight of {model}"
-    layers, rank = values["num_layers"], values["rank"]
+    layers, rank = config.num_layers, config.rank
     where = "all layers" if layers < 0 else "the last layer" if layers == 1 else f"the last {layers:,} layers"
     return f"{kind} of rank {rank} on {where} of {model}"
 
@@ -129,19 +122,19 @@ def _model_name(model: str) -> str:
     return str(Path(*parts[-2:])) if model.startswith(("/", "~", ".")) else parts[-1]
 
 
-def _rewards(values: Values) -> str:
-    names = values["reward_functions"]
+def _rewards(config: Config) -> str:
+    names = config.reward_functions
     return f"Scored by {counted(len(names), 'reward function')}" if names else "Scored by nothing yet"
 
 
-def _reference(values: Values) -> str:
-    if values["beta"] <= 0:
+def _reference(config: Config) -> str:
+    if config.beta <= 0:
         return "Free to leave the reference model (KL weight 0)"
-    return f"Held near the reference model (KL weight {values['beta']:g})"
+    return f"Held near the reference model (KL weight {config.beta:g})"
 
 
-def _pauses(values: Values) -> str:
-    every = values["steps_per_eval"]
+def _pauses(config: Config) -> str:
+    every = config.steps_per_eval
     evaluated = f"Evaluated every {counted(every, 'step')}" if every > 1 else "Evaluated every step"
-    saved = f"saved every {counted(values['save_every'], 'step')}" if values["save_every"] > 1 else "saved every step"
+    saved = f"saved every {counted(config.save_every, 'step')}" if config.save_every > 1 else "saved every step"
     return f"{evaluated}, {saved}" if every > 0 else f"Never evaluated on the way, {saved}"

@@ -14,7 +14,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from backend.spec import places
 from backend.spec.places import RunFolder
-from backend.spec.throughput import LOOKED_AT, Pace, pace_of, seconds_per_completion
+from backend.spec.throughput import MOST_RUNS, CompletionTime, completion_time_of, seconds_per_completion
 
 REST_MS = 15
 """Between two runs, so that typing and drawing come first."""
@@ -30,8 +30,8 @@ class TimeForecast(QObject):
     ) -> None:
         super().__init__(parent)
         self._runs = runs
-        self._known: list[Pace] = []
-        self._found: list[Pace] = []
+        self._known: list[CompletionTime] = []
+        self._found: list[CompletionTime] = []
         self._waiting: Iterator[RunFolder] = iter(())
         self._timer = QTimer(self, interval=REST_MS)
         self._timer.timeout.connect(self._read_one)
@@ -39,7 +39,7 @@ class TimeForecast(QObject):
     def look_again(self) -> None:
         """Read the archive, soon; a look that is under way is enough."""
         if not self._timer.isActive():
-            self._found, self._waiting = [], islice(self._runs(), LOOKED_AT)
+            self._found, self._waiting = [], islice(self._runs(), MOST_RUNS)
             self._timer.start()
 
     def seconds_per_completion(self, values: Mapping[str, Any]) -> float | None:
@@ -49,7 +49,7 @@ class TimeForecast(QObject):
     def _read_one(self) -> None:
         run = next(self._waiting, None)
         if run is not None:
-            pace = pace_of(run)
+            pace = completion_time_of(run)
             self._found += [pace] if pace is not None else []
             return
         self._timer.stop()

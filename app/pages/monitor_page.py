@@ -28,7 +28,7 @@ from app.widgets.charts.plot import Plot, Trace
 from app.widgets.charts.tiles import Tile, TileRow
 from app.widgets.runs.log_view import LogView
 from app.widgets.runs.run_header import RunHeader
-from backend.spec.archive import before_after, window_of
+from backend.spec.archive import averaging_window, first_and_last_means
 from backend.spec.faults import Mistake
 
 SMOOTHING = (("No smoothing", 0.0), ("Light smoothing", 0.6), ("Strong smoothing", 0.9))
@@ -283,7 +283,7 @@ def _trace(curve: Curve, read: Callable) -> Trace:
 
 def _changes(run: Run) -> list[Change]:
     """The result: reward before → after, in training and on held-out prompts."""
-    found = [Change("Reward in training", *before_after(run.series("reward")[1].tolist()))]
+    found = [Change("Reward in training", *first_and_last_means(run.series("reward")[1].tolist()))]
     held_out = run.eval_series("reward")[1]
     if len(held_out) > 1:
         found.append(Change("Held-out reward", float(held_out[0]), float(held_out[-1])))
@@ -301,7 +301,7 @@ def _effort(run: Run) -> str:
 
 def _averaged(run: Run) -> str:
     """What stands behind the figures of the result."""
-    count = window_of(len(run.series("reward")[0]))
+    count = averaging_window(len(run.series("reward")[0]))
     steps = f"{count} steps" if count > 1 else "step"
     said = f"Training: means of the first and last {steps}."
     evaluated = run.eval_series("reward")[0]

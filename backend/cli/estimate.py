@@ -88,7 +88,7 @@ def _print_table(result: Estimate) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from backend.spec.memory.estimate import amount
+    from backend.spec.memory.estimate import format_bytes
 
     phases: dict[str, dict[str, Any]] = {"sampling": result.rollout.to_dict(), "learning": result.training.to_dict()}
     table = Table("", *phases, "", box=None)
@@ -96,7 +96,7 @@ def _print_table(result: Estimate) -> None:
         column.justify = "right"
     names = dict.fromkeys(name for phase in phases.values() for name in phase if name != "total")
     for name in [*names, "total"]:
-        sizes = [amount(phase[name]) if name in phase else "–" for phase in phases.values()]
+        sizes = [format_bytes(phase[name]) if name in phase else "–" for phase in phases.values()]
         table.add_row(name, *sizes, MEANINGS.get(name, ""), style="bold" if name == "total" else None)
     console = Console()
     console.print(table)

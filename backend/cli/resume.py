@@ -10,7 +10,7 @@ from backend.cli.exit_codes import verb
 from backend.cli.new_run import PreparedRun
 from backend.cli.options import Live, NewRunsDir, Stream
 from backend.cli.run_session import train_and_exit
-from backend.spec.archive import edges
+from backend.spec.archive import first_and_last_events
 from backend.spec.config import load
 from backend.spec.places import RunFolder, find_run
 
@@ -24,12 +24,12 @@ def resume(
 ) -> None:
     """Go on from the newest whole checkpoint; without one, start over."""
     folder = find_run(run, runs_dir)
-    if _has_finished(folder):
+    if has_finished(folder):
         print(f"The run {folder.name} has finished; there is nothing to resume.")
         return
     train_and_exit(PreparedRun(folder, load(folder.config)), stream, progress)
 
 
-def _has_finished(folder: RunFolder) -> bool:
-    _, last_events = edges(folder.events)
+def has_finished(folder: RunFolder) -> bool:
+    _, last_events = first_and_last_events(folder.events)
     return bool(last_events) and last_events[-1]["kind"] == "finished"

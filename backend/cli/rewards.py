@@ -15,9 +15,6 @@ from backend.cli.options import AsJson
 from backend.spec.config import Config
 from backend.spec.faults import Fault, Mistake
 
-ADVANTAGES = ("max_completion_length", "scale_rewards", "multi_objective_aggregation", "advantage_baseline")
-"""Settings that scoring needs beside those of the rewards."""
-
 rewards = typer.Typer(help="List reward functions, or score completions with them.", no_args_is_help=True)
 
 
@@ -165,12 +162,10 @@ def _phase_printer() -> Callable[[dict[str, Any]], None]:
 
 def _reward_settings(raw: dict[str, Any], faults: list[Any]) -> Config:
     """The settings that scoring needs; what is wrong elsewhere in the file does not matter here."""
-    from backend.spec.config import SETTINGS, parse
+    from backend.spec.config import keys_used_by, parse
 
-    wanted = [*(key for key in SETTINGS if key.startswith("reward_")), *ADVANTAGES]
-    mine = [
-        fault for fault in faults if fault.setting.startswith("reward") or fault.setting in ADVANTAGES
-    ]  # a mistyped key among them
+    wanted = keys_used_by("rewards", "scoring")
+    mine = [fault for fault in faults if fault.setting in wanted or fault.setting.startswith("reward")]  # or mistyped
     if mine:
         raise Mistake(mine)
     from backend.spec.aliases import translate

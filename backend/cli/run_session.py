@@ -14,7 +14,7 @@ import typer
 
 from backend.cli.exit_codes import FINISHED
 from backend.cli.new_run import PreparedRun
-from backend.spec.command import shown
+from backend.spec.command import shell_line
 from backend.spec.places import RunFolder
 
 
@@ -38,7 +38,7 @@ def train_or_exit(run: PreparedRun, stream: bool, progress: bool | None, *, quie
         display(stream, progress, quiet, run.settings.steps_per_report) as echo,
     ):
         print(blas.prepare(), file=sys.stderr, flush=True)
-        ending = train(run.settings, run.folder, command=shown([*sys.argv]), echo=echo, inputs=run.inputs)
+        ending = train(run.settings, run.folder, command=shell_line([*sys.argv]), echo=echo, inputs=run.inputs)
     if ending.exit_code:
         print(ending.sentence, file=sys.stderr)
         raise typer.Exit(ending.exit_code)

@@ -14,18 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from backend.data.rows import SPLITS, Row, Splits, check_columns, read_splits
-from backend.spec.config import Config, problems
+from backend.spec.config import Config, keys_used_by, problems
 from backend.spec.dataset_columns import likeliest_column
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import DATA_SUFFIXES, check_data
 from backend.spec.places import is_dataset_cached
 
-READING = ("data", "dataset_config", "train_split", "valid_split", "test_split", "validation_split", "seed")
+READING = keys_used_by("rows")
 """Settings that decide which rows there are."""
-MAPPING = (
-    "prompt_feature", "answer_feature", "type_feature", "system_feature", "system_prompt", "chat_template_kwargs",
-    "model", "reward_functions", "max_seq_length", "max_completion_length",
-)  # fmt: skip
+MAPPING = keys_used_by("row_view", "prompt_limit")
 """Settings that decide what becomes of a row."""
 KINDS_GUESSED = {"prompt_feature": ("text", "messages"), "answer_feature": ("text", "number", "yes or no")}
 """Settings whose column is guessed → what its cells may hold. Type and system may be absent, and are not guessed."""

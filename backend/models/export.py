@@ -27,7 +27,8 @@ from backend.models import atomic_folder, policy
 from backend.models.verify import TOLERANCE, Reference, last_logits, tokenize_samples, verify
 from backend.spec import config as spec_config
 from backend.spec import places
-from backend.spec.checks import cross_faults
+from backend.spec.checks import cross_setting_faults
+from backend.spec.completions import parse_group_row
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 
@@ -150,8 +151,8 @@ def _samples(run: RunFolder) -> list[tuple[str, str]]:
     for line in lines:
         # The seek may have cut the first line, and the trainer may still be writing the last.
         with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
-            group = json.loads(line)
-            samples.append((group["prompt"], group["completions"][0]["text"]))
+            if (group := parse_group_row(line)) is not None:
+                samples.append((group["prompt"], group["completions"][0]["text"]))
     return samples[-4:] or SAMPLES
 
 
@@ -365,7 +366,7 @@ def safe_name(name: str) -> str:
     name = name.strip()
     if not name:
         raise Mistake("lm_studio_name", "Give the exported model a name.")
-    faults = cross_faults({"lm_studio_name": name})
+    faults = cross_setting_faults({"lm_studio_name": name})
     if faults:
         raise Mistake(faults)
     return name

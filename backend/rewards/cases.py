@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.rewards.sandbox.client import SandboxClient, SandboxTask
+from backend.spec.completions import token_ids
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import builtin_rewards, computes_names, reward_call, rewards_in_file
 
@@ -103,7 +104,7 @@ def new_case(
     wanted = ("prompt", "answer", "type", "columns", "messages")
     about = {key: line[key] for key in wanted if line.get(key) not in (None, [], {})}
     told = next((one for one in line.get("completions") or () if one.get("text") == completion), {})
-    ids = {"tokens": told["tokens"]} if isinstance(told.get("tokens"), list) and told["tokens"] else {}
+    ids = {"tokens": found} if (found := token_ids(told.get("tokens"))) else {}
     entries = {name: entry for name, entry in (calls or {}).items() if name in expected and entry != name}
     return {
         **about,

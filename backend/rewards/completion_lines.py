@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from backend.spec.completions import SampledRow, ScoringRow, token_ids
 from backend.spec.faults import Mistake
 from backend.types import Completion, Group, Problem
 
@@ -61,12 +62,14 @@ def group_of(row: Any, index: int, where: str) -> Group:
     return Group(problem, made)
 
 
-def line_of(group: Group) -> dict[str, Any]:
+def line_of(group: Group) -> ScoringRow:
     """A group as `group_of` reads it back: with its columns, its messages and its token ids."""
     problem = group.problem
-    made = [{"text": one.text, "tokens": list(one.tokens), "stop": one.stop} for one in group.completions]
-    about = {"prompt": problem.prompt, "answer": problem.answer, "type": problem.type, "messages": problem.messages}
-    return {**about, "columns": problem.row, "completions": made}
+    rows = [SampledRow(text=one.text, tokens=list(one.tokens), stop=one.stop) for one in group.completions]
+    return ScoringRow(
+        prompt=problem.prompt, answer=problem.answer, type=problem.type, messages=problem.messages,
+        columns=problem.row, completions=rows,
+    )  # fmt: skip
 
 
 def merge_consecutive(groups: list[Group]) -> list[Group]:
@@ -102,6 +105,7 @@ def _completions(row: dict[str, Any]) -> list[Completion]:
 
 
 def _completion(told: dict[str, Any]) -> Completion:
-    tokens, stop = told.get("tokens"), told.get("stop")
-    ids = tokens if isinstance(tokens, list) and all(isinstance(one, int) for one in tokens) else []
-    return Completion(ids, [], told["text"], stop if stop in ("eos", "length", "string") else "eos")
+    stop = told.get("stop")
+    return Completion(
+        token_ids(told.get("tokens")), [], told["text"], stop if stop in ("eos", "length", "string") else "eos"
+    )

@@ -18,9 +18,9 @@ from backend.rewards.user_files import RewardFile, load_plain_file, load_reward_
 from backend.spec.faults import Fault, Mistake
 from backend.spec.rewards.catalog import (
     argument_sentences,
+    duplicate_sentences,
     locate_reward_file,
     reward_call,
-    twice_sentences,
     unknown_sentence,
 )
 from backend.spec.rewards.entry import RewardCall
@@ -146,7 +146,7 @@ def resolve(
             functions.append(available.function(entries[-1]))
         except Mistake as mistake:
             faults += mistake.faults
-    faults += [Fault("reward_functions", sentence) for sentence in twice_sentences(entry.name for entry in entries)]
+    faults += [Fault("reward_functions", sentence) for sentence in duplicate_sentences(entry.name for entry in entries)]
     if faults:
         raise Mistake(faults)
     return functions

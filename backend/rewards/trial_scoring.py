@@ -20,7 +20,7 @@ from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import builtin_rewards, locate_reward_file, reward_call, rewards_in_file
 from backend.spec.rewards.entry import RewardCall
-from backend.spec.rewards.verdicts import Sample, Scores, looked_for, verdicts
+from backend.spec.rewards.verdicts import Sample, Scores, required_texts, verdicts
 from backend.training.advantages import advantage_values
 
 Line = Mapping[str, Any]
@@ -192,7 +192,7 @@ class _DescribedFunctions:
         file = self._file if call.function in self._registered else None
         if call.file:
             file = locate_reward_file(call.file).resolve()
-        return looked_for(call.name, call.function, file)
+        return required_texts(call.name, call.function, file)
 
     def _labels_in_file(self) -> dict[str, str]:
         """Label by name of what the user's file registers."""

@@ -50,7 +50,7 @@ def plan_memory(config: Config, policy: Any, prompts: Iterable[int], note: Calla
     machine = machine_bytes(held=mx.get_active_memory())
     needs = estimate(config, shape, machine, max(prompts, default=0) or None, gpu=_on_gpu())
     _refuse(needs)
-    if needs.pressed or not needs.fits:
+    if needs.reductions or not needs.fits:
         note(needs.sentence)
     _set_memory_limit(needs, policy)
     return needs.plan

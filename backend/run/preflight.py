@@ -60,7 +60,7 @@ def preflight(raw: Mapping[str, Any]) -> RunInputs:
 def _too_large(folder: Path, config: Config) -> list[Fault]:
     """The fault of a model that this machine cannot train even with the shortest prompts."""
     shape = shape_of(folder)
-    if shape is None or not shape.known:
+    if shape is None or not shape.is_transformer:
         return []
     fault = estimate(config, shape, machine_bytes(), prompt=1).fault
     return [fault] if fault is not None else []

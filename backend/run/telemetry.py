@@ -10,6 +10,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
+from backend.spec.completions import CompletionRow, GroupRow
 from backend.spec.events import Diary
 from backend.spec.health import LONG, findings
 from backend.types import Completion, Group
@@ -18,28 +19,25 @@ PHASE_EVERY_S = 0.5
 """Least seconds between two `phase` events within a step."""
 
 
-def group_line(step: int, group: Group) -> dict[str, Any]:
+def group_row(step: int, group: Group) -> GroupRow:
     """One line of completions.jsonl."""
     problem = group.problem
-    return {
-        "step": step,
-        "prompt": problem.prompt,
-        "answer": problem.answer,
-        "type": problem.type,
-        "completions": [_completion(one) for one in group.completions],
-    }
+    rows = [_completion_row(completion) for completion in group.completions]
+    return GroupRow(step=step, prompt=problem.prompt, answer=problem.answer, type=problem.type, completions=rows)
 
 
-def _completion(one: Completion) -> dict[str, Any]:
-    told = {
-        "text": one.text,
-        "tokens": len(one.tokens),
-        "stop": one.stop,
-        "rewards": one.scores,
-        "reward": one.reward,
-        "advantage": one.advantage,
-    }
-    return told | ({"logged": one.logged} if one.logged else {})
+def _completion_row(completion: Completion) -> CompletionRow:
+    row = CompletionRow(
+        text=completion.text,
+        tokens=len(completion.tokens),
+        stop=completion.stop,
+        rewards=completion.scores,
+        reward=completion.reward,
+        advantage=completion.advantage,
+    )
+    if completion.logged:
+        row["logged"] = completion.logged
+    return row
 
 
 class PhaseReporter:

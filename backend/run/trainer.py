@@ -29,10 +29,10 @@ from backend.run.evaluate import held_out_rewards
 from backend.run.parts import RunParts, load_parts
 from backend.run.run_inputs import RunInputs
 from backend.run.step_timer import StepTimer
-from backend.run.telemetry import HealthReporter, PhaseReporter, group_line, versions
-from backend.spec.checks import remarks
+from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, versions
 from backend.spec.config import Config
-from backend.spec.events import Diary, JsonLines, cut_back, read_events
+from backend.spec.config_notes import config_notes
+from backend.spec.events import Diary, JsonLines, read_events, truncate_file
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hold_lock
 from backend.training.batch import completion_metrics, pack
@@ -56,8 +56,8 @@ def train(
     try:
         saved = checkpoint.newest(run)
         # After a kill both files are ahead of the checkpoint: see the docstring of backend/run/checkpoint.py.
-        cut_back(run.events, saved.state.events_bytes if saved else 0)
-        cut_back(run.completions, saved.state.completions_bytes if saved else 0)
+        truncate_file(run.events, saved.state.events_bytes if saved else 0)
+        truncate_file(run.completions, saved.state.completions_bytes if saved else 0)
         trainer = Trainer(config, run, Diary(run.events, echo))
         ending = ending_of(lambda: trainer.run(saved, command, inputs), lambda: trainer.state.step)
         return trainer.end(ending)
@@ -186,7 +186,7 @@ class Trainer:
         """Write the step's completions, then its line in the diary. From then on the step is finished."""
         lengths = completion_metrics(groups)
         for group in groups:
-            self.completions.append(group_line(step, group))
+            self.completions.append(group_row(step, group))
         self.state = replace(
             self.state, step=step, updates=self.parts.learner.updates, cursor=self.parts.prompt_stream.cursor,
             num_tokens=self.state.num_tokens + int(lengths["num_tokens"]),
@@ -234,7 +234,7 @@ class Trainer:
         )  # fmt: skip
         if saved:  # its event came after the length to which the diary was cut back
             self._write_checkpoint_event(saved.state.step, saved.path)
-        for sentence in self.parts.scoring.notes() + remarks(self.config.model_dump()) + self.parts.slow_paths:
+        for sentence in self.parts.scoring.notes() + config_notes(self.config) + self.parts.slow_paths:
             self.note(sentence)
 
     # ── evaluation ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -30,7 +30,7 @@ from backend.data.prompt_preview import (
 )
 from backend.data.rows import Row
 from backend.serve.call import QuestionCall
-from backend.spec.config import Config
+from backend.spec.config import Config, keys_used_by
 from backend.spec.faults import Mistake
 
 CELL = 240
@@ -40,8 +40,7 @@ FULL_CELL, FULL_PROMPT = 20_000, 8_000
 COUNT_CHUNK, REPORT_EVERY_S = 32, 0.25
 """Rows tokenised between two checks for cancellation; interval of progress reports."""
 
-_RENDERING = ("prompt_feature", "system_feature", "system_prompt")
-"""Settings that decide how long a prompt is."""
+_PROMPT_TEXT = keys_used_by("prompt_text")
 
 
 def preview(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
@@ -147,7 +146,7 @@ def _tokenizer(config: Config, answer: dict[str, Any]) -> Any:
 
 def _tally(opened: LoadedDataset, split: str, config: Config, tokenizer: Any) -> PromptLengths:
     """The token counts of a split, a fresh one where something that its prompts depend on has changed."""
-    depends = (tokenizer, str(config.chat_template_kwargs), *(getattr(config, key) for key in _RENDERING))
+    depends = (tokenizer, *(str(getattr(config, key)) for key in _PROMPT_TEXT))
     known, tally = opened.computed.get(("tally", split), (None, None))
     if known != depends:
         tally = PromptLengths(opened.rows(split), config, opened.source(split, config))

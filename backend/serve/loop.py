@@ -23,7 +23,7 @@ from typing import Any, TextIO
 from backend.pipes import claim_stdout, json_line
 from backend.serve.call import Cancelled, QuestionCall
 from backend.serve.questions import QUESTIONS, Question
-from backend.spec.events import plain
+from backend.spec.events import json_safe
 from backend.spec.faults import Fault, Mistake
 
 POOL_THREADS = 4
@@ -99,7 +99,7 @@ def _run_handler(question: Question, asked: dict[str, Any], call: QuestionCall) 
     """The last message about a question, without its id; never raises an Exception."""
     try:
         call.check()  # it may have been cancelled while it waited for a thread
-        answer = plain(question.handler()(asked, call))
+        answer = json_safe(question.handler()(asked, call))
         json.dumps(answer, allow_nan=False)
         return {"answer": answer}
     except Cancelled:

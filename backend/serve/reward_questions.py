@@ -7,7 +7,7 @@ agreed to that content. The model and the sandbox's process stay warm between qu
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from backend.rewards.runner.score_one import LoadError
 from backend.rewards.sandbox.client import SandboxClient
 from backend.rewards.trial_scoring import ScoringSettings, score_lines
 from backend.serve.call import QuestionCall
-from backend.spec.config import DEFAULT_REWARDS, SETTINGS, parse, problems
+from backend.spec.completions import GroupRow, parse_group_row
+from backend.spec.config import DEFAULT_REWARDS, keys_used_by, parse, problems
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import locate_reward_file
 from backend.spec.rewards.user_code import code_files, read_code
@@ -26,10 +27,8 @@ from backend.spec.rewards.user_code import code_files, read_code
 _sandbox = SandboxClient()
 atexit.register(_sandbox.close)
 
-_FOR_SCORING = {key for key in SETTINGS if key.startswith("reward_")} | {
-    "max_completion_length", "scale_rewards", "multi_objective_aggregation", "advantage_baseline",
-}  # fmt: skip
-_NOT_FOR_SAMPLING = {key for key in SETTINGS if key.startswith("reward_")} | {"stages"}
+_FOR_SCORING = keys_used_by("rewards", "scoring")
+_NOT_FOR_SAMPLING = (*keys_used_by("rewards"), "stages")
 """Settings that have nothing to do with what is asked; what is wrong with them is said elsewhere."""
 
 
@@ -97,7 +96,7 @@ def _trial_sampler() -> Any:
 def run_completions(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{"run": folder, "step": number or None for the newest} → {"steps": that have completions, "step", "groups"}."""
     path = Path(asked["run"]) / "completions.jsonl"
-    by_step: dict[int, list[dict[str, Any]]] = {}
+    by_step: dict[int, list[GroupRow]] = {}
     for row in _rows_of(path, call):
         by_step.setdefault(row["step"], []).append(row)
     if not by_step:
@@ -108,32 +107,30 @@ def run_completions(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]
     return {"steps": sorted(by_step), "step": step, "groups": lines}
 
 
-def _rows_of(path: Path, call: QuestionCall) -> Any:
+def _rows_of(path: Path, call: QuestionCall) -> Iterator[GroupRow]:
     """Rows of completions.jsonl as they were written, the unfinished last line left out."""
-    from backend.spec.events import parse_line
-
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file):
                 if number % 500 == 0:
                     call.check()
-                row = parse_line(line)
-                if row is not None and isinstance(row.get("step"), int):
+                row = parse_group_row(line)
+                if row is not None:
                     yield row
     except OSError:
         raise Mistake("run", f"The run {path.parent.name} has no completions yet.") from None
 
 
-def _line(row: dict[str, Any], place: int, where: str) -> dict[str, Any]:
-    """A row of a run, with what it knows of each completion beside what scoring needs."""
-    line = line_of(group_of(row, place, where))
-    for made, told in zip(line["completions"], row["completions"], strict=True):
-        made["tokens"] = told.get("tokens") if made["tokens"] == [] else made["tokens"]
+def _line(row: GroupRow, place: int, where: str) -> dict[str, Any]:
+    """A row of a run as one to be scored, without columns; `tokens` stays the count where there are no ids."""
+    line: dict[str, Any] = {**line_of(group_of(row, place, where))}
+    for completion, written in zip(line["completions"], row["completions"], strict=True):
+        completion["tokens"] = completion["tokens"] or written.get("tokens")
     del line["columns"]
     return line
 
 
-def read_completions(asked: dict[str, Any], call: QuestionCall) -> list[dict[str, Any]]:
+def read_completions(asked: dict[str, Any], call: QuestionCall) -> list[ScoringRow]:
     """{"path"} or {"text"}, rows {prompt, completion, answer, type?} → lines of groups; consecutive rows of one prompt
     are one group. Raises Mistake on `completions` naming the line."""
     if "path" in asked:

@@ -1,6 +1,6 @@
-"""Other people's words for our settings: mlx-lm-lora's and TRL's spellings, read and turned into ours.
+"""Translates the keys and values of mlx-lm-lora, mlx-lm and TRL into our settings.
 
-Works on the raw mapping of a YAML file or the form; values are moved and regrouped here, never judged.
+Works on the raw mapping of a YAML file or of the form. Values are renamed, moved and regrouped here, never validated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from backend.spec.rewards.entry import split_names
 
 Raw = dict[str, Any]
 
-RENAMED = {
+KEY_ALIASES = {
     "num_generations": "group_size",
     "loss_type": "grpo_loss_type",
     "max_grad_norm_clip": "max_grad_norm",
@@ -24,9 +24,9 @@ RENAMED = {
     "ref_model": "reference_model_path",
     "lr_scheduler_type": "lr_schedule",
 }
-"""Another program's key → ours, where only the word differs."""
+"""Another program's key → ours, where only the name differs."""
 
-CHOICES = {
+CHOICE_ALIASES = {
     "lr_schedule": {
         "cosine_decay": "cosine",
         "cosine decay": "cosine",
@@ -44,7 +44,7 @@ _QAT = "quantisation-aware training does not apply to GRPO"
 _JUDGE = "GRPO asks reward functions, and no judge"
 _OTHER_LOSS = "it belongs to another way of training"
 _OTHER_COLUMN = "GRPO reads prompt, answer, type and system"
-WITHOUT_EFFECT = {
+IGNORED = {
     "train": "every run here trains",
     "config": "the file is read already",
     "model_family": "text models are what is trained here",
@@ -62,60 +62,59 @@ WITHOUT_EFFECT = {
 }
 """Keys of mlx-lm-lora and its studio that are accepted and change nothing → why."""
 
-LOAD_IN = {"load_in_4bits": "4", "load_in_6bits": "6", "load_in_8bits": "8", "load_in_mxfp4": "mxfp4"}
+QUANTIZATION_FLAGS = {"load_in_4bits": "4", "load_in_6bits": "6", "load_in_8bits": "8", "load_in_mxfp4": "mxfp4"}
 
 EMPTY_MEANS_DEFAULT = (
     *("prompt_feature", "answer_feature", "type_feature", "system_feature"),
     *("train_split", "valid_split", "test_split"),
 )
-"""Names that may be left empty, as the form's fields may be."""
+"""Columns and splits that may be left empty, as the form's fields may."""
 
-UNDERSTOOD = (*RENAMED, *LOAD_IN, "dataset", "lora_parameters", "optimizer_config")
-"""Keys that are read here and are none of ours: for naming the one that a wrong key was meant to be."""
-
-
-def left_out(raw: Mapping[str, Any]) -> dict[str, str]:
-    """Keys of `raw` that are accepted and change nothing → why. Those that say nothing either (null, "") are not told."""
-    told = {key: WITHOUT_EFFECT[key] for key, value in raw.items() if key in WITHOUT_EFFECT and value not in (None, "")}
-    return told | ({"delta": _OTHER_LOSS} if _is_their_delta(raw) else {})
+FOREIGN_KEYS = (*KEY_ALIASES, *QUANTIZATION_FLAGS, "dataset", "lora_parameters", "optimizer_config")
+"""Keys that are translated and are none of ours: suggested for a misspelt key."""
 
 
-def also_called(key: str) -> list[str]:
-    """What other programs call one of our settings."""
-    grouped = {"data": ["dataset"], "quantization": list(LOAD_IN), "lora_keys": ["keys"]}
+def ignored_keys(raw: Mapping[str, Any]) -> dict[str, str]:
+    """Keys of `raw` that are accepted and have no effect → why. Keys without a value (null, "") are left out."""
+    ignored = {key: IGNORED[key] for key, value in raw.items() if key in IGNORED and value not in (None, "")}
+    return ignored | ({"delta": _OTHER_LOSS} if _is_dpo_delta(raw) else {})
+
+
+def other_names(key: str) -> list[str]:
+    """Names of one of our settings in other programs."""
+    grouped = {"data": ["dataset"], "quantization": list(QUANTIZATION_FLAGS), "lora_keys": ["keys"]}
     grouped |= {name: [f"lora_parameters {name}"] for name in ("rank", "scale", "dropout")}
-    return [theirs for theirs, ours in RENAMED.items() if ours == key] + grouped.get(key, [])
+    return [theirs for theirs, ours in KEY_ALIASES.items() if ours == key] + grouped.get(key, [])
 
 
-def _is_their_delta(raw: Mapping[str, Any]) -> bool:
-    """mlx-lm-lora's `delta` is DPO's; ours bounds the ratio. Its files can be told by the loss that it belongs to."""
+def _is_dpo_delta(raw: Mapping[str, Any]) -> bool:
+    """Whether `delta` is DPO's, as in mlx-lm-lora, and not our bound on the ratio: its files name the DPO loss too."""
     return raw.get("delta") is not None and "dpo_cpo_loss_type" in raw
 
 
 def translate(raw: Mapping[str, Any]) -> tuple[Raw, list[Fault]]:
-    """`raw` with every known foreign spelling replaced by ours, and what could not be read that way.
+    """(`raw` in our keys and values, faults for what could not be translated).
 
-    A key with the value None means "not given" unless None is a value of its own; such keys are dropped. So are the
-    values that a fault is about: a fault's setting is not in what is returned.
+    A key with the value None counts as not given and is dropped, and so is every key with a fault.
     """
-    values, faults = _renamed(raw)
-    if _is_their_delta(raw):
+    values, faults = _rename_keys(raw)
+    if _is_dpo_delta(raw):
         del values["delta"]
-    for regroup in (*_GROUPS, _lr_schedule, _reward_lists, _stop, _empty_names):
+    for regroup in (*_GROUPS, _ungroup_lr_schedule, _split_reward_lists, _listify_stop, _drop_empty_names):
         faults += regroup(values)
-    for key, words in CHOICES.items():
+    for key, words in CHOICE_ALIASES.items():
         if key in values:
             values[key] = _choice(values[key], words)
-    misread = {fault.setting for fault in faults}
-    return {key: value for key, value in values.items() if value is not None and key not in misread}, faults
+    faulty = {fault.setting for fault in faults}
+    return {key: value for key, value in values.items() if value is not None and key not in faulty}, faults
 
 
-def _renamed(raw: Mapping[str, Any]) -> tuple[Raw, list[Fault]]:
+def _rename_keys(raw: Mapping[str, Any]) -> tuple[Raw, list[Fault]]:
     values: Raw = {}
     faults: list[Fault] = []
-    given: dict[str, str] = {}  # ours → the key that the person wrote
-    for key, value in ((str(key), value) for key, value in raw.items() if key not in WITHOUT_EFFECT):
-        ours = RENAMED.get(key, key)
+    given: dict[str, str] = {}  # our key → the key as written
+    for key, value in ((str(key), value) for key, value in raw.items() if key not in IGNORED):
+        ours = KEY_ALIASES.get(key, key)
         before = values.get(ours)
         if before is not None and value is not None and value != before:
             faults.append(Fault(ours, f"{given[ours]} is {before} and {key} is {value}; give one of them."))
@@ -131,7 +130,7 @@ def _choice(value: Any, words: Mapping[str, str]) -> Any:
     return words.get(text, text)
 
 
-def _dataset(values: Raw) -> list[Fault]:
+def _merge_dataset(values: Raw) -> list[Fault]:
     """`dataset:` holds one id or path, or a list with one."""
     given = {key: values.pop(key) for key in ("dataset", "data") if values.get(key) not in (None, "")}
     for key, value in given.items():
@@ -148,7 +147,7 @@ def _dataset(values: Raw) -> list[Fault]:
     return []
 
 
-def _lora_parameters(values: Raw) -> list[Fault]:
+def _ungroup_lora_parameters(values: Raw) -> list[Fault]:
     """mlx-lm groups rank, scale, dropout (and keys) under `lora_parameters`."""
     parameters = values.pop("lora_parameters", None)
     if parameters is None:
@@ -163,18 +162,18 @@ def _lora_parameters(values: Raw) -> list[Fault]:
     return faults
 
 
-def _load_in(values: Raw) -> list[Fault]:
-    """`load_in_4bits: true` and its sisters say what `quantization` says in one word."""
-    given = {key: values.pop(key) for key in LOAD_IN if key in values}
-    odd = [key for key, value in given.items() if _switch(value) is None]
+def _merge_quantization_flags(values: Raw) -> list[Fault]:
+    """`load_in_4bits: true` and its variants stand for one value of `quantization`."""
+    given = {key: values.pop(key) for key in QUANTIZATION_FLAGS if key in values}
+    odd = [key for key, value in given.items() if _as_bool(value) is None]
     if odd:
         return [Fault("quantization", f"{odd[0]} must be true or false, not {given[odd[0]]}.")]
-    chosen = [key for key, value in given.items() if _switch(value)]
+    chosen = [key for key, value in given.items() if _as_bool(value)]
     if len(chosen) > 1:
         return [Fault("quantization", f"{' and '.join(chosen)} are both on; choose one.")]
     if chosen:
-        wanted, named = LOAD_IN[chosen[0]], values.get("quantization")
-        if named is not None and _choice(named, CHOICES["quantization"]) not in ("none", wanted):
+        wanted, named = QUANTIZATION_FLAGS[chosen[0]], values.get("quantization")
+        if named is not None and _choice(named, CHOICE_ALIASES["quantization"]) not in ("none", wanted):
             return [Fault("quantization", f"quantization is {named} but {chosen[0]} is on; keep one of them.")]
         values["quantization"] = wanted
     return []
@@ -183,8 +182,8 @@ def _load_in(values: Raw) -> list[Fault]:
 _OPTIMIZER_WORDS = {"weight_decay": ("weight_decay",), "betas": ("adam_beta1", "adam_beta2")}
 
 
-def _optimizer_config(values: Raw) -> list[Fault]:
-    """mlx-lm keeps each optimizer's own settings in a mapping by its name; those of the optimizer that is used count."""
+def _ungroup_optimizer_config(values: Raw) -> list[Fault]:
+    """mlx-lm has a mapping of settings per optimizer; only the one of the optimizer in use counts."""
     every: Any = values.pop("optimizer_config", None)
     optimizer = str(values.get("optimizer", "adamw"))
     own: Any = cast("Mapping[str, Any]", every).get(optimizer) if isinstance(every, Mapping) else every
@@ -204,58 +203,58 @@ def _optimizer_config(values: Raw) -> list[Fault]:
     return faults
 
 
-_GROUPS = (_dataset, _lora_parameters, _load_in, _optimizer_config)
-"""Keys that gather several settings, or one setting over several keys."""
+_GROUPS = (_merge_dataset, _ungroup_lora_parameters, _merge_quantization_flags, _ungroup_optimizer_config)
+"""Translations of keys that hold several settings, or of several keys that hold one setting."""
 
 _SCHEDULES = {"cosine": ("peak", "steps", "end"), "linear": ("peak", "end", "steps")}
-"""The arguments of mlx's `cosine_decay` and `linear_schedule`, in their order."""
+"""Arguments of mlx's `cosine_decay` and `linear_schedule`, in order."""
 _MLX_LM_ITERS = 1000
-"""How long a run is that does not say: the same here and in mlx-lm."""
+"""Default of `iters`, here and in mlx-lm."""
 
 
-def _lr_schedule(values: Raw) -> list[Fault]:
+def _ungroup_lr_schedule(values: Raw) -> list[Fault]:
     """mlx-lm: {name: cosine_decay, arguments: [peak, steps, end], warmup: n, warmup_init: x}.
 
-    As there, the first argument is the peak whatever `learning_rate` says, and what is left out is 0. Keys of our own
-    beside the mapping win over what it says.
+    As in mlx-lm, the first argument is the peak whatever `learning_rate` says, and missing arguments are 0. Our own keys
+    beside the mapping take precedence.
     """
     if not isinstance(values.get("lr_schedule"), Mapping):
         return []
     mapping = cast("Mapping[str, Any]", values["lr_schedule"])
-    kind = _choice(mapping.get("name"), CHOICES["lr_schedule"])
+    kind = _choice(mapping.get("name"), CHOICE_ALIASES["lr_schedule"])
     arguments = mapping.get("arguments")
     if kind is None or not isinstance(arguments, list) or not 1 <= len(cast("list[Any]", arguments)) <= 3:
         sentence = (
             "lr_schedule must be a word, or a mapping with a name and arguments, a list of at most three numbers."
         )
         return [Fault("lr_schedule", sentence)]
-    said = dict(zip(_SCHEDULES.get(kind, ()), cast("list[Any]", arguments), strict=False))
+    arguments_by_name = dict(zip(_SCHEDULES.get(kind, ()), cast("list[Any]", arguments), strict=False))
     values["lr_schedule"] = kind
-    if "steps" in said and values.get("epochs") and values.get("lr_decay_fraction") is None:
+    if "steps" in arguments_by_name and values.get("epochs") and values.get("lr_decay_fraction") is None:
         sentence = "lr_schedule counts the fall in steps, but the run is counted in epochs; give lr_decay_fraction too."
         return [Fault("lr_decay_fraction", sentence)]
-    if said:
-        values["learning_rate"] = said["peak"]
-        _spread(values, said, mapping)
+    if arguments_by_name:
+        values["learning_rate"] = arguments_by_name["peak"]
+        _fill_schedule(values, arguments_by_name, mapping)
     return []
 
 
-def _spread(values: Raw, said: Mapping[str, Any], mapping: Mapping[str, Any]) -> None:
-    """Our four keys for how the rate rises and falls, from a mapping of mlx-lm's."""
-    _fill(values, "lr_final", said.get("end", 0.0))
+def _fill_schedule(values: Raw, arguments: Mapping[str, Any], mapping: Mapping[str, Any]) -> None:
+    """Fill our four schedule keys from mlx-lm's mapping."""
+    _fill(values, "lr_final", arguments.get("end", 0.0))
     _fill(values, "lr_warmup_steps", mapping.get("warmup", 0))
     _fill(values, "lr_warmup_init", mapping.get("warmup_init", 0.0))
-    if "steps" in said:
+    if "steps" in arguments:
         try:
-            share = float(said["steps"]) / float(values.get("iters") or _MLX_LM_ITERS)
+            share = float(arguments["steps"]) / float(values.get("iters") or _MLX_LM_ITERS)
         except (TypeError, ValueError, ZeroDivisionError):
-            share = said["steps"]  # no number: let the check of the setting say so
+            share = arguments["steps"]  # not a number: validation reports it
         _fill(values, "lr_decay_fraction", share)
 
 
-def _reward_lists(values: Raw) -> list[Fault]:
-    """Names and weights may be text, separated by commas, with or without brackets; one weight may be a bare number.
-    Empty text means the defaults."""
+def _split_reward_lists(values: Raw) -> list[Fault]:
+    """Names and weights may be comma-separated text, with or without brackets; a single weight may be a bare number. Empty text
+    means the defaults."""
     for key in ("reward_functions", "reward_weights"):
         value = values.get(key)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -275,13 +274,13 @@ def _is_text(value: Any) -> bool:
     return all(isinstance(part, str) for part in parts)
 
 
-def _stop(values: Raw) -> list[Fault]:
+def _listify_stop(values: Raw) -> list[Fault]:
     if isinstance(values.get("stop"), str):
         values["stop"] = [values["stop"]] if values["stop"] else []
     return []
 
 
-def _empty_names(values: Raw) -> list[Fault]:
+def _drop_empty_names(values: Raw) -> list[Fault]:
     for key in EMPTY_MEANS_DEFAULT:
         if values.get(key) == "":
             del values[key]
@@ -289,14 +288,14 @@ def _empty_names(values: Raw) -> list[Fault]:
 
 
 def _fill(values: Raw, key: str, value: Any) -> bool:
-    """Put a value where none stands; whether the key has that value then."""
+    """Set a key that has no value; returns whether the key has `value` then."""
     if values.get(key) is None:
         values[key] = value
     return values[key] == value
 
 
-def _switch(value: Any) -> bool | None:
-    """On, off, or None for what is neither; nothing at all is off."""
+def _as_bool(value: Any) -> bool | None:
+    """True, False, or None for neither. None itself is False."""
     text = str(value).strip().lower()
     return (
         True if text in ("true", "yes", "on", "1") else False if text in ("false", "no", "off", "0", "none") else None

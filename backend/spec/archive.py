@@ -1,4 +1,4 @@
-"""A run at a glance: state, step and reward, read from both ends of its diary, however long it is."""
+"""Summary of a run for the archive: state, step, reward, duration. Reads both ends of the diary only, however long it is."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from backend.spec.places import RunFolder
 from backend.spec.work_clock import WorkClock
 
 TAIL_BYTES = 1 << 16
-YOUNG_S = 20.0
-"""How long a process may take from its start to the lock (it imports first) before its silence means a crash."""
+STARTUP_GRACE_S = 20.0
+"""How long a process may take from its start to taking the lock (it imports first) before it counts as crashed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`state`: starting, running, finished, stopped, failed or crashed; numbers are None where there is nothing yet.
+    """`state`: starting, running, finished, stopped, failed or crashed. Numbers are None before there is any.
 
-    `reward` is the newest step's, `reward_before` and `reward_after` are means over the first and the last few steps;
-    `began` is in unix seconds, `worked_s` leaves out loading, pauses and the time between two processes.
+    `reward` is the newest step's, `reward_before` and `reward_after` are means over the first and the last few steps.
+    `began` is in unix seconds; `worked_s` excludes loading, pauses and the time between two processes.
     """
 
     name: str
@@ -46,54 +46,54 @@ class Summary:
 
 
 def summary(run: RunFolder) -> Summary:
-    """What the archive shows of a run; the diary is read at both ends only."""
-    locked = run.is_locked()  # before reading: who lets go of the lock has written everything
-    first, last = edges(run.events)
-    events = _joined(first, last)
+    """Summarise a run from its lock, its settings and both ends of its diary."""
+    locked = run.is_locked()  # before reading: a process that releases the lock has written everything
+    first, last = first_and_last_events(run.events)
+    events = _merge_ends(first, last)
     steps = [event for event in events if event["kind"] == "step"]
     starts = [event for event in events if event["kind"] == "started"]
-    settings, newest = settings_of(run), steps[-1] if steps else {}
-    before, after = before_after((_metrics(step).get("reward") for step in steps), newest.get("step"))
+    settings, newest = raw_settings(run), steps[-1] if steps else {}
+    before, after = first_and_last_means((_metrics(step).get("reward") for step in steps), newest.get("step"))
     return Summary(
         name=run.name,
         path=str(run.path),
         state=_state_now(run, last, locked=locked, began=bool(starts)),
         model=str(settings.get("model", "")),
         step=newest.get("step"),
-        iterations=starts[-1].get("iterations") if starts else _count(settings.get("iters")),
+        iterations=starts[-1].get("iterations") if starts else _int_or_none(settings.get("iters")),
         reward=_metrics(newest).get("reward"),
         sentence=str(last[-1].get("sentence", "")) if last and last[-1]["kind"] in ENDINGS else "",
         reward_before=before,
         reward_after=after,
-        began=starts[0].get("t") if starts else _written(run.config) or None,
-        worked_s=_worked(events) if steps else None,
+        began=starts[0].get("t") if starts else _modified_at(run.config) or None,
+        worked_s=_working_seconds(events) if steps else None,
     )
 
 
-def window_of(count: int) -> int:
-    """Steps averaged at each end of a run of `count` steps: ten, or a quarter of a short run; one step is chance."""
+def averaging_window(count: int) -> int:
+    """Steps averaged at each end of a run of `count` steps: ten, or a quarter of a short run. A single step is noise."""
     return max(1, min(10, count // 4))
 
 
-def before_after(values: Iterable[Any], count: int | None = None) -> tuple[float | None, float | None]:
-    """Means over the first and the last `window_of` values that are numbers; (None, the one) below two of them.
+def first_and_last_means(values: Iterable[Any], count: int | None = None) -> tuple[float | None, float | None]:
+    """Means over the first and the last `averaging_window` values that are numbers; (None, the only value) below two.
 
-    `count` is how many steps the run has, where `values` holds only those at its two ends.
+    `count`: the steps of the run, if `values` covers only its two ends.
     """
-    found = [float(one) for one in values if isinstance(one, int | float) and math.isfinite(one)]
-    if len(found) < 2:
-        return None, found[0] if found else None
-    size = min(window_of(count or len(found)), len(found) // 2)
-    return sum(found[:size]) / size, sum(found[-size:]) / size
+    numbers = [float(one) for one in values if isinstance(one, int | float) and math.isfinite(one)]
+    if len(numbers) < 2:
+        return None, numbers[0] if numbers else None
+    size = min(averaging_window(count or len(numbers)), len(numbers) // 2)
+    return sum(numbers[:size]) / size, sum(numbers[-size:]) / size
 
 
-def is_young(run: RunFolder) -> bool:
-    """Whether something was written into the folder so lately that a trainer may still be on its way to the lock."""
-    return time.time() - max(_written(run.config), _written(run.log)) < YOUNG_S
+def may_be_starting(run: RunFolder) -> bool:
+    """Whether the folder was written so recently that a trainer may still be importing, before it takes the lock."""
+    return time.time() - max(_modified_at(run.config), _modified_at(run.log)) < STARTUP_GRACE_S
 
 
 def state(last: list[Event], *, locked: bool, began: bool) -> str:
-    """A run's state from the end of its diary and its lock; no pid is trusted. `began`: it has told of a start."""
+    """A run's state from the last events of its diary and its lock; no pid is trusted. `began`: there is a `started` event."""
     if locked:
         return "running" if began else "starting"
     if not last:
@@ -102,15 +102,15 @@ def state(last: list[Event], *, locked: bool, began: bool) -> str:
 
 
 def _state_now(run: RunFolder, last: list[Event], *, locked: bool, began: bool) -> str:
-    """As `state`; a process that was never heard of is on its way, or died on it."""
-    found = state(last, locked=locked, began=began)
-    return "crashed" if found == "starting" and not locked and not is_young(run) else found
+    """As `state`; a run without any event and past STARTUP_GRACE_S has crashed while starting."""
+    current = state(last, locked=locked, began=began)
+    return "crashed" if current == "starting" and not locked and not may_be_starting(run) else current
 
 
-def edges(path: Path) -> tuple[list[Event], list[Event]]:
-    """Events of the first TAIL_BYTES of a diary, and of its last ones as far back as they hold a step.
+def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:
+    """(events of the first TAIL_BYTES of a diary, events of its last TAIL_BYTES or of as many more as reach a `step`).
 
-    A step may lie far from the end: a long rollout or evaluation writes thousands of phases after it.
+    A step may be far from the end: a long rollout or evaluation writes thousands of `phase` events after it.
     """
     try:
         with path.open("rb") as file:
@@ -138,13 +138,13 @@ def _events(data: bytes) -> list[Event]:
     return [event for event in map(parse_line, lines) if event is not None and "kind" in event]
 
 
-def _joined(first: list[Event], last: list[Event]) -> list[Event]:
-    """Both ends as one; those of a short diary overlap."""
-    met = next((place for place, event in enumerate(last) if event == first[-1]), -1) if first else -1
-    return first + last[met + 1 :]
+def _merge_ends(first: list[Event], last: list[Event]) -> list[Event]:
+    """Both ends as one list; those of a short diary overlap."""
+    overlap = next((index for index, event in enumerate(last) if event == first[-1]), -1) if first else -1
+    return first + last[overlap + 1 :]
 
 
-def _worked(events: list[Event]) -> float:
+def _working_seconds(events: list[Event]) -> float:
     clock = WorkClock()
     for event in events:
         clock.take(event)
@@ -152,11 +152,11 @@ def _worked(events: list[Event]) -> float:
 
 
 def _metrics(step: Event) -> dict[str, Any]:
-    told = step.get("metrics")
-    return cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+    metrics = step.get("metrics")
+    return cast("dict[str, Any]", metrics) if isinstance(metrics, dict) else {}
 
 
-def _written(path: Path) -> float:
+def _modified_at(path: Path) -> float:
     """When a file was last written, in unix seconds; 0 where there is none."""
     try:
         return path.stat().st_mtime
@@ -164,12 +164,12 @@ def _written(path: Path) -> float:
         return 0.0
 
 
-def _count(value: Any) -> int | None:
+def _int_or_none(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def settings_of(run: RunFolder) -> dict[str, Any]:
-    """What a run's config.yaml says, unjudged; nothing where it cannot be read."""
+def raw_settings(run: RunFolder) -> dict[str, Any]:
+    """A run's config.yaml as it is, not validated; empty where it cannot be read."""
     try:
         raw = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):

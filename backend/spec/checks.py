@@ -1,5 +1,5 @@
-"""Checks that need more than one setting. Each names the settings it reads and runs only when all of those are sound,
-so that one bad field never hides another's fault. Nothing here opens a file: see `backend.run.preflight` for what is on disk.
+"""Checks across settings. Each names the settings it reads and runs only when all of them are valid by themselves, so that one
+invalid field never hides another's fault. Nothing here opens a file: see `backend.run.preflight` for what is on disk.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from backend.spec.faults import Fault
 
 Check = Callable[..., "Iterator[Fault]"]
 CHECKS: list[tuple[tuple[str, ...], Check]] = []
-OWN_TEMPLATE_OPTIONS = (
+RESERVED_TEMPLATE_OPTIONS = (
     *("conversation", "messages", "tokenize", "add_generation_prompt", "continue_final_message"),
     *("return_dict", "return_tensors", "return_assistant_tokens_mask", "padding", "truncation", "max_length"),
 )
-"""Options of a chat template's rendering that decide what a prompt is; a run that changed them would not be one."""
+"""Options of `apply_chat_template` that the trainer sets itself: with other values a prompt would not be a prompt."""
 
 
 def _reads(*keys: str) -> Callable[[Check], Check]:
@@ -27,32 +27,32 @@ def _reads(*keys: str) -> Callable[[Check], Check]:
     return register
 
 
-def cross_faults(values: Mapping[str, Any]) -> list[Fault]:
-    """Run every check whose inputs all stand in `values` (sound values by key)."""
-    ready = (check(*(values[key] for key in keys)) for keys, check in CHECKS if all(key in values for key in keys))
-    return [fault for found in ready for fault in found]
+def cross_setting_faults(values: Mapping[str, Any]) -> list[Fault]:
+    """The faults of every check whose settings are all in `values` (valid values by key)."""
+    runnable = ((keys, check) for keys, check in CHECKS if all(key in values for key in keys))
+    return [fault for keys, check in runnable for fault in check(*(values[key] for key in keys))]
 
 
 @_reads("model")
-def _model_given(model: str) -> Iterator[Fault]:
+def _model_is_set(model: str) -> Iterator[Fault]:
     if not model.strip():
         yield Fault("model", "Choose a base model: a folder, or an id on Hugging Face.")
 
 
 @_reads("data")
-def _data_given(data: str) -> Iterator[Fault]:
+def _dataset_is_set(data: str) -> Iterator[Fault]:
     if not data.strip():
         yield Fault("data", "Choose a dataset: a file, a folder, or an id on Hugging Face.")
 
 
 @_reads("num_layers", "train_type")
-def _some_layers(num_layers: int, train_type: str) -> Iterator[Fault]:
+def _some_layers_are_trained(num_layers: int, train_type: str) -> Iterator[Fault]:
     if num_layers == 0 and train_type != "full":
         yield Fault("num_layers", "Layers is 0, so nothing would be trained; give a number of layers, or −1 for all.")
 
 
 @_reads("max_completion_length", "max_seq_length")
-def _room_for_a_prompt(completion: int, sequence: int) -> Iterator[Fault]:
+def _completion_leaves_space_for_a_prompt(completion: int, sequence: int) -> Iterator[Fault]:
     if completion >= sequence:
         yield Fault(
             "max_completion_length",
@@ -61,19 +61,19 @@ def _room_for_a_prompt(completion: int, sequence: int) -> Iterator[Fault]:
 
 
 @_reads("reward_functions")
-def _some_rewards(functions: list[str]) -> Iterator[Fault]:
+def _reward_functions_are_listed_once(functions: list[str]) -> Iterator[Fault]:
     if not functions:
         yield Fault("reward_functions", "No reward function is ticked; a run needs at least one.")
-    if twice := _listed_twice(functions):
+    if twice := _duplicates(functions):
         yield Fault("reward_functions", f"{', '.join(twice)} is listed twice; list each reward function once.")
 
 
-def _listed_twice(names: list[str]) -> list[str]:
+def _duplicates(names: list[str]) -> list[str]:
     return sorted({name for name in names if names.count(name) > 1})
 
 
 @_reads("reward_functions", "reward_weights")
-def _weights_match(functions: list[str], weights: list[float]) -> Iterator[Fault]:
+def _one_weight_per_reward_function(functions: list[str], weights: list[float]) -> Iterator[Fault]:
     if weights and len(weights) != len(functions):
         yield Fault(
             "reward_weights",
@@ -92,20 +92,20 @@ def _weights_are_finite(weights: list[float]) -> Iterator[Fault]:
 
 
 @_reads("stop")
-def _stops_say_something(stop: list[str]) -> Iterator[Fault]:
+def _stop_strings_are_not_empty(stop: list[str]) -> Iterator[Fault]:
     if "" in stop:
         yield Fault("stop", "A stop string may not be empty: every completion contains it and would end at once.")
 
 
 @_reads("chat_template_kwargs")
-def _template_options_are_free(options: Mapping[str, Any]) -> Iterator[Fault]:
-    ours = [key for key in options if key in OWN_TEMPLATE_OPTIONS]
+def _template_options_are_not_reserved(options: Mapping[str, Any]) -> Iterator[Fault]:
+    ours = [key for key in options if key in RESERVED_TEMPLATE_OPTIONS]
     if ours:
         yield Fault("chat_template_kwargs", f"{ours[0]} is not an option to choose: the trainer sets it itself.")
 
 
 @_reads("train_type", "quantization")
-def _full_needs_floats(train_type: str, quantization: str) -> Iterator[Fault]:
+def _full_fine_tuning_needs_float_weights(train_type: str, quantization: str) -> Iterator[Fault]:
     if train_type == "full" and quantization != "none":
         yield Fault(
             "quantization", "Full fine-tuning has no gradient for quantised weights; choose LoRA, or no quantization."
@@ -113,7 +113,7 @@ def _full_needs_floats(train_type: str, quantization: str) -> Iterator[Fault]:
 
 
 @_reads("train_type", "quantization")
-def _dora_six_bits(train_type: str, quantization: str) -> Iterator[Fault]:
+def _dora_lacks_6_bits(train_type: str, quantization: str) -> Iterator[Fault]:
     if train_type == "dora" and quantization == "6":
         yield Fault(
             "quantization",
@@ -122,7 +122,7 @@ def _dora_six_bits(train_type: str, quantization: str) -> Iterator[Fault]:
 
 
 @_reads("lm_studio_name", "fuse", "train_type")
-def _lm_studio_needs_fusing(name: str, fuse: bool, train_type: str) -> Iterator[Fault]:
+def _lm_studio_needs_a_fused_model(name: str, fuse: bool, train_type: str) -> Iterator[Fault]:
     if name.strip() and train_type != "full" and not fuse:
         yield Fault("lm_studio_name", "LM Studio loads complete models only; turn Fuse on, or clear the export name.")
 
@@ -138,7 +138,7 @@ def _safe_run_name(name: str) -> Iterator[Fault]:
 
 
 def _safe_name(setting: str, what: str, name: str) -> Iterator[Fault]:
-    """A name that becomes a folder: no separators, nothing hidden, nothing the file system trips over."""
+    """Check a name that becomes a folder: no separators, no leading dot, nothing that a file system refuses."""
     bad = sorted({char for char in name if char in '/\\:*?"<>|' or ord(char) < 32})
     if bad:
         yield Fault(setting, f"{what} may not contain {' '.join(repr(char) for char in bad)}.")
@@ -149,25 +149,31 @@ def _safe_name(setting: str, what: str, name: str) -> Iterator[Fault]:
 
 
 @_reads("learning_rate", "lr_final", "lr_schedule")
-def _rate_falls(peak: float, final: float, schedule: str) -> Iterator[Fault]:
+def _learning_rate_decays(peak: float, final: float, schedule: str) -> Iterator[Fault]:
     if schedule != "constant" and final > peak:
         yield Fault("lr_final", f"The final rate ({final:g}) is above the learning rate ({peak:g}).")
 
 
-@_reads("sync_ref_model", "beta", "ratio_against")
-def _synced_reference_is_used(sync: bool, beta: float, against: str) -> Iterator[Fault]:
-    if sync and beta == 0 and against == "old":
+def reference_is_needed(beta: float, log_kl: bool, ratio_against: str) -> bool:
+    """Whether a step computes log-probabilities under the reference policy: for the KL term, to log the KL, or as the
+    denominator of the importance ratio. The only place that decides it; `backend.spec.config` has it by settings."""
+    return beta > 0 or log_kl or ratio_against == "reference"
+
+
+@_reads("sync_ref_model", "beta", "log_kl", "ratio_against")
+def _synced_reference_is_used(sync: bool, beta: float, log_kl: bool, against: str) -> Iterator[Fault]:
+    if sync and not reference_is_needed(beta, log_kl, against):
         yield Fault("sync_ref_model", "Reference follows is on, but KL weight is 0, so there is no reference to move.")
 
 
 @_reads("sync_ref_model", "reference_model_path", "train_type")
-def _synced_reference_has_our_shape(sync: bool, path: str, train_type: str) -> Iterator[Fault]:
+def _synced_reference_is_the_base_model(sync: bool, path: str, train_type: str) -> Iterator[Fault]:
     if sync and path:
         yield Fault("sync_ref_model", "A reference model of its own cannot follow the policy; clear one of the two.")
 
 
 @_reads("sampling_correction", "ratio_against")
-def _corrected_ratio_is_our_own(correction: str, against: str) -> Iterator[Fault]:
+def _sampling_correction_needs_the_old_policy(correction: str, against: str) -> Iterator[Fault]:
     if correction != "none" and against == "reference":
         yield Fault(
             "sampling_correction",
@@ -177,7 +183,7 @@ def _corrected_ratio_is_our_own(correction: str, against: str) -> Iterator[Fault
 
 
 @_reads("sampling_correction", "sampling_correction_min", "sampling_correction_max")
-def _correction_has_room(correction: str, low: float | None, high: float | None) -> Iterator[Fault]:
+def _correction_limits_are_ordered(correction: str, low: float | None, high: float | None) -> Iterator[Fault]:
     if correction != "none" and low is not None and high is not None and low > high:
         yield Fault(
             "sampling_correction_min", f"The smallest correction ({low:g}) is above the largest correction ({high:g})."
@@ -185,7 +191,7 @@ def _correction_has_room(correction: str, low: float | None, high: float | None)
 
 
 @_reads("reward_weight_schedule", "reward_weights_final", "reward_functions")
-def _final_weights(schedule: str, final: list[float], functions: list[str]) -> Iterator[Fault]:
+def _one_final_weight_per_reward_function(schedule: str, final: list[float], functions: list[str]) -> Iterator[Fault]:
     if schedule == "linear" and len(final) != len(functions):
         yield Fault(
             "reward_weights_final",
@@ -194,7 +200,7 @@ def _final_weights(schedule: str, final: list[float], functions: list[str]) -> I
 
 
 @_reads("multi_objective_aggregation", "advantage_baseline")
-def _one_baseline(aggregation: str, baseline: str) -> Iterator[Fault]:
+def _gdpo_has_its_own_baseline(aggregation: str, baseline: str) -> Iterator[Fault]:
     if aggregation == "normalize_then_sum" and baseline != "group":
         yield Fault("advantage_baseline", "Normalise, then sum has a baseline of its own; set Baseline to Group mean.")
 
@@ -203,7 +209,7 @@ STAGE_KEYS = ("iters", "reward_functions", "reward_weights")
 
 
 @_reads("stages", "reward_weight_schedule")
-def _stages_are_whole(stages: list[dict[str, Any]], schedule: str) -> Iterator[Fault]:
+def _stages_are_valid(stages: list[dict[str, Any]], schedule: str) -> Iterator[Fault]:
     if stages and schedule != "constant":
         yield Fault("reward_weight_schedule", "Stages have weights of their own; set Weight schedule to Constant.")
     for number, stage in enumerate(stages, 1):
@@ -219,7 +225,7 @@ def _stage_faults(stage: Mapping[str, Any], name: str) -> Iterator[Fault]:
         yield Fault("stages", f"{name} needs iters, a whole number of steps above 0.")
     if functions is not None and not (_is_list_of(functions, str) and functions):
         yield Fault("stages", f"{name}: reward_functions must be a list of names.")
-    elif functions and (twice := _listed_twice(cast("list[str]", functions))):
+    elif functions and (twice := _duplicates(cast("list[str]", functions))):
         yield Fault("stages", f"{name} lists {', '.join(twice)} twice; list each reward function once.")
     if weights is not None and not _is_list_of(weights, (int, float)):
         yield Fault("stages", f"{name}: reward_weights must be a list of numbers.")
@@ -231,26 +237,3 @@ def _stage_faults(stage: Mapping[str, Any], name: str) -> Iterator[Fault]:
 
 def _is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
     return isinstance(value, list) and all(isinstance(one, kind) for one in cast("list[Any]", value))
-
-
-def remarks(values: Mapping[str, Any]) -> list[str]:
-    """What is allowed but probably not meant: sentences for the start of a run, one a finding."""
-    loss, level = values["grpo_loss_type"], values["importance_sampling_level"]
-    found: list[str] = []
-    if level == "sequence" and loss in ("bnpo", "dr_grpo", "dapo", "cispo"):
-        found.append(
-            f"Importance by sequence with the {loss} loss weighs long completions more; grpo and luspo do not."
-        )
-    if loss == "luspo" and level != "sequence":
-        found.append("The luspo loss was made for importance by sequence.")
-    if loss == "vespo" and level != "token":
-        found.append("The vespo loss works the completion's ratio out itself and was made for importance by token.")
-    if loss == "cispo" and (values["epsilon_high"] or values["epsilon"]) < 1:
-        found.append("The cispo loss takes Epsilon high as the largest ratio itself; its paper uses about 5.")
-    if values["delta"] is not None and loss in ("cispo", "sapo", "vespo"):
-        found.append(f"Delta is set, but the {loss} loss has no clip that it could bound.")
-    if values["num_iterations"] * values["steps_per_generation"] == 1 and values["ratio_against"] == "old":
-        found.append(
-            "With one update per rollout the ratio is always 1, so epsilon clips nothing and the clip charts stay at 0."
-        )
-    return found

@@ -33,6 +33,6 @@ def backend_environment(base: Mapping[str, str] | None = None) -> dict[str, str]
     return environment
 
 
-def shown(command: list[str]) -> str:
-    """The command as a person would type it."""
+def shell_line(command: list[str]) -> str:
+    """The command as one would type it into a shell."""
     return shlex.join(command)

@@ -1,7 +1,8 @@
-"""Every setting of a run, once. Form, YAML, command line, checks and help are all read from this list.
+"""Every setting of a run, declared once. Form, YAML, command line, checks and help are read from this list.
 
-The keys are the YAML file's; a file written for mlx-lm-lora means the same here (`backend.spec.aliases` translates its
-words). To add a setting, add one field below and the line that uses it; nothing else names it.
+The keys are those of the YAML file; a file written for mlx-lm-lora or TRL means the same here (`backend.spec.aliases`
+translates its keys). To add a setting, add one field below and the line that uses it. Where other code depends on a group of
+settings, tag the field (`used_by`) and ask `keys_used_by`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Annotated, Any, cast
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from backend.spec.aliases import UNDERSTOOD, translate
-from backend.spec.checks import cross_faults
+from backend.spec.aliases import FOREIGN_KEYS, translate
+from backend.spec.checks import cross_setting_faults, reference_is_needed
 from backend.spec.faults import Fault, Mistake
 from backend.spec.loss_menu import levels, losses
-from backend.spec.rewards.catalog import DEFAULT_REWARDS, anchored, nearest, split_names
-from backend.spec.setting import Setting, described, setting
+from backend.spec.rewards.catalog import DEFAULT_REWARDS, nearest, split_names, with_absolute_file
+from backend.spec.setting import Setting, Use, setting, setting_from_field
 
 SECTIONS: dict[str, str] = {
     "algorithm": "Algorithm",
@@ -54,11 +55,11 @@ class Config(BaseModel):
 
     # Model & Data
     model: str = setting("", "model_data", "Base model", "A folder that holds an MLX or Hugging Face model, or the id of "
-                         "one on Hugging Face, such as mlx-community/Qwen3-0.6B-4bit.", kind="model")
+                         "one on Hugging Face, such as mlx-community/Qwen3-0.6B-4bit.", kind="model", used_by=("task", "row_view"))
     data: str = setting("", "model_data", "Dataset", "A jsonl, json, csv or parquet file, a folder with train, valid and "
-                        "test files, or the id of a dataset on Hugging Face.", kind="dataset")
+                        "test files, or the id of a dataset on Hugging Face.", kind="dataset", used_by=("task", "rows"))
     lm_studio_name: str = setting("", "model_data", "LM Studio export name", "When set, the finished model is also put "
-                                  "into LM Studio's models folder under this name. Needs Fuse.")
+                                  "into LM Studio's models folder under this name. Needs Fuse.", used_by=("task",))
 
     # Fine-tune
     train_type: str = setting(
@@ -66,9 +67,10 @@ class Config(BaseModel):
         choices=[("lora", "LoRA", "Small matrices beside the frozen weights: little memory, and the usual choice."),
                  ("dora", "DoRA", "LoRA with the size of each weight row learned apart: a little slower, often a little better."),
                  ("full", "Full", "Every weight. Needs several times the memory, and cannot start from a quantised model.")],
+        used_by=("duration",),
     )
     num_layers: int = setting(16, "fine_tune", "Layers", "How many of the last layers get adapters. −1 means all of them.",
-                              ge=-1, unit="layers", when=_ADAPTERS)
+                              ge=-1, unit="layers", when=_ADAPTERS, used_by=("duration",))
     rank: int = setting(8, "fine_tune", "Rank", "Width of the adapter matrices. More can learn more and costs more memory.",
                         ge=1, le=4096, when=_ADAPTERS)
     scale: float = setting(20.0, "fine_tune", "Scale", "Factor on what the adapter adds to the frozen weight.",
@@ -95,13 +97,15 @@ class Config(BaseModel):
         "piece, so memory stays the same.", ge=1, unit="×")
     num_iterations: int = setting(
         1, "training", "Updates per rollout", "How often the weights are updated from the same completions (μ). At 1 the "
-        "ratio is always 1 and nothing is ever clipped.", ge=1, unit="updates")
+        "ratio is always 1 and nothing is ever clipped.", ge=1, unit="updates", used_by=("duration",))
     steps_per_generation: int = setting(
         1, "training", "Batches per rollout", "How many optimizer batches are sampled at once. Above 1, the later ones learn from "
         "completions that a slightly older policy wrote.", ge=1, unit="batches", advanced=True)
     max_seq_length: int = setting(2048, "training", "Max Seq", "Prompt and completion together. Rows whose prompt leaves no "
-                                  "room for the completion are left out, and counted.", ge=2, unit="tokens")
-    seed: int = setting(0, "training", "Seed", "The same seed on the same machine gives the same run.", ge=0, le=2**32 - 1)
+                                  "room for the completion are left out, and counted.", ge=2, unit="tokens",
+                                  used_by=("prompt_limit",))
+    seed: int = setting(0, "training", "Seed", "The same seed on the same machine gives the same run.", ge=0, le=2**32 - 1,
+                        used_by=("rows",))
     learning_rate: float = setting(1e-5, "training", "Learning rate", "Size of each update. LoRA wants roughly ten times "
                                    "what full fine-tuning wants.", gt=0, le=10)
     optimizer: str = setting(
@@ -147,7 +151,7 @@ class Config(BaseModel):
     test_batches: int = setting(100, "training", "Test batches", "Batches of test prompts. −1 takes all.", ge=-1,
                                 unit="batches", when=("test", (True,)))
     grad_checkpoint: bool = setting(False, "training", "Gradient checkpointing", "Recomputes each layer in the backward "
-                                    "pass: less memory, about a third slower.")
+                                    "pass: less memory, about a third slower.", used_by=("duration",))
     memory_limit: float = setting(0.0, "training", "Memory limit", "What a run may use. Sampling and learning are cut up so that "
                                   "they stay within it. 0 takes a safe share of this machine.", ge=0, unit="GB", advanced=True)
     efficient_long_context: bool = setting(False, "training", "Efficient long context", "Reads long prompts and works out "
@@ -160,32 +164,42 @@ class Config(BaseModel):
                          "folder.", when=_ADAPTERS)
 
     # Dataset Columns
-    prompt_feature: str = setting("prompt", "columns", "Prompt", "Column with the question: text, or a list of chat messages.")
-    answer_feature: str = setting("answer", "columns", "Answer", "Column with the right answer, for the rewards that compare.")
-    type_feature: str = setting("type", "columns", "Type", "Column that reward functions may switch on; may be absent.")
-    system_feature: str = setting("system", "columns", "System", "Column with a system message for each row; may be absent.")
+    prompt_feature: str = setting("prompt", "columns", "Prompt", "Column with the question: text, or a list of chat messages.",
+                                  used_by=("task", "row_view", "prompt_text"))
+    answer_feature: str = setting("answer", "columns", "Answer", "Column with the right answer, for the rewards that compare.",
+                                  used_by=("task", "row_view"))
+    type_feature: str = setting("type", "columns", "Type", "Column that reward functions may switch on; may be absent.",
+                                used_by=("task", "row_view"))
+    system_feature: str = setting("system", "columns", "System", "Column with a system message for each row; may be absent.",
+                                  used_by=("task", "row_view", "prompt_text"))
     system_prompt: str = setting("", "columns", "System prompt", "Used for rows without a system message of their own.",
-                                 kind="prose")
-    dataset_config: str = setting("", "columns", "Dataset config", "Which configuration of a Hugging Face dataset.", advanced=True)
-    train_split: str = setting("train", "columns", "Train split", "Split to train on.", advanced=True)
-    valid_split: str = setting("valid", "columns", "Valid split", "Split to evaluate on; “validation” is found too.", advanced=True)
-    test_split: str = setting("test", "columns", "Test split", "Split for the test at the end.", advanced=True)
+                                 kind="prose", used_by=("row_view", "prompt_text"))
+    dataset_config: str = setting("", "columns", "Dataset config", "Which configuration of a Hugging Face dataset.", advanced=True,
+                                  used_by=("task", "rows"))
+    train_split: str = setting("train", "columns", "Train split", "Split to train on.", advanced=True, used_by=("task", "rows"))
+    valid_split: str = setting("valid", "columns", "Valid split", "Split to evaluate on; “validation” is found too.", advanced=True,
+                               used_by=("task", "rows"))
+    test_split: str = setting("test", "columns", "Test split", "Split for the test at the end.", advanced=True,
+                              used_by=("task", "rows"))
     validation_split: float = setting(0.0, "columns", "Validation share", "Share of the training rows held out when there "
-                                      "is no valid split. 0 holds none.", ge=0, lt=1, advanced=True)
+                                      "is no valid split. 0 holds none.", ge=0, lt=1, advanced=True, used_by=("rows",))
     chat_template_kwargs: dict[str, Any] = setting({}, "columns", "Chat template options", "Passed to the tokenizer's chat "
-                                                   "template, such as enable_thinking: false.", advanced=True)
+                                                   "template, such as enable_thinking: false.", advanced=True,
+                                                   used_by=("row_view", "prompt_text"))
     stop: list[str] = setting([], "columns", "Stop strings", "A completion ends once it contains one of these.", advanced=True)
     num_generations_eval: int | None = setting(None, "columns", "Group in evaluation", "Completions per held-out prompt. "
                                                "Empty means the same as Group.", ge=1, advanced=True)
 
     # Output
-    run_name: str = setting("", "output", "Run folder name", "Empty names the run after model, kind of training and date.")
+    run_name: str = setting("", "output", "Run folder name", "Empty names the run after model, kind of training and date.",
+                            used_by=("task",))
 
     # Preference And Judge
     beta: float = setting(0.1, "preference", "KL weight", "Holds the model near the reference model. 0 turns it off and "
                           "saves the reference pass.", ge=0)
     reference_model_path: str = setting("", "preference", "Reference model", "The model to stay near. Empty means the base "
-                                        "model as it was before training, without a second copy in memory under LoRA.", kind="model")
+                                        "model as it was before training, without a second copy in memory under LoRA.", kind="model",
+                                        used_by=("task",))
     sync_ref_model: bool = setting(False, "preference", "Reference follows", "Moves the reference towards the policy now and then.",
                                    advanced=True)
     ref_model_mixup_alpha: float = setting(0.6, "preference", "Mix-up", "Share of the policy in the new reference.", gt=0, le=1,
@@ -205,7 +219,8 @@ class Config(BaseModel):
     # GRPO Generation And Rewards
     group_size: int = setting(4, "generation", "Group", "Completions sampled for each prompt and compared with one "
                               "another. More give a steadier signal and cost more.", ge=2, unit="completions")
-    max_completion_length: int = setting(512, "generation", "Completion", "Longest completion.", ge=1, unit="tokens")
+    max_completion_length: int = setting(512, "generation", "Completion", "Longest completion.", ge=1, unit="tokens",
+                                         used_by=("prompt_limit", "scoring", "duration"))
     temperature: float = setting(0.8, "generation", "Temp", "How freely tokens are drawn; log-probabilities are taken at "
                                  "the same temperature. 0 is invalid: a group would be one answer many times.", gt=0, le=10)
     top_p: float = setting(0.95, "generation", "Top P", "Draws only from the likeliest tokens that make up this share. 1 "
@@ -268,17 +283,20 @@ class Config(BaseModel):
         choices=[("group", "Group", "The standard deviation of the group."),
                  ("batch", "Batch", "The standard deviation of the whole batch."),
                  ("none", "None", "Nothing, as in Dr. GRPO.")],
+        used_by=("scoring",),
     )
     advantage_baseline: str = setting(
         "group", "generation", "Baseline", "What a completion's reward is compared with.", advanced=True,
         choices=[("group", "Group mean", "The mean of the whole group, as in GRPO."),
                  ("leave_one_out", "Leave one out", "The mean of the other completions of the group (RLOO).")],
+        used_by=("scoring",),
     )
     multi_objective_aggregation: str = setting(
         "sum_then_normalize", "generation", "Several rewards", "How several reward functions become one advantage.", advanced=True,
         choices=[("sum_then_normalize", "Sum, then normalise", "Weigh and add the scores, then compare."),
                  ("normalize_then_sum", "Normalise, then sum", "Compare each score by itself first, so that no function drowns "
                   "another (GDPO). Scale rewards is not used.")],
+        used_by=("scoring",),
     )
     skip_zero_signal: bool = setting(True, "generation", "Skip groups without signal", "Does no forward and backward pass for "
                                      "completions that cannot move the policy. Changes no gradient.", advanced=True)
@@ -287,24 +305,27 @@ class Config(BaseModel):
     dynamic_sampling_rounds: int = setting(10, "generation", "Rounds at most", "How often a step may draw before it goes on with what "
                                            "it has.", ge=1, unit="rounds", advanced=True, when=("dynamic_sampling", (True,)))
     reward_functions: list[str] = setting(list(DEFAULT_REWARDS), "generation", "Reward functions", "Names of the functions "
-                                          "that score a completion, in order.", kind="rewards")
+                                          "that score a completion, in order.", kind="rewards",
+                                          used_by=("task", "row_view", "rewards", "scoring"))
     reward_weights: list[float] = setting([], "generation", "Reward weights", "One number a function. Empty means 1 for each.",
-                                          kind="numbers")
+                                          kind="numbers", used_by=("task", "rewards", "scoring"))
     reward_weight_schedule: str = setting(
         "constant", "generation", "Weight schedule", "Whether the weights change over the run.", advanced=True,
         choices=[("constant", "Constant", "The weights as they stand."),
                  ("linear", "Linear", "Along a line to the final weights."),
                  ("adaptive", "Adaptive", "A function that seldom succeeds gains weight, one that nearly always does loses some.")],
+        used_by=("rewards",),
     )
     reward_weights_final: list[float] = setting([], "generation", "Final weights", "The weights at the last step, one a function.",
-                                                kind="numbers", advanced=True, when=("reward_weight_schedule", ("linear",)))
+                                                kind="numbers", advanced=True, when=("reward_weight_schedule", ("linear",)),
+                                                used_by=("rewards",))
     stages: list[dict[str, Any]] = setting([], "generation", "Stages", "Parts of the run, one after the other, each with its own "
                                            "iters, reward_functions and reward_weights. Together they decide how long the run is.",
                                            kind="stages", advanced=True)
     reward_functions_file: str = setting("", "generation", "Reward functions file", "A Python file (.py or .txt) that "
-                                         "registers functions of your own.", kind="file")
+                                         "registers functions of your own.", kind="file", used_by=("task", "rewards", "scoring"))
     reward_timeout: float = setting(60.0, "generation", "Reward timeout", "A reward function that takes longer than this "
-                                    "in one step stops the run.", gt=0, unit="s", advanced=True)
+                                    "in one step stops the run.", gt=0, unit="s", advanced=True, used_by=("rewards",))
     # fmt: on
 
     @property
@@ -322,10 +343,11 @@ class Config(BaseModel):
 
     @property
     def needs_reference(self) -> bool:
-        return self.beta > 0 or self.log_kl or self.ratio_against == "reference"
+        """Whether a step computes log-probabilities under the reference policy."""
+        return reference_is_needed(self.beta, self.log_kl, self.ratio_against)
 
 
-SETTINGS: dict[str, Setting] = {key: described(key, field) for key, field in Config.model_fields.items()}
+SETTINGS: dict[str, Setting] = {key: setting_from_field(key, field) for key, field in Config.model_fields.items()}
 """Every setting by key, in the order of the form."""
 
 NOT_BUILT = {
@@ -335,11 +357,28 @@ NOT_BUILT = {
     "router_aux_loss_coef": "The router loss of mixture-of-experts models",
     "repetition_penalty": "The sampler's repetition penalty",
 }
-"""Keys of the family that are not built yet → what they are, to be refused in a sentence."""
+"""Keys of related programs for features that are not built yet → what they are, to be refused in a sentence."""
 
 
 TEXTS = ("text", "prose", "model", "dataset", "file", "choice")
-"""Kinds of settings whose value is text, even where it looks like a number."""
+"""Kinds of settings whose value is text even where YAML reads a number."""
+
+
+def keys_used_by(*uses: Use) -> tuple[str, ...]:
+    """Keys of the settings tagged with any of these uses, in the order of the form."""
+    return tuple(key for key, about in SETTINGS.items() if set(uses) & set(about.used_by))
+
+
+def needs_reference(raw: Mapping[str, Any]) -> bool:
+    """As `Config.needs_reference`, from raw settings; what is missing or invalid counts as its default."""
+    return reference_is_needed(*(_valid_or_default(key, raw.get(key)) for key in ("beta", "log_kl", "ratio_against")))
+
+
+def _valid_or_default(key: str, value: Any) -> Any:
+    if value is None:
+        return SETTINGS[key].default
+    valid, sentence = _validated(SETTINGS[key], value)
+    return SETTINGS[key].default if sentence else valid
 
 
 def sections() -> dict[str, list[Setting]]:
@@ -348,28 +387,28 @@ def sections() -> dict[str, list[Setting]]:
 
 
 def problems(raw: Mapping[str, Any]) -> list[Fault]:
-    """Everything wrong with raw settings (a YAML mapping or the form's values), in the form's order.
+    """Every fault in raw settings (a YAML mapping or the form's values), in the order of the form.
 
-    Each field is checked by itself, and each cross-check runs when its inputs are sound; nothing on disk is looked at.
+    Each field is validated by itself, and each cross-check runs if the settings it reads are valid. Nothing on disk is read.
     """
-    return _judge(raw)[1]
+    return _validate(raw)[1]
 
 
 def parse(raw: Mapping[str, Any]) -> Config:
-    """Settings from a raw mapping. Raises Mistake with every fault found."""
-    values, faults = _judge(raw)
+    """The settings of a raw mapping. Raises Mistake with every fault."""
+    values, faults = _validate(raw)
     if faults:
         raise Mistake(faults)
     return Config(**values)
 
 
 def load(path: str | Path) -> Config:
-    """Settings from a YAML file; paths in it are relative to the file. Raises Mistake."""
+    """The settings of a YAML file; paths in it are relative to the file. Raises Mistake."""
     return parse(read(path))
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """The raw mapping of a YAML file, its relative paths made absolute where something stands there. Raises Mistake."""
+    """The raw mapping of a YAML file, with relative paths made absolute where they exist. Raises Mistake."""
     path = Path(path).expanduser()
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -390,26 +429,27 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Raw settings with the relative paths that exist in `folder` made absolute; ids, absolute paths and ~ are left to
-    their readers."""
-    found = dict(raw)
+    """Raw settings with relative paths that exist in `folder` made absolute. Ids, absolute paths and ~ stay as they are."""
+    resolved = dict(raw)
     for key in ("model", "data", "dataset", "reference_model_path", "reward_functions_file"):
         value = raw.get(key)
         if isinstance(value, list) and len(cast("list[Any]", value)) == 1:
             value = value[0]  # pyright: ignore
         if isinstance(value, str) and value and not Path(value).is_absolute() and (folder / value).exists():
-            found[key] = str((folder / value).resolve())
+            resolved[key] = str((folder / value).resolve())
     rewards = raw.get("reward_functions")
     if isinstance(rewards, list):  # entries such as file.py::function; text is split first
         entries = cast("list[Any]", rewards)
-        found["reward_functions"] = [anchored(one, folder) if isinstance(one, str) else one for one in entries]
+        resolved["reward_functions"] = [
+            with_absolute_file(one, folder) if isinstance(one, str) else one for one in entries
+        ]
     elif isinstance(rewards, str) and "::" in rewards:
-        found["reward_functions"] = [anchored(text, folder) for text in split_names(rewards)]
-    return found
+        resolved["reward_functions"] = [with_absolute_file(text, folder) for text in split_names(rewards)]
+    return resolved
 
 
 def dump(config: Config | Mapping[str, Any]) -> str:
-    """YAML text of all settings, section by section; loading it gives the same settings."""
+    """All settings as YAML text, section by section; loading it gives the same settings."""
     values = config.model_dump() if isinstance(config, Config) else dict(config)
     if values.get("epochs"):
         values.pop("iters", None)
@@ -432,16 +472,16 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_text)
 
 
-def _judge(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
-    """(sound values by key, faults)."""
+def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
+    """(valid values by key, faults)."""
     given, faults = translate(raw)
-    misread = {fault.setting for fault in faults}
+    untranslated = {fault.setting for fault in faults}
     values: dict[str, Any] = {}
     for key in given:
         if key not in SETTINGS:
             faults.append(Fault(key, _unknown(key)))
     for key, about in SETTINGS.items():
-        if key in misread:
+        if key in untranslated:
             continue
         if key not in given:
             values[key] = about.default
@@ -451,7 +491,7 @@ def _judge(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
             faults.append(Fault(key, sentence))
         else:
             values[key] = value
-    faults += cross_faults(values)
+    faults += cross_setting_faults(values)
     order = list(SETTINGS)
     return values, sorted(faults, key=lambda fault: order.index(fault.setting) if fault.setting in order else -1)
 
@@ -484,24 +524,24 @@ def _adapter(key: str) -> TypeAdapter[Any]:
 
 
 def _sentence(about: Setting, error: Any, value: Any) -> str:
-    """One plain sentence for a pydantic error; the limits stand in it, and what was given."""
+    """One plain sentence for a pydantic error, with the limit and the value that was given."""
     kind, context = error["type"], error.get("ctx", {})
-    shown = repr(value) if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+    given = repr(value) if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
     limits = {"greater_than": ("above", "gt"), "greater_than_equal": ("at least", "ge"),
               "less_than": ("below", "lt"), "less_than_equal": ("at most", "le")}  # fmt: skip
     if kind in limits:
         word, limit = limits[kind]
         number = context[limit]
-        return f"{about.label} must be {word} {number if isinstance(number, int) else f'{number:g}'}, not {shown}."
-    wanted = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list of texts",
+        return f"{about.label} must be {word} {number if isinstance(number, int) else f'{number:g}'}, not {given}."
+    expected = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list of texts",
               "rewards": "a list of names", "numbers": "a list of numbers", "mapping": "a mapping", "stages": "a list of stages"}.get(about.kind, "text")  # fmt: skip
-    return f"{about.label} must be {wanted}, not {shown}."
+    return f"{about.label} must be {expected}, not {given}."
 
 
 def _unknown(key: str) -> str:
     if key in NOT_BUILT:
         return f"{NOT_BUILT[key]} ({key}) is not built yet; take the key out to run without it."
-    near = nearest(key, [*SETTINGS, *UNDERSTOOD])
+    near = nearest(key, [*SETTINGS, *FOREIGN_KEYS])
     return f"There is no setting {key}." + (f" Did you mean {near}?" if near else "")
 
 

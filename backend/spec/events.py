@@ -1,7 +1,14 @@
-"""The diary: one JSON object a line, one writer, any number of followers.
+"""The diary of a run, events.jsonl: one JSON object per line, one writer, any number of followers.
 
-Every line carries `v`, `seq`, `t` (unix seconds) and `kind`. Lines are whole and flushed. Followers skip kinds they do
-not know and keep an unfinished line until its newline. Resuming cuts the file back; a follower notices and starts over.
+Every line has `v`, `seq`, `t` (unix seconds) and `kind`. A line is written in one piece and flushed, so a process that is killed
+leaves at most one line without its newline, which every reader ignores. Readers skip kinds they do not know.
+
+How a diary goes on after a kill: each checkpoint's state.json records how many bytes events.jsonl and completions.jsonl had
+when its step was done (both files are fsynced first). On resume the trainer takes the newest complete checkpoint, truncates
+both files to those lengths and appends from there. Whatever was written after the checkpoint, a half line or an ending
+included, is gone and its steps are trained again, so each step appears once and `seq` has no gaps. With no checkpoint both files
+are truncated to 0. A `Follower` that had read past that length compares the last line it read with the bytes now at that
+place; if they differ (or the file is shorter) it starts over from byte 0 and sets `restarted`.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ from typing import Any, cast
 VERSION = 1
 
 ENDINGS = ("finished", "stopped", "failed")
-"""Kinds that end a diary; a resumed run is cut back and goes on."""
+"""Kinds that end a diary. On resume the file is truncated to the checkpoint, which removes the ending."""
 
 KINDS = (
     "started", "phase", "command", "step", "eval", "checkpoint", "health", "note", *ENDINGS,
@@ -28,19 +35,19 @@ PHASES = ("loading", "sampling", "scoring", "learning", "evaluating", "saving", 
 Event = dict[str, Any]
 
 
-def plain(value: Any) -> Any:
-    """`value` as JSON can say it: NaN and infinities become None, tuples lists, paths text."""
+def json_safe(value: Any) -> Any:
+    """`value` in JSON's types: NaN and infinities become None, tuples lists, paths text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in cast("Mapping[Any, Any]", value).items()}
+        return {str(key): json_safe(one) for key, one in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in cast("list[Any]", value)]
+        return [json_safe(one) for one in cast("list[Any]", value)]
     return str(value) if isinstance(value, Path) else value
 
 
 class JsonLines:
-    """Appends whole JSON lines to a file and knows how many bytes stand in it. One writer at a time."""
+    """Appends whole JSON lines to a file and counts its bytes in `size`. One writer at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,13 +56,13 @@ class JsonLines:
 
     def append(self, value: Mapping[str, Any]) -> None:
         # A lone surrogate, as broken text may hold, has no UTF-8; it is written as "?" rather than ending the run.
-        line = json.dumps(plain(value), ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
+        line = json.dumps(json_safe(value), ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
         self._file.write(line)
         self._file.flush()
         self.size += len(line)
 
     def sync(self) -> None:
-        """Have the operating system put everything written so far on disk."""
+        """fsync: put everything written so far on disk."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -63,16 +70,16 @@ class JsonLines:
 
 
 class Diary(JsonLines):
-    """The writer of a run's events.jsonl. `echo` is called with each event (for `--stream` and progress)."""
+    """Writes a run's events.jsonl. `echo` is called with each event (for `--stream` and the progress display)."""
 
     def __init__(self, path: Path, echo: Any = None) -> None:
         self.seq = sum(1 for _ in read_events(path)) if path.exists() else 0
         super().__init__(path)
         self._echo = echo
 
-    def write(self, kind: str, **carries: Any) -> Event:
+    def write(self, kind: str, **fields: Any) -> Event:
         """Append one event of `kind`; returns it as written."""
-        event = cast("Event", plain({"v": VERSION, "seq": self.seq, "t": time.time(), "kind": kind, **carries}))
+        event = cast("Event", json_safe({"v": VERSION, "seq": self.seq, "t": time.time(), "kind": kind, **fields}))
         self.append(event)
         self.seq += 1
         if self._echo is not None:
@@ -81,55 +88,56 @@ class Diary(JsonLines):
 
 
 class Follower:
-    """Reads a growing file of JSON lines from where it stopped last time. Never raises for what a writer may do.
+    """Reads a growing file of JSON lines incrementally. Never raises for anything a writer may do.
 
-    After `read`, `restarted` tells whether the file was cut back or replaced, so that what was read before is void.
-    That shows on the last line that was read: it is looked at again each time, and must still stand where it stood.
+    After `read`, `restarted` says whether the file was truncated or replaced, so that earlier events are void. To detect
+    that, each `read` compares the last line read before with the bytes now at its offset: size and modification time
+    are not enough, since a resumed run may have grown past the old length between two reads.
     """
 
     def __init__(self, path: Path, *, limit: int = 4 << 20) -> None:
         self.path = path
         self.limit = limit
-        """Most bytes one `read` takes, so that a window stays quick however large the file is; a longer line is read
+        """Most bytes per `read`, so that a window stays responsive with a file of any size; a longer line is read
         whole."""
         self.restarted = False
-        self._place, self._last = 0, b""
+        self._offset, self._last = 0, b""
 
     @property
-    def place(self) -> int:
-        """Bytes of whole lines read so far."""
-        return self._place
+    def offset(self) -> int:
+        """Bytes of complete lines read so far."""
+        return self._offset
 
     def read(self) -> list[Event]:
-        """The events since the last call; at most about `limit` bytes of them (call again while there are some)."""
+        """The events since the last call, about `limit` bytes at most: call again until it returns none."""
         self.restarted = False
         whole = self._whole_lines()
-        if whole is None:  # cut back under our feet: read again from the start
-            self._place, self._last = 0, b""
+        if whole is None:  # truncated or replaced: read again from the start
+            self._offset, self._last = 0, b""
             self.restarted = True
             whole = self._whole_lines() or b""
-        self._place += len(whole)
+        self._offset += len(whole)
         if whole:
             self._last = whole[whole.rfind(b"\n", 0, -1) + 1 :]
         return [event for event in map(parse_line, whole.split(b"\n")) if event is not None]
 
     def _whole_lines(self) -> bytes | None:
-        """The bytes after our place up to a newline; None when this is not the file that was read before."""
+        """The bytes after the offset up to the last newline; None when the file is not the one read before."""
         try:
             with self.path.open("rb") as file:
-                file.seek(self._place - len(self._last))
+                file.seek(self._offset - len(self._last))
                 if file.read(len(self._last)) != self._last:
                     return None
                 chunk = file.read(self.limit)
                 if b"\n" not in chunk:
                     chunk += file.readline()
         except OSError:
-            return None if self._place else b""
+            return None if self._offset else b""
         return chunk[: chunk.rfind(b"\n") + 1]
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """Every whole event of a diary, from the start."""
+    """Every complete event of a diary, from the start; none where there is no file."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -148,8 +156,8 @@ def parse_line(line: bytes) -> Event | None:
     return cast("Event", value) if isinstance(value, dict) else None
 
 
-def cut_back(path: Path, size: int) -> None:
-    """Shorten a file to `size` bytes and put that on disk; one that is missing or shorter already is left alone."""
+def truncate_file(path: Path, size: int) -> None:
+    """Truncate a file to `size` bytes and fsync; one that is missing or already shorter is left alone."""
     if not path.exists():
         return
     with path.open("rb+") as file:
@@ -166,4 +174,4 @@ METRICS = {
     "time/rollout": "s", "time/reward": "s", "time/train": "s", "time/other": "s", "time/step": "s",
     "peak_memory_gb": "GB", "peak_memory_gb/rollout": "GB", "peak_memory_gb/train": "GB", "num_tokens": "tokens",
 }  # fmt: skip
-"""Metrics that every step carries → their unit. Per reward function come `rewards/<function>/mean` and `/std`."""
+"""Metrics of every step → their unit. For each reward function there are also `rewards/<function>/mean` and `/std`."""

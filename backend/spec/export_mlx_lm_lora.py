@@ -1,6 +1,6 @@
-"""Our settings as a file for mlx-lm-lora, and what of them that program has no key for, each with its value.
+"""Our settings as a YAML file for mlx-lm-lora, and the settings that it has no key for.
 
-The other direction is `backend.spec.aliases`; a file that goes there and back is the same run, but for what is left out.
+The other direction is `backend.spec.aliases`: a file exported and read again is the same run, except for what was left out.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from backend.spec.aliases import LOAD_IN
+from backend.spec.aliases import QUANTIZATION_FLAGS
 from backend.spec.config import SETTINGS, Config
 
-_SAME = (
+_SHARED_KEYS = (
     *("model", "data", "train_type", "train_mode", "optimizer", "num_layers", "batch_size", "epochs", "iters", "seed"),
     *("gradient_accumulation_steps", "learning_rate", "max_seq_length", "val_batches", "steps_per_report"),
     *("steps_per_eval", "save_every", "test", "test_batches", "grad_checkpoint", "efficient_long_context"),
@@ -23,24 +23,29 @@ _SAME = (
 )
 """Keys that mean the same in both programs."""
 
-_GROUPED = ("rank", "scale", "dropout", "lora_keys", "quantization", "weight_decay", "adam_beta1", "adam_beta2",
+_REGROUPED_KEYS = ("rank", "scale", "dropout", "lora_keys", "quantization", "weight_decay", "adam_beta1", "adam_beta2",
             "lr_schedule", "lr_warmup_steps", "lr_warmup_init", "lr_decay_fraction", "lr_final",
             "reward_functions", "reward_weights")  # fmt: skip
-_THEIR_LOSSES, _THEIR_OPTIMIZERS = ("grpo", "bnpo", "dr_grpo"), ("adam", "adamw", "muon")
+_SUPPORTED_LOSSES, _SUPPORTED_OPTIMIZERS = ("grpo", "bnpo", "dr_grpo"), ("adam", "adamw", "muon")
 
 
-def for_mlx_lm_lora(config: Config) -> tuple[str, dict[str, Any]]:
-    """(YAML text, settings that differ from their defaults and could not be said → their values).
+def mlx_lm_lora_yaml(config: Config) -> tuple[str, dict[str, Any]]:
+    """(YAML text, settings that differ from their defaults and have no counterpart → their values).
 
-    What was left out stands at the end of the text too, as comments.
+    The latter are listed at the end of the text too, as comments.
     """
-    values = {key: getattr(config, key) for key in _SAME if getattr(config, key) not in (None, "")}
+    values = {key: getattr(config, key) for key in _SHARED_KEYS if getattr(config, key) not in (None, "")}
     values |= (
-        {"train": True} | _lora(config) | _load_in(config) | _schedule(config) | _optimizer(config) | _rewards(config)
+        {"train": True}
+        | _lora_parameters(config)
+        | _quantization_flags(config)
+        | _schedule(config)
+        | _optimizer(config)
+        | _rewards(config)
     )
     if config.epochs:
         del values["iters"]
-    missing = _unsaid(config)
+    missing = _untranslatable(config)
     values = {key: value for key, value in values.items() if key not in missing}
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     lines = [f"#   {key}: {value}\n".replace("\n", " ").rstrip() for key, value in missing.items()]
@@ -48,28 +53,30 @@ def for_mlx_lm_lora(config: Config) -> tuple[str, dict[str, Any]]:
     return text + note, missing
 
 
-def _unsaid(config: Config) -> dict[str, Any]:
-    said = {*_SAME, *_GROUPED}
-    missing = {key for key, about in SETTINGS.items() if key not in said and getattr(config, key) != about.default}
-    missing |= {"grpo_loss_type"} if config.grpo_loss_type not in _THEIR_LOSSES else set()
-    missing |= {"optimizer"} if config.optimizer not in _THEIR_OPTIMIZERS else set()
+def _untranslatable(config: Config) -> dict[str, Any]:
+    translated = {*_SHARED_KEYS, *_REGROUPED_KEYS}
+    missing = {
+        key for key, about in SETTINGS.items() if key not in translated and getattr(config, key) != about.default
+    }
+    missing |= {"grpo_loss_type"} if config.grpo_loss_type not in _SUPPORTED_LOSSES else set()
+    missing |= {"optimizer"} if config.optimizer not in _SUPPORTED_OPTIMIZERS else set()
     missing |= {"lr_schedule"} if config.lr_schedule != "constant" and config.epochs else set()
     return {key: getattr(config, key) for key in SETTINGS if key in missing}
 
 
-def _lora(config: Config) -> dict[str, Any]:
+def _lora_parameters(config: Config) -> dict[str, Any]:
     if config.train_type == "full":
         return {}
     parameters: dict[str, Any] = {"rank": config.rank, "scale": config.scale, "dropout": config.dropout}
     return {"lora_parameters": parameters | ({"keys": list(config.lora_keys)} if config.lora_keys else {})}
 
 
-def _load_in(config: Config) -> dict[str, Any]:
-    return {key: True for key, kind in LOAD_IN.items() if kind == config.quantization}
+def _quantization_flags(config: Config) -> dict[str, Any]:
+    return {key: True for key, kind in QUANTIZATION_FLAGS.items() if kind == config.quantization}
 
 
 def _schedule(config: Config) -> dict[str, Any]:
-    """mlx-lm's mapping; it counts the fall in steps, so a run that is counted in epochs has none."""
+    """mlx-lm's `lr_schedule` mapping. It counts the decay in steps, so a run whose length is in epochs has none."""
     if config.lr_schedule == "constant" or config.epochs:
         return {}
     steps = round(config.lr_decay_fraction * config.iters)
@@ -81,7 +88,7 @@ def _schedule(config: Config) -> dict[str, Any]:
 
 
 def _optimizer(config: Config) -> dict[str, Any]:
-    if config.optimizer not in _THEIR_OPTIMIZERS:
+    if config.optimizer not in _SUPPORTED_OPTIMIZERS:
         return {}
     own: dict[str, Any] = {"weight_decay": config.weight_decay} if config.optimizer != "adam" else {}
     own |= {"betas": [config.adam_beta1, config.adam_beta2]} if config.optimizer != "muon" else {}
@@ -89,6 +96,6 @@ def _optimizer(config: Config) -> dict[str, Any]:
 
 
 def _rewards(config: Config) -> dict[str, Any]:
-    """Names as text with commas, and the weights as a text with brackets, as its command line reads them."""
+    """Names as comma-separated text and weights as text in brackets, as its command line reads them."""
     weights = {"reward_weights": str(list(config.reward_weights))} if config.reward_weights else {}
     return {"reward_functions": ",".join(config.reward_functions), **weights}

@@ -1,6 +1,6 @@
-"""What a person can mend: a setting (or file, or function) and one sentence about it.
+"""Errors that the user can fix: the setting (or file, or function) concerned and one sentence about it.
 
-Everything else that goes wrong is an exception that reaches `failed` with its traceback.
+Every other error is an exception that ends the run as `failed`, with its traceback.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing to mend.
+    """One problem with the input.
 
-    `setting` is the key of the form's field it belongs to (`temperature`, `data`, `reward_functions_file`, …),
-    so that the window can put the sentence beside it; `sentence` is plain words that end in a full stop.
+    `setting` is the key of the form's field (`temperature`, `data`, `reward_functions_file`, …), so that the window can
+    show the sentence beside it. `sentence` is in plain words and ends in a full stop.
     """
 
     setting: str
@@ -28,7 +28,7 @@ class Fault:
 
 
 class Mistake(Exception):
-    """Raised where a person's input cannot be used; carries every fault found at once. The CLI exits 2 on it."""
+    """The user's input cannot be used; carries all faults that were found. The CLI exits with 2 on it."""
 
     def __init__(self, setting: str | Iterable[Fault], sentence: str = "") -> None:
         self.faults: list[Fault] = [Fault(setting, sentence)] if isinstance(setting, str) else list(setting)

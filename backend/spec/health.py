@@ -1,6 +1,6 @@
-"""What the numbers of a run mean, and what to do about it: one function a rule, over the metrics of the last steps.
+"""Rules over the metrics of the last steps that find what goes wrong in a run, with advice: one function per rule.
 
-A rule looks at steps, newest last, and says what it sees or nothing. To add one, write it below.
+A rule takes the metrics of steps, newest last, and returns a Finding or None. To add one, write it below.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 Steps = Sequence[Mapping[str, Any]]
 
 WINDOW = 10
-"""Steps that most rules take the mean of: fewer than this, and they wait."""
+"""Steps over which most rules average; with fewer they find nothing."""
 LONG = 60
-"""Steps that a rule about the trend needs; the trainer keeps this many."""
+"""Steps that the rule about the trend needs; the trainer keeps this many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`code` stays the same while a rule goes on finding it, so that it is told once."""
+    """`code` stays the same as long as a rule keeps finding the same, so that it is reported once."""
 
     code: str
     sentence: str
@@ -38,13 +38,12 @@ def _rule(rule: Rule) -> Rule:
 
 
 def findings(steps: Steps) -> list[Finding]:
-    """Everything the rules see in the newest steps."""
-    found = (rule(steps) for rule in RULES)
-    return [finding for finding in found if finding is not None]
+    """What the rules find in these steps."""
+    return [finding for rule in RULES if (finding := rule(steps)) is not None]
 
 
 def _mean(steps: Steps, name: str, count: int = WINDOW) -> float | None:
-    """Mean of a metric over the last `count` steps; None before there are as many, or where nothing was measured."""
+    """Mean of a metric over the last `count` steps; None with fewer steps, or where it was never measured."""
     values = [step.get(name) for step in steps[-count:]]
     known = [float(value) for value in values if value is not None]
     return statistics.fmean(known) if len(values) >= count and known else None
@@ -100,7 +99,7 @@ def moving_fast(steps: Steps) -> Finding | None:
 
 @_rule
 def never_scores(steps: Steps) -> Finding | None:
-    """A reward function that has given 0 to everything."""
+    """Reward functions that gave 0 to every completion."""
     if len(steps) < WINDOW:
         return None
     names = [key for key in steps[-1] if key.startswith("rewards/") and key.endswith("/mean")]
@@ -116,7 +115,7 @@ def never_scores(steps: Steps) -> Finding | None:
 
 @_rule
 def flat(steps: Steps) -> Finding | None:
-    """No trend in the reward, beyond what its scatter from step to step explains."""
+    """No trend in the reward: the means of the older and the newer half differ by less than their standard error."""
     rewards = [float(step["reward"]) for step in steps[-LONG:] if step.get("reward") is not None]
     if len(rewards) < LONG:
         return None
@@ -125,7 +124,7 @@ def flat(steps: Steps) -> Finding | None:
     error = (statistics.variance(early) / half + statistics.variance(late) / half) ** 0.5
     share = _mean(steps, "frac_reward_zero_std")
     if abs(statistics.fmean(late) - statistics.fmean(early)) > error or (share or 0) > 0.5:
-        return None  # it moves; or most groups are alike, which another rule speaks of
+        return None  # it moves; or most groups have no signal, which another rule reports
     return Finding(
         "flat",
         f"The reward has not moved in {LONG} steps.",

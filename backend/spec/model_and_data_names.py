@@ -1,15 +1,15 @@
-"""What a model or a dataset may be named by – a folder, a file, an id on Hugging Face – and the sentence where a name can be
-none of them. One source of these sentences for the form, `check` and the trainer.
+"""Checks of the names of models and datasets: a folder, a file, or an id on Hugging Face.
 
-Nothing is loaded and nobody is asked over the network: an id that could be one is left to whoever fetches it.
+Form, `check` and the trainer take their sentences from here. Nothing is loaded and nothing is asked over the network: whether
+a well-formed id exists is found out when it is fetched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from backend.spec.config import Config
 from backend.spec.faults import Fault, Mistake
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
@@ -17,7 +17,7 @@ DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
 def model_source(name: str, setting: str) -> str:
-    """`name` as mlx-lm wants it: an existing folder, or an id on Hugging Face. Raises Mistake for a missing folder."""
+    """`name` as mlx-lm takes it: an existing folder, or an id on Hugging Face. Raises Mistake for a missing folder."""
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -31,14 +31,14 @@ def model_source(name: str, setting: str) -> str:
 
 
 def check_weights(source: str, setting: str) -> None:
-    """Raises Mistake where a folder that is a model's has no weights in it."""
+    """Raises Mistake if `source` is a folder without weights."""
     folder = Path(source)
     if folder.is_dir() and not any(folder.glob("model*.safetensors")):
         raise Mistake(setting, f"The folder {folder} holds no weights: model*.safetensors is missing.")
 
 
 def check_reference(name: str, setting: str = "reference_model_path") -> None:
-    """Another model, or a folder with an adapter of the base. Raises Mistake."""
+    """Check a reference: another model, or a folder with an adapter of the base model. Raises Mistake."""
     folder = Path(name).expanduser()
     if not (folder / "adapter_config.json").is_file():
         check_weights(model_source(name, setting), setting)
@@ -47,7 +47,7 @@ def check_reference(name: str, setting: str = "reference_model_path") -> None:
 
 
 def check_data(name: str) -> None:
-    """Raises Mistake where a dataset is neither a file of ours, nor a folder, nor what could be an id."""
+    """Raises Mistake if `name` is neither a file of a known type, nor a folder, nor a possible id."""
     path = Path(name).expanduser()
     if path.is_dir():
         return
@@ -62,19 +62,18 @@ def _check_model(name: str) -> None:
     check_weights(model_source(name, "model"), "model")
 
 
-def source_faults(values: Mapping[str, Any]) -> list[Fault]:
-    """What is wrong with the model, the reference and the dataset that sound settings name; empty names are not judged
-    here, nor is a reference that no setting asks for."""
-    needs_reference = values["beta"] > 0 or values["log_kl"] or values["ratio_against"] == "reference"
-    looks: dict[str, Callable[[str], None]] = {"model": _check_model, "data": check_data}
-    if needs_reference:
-        looks["reference_model_path"] = check_reference
+def source_faults(config: Config) -> list[Fault]:
+    """Faults in the names of model, dataset and reference policy. Empty names are not checked here, nor is a reference that
+    the run does not need."""
+    checks: dict[str, Callable[[str], None]] = {"model": _check_model, "data": check_data}
+    if config.needs_reference:
+        checks["reference_model_path"] = check_reference
     faults: list[Fault] = []
-    for key, look in looks.items():
-        name = str(values[key] or "").strip()
+    for key, check in checks.items():
+        name = str(getattr(config, key)).strip()
         try:
             if name:
-                look(name)
+                check(name)
         except Mistake as mistake:
             faults += mistake.faults
     return faults

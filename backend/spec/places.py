@@ -1,5 +1,6 @@
-"""Where things are: the runs, a run's files, our resources, LM Studio, the interpreter. Nothing is opened or made here
-except by the functions that say so.
+"""Paths: the runs folder, a run's files and lock, our resources, LM Studio, Hugging Face's cache.
+
+Only the functions that say so open or create anything.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
 """Environment variable that moves the runs folder."""
 
 LOCK_PATIENCE_S = 0.5
-"""How long a trainer waits for its run's lock: a window that looks whether a run is alive holds it for an instant."""
+"""How long a trainer waits for its run's lock: a window that tests whether a run is alive holds it for an instant."""
 
 
 def project_root() -> Path:
@@ -41,7 +42,7 @@ def demo_config() -> Path:
 
 
 def runs_folder() -> Path:
-    """Where runs go unless told otherwise: the platform's folder for a person's application data."""
+    """The default folder of runs: $GRPO_STUDIO_RUNS, else the platform's folder for application data."""
     moved = os.environ.get(RUNS_VARIABLE)
     if moved:
         return Path(moved).expanduser()
@@ -53,7 +54,7 @@ def runs_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The files of one run, by name. DESIGN: a run is a folder; the trainer appends, everyone else reads."""
+    """The files of one run. The trainer appends to them; every other process only reads."""
 
     path: Path
 
@@ -124,14 +125,14 @@ class RunFolder:
         return False
 
     def say(self, word: str) -> None:
-        """Leave a control word (pause, resume, save, stop) for the trainer; whole or not at all."""
+        """Write a control word (pause, resume, save, stop) for the trainer, atomically by rename."""
         draft = self.path / f".control.{os.getpid()}"
         draft.write_text(word, encoding="utf-8")
         draft.replace(self.control)
 
 
 def hold_lock(run: RunFolder) -> int:
-    """Take the run for this process and keep it until the process ends, or the handle that is returned is closed.
+    """Lock the run for this process, until the process ends or the returned handle is closed.
 
     Raises Mistake when another process holds it, or the folder cannot be written.
     """
@@ -213,13 +214,13 @@ def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = Fals
 
 
 def lm_studio_home() -> Path:
-    """LM Studio's home: what its pointer file says, else its old cache folder if present, else ~/.lmstudio."""
+    """LM Studio's home: the path in its pointer file, else its old cache folder if present, else ~/.lmstudio."""
     try:
-        told = (Path.home() / ".lmstudio-home-pointer").read_text(encoding="utf-8").strip()
+        pointer = (Path.home() / ".lmstudio-home-pointer").read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
-        told = ""
-    if told:
-        return Path(told).expanduser()
+        pointer = ""
+    if pointer:
+        return Path(pointer).expanduser()
     old = Path.home() / ".cache" / "lm-studio"
     return old if old.is_dir() else Path.home() / ".lmstudio"
 
@@ -231,8 +232,8 @@ def lm_studio_models() -> Path:
         settings = json.loads((home / "settings.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         settings = {}
-    told = cast("dict[str, Any]", settings).get("downloadsFolder") if isinstance(settings, dict) else None
-    return Path(told).expanduser() if isinstance(told, str) and told else home / "models"
+    folder = cast("dict[str, Any]", settings).get("downloadsFolder") if isinstance(settings, dict) else None
+    return Path(folder).expanduser() if isinstance(folder, str) and folder else home / "models"
 
 
 # Hugging Face's caches

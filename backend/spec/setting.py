@@ -1,7 +1,7 @@
-"""What a setting is: a pydantic field that also knows its label, help, unit, limits and when it is shown.
+"""The description of a setting: a pydantic field with label, help, unit, limits, and when it applies.
 
-`backend.spec.config` declares every setting with `setting(…)`; form, command line, checks and documentation read
-the `Setting` objects. A setting describes; it never holds a value.
+`backend.spec.config` declares every setting with `setting(…)`; form, command line, checks and documentation read the
+`Setting` objects. A `Setting` never holds a value.
 """
 
 from __future__ import annotations
@@ -32,13 +32,26 @@ Kind = Literal[
     "rewards",
     "fact",
 ]
-"""Which editor a setting wants. `prose` is text of several lines, `list` a list of words, `numbers` a list of numbers,
-`mapping` a small YAML map, `rewards` the reward table, `fact` something shown but not editable."""
+"""Which editor a setting has. `prose` is text of several lines, `list` a list of words, `numbers` a list of numbers,
+`mapping` a small YAML map, `rewards` the reward table, `fact` something that is shown but cannot be edited."""
+
+Use = Literal["task", "rows", "row_view", "prompt_text", "prompt_limit", "rewards", "scoring", "duration"]
+"""What else depends on a setting, so that a list of such settings is derived and never kept in step by hand:
+
+- `task`: what a user trains on and for; a preset leaves it alone.
+- `rows`: which rows a dataset has.
+- `row_view`: what the preview shows of a row: its prompt, answer, type, and what the rewards need.
+- `prompt_text`: the text of a prompt, and so its length in tokens.
+- `prompt_limit`: how long a prompt may be.
+- `rewards`: how completions are rewarded in the course of a run.
+- `scoring`: scores, rewards and advantages of given completions.
+- `duration`: how long a completion takes, sampling and learning.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One entry of a menu: the value in the file, the word on screen, one sentence on when to take it."""
+    """One entry of a menu: the value in the file, its label, one sentence on when to choose it."""
 
     value: str
     label: str
@@ -47,7 +60,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting as people meet it. `low`/`high` are inclusive unless `low_open`; None means no limit."""
+    """One setting. `low` and `high` are inclusive unless `low_open` or `high_open`; None means no limit."""
 
     key: str
     kind: Kind
@@ -62,28 +75,29 @@ class Setting:
     low_open: bool = False
     high_open: bool = False
     optional: bool = False
-    """Whether empty is a value of its own (None)."""
+    """Whether empty is a valid value, None."""
     advanced: bool = False
     when: tuple[str, tuple[Any, ...]] | None = None
     """(other key, values it must have for this setting to apply)."""
+    used_by: tuple[Use, ...] = ()
 
     def applies(self, values: Mapping[str, Any]) -> bool:
-        """Whether the setting means anything beside these values; the form hides it where it does not."""
+        """Whether the setting has any effect with these values; the form hides it where it has none."""
         if self.when is None:
             return True
-        key, wanted = self.when
-        return values.get(key) in wanted
+        key, allowed = self.when
+        return values.get(key) in allowed
 
 
 def setting(default: Any, section: str, label: str, help: str, **about: Any) -> Any:
-    """Declare a setting. `about`: gt, ge, lt, le (pydantic's limits), unit, choices, kind, advanced, when."""
+    """Declare a setting. `about`: gt, ge, lt, le (pydantic's limits), unit, choices, kind, advanced, when, used_by."""
     limits = {name: about.pop(name) for name in ("gt", "ge", "lt", "le") if name in about}
     finite = {"allow_inf_nan": False} if limits else {}
     extra = {"section": section, "label": label, "help": help, **about}
     return Field(default, **limits, **finite, json_schema_extra={"setting": extra})  # pyright: ignore
 
 
-def described(key: str, field: FieldInfo) -> Setting:
+def setting_from_field(key: str, field: FieldInfo) -> Setting:
     """The Setting behind a pydantic field declared with `setting`."""
     extra = dict(typing.cast("dict[str, Any]", field.json_schema_extra)["setting"])
     bare, optional = _without_none(field.annotation)

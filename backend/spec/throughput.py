@@ -1,57 +1,59 @@
-"""How long a completion takes with a model on this machine, from the diaries of earlier runs. Nothing is measured here, and
-where nothing like the run has been trained yet, nothing is said.
+"""Seconds per completion of a model on this machine, from the diaries of earlier runs.
+
+Nothing is measured here. For a model that has not been trained yet there is no forecast.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, cast
 
-from backend.spec.archive import edges, settings_of
+from backend.spec.archive import first_and_last_events, raw_settings
+from backend.spec.config import keys_used_by
 from backend.spec.places import RunFolder
 
-SHAPE = ("train_type", "max_completion_length", "num_layers", "grad_checkpoint", "num_iterations")
-"""Settings beside the model that make a completion costlier; a run that shares more of them tells more."""
-LOOKED_AT = 40
-"""Runs, the newest ones: an archive may be long, and older ones were made by older versions."""
-FEWEST_STEPS = 3
-"""A run's first step compiles and warms up; fewer tell nothing."""
+COST_SETTINGS = keys_used_by("duration")
+"""Settings that change the time of a completion, the model aside. A run that shares more of them predicts better."""
+MOST_RUNS = 40
+"""The newest runs that are read: an archive may be long, and older runs were made by older versions."""
+LEAST_STEPS = 3
+"""Shorter runs are left out: the first step includes compilation."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """What one earlier run cost: seconds for one completion, learning from it included."""
+class CompletionTime:
+    """Measured on one earlier run: seconds per completion, training on it included."""
 
     settings: Mapping[str, Any]
     seconds: float
 
 
-def seconds_per_completion(values: Mapping[str, Any], known: Iterable[Pace]) -> float | None:
-    """The median over the runs of the same model that are most like `values`; None where there is no such run."""
-    same: list[Pace] = [pace for pace in known if pace.settings.get("model") == values["model"]]
+def seconds_per_completion(values: Mapping[str, Any], known: Iterable[CompletionTime]) -> float | None:
+    """The median over the runs of the same model that share most of COST_SETTINGS with `values`; None without such a run."""
+    same = [time for time in known if time.settings.get("model") == values["model"]]
     if not same:
         return None
-    likeness: Callable[[Pace], int] = lambda pace: sum(pace.settings.get(key) == values[key] for key in SHAPE)  # noqa: E731
-    best = max(map(likeness, same))
-    return median(pace.seconds for pace in same if likeness(pace) == best)
+    shared = [sum(time.settings.get(key) == values[key] for key in COST_SETTINGS) for time in same]
+    most = max(shared)
+    return median(time.seconds for time, count in zip(same, shared, strict=True) if count == most)
 
 
-def pace_of(run: RunFolder) -> Pace | None:
-    """What a run cost; None where it has too few steps to tell. Reads both ends of its diary, and its settings."""
-    first, last = edges(run.events)
+def completion_time_of(run: RunFolder) -> CompletionTime | None:
+    """The median over a run's steps; None for fewer than LEAST_STEPS. Reads both ends of the diary, and the settings."""
+    first, last = first_and_last_events(run.events)
     by_step = {event.get("step"): event for event in [*first, *last] if event.get("kind") == "step"}
-    told = [_number(event.get("metrics"), "time/step") for event in by_step.values()]
-    seconds = sorted(one for one in told if one is not None)
-    settings = settings_of(run)
-    if len(seconds) < FEWEST_STEPS or not settings:
+    times = [_number(event.get("metrics"), "time/step") for event in by_step.values()]
+    seconds = [time for time in times if time is not None]
+    settings = raw_settings(run)
+    if len(seconds) < LEAST_STEPS or not settings:
         return None
-    each = 1
+    completions = 1
     for key in ("group_size", "batch_size", "gradient_accumulation_steps", "steps_per_generation"):
         value = settings.get(key, 1)
-        each *= value if isinstance(value, int) and value > 0 else 1
-    return Pace(settings, median(seconds) / each)
+        completions *= value if isinstance(value, int) and value > 0 else 1
+    return CompletionTime(settings, median(seconds) / completions)
 
 
 def _number(metrics: Any, name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""How long a run has worked, from its diary: loading, pauses and the time between two processes do not count."""
+"""Working time of a run from its diary: loading, pauses and the time between two processes do not count."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 
 from backend.spec.events import ENDINGS, Event
 
-OFF_THE_CLOCK = ("loading", "paused")
-"""Phases in which nobody is at work on a step."""
+IDLE_PHASES = ("loading", "paused")
+"""Phases in which no step is worked on."""
 
 
 class WorkClock:
-    """`take` the events of a diary in order, or those of its two ends.
+    """Sums working time over events: `take` them in order, all of a diary or those of its two ends.
 
-    Attributes: seconds – of work, up to the last event; last_t – that event's unix time, None before the first.
+    Attributes: seconds – of work up to the last event; last_t – that event's unix time, None before the first.
     """
 
     def __init__(self) -> None:
@@ -24,19 +24,18 @@ class WorkClock:
     def take(self, event: Event) -> None:
         kind, t = event.get("kind"), _number(event.get("t"))
         if t is not None:
-            if (
-                kind != "started" and event.get("phase") != "loading"
-            ):  # a process begins with these: it may be another one
+            # A process begins with these two, so the time before them may belong to no process.
+            if kind != "started" and event.get("phase") != "loading":
                 self.seconds += self.since_last(t)
             self.last_t = t
         self._ticking = self._ticks_after(event)
 
     def stop(self) -> None:
-        """Nobody is at work until the diary says so."""
+        """Stop counting until an event shows that the run works again."""
         self._ticking = False
 
     def since_last(self, now: float | None) -> float:
-        """Seconds of work since the last event; 0 while nobody is at work, or `now` is None."""
+        """Seconds of work since the last event; 0 while paused or loading, or where `now` is None."""
         if now is None or self.last_t is None or not self._ticking:
             return 0.0
         return max(0.0, now - self.last_t)
@@ -44,7 +43,7 @@ class WorkClock:
     def _ticks_after(self, event: Event) -> bool:
         kind = event.get("kind")
         if kind == "phase":
-            return event.get("phase") not in OFF_THE_CLOCK
+            return event.get("phase") not in IDLE_PHASES
         if kind == "command":
             return {"pause": False, "resume": True}.get(str(event.get("word")), self._ticking)
         return kind == "step" or (kind not in ("started", *ENDINGS) and self._ticking)

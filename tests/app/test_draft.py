@@ -10,7 +10,7 @@ from app.model.draft import Draft, values_from
 from app.widgets.form import value_text
 from backend.spec import config, places
 from backend.spec.config import DEFAULT_REWARDS, SETTINGS
-from backend.spec.export_mlx_lm_lora import for_mlx_lm_lora
+from backend.spec.export_mlx_lm_lora import mlx_lm_lora_yaml
 from backend.spec.faults import Mistake
 
 SEED_STYLE = """\
@@ -183,7 +183,7 @@ def test_a_file_for_mlx_lm_lora_means_the_same_when_it_comes_back(tmp_path: Path
         "lr_final": 1e-6, "lr_decay_fraction": 0.5, "adam_beta2": 0.95, "lora_keys": ["self_attn.q_proj"], "epsilon_high": 0.3,
         "reward_functions": ["r1_count_xml", "r1_int_reward_func"], "reward_weights": [2.0, 0.5], "scale_rewards": "none",
     }  # fmt: skip
-    text, missing = for_mlx_lm_lora(config.parse(given))
+    text, missing = mlx_lm_lora_yaml(config.parse(given))
     assert missing == {"scale_rewards": "none"}
     assert "#   scale_rewards: none" in text
     (tmp_path / "theirs.yaml").write_text(text)

@@ -27,7 +27,7 @@ from app.widgets.rewards.reward_cells import LABEL, USE, WEIGHT, WeightEdit
 from app.window import Window
 from backend.spec import places
 from backend.spec.config import DEFAULT_REWARDS, SETTINGS, parse
-from backend.spec.throughput import Pace
+from backend.spec.throughput import CompletionTime
 
 FILLED = {
     "train_mode": "grpo",
@@ -573,7 +573,7 @@ def test_the_sentence_says_how_long_runs_of_this_model_have_taken(page: TrainPag
     mend(page.draft)
     fill(page.form.fields["iters"], 600)
     assert page.launch.summary.text() == "4 completions for one prompt a step, 600 steps."
-    page.session.time_forecast._known = [Pace({"model": "someone/model", "train_type": "lora"}, 2.0)]
+    page.session.time_forecast._known = [CompletionTime({"model": "someone/model", "train_type": "lora"}, 2.0)]
     page.session.time_forecast.changed.emit()
     text = plain(page.launch.summary.text())
     assert text == "4 completions for one prompt a step, 600 steps, about 1 h 20 min."

@@ -18,8 +18,8 @@ from app.model.completion_index import CompletionIndex
 from app.model.run import Run
 from app.model.run_state import RunState
 from app.model.series import Series
-from backend.spec.archive import before_after, summary
-from backend.spec.events import Diary, JsonLines, cut_back
+from backend.spec.archive import first_and_last_means, summary
+from backend.spec.events import Diary, JsonLines, truncate_file
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from tests.support import made_up_runs
@@ -229,9 +229,9 @@ def test_a_diary_that_was_cut_back_is_read_again(watch, tmp_path: Path) -> None:
     again = []
     run.restarted.connect(lambda: again.append(run.step))
     text = folder.events.read_bytes()
-    cut_back(folder.events, text.rindex(b"\n", 0, text.index(b'"step": 20, "metrics"')) + 1)
+    truncate_file(folder.events, text.rindex(b"\n", 0, text.index(b'"step": 20, "metrics"')) + 1)
     rows = folder.completions.read_bytes()
-    cut_back(folder.completions, rows.index(b'{"step": 20,'))
+    truncate_file(folder.completions, rows.index(b'{"step": 20,'))
     diary = Diary(folder.events)
     made_up_runs.write(diary, made_up_runs.Clock(), "started", iterations=60, resumed_from=19)
     read_on(run)
@@ -317,10 +317,10 @@ def test_a_summary_reads_only_the_ends_of_a_diary(tmp_path: Path) -> None:
 
 
 def test_before_and_after_average_over_several_steps() -> None:
-    assert before_after(range(100)) == (4.5, 94.5)
-    assert before_after([1.0, math.nan, None, 3.0]) == (1.0, 3.0)
-    assert before_after([2.0]) == (None, 2.0)
-    assert before_after([]) == (None, None)
+    assert first_and_last_means(range(100)) == (4.5, 94.5)
+    assert first_and_last_means([1.0, math.nan, None, 3.0]) == (1.0, 3.0)
+    assert first_and_last_means([2.0]) == (None, 2.0)
+    assert first_and_last_means([]) == (None, None)
 
 
 @pytest.mark.alone

@@ -14,13 +14,13 @@ from backend.rewards.resolve import resolve
 from backend.rewards.runner.score import score
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import (
-    anchored,
     builtin_rewards,
-    canonical,
+    canonical_entry,
     metric_name,
     plain_rewards_in_file,
     reward_faults,
     rewards_in_file,
+    with_absolute_file,
 )
 from backend.spec.rewards.entry import RewardCall, read_call, split_names
 from tests.support.scoring import group
@@ -175,8 +175,8 @@ def test_entries_are_split_at_the_commas_between_them_only(given, names: list[st
     ],
 )  # fmt: skip
 def test_each_entry_has_one_canonical_spelling_and_one_metric_name(text: str, written: str, metric: str) -> None:
-    assert (canonical(text), metric_name(text)) == (written, metric)
-    assert canonical(written) == written
+    assert (canonical_entry(text), metric_name(text)) == (written, metric)
+    assert canonical_entry(written) == written
 
 
 # What is wrong with arguments, told alike by the text and by the functions themselves
@@ -245,7 +245,7 @@ def test_values_out_of_range_are_refused_before_a_run(text: str, words: str) -> 
         resolve([text])
     (fault,) = caught.value.faults
     assert fault.setting == "reward_functions" and f"cannot be used: {words}" in fault.sentence
-    assert fault.sentence.startswith(canonical(text)) and fault.sentence.endswith(".")
+    assert fault.sentence.startswith(canonical_entry(text)) and fault.sentence.endswith(".")
 
 
 def test_an_argument_wins_over_a_column_of_the_same_name() -> None:
@@ -344,6 +344,6 @@ def test_a_syntax_error_in_a_file_before_colons_names_the_line(write, tmp_path: 
 
 def test_paths_in_entries_are_relative_to_the_settings_file(write, tmp_path: Path) -> None:
     path = write(PLAIN)
-    assert anchored("mine.py::brevity(limit=3)", tmp_path) == f"{path}::brevity(limit=3)"
+    assert with_absolute_file("mine.py::brevity(limit=3)", tmp_path) == f"{path}::brevity(limit=3)"
     for text in ("gone.py::f", "keyword(word=so)", "broken(", "mine.py"):
-        assert anchored(text, tmp_path) == text
+        assert with_absolute_file(text, tmp_path) == text

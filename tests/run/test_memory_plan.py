@@ -232,9 +232,9 @@ def test_nested_configs_are_read_and_an_unknown_architecture_is_a_rough_estimate
     folder = Case("nested").folder(tmp_path)
     found = json.loads((folder / "config.json").read_text())
     nested = shape_from({"model_type": "outer", "text_config": found, "torch_dtype": "float32"})
-    assert nested is not None and nested.hidden == 128 and nested.known
+    assert nested is not None and nested.hidden == 128 and nested.is_transformer
     mamba = shape_of(tiny_model(tmp_path / "mamba", "mamba"))
-    assert mamba is not None and not mamba.known and not mamba.plain
+    assert mamba is not None and not mamba.is_transformer and not mamba.has_full_attention
     said = estimate.estimate(Case("any").config(folder), mamba, PLENTY, 64)
     assert said.sentence.startswith("Roughly") and said.training.total > mamba.weights
     assert shape_of(tmp_path) is None
@@ -254,7 +254,7 @@ def test_a_run_stays_below_its_memory_limit(share: float, tmp_path: Path) -> Non
     found, notes = estimate.estimate(held, _shape(folder), PLENTY, case.prompt), []
     policy = load_policy(held)
     plan = plan_memory(held, policy, [case.prompt], notes.append)
-    assert plan == found.plan and found.pressed and notes == [found.sentence]
+    assert plan == found.plan and found.reductions and notes == [found.sentence]
     assert found.plan.recompute == (share < 0.5)
     assert learning_peak(case, Learner(policy, held, 100, **learner_limits(plan))) < limit
     assert sampling_peak(case, held, policy, rollout_limits(plan)) < limit
@@ -275,8 +275,8 @@ def test_fewer_rows_are_decoded_together_where_all_do_not_fit(tmp_path: Path) ->
 def test_grad_checkpoint_is_kept_where_memory_suffices_without_it(small_model: Path) -> None:
     config = SMALL.config(small_model)
     shape = _shape(small_model)
-    assert not estimate.plan(config, shape, PLENTY).recompute
-    assert estimate.plan(config.model_copy(update=RECOMPUTED), shape, PLENTY).recompute
+    assert not estimate.estimate(config, shape, PLENTY).plan.recompute
+    assert estimate.estimate(config.model_copy(update=RECOMPUTED), shape, PLENTY).plan.recompute
 
 
 def test_a_longer_prompt_needs_more(small_model: Path) -> None:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from app.model import charts
 from backend.spec.config import (
     NOT_BUILT,
     SECTIONS,
     SETTINGS,
     beside,
     dump,
+    keys_used_by,
     load,
+    needs_reference,
     parse,
     problems,
     read,
@@ -26,10 +30,24 @@ from backend.spec.config import (
 from backend.spec.faults import Mistake
 from backend.spec.places import demo_config, project_root, resources
 from backend.spec.rewards.catalog import DEFAULT_REWARDS
-from backend.spec.setting import Setting
+from backend.spec.setting import Setting, Use
 
 SOUND = {"model": "owner/model", "data": "owner/rows"}
-EVERY = pytest.mark.parametrize("about", SETTINGS.values(), ids=list(SETTINGS))
+
+
+def for_every_setting(check: Callable[[Setting], None]) -> Callable[[], None]:
+    """A test that runs `check` on every setting and names all that fail: one test, since a hundred cost a second of setup."""
+
+    def test() -> None:
+        failures: list[str] = []
+        for about in SETTINGS.values():
+            try:
+                check(about)
+            except AssertionError as error:
+                failures.append(f"{about.key}: {error}")
+        assert not failures, "\n".join(failures)
+
+    return test
 
 
 def sentences(raw: dict[str, Any], key: str | None = None) -> list[str]:
@@ -47,8 +65,8 @@ def one_sentence(raw: dict[str, Any], key: str) -> str:
 # ── the walk over every setting ──────────────────────────────────────────────────────────────────────────────────────
 
 
-@EVERY
-def test_a_setting_has_words_for_people(about: Setting) -> None:
+@for_every_setting
+def test_a_setting_has_a_label_a_help_and_a_unit_in_proper_form(about: Setting) -> None:
     assert about.label and about.label == about.label.strip() and not about.label.endswith(".")
     texts = [about.help, *(choice.sentence for choice in about.choices if choice.sentence)]
     for text in texts:
@@ -61,8 +79,8 @@ def test_a_setting_has_words_for_people(about: Setting) -> None:
     assert about.section in SECTIONS
 
 
-@EVERY
-def test_a_default_is_valid_and_the_right_type(about: Setting) -> None:
+@for_every_setting
+def test_a_default_is_valid_and_of_the_right_type(about: Setting) -> None:
     given = about.default or SOUND.get(about.key, about.default)
     assert not sentences({about.key: given}, about.key)
     types = {
@@ -73,7 +91,7 @@ def test_a_default_is_valid_and_the_right_type(about: Setting) -> None:
     assert about.default is not None or about.optional
 
 
-@EVERY
+@for_every_setting
 def test_a_menu_holds_its_default_and_nothing_twice(about: Setting) -> None:
     values = [choice.value for choice in about.choices]
     assert len(set(values)) == len(values) and all(choice.label for choice in about.choices)
@@ -82,8 +100,8 @@ def test_a_menu_holds_its_default_and_nothing_twice(about: Setting) -> None:
         assert one_sentence({about.key: "nonsense"}, about.key).startswith(f"{about.label} cannot be 'nonsense'; it is")
 
 
-@EVERY
-def test_what_a_setting_hangs_on_exists(about: Setting) -> None:
+@for_every_setting
+def test_the_setting_that_another_depends_on_exists(about: Setting) -> None:
     if about.when is None:
         assert about.applies({})
         return
@@ -98,8 +116,8 @@ def beyond(about: Setting, limit: float, towards: int) -> float:
     return limit + towards * (1 if about.kind == "int" else 1e-3)
 
 
-@EVERY
-def test_limits_are_enforced_from_both_sides(about: Setting) -> None:
+@for_every_setting
+def test_limits_are_enforced_on_both_sides(about: Setting) -> None:
     for limit, is_open, outward in ((about.low, about.low_open, -1), (about.high, about.high_open, 1)):
         if limit is None:
             continue
@@ -110,8 +128,8 @@ def test_limits_are_enforced_from_both_sides(about: Setting) -> None:
         assert not [one for one in sentences({about.key: allowed}, about.key) if "must be" in one]
 
 
-@EVERY
-def test_another_type_is_refused_in_a_sentence_that_names_the_label(about: Setting) -> None:
+@for_every_setting
+def test_a_value_of_another_type_is_refused_with_the_label(about: Setting) -> None:
     odd: dict[str, list[Any]] = {
         "int": ["many", 1.5, True, [1], {}], "float": ["much", True, [0.5], {}, math.nan, math.inf], "bool": ["perhaps", 2, [True]],
         "list": [5, [5], {"a": 1}], "rewards": [{"a": 1}, [[]]], "numbers": [["heavy"], {"a": 1}, True], "mapping": ["a", [1]],
@@ -122,7 +140,7 @@ def test_another_type_is_refused_in_a_sentence_that_names_the_label(about: Setti
         assert len(said) == 1 and said[0].startswith(f"{about.label} must be ") and said[0].endswith("."), (value, said)
 
 
-def test_sections_hold_everything_once_and_in_order() -> None:
+def test_sections_hold_every_setting_once_in_order() -> None:
     found = sections()
     assert list(found) == list(SECTIONS) and all(found.values())
     assert [one.key for members in found.values() for one in members] == list(SETTINGS)
@@ -150,11 +168,77 @@ SPEC_FORM: dict[str, Any] = {
 """The keys and defaults that users were promised."""
 
 
-def test_every_promised_key_has_its_promised_default() -> None:
+def test_documented_keys_have_their_documented_defaults() -> None:
     assert {key: SETTINGS[key].default for key in SPEC_FORM} == SPEC_FORM
 
 
-def test_menus_hold_what_was_promised() -> None:
+BY_USE: dict[str, set[str]] = {
+    "rows": {"data", "dataset_config", "train_split", "valid_split", "test_split", "validation_split", "seed"},
+    "row_view": {
+        "prompt_feature", "answer_feature", "type_feature", "system_feature", "system_prompt", "chat_template_kwargs", "model",
+        "reward_functions",
+    },
+    "prompt_text": {"prompt_feature", "system_feature", "system_prompt", "chat_template_kwargs"},
+    "prompt_limit": {"max_seq_length", "max_completion_length"},
+    "rewards": {
+        "reward_functions", "reward_weights", "reward_weight_schedule", "reward_weights_final", "reward_functions_file",
+        "reward_timeout",
+    },
+    "scoring": {
+        "reward_functions", "reward_weights", "reward_functions_file", "scale_rewards", "multi_objective_aggregation",
+        "advantage_baseline", "max_completion_length",
+    },
+    "duration": {"train_type", "max_completion_length", "num_layers", "grad_checkpoint", "num_iterations"},
+    "task": {
+        "model", "data", "reference_model_path", "lm_studio_name", "run_name", "prompt_feature", "answer_feature", "type_feature",
+        "system_feature", "dataset_config", "train_split", "valid_split", "test_split", "reward_functions", "reward_weights",
+        "reward_functions_file",
+    },
+}  # fmt: skip
+"""The lists that were kept by hand in the dataset page, the preview, the reward bench, the command line, `serve`, the presets
+and the time forecast, before settings were tagged."""
+
+
+@pytest.mark.parametrize("use", get_args(Use))
+def test_the_settings_of_a_use_are_those_that_were_listed_by_hand(use: Use) -> None:
+    assert set(keys_used_by(use)) == BY_USE[use]
+
+
+def test_settings_of_several_uses_come_once_and_in_the_forms_order() -> None:
+    found = keys_used_by("scoring", "rewards")
+    assert list(found) == [key for key in SETTINGS if key in BY_USE["scoring"] | BY_USE["rewards"]]
+    assert not keys_used_by()
+
+
+def test_every_setting_of_the_rewards_is_tagged() -> None:
+    assert {key for key in SETTINGS if key.startswith("reward_")} == BY_USE["rewards"]
+
+
+REFERENCE_CASES: list[tuple[dict[str, Any], bool]] = [
+    ({}, True),  # the KL weight is above 0 by default
+    ({"beta": 0}, False),
+    ({"beta": 0.0, "ratio_against": "old", "log_kl": False}, False),
+    ({"beta": "0.1"}, True),
+    ({"beta": 0, "log_kl": True}, True),
+    ({"beta": 0, "ratio_against": "reference"}, True),
+]
+
+
+@pytest.mark.parametrize(("raw", "needed"), REFERENCE_CASES)
+def test_a_run_needs_a_reference_for_its_kl_or_its_ratio(raw: dict[str, Any], needed: bool) -> None:
+    assert needs_reference(raw) == needed == parse(SOUND | raw).needs_reference
+    assert charts.kl_is_off(raw) == (not needed), "the chart waits for a KL exactly where one is measured"
+    unused = "there is no reference to move" in " ".join(sentences(raw | {"sync_ref_model": True}, "sync_ref_model"))
+    assert unused == (not needed), "nothing else decides whether the reference is used"
+
+
+@pytest.mark.parametrize("raw", [{"beta": None}, {"beta": "much"}, {"beta": -1}, {"log_kl": [1]}])
+def test_raw_settings_that_are_invalid_count_as_defaults_when_a_reference_is_asked_for(raw: dict[str, Any]) -> None:
+    """A window may show a run whose config.yaml was edited by hand."""
+    assert needs_reference(raw)
+
+
+def test_menus_have_the_documented_values() -> None:
     optimizers = "adam adamw muon sgd lion adafactor rmsprop adagrad adadelta adamax"
     for key, values in {
         "train_type": "lora dora full", "quantization": "none 4 6 8 mxfp4", "optimizer": optimizers, "scale_rewards": "group batch none",
@@ -201,12 +285,12 @@ SPELLINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("written", "meant"), SPELLINGS)
-def test_a_file_written_for_another_program_means_the_same(written: dict[str, Any], meant: dict[str, Any]) -> None:
+def test_keys_of_other_programs_are_translated(written: dict[str, Any], meant: dict[str, Any]) -> None:
     config = parse(SOUND | {"data": written.get("data", "owner/rows" if "dataset" not in written else None)} | written)
     assert {key: getattr(config, key) for key in meant} == meant
 
 
-def test_a_schedule_of_mlx_lm_means_what_mlx_lm_makes_of_it() -> None:
+def test_a_schedule_mapping_means_what_it_means_in_mlx_lm() -> None:
     """mlx's linear_schedule takes its end before its steps, and what the mapping leaves out is 0, not our default."""
     cosine = {"name": "cosine_decay", "arguments": ["1e-4", "5e2", 1e-6], "warmup": 10, "warmup_init": 1e-8}
     rising = {"lr_warmup_steps": 10, "lr_warmup_init": 1e-8}
@@ -241,11 +325,11 @@ def _meant(**raw: Any) -> Any:
         ({"name": "cosine_decay", "arguments": [1e-4, "soon"]}, "lr_decay_fraction", "must be a number, not 'soon'"),
     ],
 )
-def test_a_schedule_that_cannot_be_read_is_refused(schedule: dict[str, Any], key: str, says: str) -> None:
+def test_an_invalid_schedule_mapping_is_refused(schedule: dict[str, Any], key: str, says: str) -> None:
     assert says in one_sentence({"lr_schedule": schedule}, key)
 
 
-def test_a_schedule_in_steps_does_not_go_with_epochs() -> None:
+def test_a_schedule_counted_in_steps_is_refused_with_epochs() -> None:
     schedule = {"name": "cosine_decay", "arguments": [1e-4, 500]}
     assert "counted in epochs" in one_sentence({"lr_schedule": schedule, "epochs": 2}, "lr_decay_fraction")
 
@@ -263,7 +347,7 @@ def test_a_schedule_in_steps_does_not_go_with_epochs() -> None:
         ({"lora_parameters": 8}, "lora_parameters", "must be a mapping"),
     ],
 )
-def test_words_that_contradict_each_other_are_one_fault(raw: dict[str, Any], key: str, says: str) -> None:
+def test_contradicting_keys_are_one_fault(raw: dict[str, Any], key: str, says: str) -> None:
     """Not a second one about the default that was never meant, and never a silent choice."""
     assert says in one_sentence(raw, key)
 
@@ -276,17 +360,17 @@ def test_words_that_contradict_each_other_are_one_fault(raw: dict[str, Any], key
     [("temprature", "temperature"), ("learning-rate", "learning_rate"), ("lora_paramters", "lora_parameters"),
      ("load_in_4bit", "load_in_4bits"), ("reward_function", "reward_functions"), ("datset", "dataset")],
 )  # fmt: skip
-def test_an_unknown_key_is_an_error_that_names_the_nearest(key: str, nearest: str) -> None:
+def test_a_misspelt_key_is_a_fault_that_names_the_nearest(key: str, nearest: str) -> None:
     assert one_sentence({key: 1}, key) == f"There is no setting {key}. Did you mean {nearest}?"
 
 
-def test_an_unknown_key_like_nothing_is_an_error_all_the_same() -> None:
+def test_an_unknown_key_without_a_near_one_is_a_fault() -> None:
     assert one_sentence({"qqqq": 1}, "qqqq") == "There is no setting qqqq."
     assert one_sentence({3: 1}, "3") == "There is no setting 3."  # pyright: ignore
 
 
 @pytest.mark.parametrize("key", NOT_BUILT)
-def test_a_key_of_the_family_that_is_not_built_says_so(key: str) -> None:
+def test_a_key_of_a_feature_not_built_yet_is_refused(key: str) -> None:
     assert one_sentence({key: 1}, key).endswith(f"({key}) is not built yet; take the key out to run without it.")
 
 
@@ -325,15 +409,15 @@ def test_no_reward_function_means_the_defaults_and_an_empty_list_is_a_problem() 
         ({"optimizer": "AdamV"}, "optimizer", "Did you mean adam?"),
     ],
 )  # fmt: skip
-def test_a_setting_that_cannot_be_is_one_sentence(raw: dict[str, Any], key: str, says: str) -> None:
+def test_an_invalid_setting_is_one_fault(raw: dict[str, Any], key: str, says: str) -> None:
     assert says in one_sentence(raw, key)
 
 
-def test_full_fine_tuning_asks_for_no_layers_and_no_fusing() -> None:
+def test_full_fine_tuning_needs_neither_layers_nor_fusing() -> None:
     assert not sentences({"train_type": "full", "num_layers": 0, "lm_studio_name": "mine", "fuse": False})
 
 
-def test_one_bad_field_never_hides_another() -> None:
+def test_an_invalid_field_hides_no_other_fault() -> None:
     """Every limited setting past its limit, an unknown key, a cross-check with sound inputs, and no model: all of it."""
     limited = {key: about for key, about in SETTINGS.items() if about.low is not None}
     raw: dict[str, Any] = {key: beyond(about, about.low or 0, -1) for key, about in limited.items()}
@@ -352,11 +436,11 @@ def test_one_bad_field_never_hides_another() -> None:
     assert found == ["unknown", *order], "in the form's order, what is not in the form first"
 
 
-def test_a_cross_check_waits_for_sound_inputs() -> None:
+def test_a_cross_check_runs_only_if_its_settings_are_valid() -> None:
     assert [fault.setting for fault in problems(SOUND | {"max_seq_length": "x", "max_completion_length": 9999})] == ["max_seq_length"]  # fmt: skip
 
 
-def test_parse_raises_with_every_fault_at_once() -> None:
+def test_parse_raises_with_all_faults() -> None:
     with pytest.raises(Mistake) as caught:
         parse({"temperature": 0})
     assert [fault.setting for fault in caught.value.faults] == ["model", "data", "temperature"]
@@ -371,12 +455,11 @@ def written(folder: Path, text: str | bytes, name: str = "config.yaml") -> Path:
     return path
 
 
-@EVERY
-def test_a_file_beats_a_default(about: Setting, tmp_path: Path) -> None:
+@for_every_setting
+def test_a_value_given_beats_a_default(about: Setting) -> None:
     """mlx-lm-lora lets the defaults of its command line win over the file without a word."""
     other = _another(about)
-    config = load(written(tmp_path, yaml.safe_dump(SOUND | {about.key: other})))
-    assert getattr(config, about.key) == other
+    assert getattr(parse(SOUND | {about.key: other}), about.key) == other
     assert other != about.default or len(about.choices) == 1
 
 
@@ -407,7 +490,7 @@ def _another(about: Setting) -> Any:
         ("a: \x07", "is not valid YAML"),
     ],
 )
-def test_a_file_that_holds_no_settings_is_one_sentence(tmp_path: Path, text: str | bytes, says: str) -> None:
+def test_a_file_without_settings_is_one_fault(tmp_path: Path, text: str | bytes, says: str) -> None:
     with pytest.raises(Mistake) as caught:
         read(written(tmp_path, text))
     (fault,) = caught.value.faults
@@ -415,7 +498,7 @@ def test_a_file_that_holds_no_settings_is_one_sentence(tmp_path: Path, text: str
     assert fault.sentence.endswith(".") and "\n" not in fault.sentence
 
 
-def test_a_missing_file_and_a_folder_are_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_file_or_a_folder_is_one_fault(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="There is no file"):
         read(tmp_path / "none.yaml")
     with pytest.raises(Mistake, match="cannot be read: Is a directory"):
@@ -438,14 +521,14 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert config.reward_functions_file == str(tmp_path / "mine.py") and config.reference_model_path == "owner/model"
 
 
-def test_absolute_and_missing_paths_are_left_alone(tmp_path: Path) -> None:
+def test_absolute_and_missing_paths_stay_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     raw = {"model": str(tmp_path / "link"), "data": "~/rows", "reward_functions_file": "", "beta": 1}
     assert beside(tmp_path, raw) == raw
 
 
-def test_the_example_of_mlx_lora_studio_is_understood(tmp_path: Path) -> None:
+def test_the_example_yaml_of_mlx_lora_studio_loads(tmp_path: Path) -> None:
     config = load(
         written(
             tmp_path,
@@ -460,7 +543,7 @@ def test_the_example_of_mlx_lora_studio_is_understood(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((resources() / "presets").glob("*.yaml")), ids=lambda path: path.name)
-def test_a_preset_loads_and_its_paths_lie_beside_it(path: Path) -> None:
+def test_a_preset_loads_and_its_paths_are_in_the_repository(path: Path) -> None:
     config = parse({"model": "a/b", "data": "a/b"} | read(path))  # most presets leave both to whoever takes them
     for place in (config.model, config.data):
         assert not place.startswith(".") and (not Path(place).is_absolute() or project_root() in Path(place).parents)
@@ -496,9 +579,9 @@ def values_of(about: Setting) -> st.SearchStrategy[Any]:
 SOME = st.fixed_dictionaries({}, optional={key: values_of(about) for key, about in SETTINGS.items()})
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=SOME)
-def test_what_is_dumped_loads_to_the_same_settings(raw: dict[str, Any], tmp_path: Path) -> None:
+def test_dumped_settings_load_to_the_same_settings(raw: dict[str, Any], tmp_path: Path) -> None:
     while faults := problems(SOUND | raw):  # values that do not go together: drop the ones that are complained of
         wrong = {fault.setting for fault in faults} & raw.keys() or {next(iter(raw))}  # the other may be a default
         raw = {key: value for key, value in raw.items() if key not in wrong}

@@ -26,7 +26,7 @@ def test_columns_are_read_from_the_first_line(tmp_path: Path, name: str, text: s
     assert columns_of(tmp_path / name) == columns
 
 
-def test_what_cannot_be_read_has_no_columns(tmp_path: Path):
+def test_an_unreadable_file_has_no_columns(tmp_path: Path):
     (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00")
     assert columns_of(tmp_path / "a.csv") == columns_of(tmp_path / "absent.csv") == columns_of(tmp_path) == []
 
@@ -41,9 +41,9 @@ def test_what_cannot_be_read_has_no_columns(tmp_path: Path):
         (["x", "y"], {}),
     ],
 )  # fmt: skip
-def test_usual_names_are_understood(columns: list[str], meant: dict[str, str]):
+def test_usual_column_names_are_recognised(columns: list[str], meant: dict[str, str]):
     assert guessed(columns) == meant
 
 
-def test_no_column_is_taken_twice():
+def test_no_column_is_guessed_for_two_settings():
     assert guessed(["question answer"]) == {"prompt_feature": "question answer"}

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backend.spec import archive
-from backend.spec.events import Diary, Event, Follower, JsonLines, cut_back, parse_line, read_events
+from backend.spec.events import Diary, Event, Follower, JsonLines, parse_line, read_events, truncate_file
 from backend.spec.places import RunFolder, hold_lock
 
 
@@ -38,7 +38,7 @@ def steps(events: list[Event]) -> list[Any]:
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_line_is_an_object_with_its_number_its_time_and_its_kind(path: Path) -> None:
+def test_every_line_has_a_sequence_number_a_time_and_a_kind(path: Path) -> None:
     told: list[Event] = []
     diary = Diary(path, told.append)
     diary.write("started", model="m", iterations=3)
@@ -49,7 +49,7 @@ def test_every_line_is_an_object_with_its_number_its_time_and_its_kind(path: Pat
     assert told[0]["t"] <= told[1]["t"]
 
 
-def test_what_is_written_can_be_read_at_once(path: Path) -> None:
+def test_a_written_event_can_be_read_at_once(path: Path) -> None:
     diary = Diary(path)
     for number in range(3):
         diary.write("step", step=number)
@@ -65,13 +65,13 @@ def test_nan_and_infinities_are_null_and_paths_are_text(path: Path) -> None:
     assert event["metrics"] == told["metrics"] == {"kl": None, "a": [None, [1.0, None]], "p": "x/y", "3": True}
 
 
-def test_half_a_character_does_not_end_a_run(path: Path) -> None:
+def test_a_lone_surrogate_is_written_as_a_question_mark(path: Path) -> None:
     """Scraped datasets hold lone surrogates; UTF-8 has none, and encoding one raises."""
     JsonLines(path).append({"text": "a\ud83db", "whole": "🙂"})
     assert list(read_events(path)) == [{"text": "a?b", "whole": "🙂"}]
 
 
-def test_a_writer_knows_how_many_bytes_stand_in_its_file(path: Path) -> None:
+def test_a_writer_counts_the_bytes_of_its_file(path: Path) -> None:
     rows = JsonLines(path)
     assert rows.size == 0
     for text in ("plain", "ünïcödé 🙂", "two\nlines\u2028three"):
@@ -85,7 +85,7 @@ def test_a_writer_knows_how_many_bytes_stand_in_its_file(path: Path) -> None:
     assert again.size == path.stat().st_size and path.read_bytes().count(b"\n") == 4
 
 
-def test_a_diary_that_is_opened_again_goes_on_counting(path: Path) -> None:
+def test_a_reopened_diary_continues_its_sequence_numbers(path: Path) -> None:
     first = Diary(path)
     for number in range(5):
         first.write("step", step=number)
@@ -94,7 +94,7 @@ def test_a_diary_that_is_opened_again_goes_on_counting(path: Path) -> None:
     assert [event["seq"] for event in read_events(path)] == list(range(6))
 
 
-def test_resuming_cuts_both_files_back_and_every_step_stands_once(path: Path) -> None:
+def test_after_a_resume_every_step_appears_once_in_both_files(path: Path) -> None:
     diary, rows = Diary(path), JsonLines(path.with_name("completions.jsonl"))
     places = []
     for number in range(1, 6):
@@ -104,7 +104,7 @@ def test_resuming_cuts_both_files_back_and_every_step_stands_once(path: Path) ->
     for writer, size in zip((diary, rows), places[2], strict=True):
         writer.close()
         put(writer.path, b'{"kind": "step", "step": 6, "half')
-        cut_back(writer.path, size)
+        truncate_file(writer.path, size)
     diary, rows = Diary(path), JsonLines(rows.path)
     assert (diary.size, rows.size) == places[2] and diary.seq == 3
     diary.write("step", step=4)
@@ -113,14 +113,14 @@ def test_resuming_cuts_both_files_back_and_every_step_stands_once(path: Path) ->
     assert [event["seq"] for event in read_events(path)] == [0, 1, 2, 3]
 
 
-def test_cutting_back_never_lengthens_and_needs_no_file(path: Path) -> None:
-    cut_back(path, 0)
-    cut_back(path, 100)
+def test_truncating_never_lengthens_a_file_and_needs_none(path: Path) -> None:
+    truncate_file(path, 0)
+    truncate_file(path, 100)
     assert not path.exists()
     put(path, b"{}\n")
-    cut_back(path, 100)
+    truncate_file(path, 100)
     assert path.read_bytes() == b"{}\n"
-    cut_back(path, 0)
+    truncate_file(path, 0)
     assert path.read_bytes() == b""
 
 
@@ -131,7 +131,7 @@ def test_a_half_line_waits_for_its_newline(path: Path) -> None:
     follower = Follower(path)
     assert follower.read() == [] and not follower.restarted  # there is no file yet
     put(path, line(step=1) + b'{"step": 2, "tex')
-    assert steps(follower.read()) == [1] and follower.place == len(line(step=1))
+    assert steps(follower.read()) == [1] and follower.offset == len(line(step=1))
     assert follower.read() == []
     put(path, b't": "x"}')
     assert follower.read() == []
@@ -139,7 +139,7 @@ def test_a_half_line_waits_for_its_newline(path: Path) -> None:
     assert follower.read() == [{"step": 2, "text": "x"}] and follower.read() == [] and not follower.restarted
 
 
-def test_a_character_cut_in_two_is_whole_again(path: Path) -> None:
+def test_a_character_split_between_two_reads_is_joined(path: Path) -> None:
     data = line(text="né🙂") + line(text="日本")
     follower, found = Follower(path), []
     for byte in data:
@@ -154,7 +154,7 @@ def test_a_character_cut_in_two_is_whole_again(path: Path) -> None:
     cuts=st.lists(st.integers(0, 400), max_size=12),
     limit=st.integers(1, 50),
 )
-def test_however_a_file_grows_each_line_is_read_once(tmp_path: Path, texts: list[str], cuts: list[int], limit: int) -> None:  # fmt: skip
+def test_each_line_is_read_once_however_the_file_grows(tmp_path: Path, texts: list[str], cuts: list[int], limit: int) -> None:  # fmt: skip
     path = tmp_path / "grown.jsonl"
     path.write_bytes(b"")
     data = b"".join(line(seq=i, text=text) for i, text in enumerate(texts))
@@ -167,7 +167,7 @@ def test_however_a_file_grows_each_line_is_read_once(tmp_path: Path, texts: list
     assert found == [{"seq": i, "text": text} for i, text in enumerate(texts)]
 
 
-def test_rubbish_and_unknown_kinds_are_passed_over(path: Path) -> None:
+def test_invalid_lines_and_unknown_kinds_are_skipped(path: Path) -> None:
     odd = [b"not json\n", b"[1, 2]\n", b"\xff\xfe\x00\n", b"\n", b"3\n", b"[" * 100_000 + b"\n", b'{"kind": 7}\n']
     put(path, line(step=1) + b"".join(odd) + line(kind="of tomorrow", step=2))
     follower = Follower(path)
@@ -178,7 +178,7 @@ def test_rubbish_and_unknown_kinds_are_passed_over(path: Path) -> None:
     assert steps(follower.read()) == [3] and not follower.restarted
 
 
-def test_a_line_longer_than_the_limit_is_read_whole(path: Path) -> None:
+def test_a_line_longer_than_the_limit_is_read_in_one_piece(path: Path) -> None:
     put(path, line(text="x" * 5000) + line(step=2))
     follower = Follower(path, limit=100)
     assert len(follower.read()[0]["text"]) == 5000 and steps(follower.read()) == [2]
@@ -194,23 +194,23 @@ def diary_of(path: Path, count: int, *, t0: float = 0.0) -> list[int]:
     return sizes
 
 
-def test_a_file_cut_back_below_the_reader_is_read_from_the_start(path: Path) -> None:
+def test_a_file_truncated_below_the_readers_offset_restarts_it(path: Path) -> None:
     sizes = diary_of(path, 10)
     follower = Follower(path)
     follower.read()
-    cut_back(path, sizes[3])
+    truncate_file(path, sizes[3])
     assert steps(follower.read()) == [0, 1, 2, 3] and follower.restarted
     assert follower.read() == [] and not follower.restarted
 
 
 @pytest.mark.parametrize("shift", range(-30, 31, 3))
-def test_a_file_cut_back_and_grown_beyond_the_reader_is_noticed(path: Path, shift: int) -> None:
+def test_a_file_truncated_and_grown_past_the_reader_restarts_it(path: Path, shift: int) -> None:
     """Between two looks, a resumed run may pass the reader's place; whatever line then straddles it, the reader must
     not go on. Numbers alone do not tell: the line after the place may well have the very number that was awaited."""
     sizes = diary_of(path, 10)
     follower = Follower(path)
     follower.read()
-    cut_back(path, sizes[3])
+    truncate_file(path, sizes[3])
     put(path, line(v=1, seq=4, t=50.0, kind="started", pad="x" * (60 + shift)))
     for number in range(5, 14):
         put(path, line(v=1, seq=number, t=50.0 + number, kind="step", step=number))
@@ -219,7 +219,7 @@ def test_a_file_cut_back_and_grown_beyond_the_reader_is_noticed(path: Path, shif
     assert events[4]["kind"] == "started" and follower.read() == []
 
 
-def test_the_same_number_of_bytes_with_other_content_is_noticed(path: Path) -> None:
+def test_a_file_of_the_same_length_with_other_content_restarts_the_reader(path: Path) -> None:
     diary_of(path, 10)
     follower = Follower(path)
     follower.read()
@@ -228,17 +228,17 @@ def test_the_same_number_of_bytes_with_other_content_is_noticed(path: Path) -> N
     assert len(follower.read()) == 12 and follower.restarted
 
 
-def test_a_file_cut_back_to_the_readers_place_goes_on(path: Path) -> None:
+def test_a_file_truncated_to_the_readers_offset_goes_on(path: Path) -> None:
     sizes = diary_of(path, 4)
     put(path, b'{"half": "a li')
     follower = Follower(path)
     assert len(follower.read()) == 4
-    cut_back(path, sizes[-1])
+    truncate_file(path, sizes[-1])
     put(path, line(step=4))
     assert steps(follower.read()) == [4] and not follower.restarted
 
 
-def test_a_replaced_file_is_read_from_the_start(path: Path) -> None:
+def test_a_replaced_file_restarts_the_reader(path: Path) -> None:
     diary_of(path, 5)
     follower = Follower(path)
     follower.read()
@@ -248,12 +248,12 @@ def test_a_replaced_file_is_read_from_the_start(path: Path) -> None:
     assert len(follower.read()) == 20 and follower.restarted
 
 
-def test_a_file_that_vanishes_is_void_and_may_come_back(path: Path) -> None:
+def test_a_deleted_file_restarts_the_reader_and_may_come_back(path: Path) -> None:
     diary_of(path, 5)
     follower = Follower(path)
     follower.read()
     path.unlink()
-    assert follower.read() == [] and follower.restarted and follower.place == 0
+    assert follower.read() == [] and follower.restarted and follower.offset == 0
     assert follower.read() == [] and not follower.restarted
     diary_of(path, 2)
     assert len(follower.read()) == 2 and not follower.restarted
@@ -275,7 +275,7 @@ def run(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_the_summary_of_a_long_diary_is_right_and_reads_its_ends(
+def test_the_summary_of_a_long_diary_is_right_and_reads_only_its_ends(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     diary = Diary(run.events)
@@ -311,7 +311,7 @@ def test_an_ending_longer_than_the_tail_is_still_the_ending(run: RunFolder) -> N
     assert found.state == "failed" and found.step == 1 and len(found.sentence) == 2 * archive.TAIL_BYTES
 
 
-def test_states_come_from_the_diary_and_the_lock(run: RunFolder) -> None:
+def test_a_state_follows_from_the_diary_and_the_lock(run: RunFolder) -> None:
     def state() -> str:
         return archive.summary(run).state
 

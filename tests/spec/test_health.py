@@ -40,26 +40,28 @@ def test_nothing_is_found_in_a_healthy_run() -> None:
         ("never_scores accuracy", {"rewards/accuracy/mean": 0.0}, {"rewards/accuracy/mean": 0.01}),
     ],
 )
-def test_a_rule_waits_for_its_window_and_knows_its_limit(code: str, sick: dict[str, Any], well: dict[str, Any]) -> None:
+def test_a_rule_needs_a_full_window_and_fires_past_its_limit(
+    code: str, sick: dict[str, Any], well: dict[str, Any]
+) -> None:
     assert codes(run(WINDOW, **sick)) == [code]
     assert codes(run(WINDOW - 1, **sick)) == []
     assert codes(run(WINDOW, **well)) == []
 
 
-def test_a_flat_reward_is_found_only_when_it_scatters_about_one_level() -> None:
+def test_a_reward_is_flat_only_if_it_scatters_around_one_level() -> None:
     flat = [HEALTHY | {"reward": 1.0 + (-1) ** step * 0.2} for step in range(LONG)]
     assert codes(flat) == ["flat"] and codes(flat[1:]) == []
     assert codes([step | {"reward": step["reward"] + i * 0.01} for i, step in enumerate(flat)]) == []
     assert codes([step | {"frac_reward_zero_std": 0.8} for step in flat]) == []
 
 
-def test_what_was_not_measured_is_not_found() -> None:
+def test_a_metric_that_was_not_measured_gives_no_finding() -> None:
     """With KL off and nothing to clip, the diary holds null."""
     assert codes(run(LONG, kl=None, clip_ratio_total=None)) == []
     assert codes([{"reward": None} for _ in range(LONG)]) == []
 
 
-def test_sentences_are_sentences() -> None:
+def test_findings_are_full_sentences() -> None:
     sick = run(WINDOW, hit_max_tokens_ratio=1.0, frac_reward_zero_std=1.0, kl=2.0, clip_ratio_total=0.5)
     for finding in findings(sick):
         for text in (finding.sentence, finding.advice):
@@ -67,7 +69,7 @@ def test_sentences_are_sentences() -> None:
             assert text.endswith(".") and "!" not in text
 
 
-def test_a_finding_is_told_once_and_again_when_it_comes_back(tmp_path: Path) -> None:
+def test_a_finding_is_reported_once_and_again_when_it_returns(tmp_path: Path) -> None:
     diary = Diary(tmp_path / "events.jsonl")
     health = HealthReporter(diary)
     for step in run(WINDOW + 5, kl=1.0) + run(WINDOW) + run(WINDOW, kl=1.0):
@@ -75,7 +77,7 @@ def test_a_finding_is_told_once_and_again_when_it_comes_back(tmp_path: Path) -> 
     assert [event["code"] for event in read_events(diary.path)] == ["drifting", "drifting"]
 
 
-def test_a_resumed_run_does_not_repeat_what_it_said(tmp_path: Path) -> None:
+def test_a_resumed_run_does_not_repeat_its_findings(tmp_path: Path) -> None:
     diary = Diary(tmp_path / "events.jsonl")
     health = HealthReporter(diary, run(WINDOW, kl=1.0))
     health.report(HEALTHY | {"kl": 1.0})

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from backend.spec import places
-from backend.spec.checks import cross_faults
-from backend.spec.command import backend_command, backend_environment, shown
+from backend.spec.checks import cross_setting_faults
+from backend.spec.command import backend_command, backend_environment, shell_line
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, all_runs, default_run_name, find_run, hold_lock, make_run_folder
@@ -61,7 +61,7 @@ def another_process(run: RunFolder) -> Iterator[subprocess.Popen[str]]:
 # ── the lock ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_two_processes_cannot_hold_one_run_and_a_killed_one_lets_go(run: RunFolder) -> None:
+def test_two_processes_cannot_lock_one_run_and_a_killed_one_releases_it(run: RunFolder) -> None:
     assert not run.is_locked()
     with another_process(run) as holder:
         assert run.is_locked()
@@ -75,7 +75,7 @@ def test_two_processes_cannot_hold_one_run_and_a_killed_one_lets_go(run: RunFold
     assert not run.is_locked()
 
 
-def test_one_process_cannot_hold_a_run_twice(run: RunFolder) -> None:
+def test_one_process_cannot_lock_a_run_twice(run: RunFolder) -> None:
     handle = hold_lock(run)
     with pytest.raises(Mistake):
         hold_lock(run)
@@ -83,7 +83,7 @@ def test_one_process_cannot_hold_a_run_twice(run: RunFolder) -> None:
     os.close(hold_lock(run))
 
 
-def test_a_window_that_looks_does_not_keep_a_trainer_out(run: RunFolder) -> None:
+def test_a_window_that_tests_the_lock_does_not_keep_a_trainer_out(run: RunFolder) -> None:
     """Looking takes a shared lock for an instant; a trainer that starts in that instant must not be told it is second."""
     run.lock.touch()
     glance = os.open(run.lock, os.O_RDONLY)
@@ -92,7 +92,7 @@ def test_a_window_that_looks_does_not_keep_a_trainer_out(run: RunFolder) -> None
     os.close(hold_lock(run))
 
 
-def test_looking_many_times_leaves_nothing_open(run: RunFolder) -> None:
+def test_testing_the_lock_often_leaks_no_file_handles(run: RunFolder) -> None:
     run.lock.touch()
     before = len(os.listdir("/dev/fd"))
     assert not any(run.is_locked() for _ in range(50))
@@ -107,21 +107,21 @@ def test_a_run_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
 # ── run folders ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_default_name_says_model_kind_and_date() -> None:
+def test_a_default_run_name_has_model_train_type_and_date() -> None:
     now = datetime(2026, 11, 20, 9, 8, 7)
     assert default_run_name("owner/Qwen3-0.6B", "lora", "grpo", now) == "Qwen3-0.6B-lora-grpo-2026-11-20-090807"
     for model in ("~/my models/Größe 2/", "..", "/", "", "x" * 500, "a/.hidden", "名前"):
         name = default_run_name(model, "full", "grpo", now)
         assert name.endswith("-full-grpo-2026-11-20-090807") and not name.startswith((".", "-"))
-        assert not list(cross_faults({"run_name": name})), name
+        assert not list(cross_setting_faults({"run_name": name})), name
 
 
-def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
+def test_a_taken_run_name_gets_a_number(tmp_path: Path) -> None:
     names = [make_run_folder("mine", tmp_path / "deep" / "runs").name for _ in range(3)]
     assert names == ["mine", "mine-2", "mine-3"]
 
 
-def test_a_name_that_was_given_is_reused_until_it_holds_a_diary(tmp_path: Path) -> None:
+def test_a_given_run_name_is_reused_until_it_has_a_diary(tmp_path: Path) -> None:
     run = make_run_folder("mine", tmp_path, reuse=True)
     assert make_run_folder("mine", tmp_path, reuse=True) == run
     run.events.touch()
@@ -131,7 +131,7 @@ def test_a_name_that_was_given_is_reused_until_it_holds_a_diary(tmp_path: Path) 
         make_run_folder("mine", tmp_path, reuse=True)
 
 
-def test_a_name_whose_run_is_just_starting_is_not_reused(tmp_path: Path) -> None:
+def test_a_given_run_name_is_not_reused_while_its_lock_is_held(tmp_path: Path) -> None:
     """Between taking the lock and the first line of the diary a trainer loads a model; its config must stay its own."""
     run = make_run_folder("mine", tmp_path, reuse=True)
     handle = hold_lock(run)
@@ -152,7 +152,7 @@ def test_a_runs_folder_that_cannot_be_written_is_a_mistake_and_leaves_nothing(tm
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_file_of_that_name_is_a_mistake(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_run_folder_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
     with pytest.raises(Mistake, match="exists and is not a folder"):
         make_run_folder("mine", tmp_path, reuse=True)
@@ -198,7 +198,7 @@ def test_the_runs_folder_follows_the_platform(tmp_path: Path, monkeypatch: pytes
 # ── control words ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_control_word_appears_whole_or_not_at_all(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_control_word_is_written_atomically(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     run.say("pause")
     run.say("stop")
     assert run.control.read_text() == "stop", "the newer word counts"
@@ -220,7 +220,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def test_lm_studio_lives_where_its_pointer_says(home: Path) -> None:
+def test_lm_studios_home_is_read_from_its_pointer_file(home: Path) -> None:
     assert places.lm_studio_home() == home / ".lmstudio"
     (home / ".cache" / "lm-studio").mkdir(parents=True)
     assert places.lm_studio_home() == home / ".cache" / "lm-studio"
@@ -233,7 +233,7 @@ def test_lm_studio_lives_where_its_pointer_says(home: Path) -> None:
         assert places.lm_studio_home() == home / ".cache" / "lm-studio"
 
 
-def test_lm_studio_keeps_its_models_where_its_settings_say(home: Path) -> None:
+def test_lm_studios_models_folder_is_read_from_its_settings(home: Path) -> None:
     settings = home / ".lmstudio" / "settings.json"
     settings.parent.mkdir()
     assert places.lm_studio_models() == home / ".lmstudio" / "models"
@@ -251,7 +251,7 @@ def test_lm_studio_keeps_its_models_where_its_settings_say(home: Path) -> None:
 
 def test_a_bundled_app_re_enters_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend_command("train", "--run", "a b") == [sys.executable, "-P", "-m", "backend", "train", "--run", "a b"]
-    assert shown(["python", "a b"]) == "python 'a b'"
+    assert shell_line(["python", "a b"]) == "python 'a b'"
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     assert backend_command("train", "x") == [sys.executable, "--backend", "train", "x"]
 

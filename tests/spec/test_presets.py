@@ -30,14 +30,14 @@ def draft(tmp_path: Path, qapp) -> Draft:
     return draft
 
 
-def test_there_are_those_that_people_look_for():
+def test_the_documented_presets_exist():
     assert [one.title for one in ALL][:8] == [
         "Demo", "Fast try", "Reasoning", "Small memory", "GSPO", "DAPO", "Dr. GRPO", "Full, small model",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
-def test_each_makes_a_config_without_a_problem(one: Preset, draft: Draft):
+def test_every_preset_gives_a_valid_config(one: Preset, draft: Draft):
     draft.apply(one)
     assert not draft.problems()
     assert draft.config()
@@ -47,7 +47,7 @@ def test_each_makes_a_config_without_a_problem(one: Preset, draft: Draft):
 
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
-def test_each_keeps_model_data_and_rewards_or_says_otherwise(one: Preset, draft: Draft):
+def test_a_preset_keeps_model_data_and_rewards_unless_it_says_so(one: Preset, draft: Draft):
     draft.apply(one)
     kept = all(draft.value(key) == value for key, value in MINE.items())
     assert kept is not one.replaces
@@ -55,7 +55,7 @@ def test_each_keeps_model_data_and_rewards_or_says_otherwise(one: Preset, draft:
 
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
-def test_what_is_shown_beforehand_is_what_changes(one: Preset, draft: Draft):
+def test_the_preview_of_a_preset_is_what_it_changes(one: Preset, draft: Draft):
     before = draft.values()
     told = {about.key: after for about, _, after in one.changes(before)}
     draft.apply(one)
@@ -79,7 +79,7 @@ def test_the_demo_as_a_preset_is_the_demo(draft: Draft):
         ("# Title\n# A sentence.\nreward_weights: [1]\n", "does not say that it replaces"),
     ],
 )
-def test_a_preset_that_is_none_is_refused_with_a_sentence(tmp_path: Path, text: str, why: str):
+def test_an_invalid_preset_file_is_refused_with_a_sentence(tmp_path: Path, text: str, why: str):
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(Mistake, match=why):
         preset(tmp_path / "bad.yaml")
@@ -90,7 +90,7 @@ def test_a_file_added_to_the_folder_is_a_preset(tmp_path: Path):
     assert [one.title for one in presets(tmp_path)] == ["Mine"]
 
 
-def test_what_a_person_chose_is_named():
+def test_settings_of_the_users_task_exist():
     assert set(OWN) <= set(SETTINGS)
 
 
@@ -128,7 +128,7 @@ def test_apply_by_keyboard(panel: PresetPanel, draft: Draft):
     assert draft.value("model") == "me/mine"
 
 
-def test_a_preset_that_is_set_already_cannot_be_applied(draft: Draft, qtbot):
+def test_a_preset_that_changes_nothing_cannot_be_applied(draft: Draft, qtbot):
     draft.apply(ALL[4])
     panel = PresetPanel(ALL, draft.values())
     qtbot.addWidget(panel)
@@ -142,5 +142,5 @@ def test_the_demo_says_that_it_replaces_everything(panel: PresetPanel):
     assert "replaces the whole form" in panel.keeps.text()
 
 
-def test_defaults_are_what_a_preset_that_replaces_begins_with():
+def test_a_replacing_preset_starts_from_the_defaults():
     assert ALL[0].applied({**defaults(), "seed": 9})["seed"] == 0

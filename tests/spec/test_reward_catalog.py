@@ -19,7 +19,7 @@ from backend.spec.rewards.catalog import (
     DEFAULT_REWARDS,
     Parameter,
     builtin_rewards,
-    canonical,
+    canonical_entry,
     computes_names,
     nearest,
     rewards_in_file,
@@ -59,16 +59,16 @@ def test_the_defaults_are_the_five_in_the_documented_order_with_their_labels() -
 
 
 def test_short_names_have_one_full_name() -> None:
-    assert [canonical(n) for n in ("r1_accuracy", "r1_int", "r1_strict_format", "r1_soft_format", "r1_count_xml")] == [
-        *DEFAULT_REWARDS
-    ]
-    assert canonical("my_own") == "my_own"
+    assert [
+        canonical_entry(n) for n in ("r1_accuracy", "r1_int", "r1_strict_format", "r1_soft_format", "r1_count_xml")
+    ] == [*DEFAULT_REWARDS]
+    assert canonical_entry("my_own") == "my_own"
     shipped = [entry.name for entry in builtin_rewards()]
     shorts = [name.removesuffix("_reward_func").removesuffix("_reward") for name in shipped]
-    assert [canonical(short) for short in shorts] == shipped and len(set(shorts)) == len(shorts)
+    assert [canonical_entry(short) for short in shorts] == shipped and len(set(shorts)) == len(shorts)
 
 
-def test_labels_tell_the_shipped_functions_apart_and_names_need_no_brackets() -> None:
+def test_labels_of_shipped_functions_are_unique_and_their_names_are_entries() -> None:
     entries = builtin_rewards()
     assert len({entry.label for entry in entries}) == len(entries) >= 17
     assert [call.text for call in map(read_call, (entry.name for entry in entries))] == [
@@ -83,7 +83,7 @@ def test_parameters_are_read_from_text_as_python_reads_them() -> None:
     assert parameters["r1_int_reward_func"] == []
 
 
-def test_the_page_about_rewards_tells_of_every_shipped_function() -> None:
+def test_the_docs_list_every_shipped_function() -> None:
     page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
     table = page.partition("| name | label |")[2].partition("\n\n")[0]
     rows = {row.split("`")[1]: row for row in table.splitlines() if row.startswith("| `")}
@@ -104,7 +104,7 @@ def _told(parameter: Parameter) -> str:
     return f"`{parameter.name}`" if parameter.default is None else f"`{parameter.name}={parameter.default}`"
 
 
-def test_the_nearest_name_is_found_through_case_typos_and_short_names() -> None:
+def test_the_nearest_name_ignores_case_and_knows_short_names() -> None:
     assert nearest("exactmatch", ["exact_match", "by_type"]) == "exact_match"
     assert nearest("By_Type", ["exact_match", "by_type"]) == "by_type"
     assert nearest("r1_acuracy", DEFAULT_REWARDS) == "r1_accuracy_reward_func"
@@ -150,7 +150,7 @@ EVERY_SHAPE = '''
 '''
 
 
-def test_every_way_to_register_is_read_as_it_runs(write) -> None:
+def test_every_form_of_registration_is_parsed_as_it_runs(write) -> None:
     path = write(EVERY_SHAPE)
     entries = rewards_in_file(path)
     assert [entry.name for entry in entries] == list(load_reward_file(path).functions)
@@ -174,20 +174,20 @@ def test_every_way_to_register_is_read_as_it_runs(write) -> None:
         "import lib\nreward = lib.register_reward_function\n@reward()\ndef f(completions): ...",
     ],
 )
-def test_names_that_only_running_would_tell_are_admitted(write, text: str) -> None:
+def test_a_file_with_computed_names_is_recognised(write, text: str) -> None:
     path = write(text)
     assert rewards_in_file(path) == []
     assert computes_names(path)
 
 
-def test_scoring_needs_no_mathematics_in_the_trainers_own_process() -> None:
+def test_scoring_does_not_import_math_verify_in_the_trainers_process() -> None:
     code = "import sys, backend.rewards.runner.score; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "backend.rewards.functions.answers" in loaded
     assert not {"sympy", "math_verify", "mlx", "mlx.core", "numpy"} & set(loaded)
 
 
-def test_reading_never_runs_the_file(write, tmp_path: Path) -> None:
+def test_parsing_never_runs_the_file(write, tmp_path: Path) -> None:
     path = write(f"open({str(tmp_path / 'ran')!r}, 'w')\n@register_reward_function('a')\ndef a(completions): ...\n")
     assert [entry.name for entry in rewards_in_file(path)] == ["a"]
     assert not computes_names(path)

@@ -9,7 +9,7 @@ import yaml
 
 from app.model.time_forecast import TimeForecast
 from backend.spec.places import RunFolder, make_run_folder
-from backend.spec.throughput import Pace, pace_of, seconds_per_completion
+from backend.spec.throughput import CompletionTime, completion_time_of, seconds_per_completion
 
 FORM = {"model": "a/b", "train_type": "lora", "max_completion_length": 512, "num_layers": 16, "grad_checkpoint": False,
         "num_iterations": 1}  # fmt: skip
@@ -25,31 +25,36 @@ def run_of(name: str, seconds: list[float], **settings: object) -> RunFolder:
     return run
 
 
-def test_the_median_step_over_its_completions():
-    known = pace_of(run_of("one", [90.0, 8.0, 16.0, 8.0]))
+def test_the_time_of_a_completion_is_the_median_step_over_its_completions():
+    known = completion_time_of(run_of("one", [90.0, 8.0, 16.0, 8.0]))
     assert known is not None and known.seconds == 12.0 / 8
 
 
-def test_a_run_that_is_more_alike_tells_more():
+def test_runs_that_share_more_settings_decide_the_forecast():
     known = [
-        Pace(FORM | {"max_completion_length": 64}, 1.0),
-        Pace(FORM, 5.0),
-        Pace(FORM, 7.0),
-        Pace(FORM | {"model": "c/d"}, 99.0),
+        CompletionTime(FORM | {"max_completion_length": 64}, 1.0),
+        CompletionTime(FORM, 5.0),
+        CompletionTime(FORM, 7.0),
+        CompletionTime(FORM | {"model": "c/d"}, 99.0),
     ]
     assert seconds_per_completion(FORM, known) == 6.0
     assert seconds_per_completion(FORM | {"max_completion_length": 64}, known) == 1.0
     assert seconds_per_completion(FORM | {"train_type": "full"}, known) == 6.0
 
 
-def test_nothing_is_said_of_a_model_that_was_never_trained_or_hardly():
+def test_no_forecast_for_a_model_with_no_or_few_steps():
     broken = run_of("broken", [1.0] * 5)
     broken.config.write_text("a: [")
-    assert pace_of(broken) is pace_of(run_of("short", [1.0, 1.0])) is pace_of(make_run_folder("empty")) is None
+    assert (
+        completion_time_of(broken)
+        is completion_time_of(run_of("short", [1.0, 1.0]))
+        is completion_time_of(make_run_folder("empty"))
+        is None
+    )
     assert seconds_per_completion(FORM, []) is None
 
 
-def test_the_archive_is_read_between_two_turns_of_the_event_loop(qtbot):
+def test_the_archive_is_read_a_run_at_a_time_in_the_event_loop(qtbot):
     """A thread did it once, and cleared widgets of other windows away while it was at it: a segmentation fault."""
     for place in range(4):
         run_of(f"run-{place}", [2.0, 16.0, 16.0])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.spec.rewards.verdicts import LEVELS, Sample, Scores, looked_for, verdicts
+from backend.spec.rewards.verdicts import LEVELS, Sample, Scores, required_texts, verdicts
 
 TAGGED = "<think>so</think><answer>4</answer>"
 
@@ -32,7 +32,7 @@ def said(what: Sample) -> list[str]:
 MIXED = [0.0, 1.0, 0.5, 0.0, 1.0, 1.0, 0.0, 0.5]
 
 
-def test_what_is_well_is_said_first() -> None:
+def test_a_good_sample_is_reported_as_good() -> None:
     assert said(sample(one(MIXED))) == [
         "There is something to learn from: within 2 of 2 prompts the completions score differently."
     ]
@@ -53,7 +53,7 @@ def test_groups_without_signal_are_counted() -> None:
     assert "all completions score the same" not in " ".join(said(sample(one([1.0] * 2 + MIXED[:6]), sizes=(2, 3, 3))))
 
 
-def test_the_reason_of_no_signal_is_looked_for() -> None:
+def test_no_signal_comes_with_its_likely_reason() -> None:
     """A sum that is constant though its parts vary is the reason that nobody thinks of (trl#3857)."""
     advice = {finding.code: finding.advice for finding in verdicts(sample(one(MIXED, "a"), one(MIXED, "b", -1.0)))}
     assert advice["no_signal"] == "A and B differ, but weighted they cancel out: change a weight."
@@ -63,7 +63,7 @@ def test_the_reason_of_no_signal_is_looked_for() -> None:
     assert full[0].advice == "Every function gives all it can: take harder prompts."
 
 
-def test_a_function_that_never_fires_says_what_is_missing() -> None:
+def test_a_function_that_never_fires_names_the_missing_text() -> None:
     silent = one([0.0] * 8, "r1_accuracy_reward_func", label="Accuracy", looks_for=("<answer>",))
     assert "Accuracy never fires: the model writes no <answer>." in said(
         sample(silent, one(MIXED), texts=["plain"] * 8)
@@ -80,19 +80,19 @@ def test_functions_that_never_fire_for_one_reason_share_a_sentence() -> None:
     assert "A and B never fire: the model writes no <answer>." in said(sample(*found, one(MIXED), texts=["plain"] * 8))
 
 
-def test_a_function_that_fails_comes_before_all_else() -> None:
+def test_a_failing_function_is_the_first_finding() -> None:
     found = verdicts(sample(one([], "bad", error="The reward function bad raised KeyError."), one([1.0] * 8)))
     assert (found[0].level, found[0].sentence) == ("error", "The reward function bad raised KeyError.")
     assert [LEVELS.index(finding.level) for finding in found] == sorted(LEVELS.index(each.level) for each in found)
 
 
-def test_a_constant_function_and_one_without_opinion() -> None:
+def test_a_constant_function_and_one_without_opinions_are_found() -> None:
     told = said(sample(one([0.5] * 8, "half"), one(MIXED), one([None] * 8, "shy")))
     assert "Half gives 0.5 to every completion: it adds nothing to the advantage." in told
     assert "Shy has no opinion on any completion." in told
 
 
-def test_one_function_that_decides_alone() -> None:
+def test_a_dominating_function_is_found() -> None:
     other = [0.0, 0.1, 0.0, 0.1] * 2
     told = said(sample(one(MIXED, "loud", 5.0), one(other, "soft")))
     assert any(
@@ -106,12 +106,12 @@ def test_a_slow_function_is_named() -> None:
     assert "Judge takes 2 s of 2 s: much slower than the rest." in told
 
 
-def test_completions_that_are_cut_off_are_counted() -> None:
+def test_completions_at_the_length_limit_are_counted() -> None:
     told = said(sample(one(MIXED), stops=["length"] * 4 + ["eos"] * 4))
     assert "4 of 8 completions ran into the length limit." in told
 
 
-def test_single_completions_cannot_be_compared() -> None:
+def test_groups_of_one_completion_give_a_note() -> None:
     found = verdicts(sample(one([0.0, 1.0]), sizes=(1, 1)))
     assert [finding.code for finding in found] == ["scored", "single"]
     assert verdicts(Sample((), (), (), ())) == []
@@ -128,9 +128,9 @@ def test_single_completions_cannot_be_compared() -> None:
         ("return [len(c) for c in completions]", ()),
     ],
 )
-def test_what_a_person_s_function_looks_for_stands_in_its_text(tmp_path: Path, body: str, marks: tuple) -> None:
+def test_required_texts_of_a_users_function_come_from_its_source(tmp_path: Path, body: str, marks: tuple) -> None:
     file = tmp_path / "mine.py"
     file.write_text(f'@register_reward_function("mine")\ndef its_name(completions, **kw):\n    {body}\n')
-    assert looked_for("mine", "mine", file) == looked_for("x", "its_name", file) == marks
-    assert looked_for("r1_int_reward_func", "r1_int_reward_func", None) == ("<answer>",)
-    assert looked_for("mine", "mine", tmp_path / "gone.py") == ()
+    assert required_texts("mine", "mine", file) == required_texts("x", "its_name", file) == marks
+    assert required_texts("r1_int_reward_func", "r1_int_reward_func", None) == ("<answer>",)
+    assert required_texts("mine", "mine", tmp_path / "gone.py") == ()

@@ -17,8 +17,8 @@ import pytest
 from mlx.utils import tree_unflatten
 
 from backend.models.policy import Policy, load_policy
-from backend.spec.checks import remarks
 from backend.spec.config import SETTINGS, Config, parse, problems
+from backend.spec.config_notes import config_notes
 from backend.training import learner as learner_module
 from backend.training.batch import pack
 from backend.training.grpo import grpo_learner, loss_settings
@@ -625,7 +625,7 @@ REMARKED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("raw", "says"), REMARKED, ids=[str(raw) for raw, _ in REMARKED])
 def test_unlikely_settings_get_a_remark(raw: dict[str, Any], says: str) -> None:
-    (sentence,) = remarks(parse({"model": "m", "data": "d", "num_iterations": 2} | raw).model_dump())
+    (sentence,) = config_notes(parse({"model": "m", "data": "d", "num_iterations": 2} | raw))
     assert says in sentence and sentence.endswith(".")
 
 
@@ -637,4 +637,4 @@ def test_sensible_settings_get_no_remark() -> None:
         {"num_iterations": 2, "grpo_loss_type": "cispo", "epsilon_high": 5.0},
         {"num_iterations": 2, "grpo_loss_type": "luspo", "importance_sampling_level": "sequence"},
     ):
-        assert not remarks(parse({"model": "m", "data": "d"} | raw).model_dump())
+        assert not config_notes(parse({"model": "m", "data": "d"} | raw))

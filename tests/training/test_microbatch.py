@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backend.spec.config import parse
 from backend.spec.memory.backward import BackwardMemory
-from backend.spec.memory.phases import Costs
+from backend.spec.memory.phases import MemoryModel
 from backend.training.microbatch import (
     LENGTH_BUCKET,
     PASS_OVERHEAD,
@@ -107,7 +108,7 @@ def test_no_row_is_lost_and_limits_are_kept(
 @pytest.mark.parametrize("prompts", MODES)
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
-    groups=st.integers(1, 6), each=st.integers(1, 6), prompt=st.integers(1, 300), length=st.integers(1, 300),
+    groups=st.integers(1, 6), each=st.integers(2, 6), prompt=st.integers(1, 300), length=st.integers(1, 300),
     budget=st.integers(1, 3000), batch=st.integers(1, 3),
 )  # fmt: skip
 def test_the_estimate_counts_with_the_same_micro_batches(
@@ -119,8 +120,9 @@ def test_the_estimate_counts_with_the_same_micro_batches(
         "gradient_accumulation_steps": groups, "max_completion_length": length,
         "dropout": 0.1 if prompts == "per_micro_batch" else 0.0,
     }  # fmt: skip
-    shape: Any = SimpleNamespace(plain=prompts != "per_row", layers=(), width=4)
-    passages = BackwardMemory(Costs(values, shape, prompt, gpu=False)).cut(budget)
+    shape: Any = SimpleNamespace(has_full_attention=prompts != "per_row", layers=(), width=4)
+    config = parse({"model": "m", "data": "d", "max_seq_length": length + 1} | values)
+    passages = BackwardMemory(MemoryModel(config, shape, prompt, gpu=False)).micro_batches(budget)
     many = [RowLengths(i, i // each, prompt, length) for i in range(groups * batch * each)]
     parts = plan_micro_batches(many, most_rows=batch * each, token_budget=budget, prompts=prompts)
     kinds = [(len(part), 0 if prompts == "per_row" else len({many[index].group for index in part})) for part in parts]

@@ -14,7 +14,8 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPlainTextEdit, QSpli
 from app import theme
 from app.widgets.basic.labels_and_buttons import label
 from app.widgets.basic.numbers import figure, signed
-from app.widgets.completions.completion_table import STOPS, advantage_colour, token_count
+from app.widgets.completions.completion_table import STOPS, advantage_colour
+from backend.spec.completions import token_count
 
 
 class CompletionDetail(QFrame):
@@ -95,7 +96,7 @@ def _came_to(one: Mapping[str, Any]) -> str:
         [
             f"<b>Reward {figure(one.get('reward'))}</b>",
             f'<span style="color:{advantage_colour(advantage).name()}">Advantage {signed(advantage)}</span>',
-            f"{figure(token_count(one))} tokens, {STOPS.get(str(one.get('stop')), str(one.get('stop')))}",
+            f"{figure(token_count(one.get('tokens')))} tokens, {STOPS.get(str(one.get('stop')), str(one.get('stop')))}",
         ]
     )
 

@@ -18,6 +18,7 @@ from app import theme
 from app.stylesheet import CELL_PADDING
 from app.widgets.basic.base_table import BaseTable
 from app.widgets.basic.numbers import DASH, figure, finite, signed
+from backend.spec.completions import token_count
 
 Index = QModelIndex | QPersistentModelIndex
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
@@ -137,7 +138,7 @@ class CompletionModel(QAbstractTableModel):
         if head == "Advantage":
             return signed(one.get("advantage"))
         if head == "Tokens":
-            return figure(token_count(one))
+            return figure(token_count(one.get("tokens")))
         return STOPS.get(str(one.get("stop")), str(one.get("stop") or DASH))
 
     def _colour(self, line: CompletionLine, column: int) -> Any:
@@ -248,12 +249,6 @@ class CompletionTable(BaseTable):
 def one_line(text: Any) -> str:
     """The beginning of a text on one line; breaks become spaces."""
     return " ".join(text[:_PREVIEW].split()) if isinstance(text, str) else DASH
-
-
-def token_count(one: Mapping[str, Any]) -> int | None:
-    """Tokens of a completion, whether they were counted or listed."""
-    tokens = one.get("tokens")
-    return len(tokens) if isinstance(tokens, list) else tokens if isinstance(tokens, int) else None
 
 
 def advantage_colour(value: Any) -> Any:

@@ -16,7 +16,7 @@ from app.model.memory_parts import MemoryParts
 from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.form.limits import limits
 from app.widgets.form.memory_bar import MemoryBar
-from backend.spec.aliases import also_called
+from backend.spec.aliases import other_names
 from backend.spec.config import SETTINGS
 from backend.spec.faults import Fault
 from backend.spec.setting import Setting
@@ -212,7 +212,7 @@ def _muted(text: str) -> QLabel:
 
 
 def _also(about: Setting) -> list[str]:
-    names = also_called(about.key)
+    names = other_names(about.key)
     return [f"Elsewhere called {', '.join(names)}."] if names else []
 
 

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QCompleter, QLineEdit, QWidget
 
 from app import theme
 from app.widgets.basic import icons
-from backend.spec.aliases import also_called
+from backend.spec.aliases import other_names
 from backend.spec.setting import Setting
 
 KEY = Qt.ItemDataRole.UserRole
@@ -93,7 +93,7 @@ def matching(text: str, settings: Sequence[Setting]) -> list[Setting]:
 def _rank(words: Sequence[str], about: Setting) -> int | None:
     """0 for the name itself, then its beginning, names, other programs' names, menus, help; None for no match."""
     whole, label, key = " ".join(words), about.label.lower(), about.key
-    elsewhere = [name.lower() for name in also_called(about.key)]
+    elsewhere = [name.lower() for name in other_names(about.key)]
     others = " ".join(elsewhere)
     menu = " ".join(f"{choice.label} {choice.value} {choice.sentence}" for choice in about.choices).lower()
     if whole in (label, key, *elsewhere):

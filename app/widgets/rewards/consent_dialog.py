@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFrame, QGridLayout, QP
 from app import theme
 from app.widgets.basic.labels_and_buttons import button, label, show_file
 from app.widgets.basic.numbers import figure
-from backend.spec.rewards.user_code import Code
+from backend.spec.rewards.user_code import CodeFile
 
 WIDTH = 520
 MOST = 12
@@ -26,7 +26,7 @@ MOST = 12
 class ShownCode:
     """A file to be told of; `changed` since it was last allowed."""
 
-    code: Code
+    code: CodeFile
     changed: bool
 
 

@@ -1,6 +1,7 @@
-"""What learning holds in memory: the activations that the backward pass needs, micro-batch by micro-batch.
+"""Peak memory of training: what autodiff saves of the forward pass of a micro-batch, logits, gradients, the update.
 
-The rest of `backend.spec.memory.phases`, to whose letters and rules it keeps.
+Axes and rules as in `backend.spec.memory.phases`. Factors were counted in the graphs of mlx-lm's layers as `backend.engine`
+computes them; a change there that keeps another array alive has to be counted here.
 """
 
 from __future__ import annotations
@@ -9,58 +10,58 @@ from dataclasses import dataclass
 
 from backend.spec.memory.chunking import attention_block
 from backend.spec.memory.model_shape import Linear
-from backend.spec.memory.phases import FLOAT, Costs, MemoryPlan, Phase, Segment, ahead
+from backend.spec.memory.phases import FLOAT_BYTES, Allocation, MemoryModel, MemoryPlan, Phase, in_flight
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
-    """What goes through the model at once, with gradient: completions, and prompts that are read once for their group."""
+    """One forward pass with gradient: `rows` completions, and `prompts` that are computed once for their group."""
 
     rows: int
     prompts: int
 
 
 class BackwardMemory:
-    """The backward pass of a run, by its costs."""
+    """Memory of the training phase of a run, for any `MemoryPlan`."""
 
-    def __init__(self, costs: Costs) -> None:
-        self.costs, self.shape = costs, costs.shape
-        self.width, self.layers = costs.width, costs.layers
-        self.group, self.prompt, self.completion = costs.group, costs.prompt, costs.completion
-        self.most_rows = costs.values["batch_size"] * self.group
-        self.prompts = costs.values["batch_size"] * costs.values["gradient_accumulation_steps"]
-        self.may_part = costs.shape.plain and not costs.values["dropout"]
-        """Whether prompts may be read apart from their completions."""
+    def __init__(self, memory: MemoryModel) -> None:
+        self.memory, self.shape = memory, memory.shape
+        self.width, self.layers = memory.width, memory.layers
+        self.group, self.prompt, self.completion = memory.group, memory.prompt, memory.completion
+        self.most_rows = memory.config.batch_size * self.group
+        self.prompts = memory.config.batch_size * memory.config.gradient_accumulation_steps
+        self.may_share_prefixes = memory.shape.has_full_attention and not memory.config.dropout
+        """Whether a prompt's keys and values may be shared by its group's micro-batches (`backend.training.shared_prefix`)."""
 
     def phase(self, plan: MemoryPlan) -> Phase:
-        """Learning at its peak: the last layer of the backward pass of the largest micro-batch, the prompts' own where they
-        are gone through apart, or the update."""
-        parts = self.cut(plan.micro_batch_tokens)
-        learns = self.costs.trainable()
-        apart = self._prompts_apart(parts, plan.micro_batch_tokens)
-        first = max(parts, key=lambda part: (part.rows, part.prompts))
-        shared = self._handed_over() if apart else 0
-        moments = [self._moment(ForwardPass(first.rows, 0) if apart else first, plan)]
-        if apart:
-            each = max(1, min(self.prompts, plan.micro_batch_tokens // self.prompt))
-            moments.append(self._moment(ForwardPass(0, each), plan))
-        activations, logits = max(moments, key=sum)
-        gradients = learns if len(parts) > 1 or apart else 0
-        if activations + logits + gradients + shared < self._update():
-            activations, logits, gradients, shared = 0, 0, self._update(), 0
-        found = [("gradients", gradients), ("activations", activations), ("logits", logits), ("prompts", shared)]
-        work = ahead(gradients + activations + logits + shared)
-        return Phase((*self.costs.lasting(), *(Segment(name, size) for name, size in found if size), work))
+        """The peak of training: in the backward pass of the largest micro-batch, in that of the prompts where they are shared
+        between micro-batches, or in the optimizer update."""
+        batches = self.micro_batches(plan.micro_batch_tokens)
+        trainable = self.memory.trainable()
+        is_shared = self._shares_prefixes(batches, plan.micro_batch_tokens)
+        largest = max(batches, key=lambda batch: (batch.rows, batch.prompts))
+        shared = self._shared_prefix_bytes() if is_shared else 0
+        peaks = [self._peak(ForwardPass(largest.rows, 0) if is_shared else largest, plan)]
+        if is_shared:
+            prompts = max(1, min(self.prompts, plan.micro_batch_tokens // self.prompt))
+            peaks.append(self._peak(ForwardPass(0, prompts), plan))
+        activations, logits = max(peaks, key=sum)
+        gradients = trainable if len(batches) > 1 or is_shared else 0
+        if activations + logits + gradients + shared < self._update_bytes():
+            activations, logits, gradients, shared = 0, 0, self._update_bytes(), 0
+        sizes = [("gradients", gradients), ("activations", activations), ("logits", logits), ("prompts", shared)]
+        work = in_flight(gradients + activations + logits + shared)
+        return Phase((*self.memory.persistent(), *(Allocation(name, size) for name, size in sizes if size), work))
 
-    def _update(self) -> int:
-        """Gradients as they came and clipped, and a third of what is being made anew, before the old is dropped."""
-        return round(2.3 * self.costs.trainable())
+    def _update_bytes(self) -> int:
+        """Gradients before and after clipping, and about a third of the new weights before the old ones are freed."""
+        return round(2.3 * self.memory.trainable())
 
     # ── micro-batches ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def cut(self, token_budget: int) -> list[ForwardPass]:
-        """The micro-batches when all rows are as long as they may be, as `backend.training.microbatch` makes them: group after group; a row
-        larger than the budget goes alone."""
+    def micro_batches(self, token_budget: int) -> list[ForwardPass]:
+        """The micro-batches of a step whose rows all have full length, as `backend.training.microbatch` forms them: group
+        after group; a row larger than the budget is a micro-batch of its own."""
         parts: list[list[int]] = [[]]
         for group in range(self.prompts):
             for _ in range(self.group):
@@ -68,141 +69,158 @@ class BackwardMemory:
                 if rows and (len(rows) == self.most_rows or self.tokens([*rows, group]) > token_budget):
                     parts.append([])
                 parts[-1].append(group)
-        return [ForwardPass(len(rows), len(set(rows)) if self.shape.plain else 0) for rows in parts]
+        return [ForwardPass(len(rows), len(set(rows)) if self.shape.has_full_attention else 0) for rows in parts]
 
     def tokens(self, groups: list[int]) -> int:
-        """What counts against the budget for rows of these groups."""
-        prompts = 0 if self.may_part else len(set(groups)) if self.shape.plain else len(groups)
+        """Tokens that rows of these groups count against the budget."""
+        prompts = 0 if self.may_share_prefixes else len(set(groups)) if self.shape.has_full_attention else len(groups)
         return len(groups) * self.completion + prompts * self.prompt
 
-    def _prompts_apart(self, parts: list[ForwardPass], token_budget: int) -> bool:
-        """Whether prompts are read before and gone through after all micro-batches: `backend.training.shared_prefix.SharedPrefix.pays`."""
-        read = sum(part.prompts for part in parts)
-        too_large = any(self._tokens(part) > token_budget for part in parts)
-        return self.may_part and (too_large or 3 * (read - self.prompts) > self.prompts)
+    def _shares_prefixes(self, batches: list[ForwardPass], token_budget: int) -> bool:
+        """Whether every prompt is prefilled once before the micro-batches and backpropagated once after them: the rule of
+        `backend.training.shared_prefix.SharedPrefix`."""
+        read = sum(batch.prompts for batch in batches)
+        too_large = any(self._tokens(batch) > token_budget for batch in batches)
+        return self.may_share_prefixes and (too_large or 3 * (read - self.prompts) > self.prompts)
 
-    def _handed_over(self) -> int:
-        """Keys and values of all prompts, the slopes in them, and both again for the micro-batch that adds to these."""
-        return 4 * self.costs.cache(self.prompts, self.prompt)
+    def _shared_prefix_bytes(self) -> int:
+        """Keys and values of all prompts and the gradients dL/dK, dL/dV in them, and both again while a micro-batch adds to
+        the gradients."""
+        return 4 * self.memory.cache(self.prompts, self.prompt)
 
-    # ── one passage ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── one forward and backward pass ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _moment(self, passage: ForwardPass, plan: MemoryPlan) -> tuple[int, int]:
-        """(activations, logits) when most is there: what all layers keep, and the output layer or one layer at work."""
-        logits, layer = self._logits(plan, passage.rows), self._at_work(passage, plan)
+    def _peak(self, batch: ForwardPass, plan: MemoryPlan) -> tuple[int, int]:
+        """(activations, logits) at the peak: what all layers save, and the temporaries of the output layer or of one layer."""
+        logits, layer = self._logits(plan, batch.rows), self._layer_work(batch, plan)
         if not plan.recompute:
-            return sum(self._kept_by(layer, passage) for layer in self.layers) + max(layer - logits, 0), logits
-        # The logits come when no layer's activations are there. Where every weight learns, the next layer is worked out
-        # before the last one's weights have their gradients.
-        layers = 1.75 if self.costs.full and len(self.layers) > 2 else 1
-        kept = max((self._kept_by(layer, passage) for layer in self.layers), default=0)
-        return self._inputs(passage) + max(round(layers * kept) + layer - logits, 0), logits
+            return sum(self._saved_by_layer(layer, batch) for layer in self.layers) + max(layer - logits, 0), logits
+        # With gradient checkpointing no layer's activations are alive beside the logits. Under full fine-tuning the next
+        # layer is recomputed before the last one's weight gradients are done.
+        layers = 1.75 if self.memory.full and len(self.layers) > 2 else 1
+        kept = max((self._saved_by_layer(layer, batch) for layer in self.layers), default=0)
+        return self._inputs(batch) + max(round(layers * kept) + layer - logits, 0), logits
 
-    def _tokens(self, passage: ForwardPass) -> int:
-        alone = self.prompt if not self.shape.plain else 0
-        return passage.rows * (self.completion + alone) + passage.prompts * self.prompt
+    def _tokens(self, batch: ForwardPass) -> int:
+        alone = self.prompt if not self.shape.has_full_attention else 0
+        return batch.rows * (self.completion + alone) + batch.prompts * self.prompt
 
-    def _inputs(self, passage: ForwardPass) -> int:
-        """Layers that are worked out again keep what came in, and the prompts' keys and values."""
-        keys_and_values = passage.prompts * self.prompt * 2 * self.shape.keys
-        return len(self.layers) * (self._tokens(passage) * self.shape.hidden + keys_and_values) * self.width
+    def _inputs(self, batch: ForwardPass) -> int:
+        """What recomputed layers save: their input, and the prompts' keys and values."""
+        keys_and_values = batch.prompts * self.prompt * 2 * self.shape.keys
+        return len(self.layers) * (self._tokens(batch) * self.shape.hidden + keys_and_values) * self.width
 
-    def _kept_by(self, layer: tuple[Linear, ...], passage: ForwardPass) -> int:
-        """What autodiff keeps of a layer until its backward pass: arrays of the tokens' size, and what attention looked at."""
-        kept = self._tokens(passage) * self._kept_by_token(layer) + self._looked_at(passage)
-        if not self.shape.plain:
-            kept += self._scores(passage)
-        if self.costs.values["train_type"] == "dora" and (
-            self.shape.quantised or self.costs.values["quantization"] != "none"
+    def _saved_by_layer(self, layer: tuple[Linear, ...], batch: ForwardPass) -> int:
+        """What autodiff saves of a layer until its backward pass: arrays per token, and the keys and values attended to."""
+        kept = self._tokens(batch) * self._saved_per_token(layer) + self._keys_and_values(batch)
+        if not self.shape.has_full_attention:
+            kept += self._scores(batch)
+        if self.memory.config.train_type == "dora" and (
+            self.shape.quantised or self.memory.config.quantization != "none"
         ):
-            # mlx-lm's DoRA unpacks the weight in every call, and the gradient of its input needs it.
-            calls = bool(passage.rows) + bool(passage.prompts)
-            kept += calls * self.width * sum(one.numbers for one in self.costs.adapted_in(layer))
+            # mlx-lm's DoRA dequantises the weight in every call, and the gradient of its input needs it.
+            calls = bool(batch.rows) + bool(batch.prompts)
+            kept += calls * self.width * sum(linear.numbers for linear in self.memory.adapted_in_layer(layer))
         return kept
 
-    def _scores(self, passage: ForwardPass) -> int:
-        """[B, heads, K + T, K + T], which `backend.engine.attention` does without; layers with a window of their own do not use it."""
-        return passage.rows * self.shape.heads * (self.prompt + self.completion) ** 2 * self.width
+    def _scores(self, batch: ForwardPass) -> int:
+        """[B, heads, K + T, K + T], which `backend.engine.attention` avoids; layers with a sliding window do not use it."""
+        return batch.rows * self.shape.heads * (self.prompt + self.completion) ** 2 * self.width
 
-    def _block(self, passage: ForwardPass) -> int:
-        """Bytes of the scores that attention works on at once: completions' with their prompts', or prompts' alone."""
-        rows, queries, keys = passage.rows, self.completion, self.prompt + self.completion
+    def _attention_scores(self, batch: ForwardPass) -> int:
+        """Bytes of one block of attention scores: of completions with their prompts, or of prompts alone."""
+        rows, queries, keys = batch.rows, self.completion, self.prompt + self.completion
         if not rows:
-            rows, queries, keys = passage.prompts, self.prompt, self.prompt
+            rows, queries, keys = batch.prompts, self.prompt, self.prompt
         heads = rows * self.shape.heads
-        return FLOAT * heads * keys * attention_block(heads, queries, keys, self.costs.gpu)
+        return FLOAT_BYTES * heads * keys * attention_block(heads, queries, keys, self.memory.gpu)
 
-    def _looked_at(self, passage: ForwardPass) -> int:
-        """Keys and values: each token's own; the prompt's again for each row where prompts have unequally many rows."""
-        columns = self._tokens(passage) + (passage.rows * self.prompt if passage.prompts > 1 else 0)
+    def _keys_and_values(self, batch: ForwardPass) -> int:
+        """Bytes of the keys and values: each token's own, and the prompt's again per row where prompts have several rows."""
+        columns = self._tokens(batch) + (batch.rows * self.prompt if batch.prompts > 1 else 0)
         return 2 * self.shape.keys * self.width * columns
 
-    def _kept_by_token(self, layer: tuple[Linear, ...]) -> int:
-        """Bytes that a layer keeps of every token.
+    def _saved_per_token(self, layer: tuple[Linear, ...]) -> int:
+        """Bytes that a layer saves per token.
 
-        Norms keep what came in (in 32 bits on a CPU, where they are made of plain operations); attention its queries; the
-        gated unit gate, sigmoid, silu and up. An adapter keeps its input: in 16 bits a copy in 32 for each, with dropout what
-        was dropped too. DoRA keeps the product before it is scaled. A weight that learns keeps its input, and a norm that
-        does what it has scaled.
+        Norms save their input (float32 on a CPU, where they are composed of plain operations), attention its queries, the
+        gated MLP gate, sigmoid, silu and up. An adapter saves its input: in a 16-bit model a float32 copy each, with dropout
+        the dropped input too. DoRA saves the product before scaling. A trainable weight saves its input, a trainable norm
+        its normalised input.
         """
-        costs, shape = self.costs, self.shape
-        adapted = costs.adapted_in(layer)
-        if not shape.known:
-            return round(1.2 * self.width * sum(one.inputs + one.outputs for one in layer))
-        norm = self.width if costs.gpu else FLOAT
-        normed = 2 * shape.hidden + (shape.queries + shape.keys if shape.normed else 0)
-        kept = normed * norm * (2 if costs.full and not costs.gpu else 1)
-        kept += (shape.queries + 2 * costs.unit(layer)) * self.width + self._gate(layer) + self._experts(layer)
-        kept += FLOAT * shape.heads + self._adapter_inputs(adapted)
-        if not costs.full:
-            kept += FLOAT * costs.values["rank"] * sum(costs.times(one) for one in adapted)
-        if costs.values["train_type"] == "dora":
-            kept += self.width * sum(one.outputs for one in adapted)
+        memory, shape = self.memory, self.shape
+        adapted = memory.adapted_in_layer(layer)
+        if not shape.is_transformer:
+            return round(1.2 * self.width * sum(linear.inputs + linear.outputs for linear in layer))
+        norm = self.width if memory.gpu else FLOAT_BYTES
+        has_qk_norm = 2 * shape.hidden + (shape.queries + shape.keys if shape.has_qk_norm else 0)
+        kept = has_qk_norm * norm * (2 if memory.full and not memory.gpu else 1)
+        kept += (
+            (shape.queries + 2 * memory.mlp_width(layer)) * self.width
+            + self._gate_bytes(layer)
+            + self._expert_bytes(layer)
+        )
+        kept += FLOAT_BYTES * shape.heads + self._adapter_inputs(adapted)
+        if not memory.full:
+            kept += FLOAT_BYTES * memory.config.rank * sum(memory.uses_per_token(linear) for linear in adapted)
+        if memory.config.train_type == "dora":
+            kept += self.width * sum(linear.outputs for linear in adapted)
         return kept
 
     def _adapter_inputs(self, adapted: list[Linear]) -> int:
-        dropout = 0 if self.costs.full else self.costs.values["dropout"]
-        sizes = [(_source(one), one.inputs * self.costs.times(one)) for one in adapted]
-        if self.width == FLOAT and not dropout:  # q, k and v share theirs, and so do gate and up
-            return FLOAT * sum(dict(sizes).values())
-        return FLOAT * (2 if dropout else 1) * sum(size for _, size in sizes)
+        dropout = 0 if self.memory.full else self.memory.config.dropout
+        sizes = [(_input_of(linear), linear.inputs * self.memory.uses_per_token(linear)) for linear in adapted]
+        if self.width == FLOAT_BYTES and not dropout:  # q, k and v share an input, and so do gate and up
+            return FLOAT_BYTES * sum(dict(sizes).values())
+        return FLOAT_BYTES * (2 if dropout else 1) * sum(size for _, size in sizes)
 
-    def _experts(self, layer: tuple[Linear, ...]) -> int:
-        """What comes back from the experts, before it is weighed, and the router's shares."""
-        several = [one for one in layer if one.experts > 1 and one.name.endswith("down_proj")]
-        return sum(self.width * one.outputs * self.costs.times(one) + 3 * FLOAT * one.experts for one in several)
+    def _expert_bytes(self, layer: tuple[Linear, ...]) -> int:
+        """The experts' outputs before they are weighted, and the router's probabilities."""
+        experts = [linear for linear in layer if linear.experts > 1 and linear.name.endswith("down_proj")]
+        return sum(
+            self.width * linear.outputs * self.memory.uses_per_token(linear) + 3 * FLOAT_BYTES * linear.experts
+            for linear in experts
+        )
 
-    def _gate(self, layer: tuple[Linear, ...]) -> int:
-        """The gate's sigmoid, and where mlx's own unit is used, its silu."""
-        unit = self.costs.unit(layer)
-        return 2 * unit * self.width if self.costs.gpu else unit * FLOAT
+    def _gate_bytes(self, layer: tuple[Linear, ...]) -> int:
+        """The gate's sigmoid, and on a GPU, where mlx's own SwiGLU is used, its silu."""
+        unit = self.memory.mlp_width(layer)
+        return 2 * unit * self.width if self.memory.gpu else unit * FLOAT_BYTES
 
-    def _at_work(self, passage: ForwardPass, plan: MemoryPlan) -> int:
-        """One layer in its backward pass: arrays like the scores of a block, and the gradients of the keys and values that the
-        rows saw; or the gradients in the gated unit, three of its inner size, and five where it is worked out again. In 16
-        bits the adapters' part of it is worked out in 32."""
-        tokens = passage.rows * self.completion or passage.prompts * self.prompt
-        scores = 5 * self._block(passage) if self.shape.plain else 3 * self._scores(passage)
-        unit, hidden = FLOAT * self.costs.unit(self.layers[-1]) if self.layers else 0, FLOAT * self.shape.hidden
+    def _layer_work(self, batch: ForwardPass, plan: MemoryPlan) -> int:
+        """Temporaries of one layer's backward pass: arrays like one block of scores and the gradients of the keys and values
+        attended to, or the gradients inside the gated MLP: three of its intermediate size, five where it is recomputed. In a
+        16-bit model the adapters' share is computed in float32."""
+        tokens = batch.rows * self.completion or batch.prompts * self.prompt
+        scores = 5 * self._attention_scores(batch) if self.shape.has_full_attention else 3 * self._scores(batch)
+        unit, hidden = (
+            FLOAT_BYTES * self.memory.mlp_width(self.layers[-1]) if self.layers else 0,
+            FLOAT_BYTES * self.shape.hidden,
+        )
         unit_at_work = tokens * (5 * unit + 12 * hidden if plan.recompute else 3 * unit + hidden)
-        return max(scores + self._looked_at(passage), unit_at_work) + self._adapted_weight()
+        return max(scores + self._keys_and_values(batch), unit_at_work) + self._adapted_weight()
 
     def _adapted_weight(self) -> int:
-        """DoRA works out its adapted weights, to measure their rows."""
-        return 3 * FLOAT * self.costs.largest_adapted() if self.costs.values["train_type"] == "dora" else 0
+        """DoRA materialises its adapted weights to take their row norms."""
+        return 3 * FLOAT_BYTES * self.memory.largest_adapted() if self.memory.config.train_type == "dora" else 0
 
     def _logits(self, plan: MemoryPlan, rows: int) -> int:
-        """A chunk's logits, those below their peak, exponentials and slopes before and after the target's place: five arrays,
-        and the next chunk's first or second. The slopes in the hidden states [N, H] of all chunks stay, and so do the states. An
-        output layer that learns has its gradient from this chunk, from those before, and from all of them."""
+        """Memory of the output layer on `chunk` tokens: five arrays [chunk, V] (logits, logits minus their maximum,
+        exponentials, the gradient before and after the target's entry is subtracted) and the first or second of the next
+        chunk. The hidden states [N, H] of all chunks and their gradients stay. A trainable output layer holds its weight
+        gradient three times: of this chunk, of those before, and their sum."""
         tokens = rows * self.completion
         arrays = 5.5 if plan.chunk < tokens else 5
-        logits = round(arrays * min(plan.chunk, tokens) * self.shape.vocabulary * FLOAT)
-        learnt = 3 * self.shape.vocabulary * self.shape.hidden * FLOAT if self.costs.full and plan.chunk < tokens else 0
-        return logits + learnt + 2 * tokens * self.shape.hidden * FLOAT
+        logits = round(arrays * min(plan.chunk, tokens) * self.shape.vocabulary * FLOAT_BYTES)
+        head_gradients = (
+            3 * self.shape.vocabulary * self.shape.hidden * FLOAT_BYTES
+            if self.memory.full and plan.chunk < tokens
+            else 0
+        )
+        return logits + head_gradients + 2 * tokens * self.shape.hidden * FLOAT_BYTES
 
 
-def _source(one: Linear) -> str:
-    """What a matrix reads, for those of a layer that read the same."""
-    part, _, name = one.name.rpartition(".")
-    return one.name if name in ("o_proj", "down_proj") else part
+def _input_of(linear: Linear) -> str:
+    """A name for the input of a matrix: equal for matrices of a layer that share it."""
+    part, _, name = linear.name.rpartition(".")
+    return linear.name if name in ("o_proj", "down_proj") else part

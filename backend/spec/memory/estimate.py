@@ -1,15 +1,14 @@
-"""Bytes a run will need, from its settings and its model's shape; how its steps are cut up so that they fit; and what to
-say of it.
+"""Memory estimate of a run from its settings and its model's shape, and the plan by which its steps fit.
 
-The estimate is for prompts as long as they get and completions that all run to their limit: what a run must survive.
-Nothing is loaded and nothing asked of a device.
+The estimate is the worst case: prompts of the greatest length and completions that all reach their limit. No weights are
+loaded and no device is queried.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,31 +18,31 @@ from backend.spec.faults import Fault
 from backend.spec.memory.backward import BackwardMemory
 from backend.spec.memory.chunking import MICRO_BATCH_TOKENS, SMALLEST_CHUNK, head_chunk
 from backend.spec.memory.model_shape import ModelShape
-from backend.spec.memory.phases import PREFILL_CHUNK, Costs, MemoryPlan, Phase
+from backend.spec.memory.phases import PREFILL_CHUNK, MemoryModel, MemoryPlan, Phase
 
 GB = 1_000_000_000
-PROCESS = 600_000_000
-"""What Python and the libraries hold beside MLX's arrays, data and tokenizer included."""
+PROCESS_BYTES = 600_000_000
+"""What Python and the libraries need beside MLX's arrays, data and tokenizer included."""
 
-SHARE = 0.75
-"""Of the memory there is: the system and other programs want theirs."""
+USABLE_SHARE = 0.75
+"""Share of the memory that a run may use; the rest is for the system and other programs."""
 
-SLACK = 0.92
-"""A plan is chosen to need this share of the limit, so that the run stays below it where the estimate is a little low."""
+TARGET_SHARE = 0.92
+"""Share of the limit that a plan aims at, so that the run stays below the limit where the estimate is a little low."""
 
-WORTHWHILE = {False: 1, True: 1024}
-"""Tokens below which a micro-batch is not cut on a CPU and on a GPU before layers are worked out again: that costs a third,
-launching a GPU's work so often costs more."""
+SMALLEST_MICRO_BATCH = {False: 1, True: 1024}
+"""On a CPU and on a GPU: tokens below which gradient checkpointing is tried before still smaller micro-batches.
+Checkpointing costs a third; launching a GPU's kernels that often costs more."""
 
 ON_GPU = sys.platform == "darwin"
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a run needs. Bytes throughout.
+    """The memory of a run's two phases under `plan`, in bytes.
 
-    `machine` is what a run may have of this machine, `limit` what this one is held to: the setting Memory limit, or that.
-    `pressed` names what the plan gives up to fit; `advice` what to change where even that does not do.
+    `machine` is what a run may use of this machine, `limit` what this one may use: the setting Memory limit, or `machine`.
+    `reductions` names where the plan trades time for memory; `advice` is what to change where even that is not enough.
     """
 
     rollout: Phase
@@ -54,7 +53,7 @@ class Estimate:
     prompt: int
     completion: int
     rough: bool
-    pressed: tuple[str, ...] = ()
+    reductions: tuple[str, ...] = ()
     advice: str = ""
 
     @property
@@ -63,7 +62,7 @@ class Estimate:
 
     @property
     def needed(self) -> int:
-        """The same without what MLX prepares ahead."""
+        """`total` without the arrays in flight."""
         return max(self.rollout.needed, self.training.needed)
 
     @property
@@ -76,24 +75,24 @@ class Estimate:
 
     @property
     def sentence(self) -> str:
-        """The verdict in words, with what was assumed."""
+        """The verdict in words, with the lengths it assumes."""
         doing = "learning" if self.largest is self.training else "sampling"
-        needs = f"{'Roughly' if self.rough else 'About'} {amount(self.total)} while {doing}"
+        needs = f"{'Roughly' if self.rough else 'About'} {format_bytes(self.total)} while {doing}"
         lengths = f"with prompts of {self.prompt} and completions of {self.completion} tokens"
         if not self.fits:
-            return f"{needs}, {lengths}, and there are {amount(self.limit)}: it does not fit."
-        held = f", held down by {_listed(self.pressed)}" if self.pressed else ""
-        return f"{needs}, {lengths}{held}; there are {amount(self.limit)}."
+            return f"{needs}, {lengths}, and there are {format_bytes(self.limit)}: it does not fit."
+        held = f", held down by {_listed(self.reductions)}" if self.reductions else ""
+        return f"{needs}, {lengths}{held}; there are {format_bytes(self.limit)}."
 
     @property
     def fault(self) -> Fault | None:
-        """What a person can mend before a run; None where it fits."""
+        """The fault to show before a run; None where it fits."""
         if self.fits:
             return None
         whose = "this machine can give" if self.limit == self.machine else "Memory limit allows"
         return Fault(
             "memory_limit",
-            f"Even cut up as small as it goes the run needs {amount(self.total)}, and {whose} {amount(self.limit)}. "
+            f"Even cut up as small as it goes the run needs {format_bytes(self.total)}, and {whose} {format_bytes(self.limit)}. "
             f"{self.advice} To try all the same, set Memory limit to {-(-self.total // GB)} GB.",
         )
 
@@ -106,11 +105,11 @@ class Estimate:
 
 
 def machine_bytes(held: int = 0) -> int:
-    """What a run may have of this machine: a safe share of a Mac's memory, about what Metal recommends as working set;
-    elsewhere of what is available, to which comes what the run has already (`held`)."""
+    """Bytes that a run may use of this machine. On a Mac a share of all memory, about Metal's recommended working set;
+    elsewhere a share of what is available, plus what the run holds already (`held`)."""
     if sys.platform == "darwin":
-        return int(SHARE * _physical())
-    return max(0, int(SHARE * (_available() + held)) - PROCESS)
+        return int(USABLE_SHARE * _physical())
+    return max(0, int(USABLE_SHARE * (_available() + held)) - PROCESS_BYTES)
 
 
 def _physical() -> int:
@@ -118,7 +117,7 @@ def _physical() -> int:
 
 
 def _available() -> int:
-    """As Linux tells it."""
+    """MemAvailable of /proc/meminfo."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -127,45 +126,39 @@ def _available() -> int:
 
 
 def estimate(
-    config: Config | Mapping[str, Any],
+    config: Config,
     shape: ModelShape,
     machine: int,
     prompt: int | None = None,
     *,
     gpu: bool = ON_GPU,
 ) -> Estimate:
-    """The memory of a run with these sound settings, cut up so that it fits if it can.
+    """The memory of a run with these valid settings, under the quickest plan that fits; else under the smallest.
 
-    `machine` is what it may have, in bytes (`machine_bytes`). `prompt` is the length of the longest prompts in tokens,
-    where it is known; else prompts are taken to fill what Max Seq leaves them.
+    `machine`: bytes that it may use (`machine_bytes`). `prompt`: tokens of the longest prompt, where known; else prompts are
+    assumed to fill what `max_seq_length` leaves beside the completion.
     """
-    values = config.model_dump() if isinstance(config, Config) else config
-    found = _fitted(values, shape, machine, prompt, gpu)
-    return found if found.fits else replace(found, advice=_advice(values, shape, machine, prompt, gpu))
+    fitted = _fit(config, shape, machine, prompt, gpu)
+    return fitted if fitted.fits else replace(fitted, advice=_advice(config, shape, machine, prompt, gpu))
 
 
-def plan(config: Config | Mapping[str, Any], shape: ModelShape, machine: int, prompt: int | None = None) -> MemoryPlan:
-    """How the steps of a run are cut up: `estimate`'s plan."""
-    return estimate(config, shape, machine, prompt).plan
-
-
-def _fitted(values: Mapping[str, Any], shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> Estimate:
-    room = max(1, values["max_seq_length"] - values["max_completion_length"])
-    costs = Costs(values, shape, min(prompt or room, room), gpu=gpu)
-    limit = round(values["memory_limit"] * GB) or machine
-    first = next(_samplings(costs, _learnings(costs)))
-    learning = BackwardMemory(costs)
-    budget = round(SLACK * limit)
-    learnt = _first_fitting(_learnings(costs), lambda plan: learning.phase(plan).total, budget)
-    chosen = _first_fitting(_samplings(costs, iter([learnt])), lambda plan: costs.rollout(plan).total, budget)
+def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> Estimate:
+    longest = max(1, config.max_seq_length - config.max_completion_length)
+    memory = MemoryModel(config, shape, min(prompt or longest, longest), gpu=gpu)
+    limit = round(config.memory_limit * GB) or machine
+    first = next(_sampling_plans(memory, _learning_plans(memory)))
+    learning = BackwardMemory(memory)
+    budget = round(TARGET_SHARE * limit)
+    learnt = _first_that_fits(_learning_plans(memory), lambda plan: learning.phase(plan).total, budget)
+    chosen = _first_that_fits(_sampling_plans(memory, iter([learnt])), lambda plan: memory.rollout(plan).total, budget)
     return Estimate(
-        rollout=costs.rollout(chosen), training=learning.phase(chosen), plan=chosen, machine=machine, limit=limit,
-        prompt=costs.prompt, completion=costs.completion, rough=not shape.known, pressed=tuple(_pressed(first, chosen, costs)),
+        rollout=memory.rollout(chosen), training=learning.phase(chosen), plan=chosen, machine=machine, limit=limit,
+        prompt=memory.prompt, completion=memory.completion, rough=not shape.is_transformer, reductions=tuple(_reductions(first, chosen, memory)),
     )  # fmt: skip
 
 
-def _first_fitting(plans: Iterator[MemoryPlan], size: Callable[[MemoryPlan], int], limit: int) -> MemoryPlan:
-    """The first plan within the limit; else the one that needs least."""
+def _first_that_fits(plans: Iterator[MemoryPlan], size: Callable[[MemoryPlan], int], limit: int) -> MemoryPlan:
+    """The first plan within the limit; else the one that needs least memory."""
     smallest: tuple[int, MemoryPlan] | None = None
     for one in plans:
         needs = size(one)
@@ -177,38 +170,38 @@ def _first_fitting(plans: Iterator[MemoryPlan], size: Callable[[MemoryPlan], int
     return smallest[1]
 
 
-def _learnings(costs: Costs) -> Iterator[MemoryPlan]:
-    """Ways to learn, the quickest first: smaller micro-batches cost little until they are very small, working layers out
-    again costs a third, small chunks of logits read the output layer's weights often."""
-    values, vocabulary = costs.values, costs.shape.vocabulary
-    asked = values["seq_step_size"] if values["efficient_long_context"] else None
-    chunk = asked or head_chunk(vocabulary, costs.gpu)
+def _learning_plans(memory: MemoryModel) -> Iterator[MemoryPlan]:
+    """Plans for training, the quickest first. Smaller micro-batches cost little until they are very small, gradient
+    checkpointing costs a third, small chunks of logits read the output layer's weights often."""
+    config, vocabulary = memory.config, memory.shape.vocabulary
+    asked = config.seq_step_size if config.efficient_long_context else None
+    chunk = asked or head_chunk(vocabulary, memory.gpu)
     prefill = asked or PREFILL_CHUNK
-    base = MemoryPlan(costs.rows, prefill, True, MICRO_BATCH_TOKENS[costs.gpu], chunk, values["grad_checkpoint"])
-    one_row = costs.prompt + costs.completion
-    whole = values["batch_size"] * costs.group * one_row
-    sizes = list(_halvings(min(MICRO_BATCH_TOKENS[costs.gpu], whole), one_row))
+    base = MemoryPlan(memory.rows, prefill, True, MICRO_BATCH_TOKENS[memory.gpu], chunk, config.grad_checkpoint)
+    one_row = memory.prompt + memory.completion
+    whole = config.batch_size * memory.group * one_row
+    sizes = list(_halvings(min(MICRO_BATCH_TOKENS[memory.gpu], whole), one_row))
     yield base
     for recompute in sorted({base.recompute, True}):
         for size in sizes:
-            if recompute or size >= WORTHWHILE[costs.gpu]:
+            if recompute or size >= SMALLEST_MICRO_BATCH[memory.gpu]:
                 yield replace(base, micro_batch_tokens=size, recompute=recompute)
     for size in _halvings(chunk, SMALLEST_CHUNK):
         yield replace(base, micro_batch_tokens=sizes[-1], recompute=True, chunk=size)
 
 
-def _samplings(costs: Costs, learnings: Iterator[MemoryPlan]) -> Iterator[MemoryPlan]:
-    """Ways to sample for a way to learn, the quickest first: without the second copy of weights, with prompts read in
-    smaller pieces, and with fewer rows at a time."""
+def _sampling_plans(memory: MemoryModel, learnings: Iterator[MemoryPlan]) -> Iterator[MemoryPlan]:
+    """Plans for sampling under a plan for training, the quickest first: without merged weights, with smaller prefill chunks,
+    with fewer rows at a time."""
     base = next(learnings)
     yield base
-    for rows in _halvings(costs.rows, 1):
+    for rows in _halvings(memory.rows, 1):
         for chunk in _halvings(base.prefill_chunk, 64):
             yield replace(base, rows=rows, prefill_chunk=chunk, merge=False)
 
 
 def _halvings(first: int, last: int) -> Iterator[int]:
-    """`first`, half of it and so on, and `last` at the end."""
+    """`first`, half of it and so on, and `last` in the end."""
     size = first
     while size > last:
         yield size
@@ -216,7 +209,7 @@ def _halvings(first: int, last: int) -> Iterator[int]:
     yield min(first, last)
 
 
-def _pressed(first: MemoryPlan, chosen: MemoryPlan, costs: Costs) -> Iterator[str]:
+def _reductions(first: MemoryPlan, chosen: MemoryPlan, memory: MemoryModel) -> Iterator[str]:
     if chosen.rows < first.rows:
         yield f"decoding {chosen.rows} of {first.rows} completions at a time"
     if chosen.prefill_chunk < first.prefill_chunk:
@@ -234,36 +227,37 @@ def _pressed(first: MemoryPlan, chosen: MemoryPlan, costs: Costs) -> Iterator[st
 # ── what to change ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _advice(values: Mapping[str, Any], shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> str:
-    """The first change that makes it fit; else the one that saves most, and a smaller model."""
+def _advice(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> str:
+    """The first change of settings that makes the run fit; else the one that saves most, and a smaller model."""
     tried = [
-        (words, _fitted({**values, **change}, shape, machine, prompt, gpu)) for words, change in _changes(values, shape)
+        (words, _fit(config.model_copy(update=change), shape, machine, prompt, gpu))
+        for words, change in _possible_changes(config, shape)
     ]
-    for words, found in tried:
-        if found.fits:
-            return f"{words} it would need {amount(found.total)}."
+    for words, changed in tried:
+        if changed.fits:
+            return f"{words} it would need {format_bytes(changed.total)}."
     if not tried:
         return "Choose a smaller model."
-    words, found = min(tried, key=lambda one: one[1].total)
-    return f"Choose a smaller model; {words[0].lower()}{words[1:]} this one would still need {amount(found.total)}."
+    words, changed = min(tried, key=lambda one: one[1].total)
+    return f"Choose a smaller model; {words[0].lower()}{words[1:]} this one would still need {format_bytes(changed.total)}."
 
 
-def _changes(values: Mapping[str, Any], shape: ModelShape) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What to change first, what it costs in quality least to most."""
-    if values["train_type"] == "full":
+def _possible_changes(config: Config, shape: ModelShape) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Changes to try, those that cost least quality first."""
+    if config.train_type == "full":
         yield "With LoRA instead of full fine-tuning", {"train_type": "lora"}
-    elif not shape.quantised and values["quantization"] in ("none", "8", "6"):
+    elif not shape.quantised and config.quantization in ("none", "8", "6"):
         yield "With 4-bit quantization", {"quantization": "4"}
-    completion = values["max_completion_length"]
+    completion = config.max_completion_length
     while completion > 128:
         completion //= 2
-        # Max Seq goes along, or the prompts would get what the completions give up.
-        shorter = values["max_seq_length"] - values["max_completion_length"] + completion
+        # Max Seq shrinks too, or prompts could fill what the completions give up.
+        shorter = config.max_seq_length - config.max_completion_length + completion
         yield (
             f"With Completion at {completion} tokens",
             {"max_completion_length": completion, "max_seq_length": shorter},
         )
-    if values["train_type"] == "full" and not shape.quantised:
+    if config.train_type == "full" and not shape.quantised:
         yield "With LoRA on the model in 4 bits", {"train_type": "lora", "quantization": "4"}
 
 
@@ -271,7 +265,7 @@ def _listed(parts: tuple[str, ...]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def amount(size: float) -> str:
+def format_bytes(size: float) -> str:
     """“9.8 GB”, “640 MB”, “0.3 MB”."""
     if size >= GB:
         return f"{size / GB:.1f} GB"

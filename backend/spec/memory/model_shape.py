@@ -1,7 +1,7 @@
-"""What a model is made of, read from its config.json and the headers of its weights: sizes of layers, bytes of arrays.
+"""Layer sizes and bytes of a model, from its config.json and the headers of its safetensors files.
 
-No weight is read and no model is built. Where the weights are on this machine every array's bytes are known exactly;
-where only config.json is, they follow from its numbers.
+No weight is read and no model is built. Where the weights are on this machine the bytes of every array are exact; where only
+config.json is, they are computed from its sizes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _GATED = ("gate_proj", "up_proj", "down_proj")
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A matrix of one layer: its name within the layer, numbers in and out, how many experts have one like it, and the
-    bytes it takes as it comes, its scales included."""
+    """A weight matrix of one layer: its name within the layer, input and output size, the number of experts stacked in it (1
+    without), and its bytes as stored, quantisation scales included."""
 
     name: str
     inputs: int
@@ -42,7 +42,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """One model. Sizes are counts of numbers, `weights` is bytes, `width` the bytes of one number of its activations."""
+    """One model. Sizes count numbers, `weights` is in bytes, `width` is the bytes per activation."""
 
     kind: str
     hidden: int
@@ -54,27 +54,28 @@ class ModelShape:
     experts_per_token: int
     width: int
     quantised: bool
-    normed: bool
-    """Whether queries and keys are normalised, which keeps them once more."""
-    plain: bool
-    """Whether every layer remembers keys and values of all tokens: only then are prompts read once for their group."""
+    has_qk_norm: bool
+    """Whether queries and keys are normalised, so that autodiff saves them once more."""
+    has_full_attention: bool
+    """Whether every layer attends to all tokens (no sliding window, no recurrence): only then is a prompt computed once for
+    its group."""
     layers: tuple[tuple[Linear, ...], ...]
     outside: tuple[Linear, ...]
-    """Embedding and output layer; one of them where they are tied."""
+    """Embedding and output layer; a single matrix where they are tied."""
     weights: int
     exact: bool
-    """Whether `weights` was read from the files, and not worked out from config.json."""
-    known: bool
-    """Whether the layers are those of a usual transformer; else activations are a rough guess from its matrices."""
+    """Whether `weights` was read from the files rather than computed from config.json."""
+    is_transformer: bool
+    """Whether the layers are those of a usual transformer; else activations are roughly guessed from the matrices."""
 
     @property
     def queries(self) -> int:
-        """Numbers of all queries of a token."""
+        """Numbers in the queries of one token: heads × head_dim."""
         return self.heads * self.head_dim
 
     @property
     def keys(self) -> int:
-        """Numbers of all keys of a token, which are as many as those of its values."""
+        """Numbers in the keys of one token, as many as in its values: kv_heads × head_dim."""
         return self.kv_heads * self.head_dim
 
     @property
@@ -83,20 +84,20 @@ class ModelShape:
 
 
 def shape_of(folder: Path) -> ModelShape | None:
-    """The shape of the model in `folder`; None where there is no config.json that says anything of it."""
+    """The shape of the model in `folder`; None without a config.json that has its sizes."""
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         return None
-    return shape_from(cast("dict[str, Any]", found), dict(_headers(folder)))
+    return shape_from(cast("dict[str, Any]", config), dict(_headers(folder)))
 
 
 def shape_from(
     config: Mapping[str, Any], arrays: Mapping[str, tuple[str, tuple[int, ...]]] | None = None
 ) -> ModelShape | None:
-    """The same from what was read: `arrays` maps a weight's name to its type (as safetensors spells it) and shape."""
+    """As `shape_of`, from parsed contents: `arrays` maps a weight's name to its safetensors dtype and shape."""
     text = {**config, **_mapping(config.get("text_config"))}
     hidden, count = (
         _number(text, "hidden_size", "d_model", "n_embd"),
@@ -109,37 +110,37 @@ def shape_from(
     packed = quantization_of(config)
     width = _NAMED.get(str(text.get("torch_dtype") or text.get("dtype") or "").removeprefix("torch."), 2)
     tied = bool(text.get("tie_word_embeddings", True))
-    here = _known_arrays(arrays or {}, packed, tied)
-    made = here or _formula(text, count, hidden, heads, head_dim, width, packed, tied)
-    kinds = {name for layer in made.layers for linear in layer for name in [linear.name]}
+    here = _from_arrays(arrays or {}, packed, tied)
+    contents = here or _from_config(text, count, hidden, heads, head_dim, width, packed, tied)
+    kinds = {name for layer in contents.layers for linear in layer for name in [linear.name]}
     return ModelShape(
         kind=str(config.get("model_type") or ""), hidden=hidden, heads=heads,
         kv_heads=_number(text, "num_key_value_heads", "n_head_kv") or heads, head_dim=head_dim,
         vocabulary=_number(text, "vocab_size"), tied=tied,
         experts_per_token=_number(text, "num_experts_per_tok", "num_experts_per_token", "moe_topk"),
-        width=made.width or width, quantised=bool(packed), normed=made.normed, plain=_is_plain(text, heads),
-        layers=made.layers, outside=made.outside, weights=made.bytes, exact=here is not None,
-        known=bool(heads) and any("down_proj" in name for name in kinds) and any("o_proj" in name for name in kinds),
+        width=contents.width or width, quantised=bool(packed), has_qk_norm=contents.has_qk_norm, has_full_attention=_has_full_attention(text, heads),
+        layers=contents.layers, outside=contents.outside, weights=contents.bytes, exact=here is not None,
+        is_transformer=bool(heads) and any("down_proj" in name for name in kinds) and any("o_proj" in name for name in kinds),
     )  # fmt: skip
 
 
-def _is_plain(text: Mapping[str, Any], heads: int) -> bool:
+def _has_full_attention(text: Mapping[str, Any], heads: int) -> bool:
     windowed = text.get("sliding_window") and text.get("use_sliding_window", True)
-    return (bool(heads) and not windowed and "layer_types" not in text) or _all_full(text)
+    return (bool(heads) and not windowed and "layer_types" not in text) or _all_layers_full(text)
 
 
-def _all_full(text: Mapping[str, Any]) -> bool:
+def _all_layers_full(text: Mapping[str, Any]) -> bool:
     types = text.get("layer_types")
     return isinstance(types, list) and set(cast("list[Any]", types)) == {"full_attention"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _Contents:
     layers: tuple[tuple[Linear, ...], ...]
     outside: tuple[Linear, ...]
     bytes: int
     width: int
-    normed: bool
+    has_qk_norm: bool
 
 
 # ── from the files ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -159,9 +160,9 @@ def _headers(folder: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
                 yield name, (about["dtype"], tuple(about["shape"]))
 
 
-def _known_arrays(
+def _from_arrays(
     arrays: Mapping[str, tuple[str, tuple[int, ...]]], packed: Mapping[str, Any], tied: bool
-) -> _Made | None:
+) -> _Contents | None:
     if not arrays:
         return None
     sizes = {name: _size(*about) for name, about in arrays.items() if not (tied and name.endswith("lm_head.weight"))}
@@ -179,19 +180,19 @@ def _known_arrays(
         layer = layers.setdefault(int(place[1]), {})
         layer[linear.name] = _stacked(layer.get(linear.name), linear)
     floats = [_BYTES[kind] for kind, _ in arrays.values() if kind in ("F32", "F16", "BF16")]
-    return _Made(
+    return _Contents(
         layers=tuple(tuple(layers[i].values()) for i in sorted(layers)),
         outside=tuple(outside),
         bytes=sum(sizes.values()),
         width=max(set(floats), key=floats.count, default=0),
-        normed=any(name.endswith(("q_norm.weight", "q_layernorm.weight")) for name in sizes),
+        has_qk_norm=any(name.endswith(("q_norm.weight", "q_layernorm.weight")) for name in sizes),
     )
 
 
 def _linear(
     name: str, arrays: Mapping[str, tuple[str, tuple[int, ...]]], sizes: Mapping[str, int], packed: Mapping[str, Any]
 ) -> Linear | None:
-    """The matrix that an array is; None for a vector. One of experts stacked together counts them."""
+    """The matrix of an array; None for a vector. Experts stacked in one array [experts, out, in] are counted."""
     kind, shape = arrays[name]
     if not name.endswith(".weight") or len(shape) < 2:
         return None
@@ -207,7 +208,7 @@ def _linear(
 
 
 def _stacked(before: Linear | None, one: Linear) -> Linear:
-    """mlx-lm puts experts that come one by one into one array."""
+    """Add an expert stored by itself to the others of its kind: mlx-lm stacks them when it loads."""
     if before is None:
         return one
     return Linear(one.name, one.inputs, one.outputs, before.experts + one.experts, before.bytes + one.bytes)
@@ -223,7 +224,7 @@ def _size(kind: str, shape: tuple[int, ...]) -> int:
 # ── from config.json alone ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _formula(
+def _from_config(
     text: Mapping[str, Any],
     count: int,
     hidden: int,
@@ -232,28 +233,28 @@ def _formula(
     width: int,
     packed: Mapping[str, Any],
     tied: bool,
-) -> _Made:
-    """The usual decoder layer: four projections of attention, a gated unit or several as experts."""
+) -> _Contents:
+    """The usual decoder layers: four attention projections and a gated MLP, or several as experts."""
     each = _packed_width(packed, width)
     queries, keys = heads * head_dim, (_number(text, "num_key_value_heads") or heads) * head_dim
     sizes = [(hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden)]
-    attention = [_made_up(name, *size, 1, each) for name, size in zip(_ATTENTION, sizes, strict=True)]
+    attention = [_linear_from_config(name, *size, 1, each) for name, size in zip(_ATTENTION, sizes, strict=True)]
     experts = _number(text, "num_experts", "num_local_experts", "n_routed_experts")
     inner = _number(text, "moe_intermediate_size") if experts else 0
     inner = inner or _number(text, "intermediate_size", "n_inner") or 4 * hidden
     unit = [
-        _made_up(f"{'switch_mlp' if experts else 'mlp'}.{name}", *size, max(experts, 1), each)
+        _linear_from_config(f"{'switch_mlp' if experts else 'mlp'}.{name}", *size, max(experts, 1), each)
         for name, size in zip(_GATED, [(hidden, inner), (hidden, inner), (inner, hidden)], strict=True)
     ]
     layer = (*attention, *unit)
-    table = _made_up("embed_tokens", hidden, _number(text, "vocab_size"), 1, each)
+    table = _linear_from_config("embed_tokens", hidden, _number(text, "vocab_size"), 1, each)
     outside = (table,) if tied else (table, table)
     total = count * sum(one.bytes for one in layer) + sum(one.bytes for one in outside)
-    normed = str(text.get("model_type", "")).startswith(("qwen3", "gemma3", "olmo2"))
-    return _Made((layer,) * count, outside, total, width, normed)
+    has_qk_norm = str(text.get("model_type", "")).startswith(("qwen3", "gemma3", "olmo2"))
+    return _Contents((layer,) * count, outside, total, width, has_qk_norm)
 
 
-def _made_up(name: str, inputs: int, outputs: int, experts: int, each: float) -> Linear:
+def _linear_from_config(name: str, inputs: int, outputs: int, experts: int, each: float) -> Linear:
     return Linear(name, inputs, outputs, experts, round(inputs * outputs * experts * each))
 
 

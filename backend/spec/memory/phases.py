@@ -1,40 +1,40 @@
-"""What each phase of a step holds in memory, in bytes: a sum over arrays that are alive at the same time.
+"""Peak memory of each phase of a step in bytes, as a sum over the arrays that are alive at the same time.
 
-Nothing is fitted to a machine. A term is an array that the engine keeps, and its factor is how many of its size are alive
-at once, counted in the graphs that autodiff makes of mlx-lm's layers; `tests/run/test_memory_plan.py` holds the sums against
-measured peaks. Letters: B rows, K prompt tokens, T completion tokens, H hidden, V vocabulary.
+Nothing is fitted to a machine. Each term is an array of the engine; its factor is how many arrays of that size are alive
+at once, counted in the graphs that autodiff makes of mlx-lm's layers. `tests/run/test_memory_plan.py` compares the sums with
+measured peaks. The backward pass is in `backend.spec.memory.backward`. Axes: B rows, K prompt tokens, T completion tokens,
+H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from backend.spec.config import Config
 from backend.spec.memory.chunking import PREFILL_TOKENS, capacity
 from backend.spec.memory.model_shape import Linear, ModelShape, packed_width
 
-FLOAT = 4
-"""Bytes of a number of an adapter, of a gradient, of a log-probability."""
+FLOAT_BYTES = 4
+"""float32: adapters, their gradients, log-probabilities."""
 
 PREFILL_CHUNK = 2048
 PREFILL_BUCKET = 256
-"""Columns by which the caches grow that mlx-lm fills with prompts."""
+"""Columns by which mlx-lm's KV caches grow during prefill."""
 
-AHEAD, IN_FLIGHT = "in flight", 0.05
-"""Of what a phase works on, beside what has to be there."""
+IN_FLIGHT_NAME, IN_FLIGHT_SHARE = "in flight", 0.05
+"""Arrays that MLX allocates ahead of the device, as a share of what a phase works on."""
 
 OPTIMIZER_COPIES = {
     "adamw": 2, "adam": 2, "adamax": 2, "adadelta": 2, "muon": 1, "sgd": 1, "lion": 1, "rmsprop": 1, "adagrad": 1,
 }  # fmt: skip
-"""Arrays of a weight's size that an optimizer remembers for it; Adafactor keeps its rows and columns only."""
+"""State arrays of a weight's size per optimizer. Adafactor keeps row and column statistics only (arXiv:1804.04235)."""
 
 QUANTIZED = {"4": (4, 64, "affine"), "6": (6, 64, "affine"), "8": (8, 64, "affine"), "mxfp4": (4, 32, "mxfp4")}
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """One use of memory."""
+class Allocation:
+    """One use of memory, by the name that the estimate shows."""
 
     name: str
     bytes: int
@@ -42,199 +42,209 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What is held at the moment of a phase that needs most."""
+    """The allocations at the peak of a phase."""
 
-    segments: tuple[Segment, ...]
+    allocations: tuple[Allocation, ...]
 
     @property
     def total(self) -> int:
-        return sum(segment.bytes for segment in self.segments)
+        return sum(allocation.bytes for allocation in self.allocations)
 
     @property
     def needed(self) -> int:
-        """Without what MLX prepares ahead of the device."""
-        return sum(segment.bytes for segment in self.segments if segment.name != AHEAD)
+        """The total without the arrays in flight."""
+        return sum(allocation.bytes for allocation in self.allocations if allocation.name != IN_FLIGHT_NAME)
 
     def to_dict(self) -> dict[str, int]:
-        return {segment.name: segment.bytes for segment in self.segments} | {"total": self.total}
+        return {allocation.name: allocation.bytes for allocation in self.allocations} | {"total": self.total}
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """How a step is cut up. Every choice trades time for memory and changes no number beyond rounding."""
+    """Into what sizes a step is split. Every choice trades time for memory and changes no result beyond rounding."""
 
     rows: int
     """Completions decoded together."""
     prefill_chunk: int
-    """Prompt tokens read in one pass, of each prompt."""
+    """Tokens per prompt in one forward pass of prefill."""
     merge: bool
-    """Whether decoding has a second copy of the weights that adapters change, with the adapters inside."""
+    """Whether decoding uses a copy of the adapted weights with the adapters merged in."""
     micro_batch_tokens: int
-    """Tokens, padding counted, of one forward and backward pass."""
+    """Tokens, padding included, of one forward and backward pass."""
     chunk: int
-    """Completion tokens whose logits are worked on at once."""
+    """Completion tokens whose logits exist at once."""
     recompute: bool
-    """Whether layers' activations are worked out again in the backward pass."""
+    """Gradient checkpointing: whether layers' activations are recomputed in the backward pass."""
 
 
-class Costs:
-    """The arrays of one run, by what its settings and its model say. `values` holds all settings, sound.
+class MemoryModel:
+    """Sizes of the arrays of one run, from its settings and its model's shape.
 
-    `prompt` is the length of the longest prompts, `gpu` whether MLX works on one: its norms keep less.
+    `prompt`: tokens of the longest prompt. `gpu`: whether MLX runs on one, where its fused norms save less for backward.
     """
 
-    def __init__(self, values: Mapping[str, Any], shape: ModelShape, prompt: int, *, gpu: bool) -> None:
-        self.values, self.shape, self.prompt, self.gpu = values, shape, prompt, gpu
-        self.full = values["train_type"] == "full"
-        self.width = FLOAT if self.full else shape.width
-        """Bytes of a number of the activations: full fine-tuning works in 32 bits."""
-        self.group, self.completion = values["group_size"], values["max_completion_length"]
-        self.prompts = values["batch_size"] * values["gradient_accumulation_steps"] * values["steps_per_generation"]
+    def __init__(self, config: Config, shape: ModelShape, prompt: int, *, gpu: bool) -> None:
+        self.config, self.shape, self.prompt, self.gpu = config, shape, prompt, gpu
+        self.full = config.train_type == "full"
+        self.width = FLOAT_BYTES if self.full else shape.width
+        """Bytes per activation: full fine-tuning computes in float32."""
+        self.group, self.completion = config.group_size, config.max_completion_length
+        self.prompts = config.prompts_per_step
         self.rows = self.prompts * self.group
         count = len(shape.layers)
-        learning = count if self.full or values["num_layers"] < 0 else min(values["num_layers"], count)
-        self.layers = shape.layers[count - learning :]
-        """Those that learn. Earlier ones keep nothing for the backward pass."""
+        trainable_layers = count if self.full or config.num_layers < 0 else min(config.num_layers, count)
+        self.layers = shape.layers[count - trainable_layers :]
+        """The trainable layers, the last ones. Earlier layers save nothing for the backward pass."""
 
-    # ── what stays from step to step ─────────────────────────────────────────────────────────────────────────────────
+    # ── persistent from step to step ────────────────────────────────────────────────────────────────────────────────
 
-    def lasting(self) -> list[Segment]:
-        """Weights, adapters, what the optimizer remembers, and the reference where it has arrays of its own."""
+    def persistent(self) -> list[Allocation]:
+        """Weights, adapters, optimizer state, and the reference policy where it has arrays of its own."""
         weights = self.weights()
-        found = [
+        sizes = [
             ("weights", weights),
             ("adapters", 0 if self.full else self.trainable()),
             ("optimizer", self._optimizer()),
         ]
-        return [Segment(name, size) for name, size in [*found, ("reference", self._reference(weights))] if size]
+        return [
+            Allocation(name, size) for name, size in [*sizes, ("reference", self._reference_weights(weights))] if size
+        ]
 
     def weights(self) -> int:
-        """As they are trained: quantised after loading where the settings ask for it, in 32 bits where every weight learns."""
-        how = QUANTIZED.get(self.values["quantization"])
+        """The weights as trained: quantised after loading if the settings say so, float32 under full fine-tuning."""
+        how = QUANTIZED.get(self.config.quantization)
         if self.full and not self.shape.quantised:
-            return round(self.shape.weights * FLOAT / self.shape.width)
+            return round(self.shape.weights * FLOAT_BYTES / self.shape.width)
         if how is None or self.shape.quantised:
             return self.shape.weights
         bits, group, mode = how
         each = packed_width(bits, group, mode, self.shape.width)
-        fitting = [one for one in self.shape.matrices if one.inputs % group == 0]
-        return self.shape.weights - sum(one.bytes - round(one.numbers * each) for one in fitting)
+        fitting = [linear for linear in self.shape.matrices if linear.inputs % group == 0]
+        return self.shape.weights - sum(linear.bytes - round(linear.numbers * each) for linear in fitting)
 
     def trainable(self) -> int:
-        """Bytes of all that learns; a gradient is as large."""
+        """Bytes of all trainable weights; their gradients are as large."""
         if self.full:
             return self.weights()
-        return FLOAT * sum(self._adapter(linear) for linear in self.adapted())
+        return FLOAT_BYTES * sum(self._adapter(linear) for linear in self.adapted_linears())
 
-    def _adapter(self, one: Linear) -> int:
-        """LoRA's A [in, rank] and B [rank, out], for each expert (arXiv:2106.09685); DoRA's length of each row beside them."""
-        length = one.outputs if self.values["train_type"] == "dora" else 0
-        return one.experts * self.values["rank"] * (one.inputs + one.outputs) + length
+    def _adapter(self, linear: Linear) -> int:
+        """Numbers of an adapter: LoRA's A [in, rank] and B [rank, out] per expert (arXiv:2106.09685), and with DoRA the
+        magnitude of each output row (arXiv:2402.09353)."""
+        magnitudes = linear.outputs if self.config.train_type == "dora" else 0
+        return linear.experts * self.config.rank * (linear.inputs + linear.outputs) + magnitudes
 
-    def adapted(self) -> list[Linear]:
-        named = [one for one in self.shape.outside if one.name in self.values["lora_keys"]]
-        return [one for layer in self.layers for one in self.adapted_in(layer)] + named
+    def adapted_linears(self) -> list[Linear]:
+        named = [linear for linear in self.shape.outside if linear.name in self.config.lora_keys]
+        return [linear for layer in self.layers for linear in self.adapted_in_layer(layer)] + named
 
-    def adapted_in(self, layer: tuple[Linear, ...]) -> list[Linear]:
-        keys = self.values["lora_keys"]
-        return [one for one in layer if self.full or not keys or one.name in keys]
+    def adapted_in_layer(self, layer: tuple[Linear, ...]) -> list[Linear]:
+        keys = self.config.lora_keys
+        return [linear for linear in layer if self.full or not keys or linear.name in keys]
 
     def _optimizer(self) -> int:
-        if self.values["optimizer"] in OPTIMIZER_COPIES:
-            return OPTIMIZER_COPIES[self.values["optimizer"]] * self.trainable()
-        if self.full:  # of vectors, such as those of the norms, it keeps all
-            vectors = self.weights() - FLOAT * sum(one.numbers for one in self.shape.matrices)
-            return vectors + FLOAT * sum(one.experts * (one.inputs + one.outputs) for one in self.shape.matrices)
-        rank, dora = self.values["rank"], self.values["train_type"] == "dora"
-        each = [one.experts * (one.inputs + one.outputs + 2 * rank) + dora * one.outputs for one in self.adapted()]
-        return FLOAT * sum(each)
+        if self.config.optimizer in OPTIMIZER_COPIES:
+            return OPTIMIZER_COPIES[self.config.optimizer] * self.trainable()
+        if self.full:  # Adafactor keeps full-size state for vectors, such as those of the norms
+            vectors = self.weights() - FLOAT_BYTES * sum(linear.numbers for linear in self.shape.matrices)
+            return vectors + FLOAT_BYTES * sum(
+                linear.experts * (linear.inputs + linear.outputs) for linear in self.shape.matrices
+            )
+        rank, dora = self.config.rank, self.config.train_type == "dora"
+        each = [
+            linear.experts * (linear.inputs + linear.outputs + 2 * rank) + dora * linear.outputs
+            for linear in self.adapted_linears()
+        ]
+        return FLOAT_BYTES * sum(each)
 
-    def _reference(self, weights: int) -> int:
-        """It shares the frozen weights; what learns is there twice from the first update on, or the first move of it."""
-        values = self.values
-        if not (values["beta"] > 0 or values["log_kl"] or values["ratio_against"] == "reference"):
+    def _reference_weights(self, weights: int) -> int:
+        """Bytes of the reference policy. It shares the frozen weights; only full fine-tuning and a reference that follows the
+        policy need a second copy of the trainable ones."""
+        if not self.config.needs_reference:
             return 0
-        if values["reference_model_path"]:
+        if self.config.reference_model_path:
             return weights
-        return self.trainable() if self.full or values["sync_ref_model"] else 0
+        return self.trainable() if self.full or self.config.sync_ref_model else 0
 
     # ── sampling ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def rollout(self, plan: MemoryPlan) -> Phase:
-        """Sampling at its peak: reading the prompts, laying out the first rows, or the last tokens of the longest rows."""
+        """The peak of sampling: prefill, copying the prompts' cache into rows, or the last tokens of the longest rows."""
         rows = min(plan.rows, self.rows)
-        read = self._prompts_read(rows)
-        source = self.cache(read, _rounded(self.prompt, PREFILL_BUCKET))
+        prefilled = self._prompts_prefilled(rows)
+        prompt_cache = self.cache(prefilled, _rounded(self.prompt, PREFILL_BUCKET))
         columns = capacity(self.prompt + self.completion)
-        waiting = source if rows < self.rows else 0
+        waiting = prompt_cache if rows < self.rows else 0
         cache = self.cache(rows, columns) + waiting
-        logits = 5 * rows * self.shape.vocabulary * FLOAT
-        """Logits, those above the peak, their exponentials, what the filters leave and its sums."""
+        logits = 5 * rows * self.shape.vocabulary * FLOAT_BYTES
+        # Five arrays [B, V]: logits, logits minus their maximum, exponentials, the filtered distribution, its running sum.
         layer = self.cache(rows, columns) // max(len(self.shape.layers), 1)
-        moments = {
-            "folding": (0, 4 * FLOAT * self.largest_adapted()),
-            "reading": (source, self._reading(read, plan)),
-            "laying": (source + self.cache(rows, capacity(self.prompt + 8)), layer // 2),
-            "growing": (cache, layer),
-            "drawing": (cache, logits),
+        candidates = {
+            "merge adapters": (0, 4 * FLOAT_BYTES * self.largest_adapted()),
+            "prefill": (prompt_cache, self._prefill_work(prefilled, plan)),
+            "fill rows": (prompt_cache + self.cache(rows, capacity(self.prompt + 8)), layer // 2),
+            "grow cache": (cache, layer),
+            "sample": (cache, logits),
         }
-        held, work = max(moments.values(), key=sum)
-        found = [
-            Segment("KV cache", held),
-            Segment("logits" if work == logits else "activations", work),
-            ahead(held + work),
+        held, work = max(candidates.values(), key=sum)
+        allocations = [
+            Allocation("KV cache", held),
+            Allocation("logits" if work == logits else "activations", work),
+            in_flight(held + work),
         ]
-        merged = self._merged(plan)
-        return Phase((*self.lasting(), *([Segment("decoding weights", merged)] if merged else []), *found))
+        merged = self._merged_weights(plan)
+        return Phase((*self.persistent(), *([Allocation("decoding weights", merged)] if merged else []), *allocations))
 
-    def _prompts_read(self, rows: int) -> int:
-        return -(-rows // self.group) if self.shape.plain else 1
+    def _prompts_prefilled(self, rows: int) -> int:
+        return -(-rows // self.group) if self.shape.has_full_attention else 1
 
     def cache(self, rows: int, columns: int) -> int:
-        """Keys and values of every layer."""
+        """Bytes of the KV cache: [rows, kv_heads, columns, head_dim] twice per layer."""
         return rows * columns * 2 * self.shape.keys * len(self.shape.layers) * self.width
 
-    def _reading(self, prompts: int, plan: MemoryPlan) -> int:
-        """One layer at work on a chunk of the prompts: scores before the mask, after it and as shares, [B, heads, chunk, K],
-        or the gated unit's four arrays. On a CPU its exponentials are spelled out, in five arrays or six, and two layers' are
-        prepared ahead."""
+    def _prefill_work(self, prompts: int, plan: MemoryPlan) -> int:
+        """One layer's temporaries on a chunk of the prompts: attention scores [B, heads, chunk, K] before the mask, after it
+        and after softmax, or the four arrays of the gated MLP. On a CPU its exponential is computed with plain operations
+        (`backend.engine.cpu.vector_exp`) in five or six arrays, and two layers' are allocated ahead."""
         chunk = min(plan.prefill_chunk, max(1, PREFILL_TOKENS // prompts), self.prompt)
         scores = prompts * self.shape.heads * chunk * self.prompt * self.width
-        unit = prompts * chunk * self.unit(self.shape.layers[-1])
-        spelled = 0 if self.gpu else unit * FLOAT
-        return max(3 * scores + 6 * spelled, 4 * unit * self.width + 10 * spelled)
+        mlp_width = prompts * chunk * self.mlp_width(self.shape.layers[-1])
+        exponential = 0 if self.gpu else mlp_width * FLOAT_BYTES
+        return max(3 * scores + 6 * exponential, 4 * mlp_width * self.width + 10 * exponential)
 
-    def _merged(self, plan: MemoryPlan) -> int:
-        """Adapted float weights once more with their adapters inside; else the adapters side by side. Where every weight
-        learns, those that read one input are put together."""
+    def _merged_weights(self, plan: MemoryPlan) -> int:
+        """Bytes of the weights that decoding makes for itself: float weights with their adapters merged in, else the adapters
+        fused side by side; under full fine-tuning the fused matrices that share an input (q, k, v; gate, up)."""
         if self.full:
-            together = [
-                one for one in self._all() if not one.name.endswith(("o_proj", "down_proj")) and one.experts == 1
+            fused = [
+                linear
+                for linear in self._all_linears()
+                if not linear.name.endswith(("o_proj", "down_proj")) and linear.experts == 1
             ]
-            return FLOAT * sum(one.numbers for one in together) if plan.merge else 0
-        if not plan.merge or self.shape.quantised or self.values["quantization"] != "none":
+            return FLOAT_BYTES * sum(linear.numbers for linear in fused) if plan.merge else 0
+        if not plan.merge or self.shape.quantised or self.config.quantization != "none":
             return self.trainable()
-        return self.width * sum(one.numbers for one in self.adapted() if one.experts == 1)
+        return self.width * sum(linear.numbers for linear in self.adapted_linears() if linear.experts == 1)
 
-    def _all(self) -> list[Linear]:
-        return [one for layer in self.shape.layers for one in layer]
+    def _all_linears(self) -> list[Linear]:
+        return [linear for layer in self.shape.layers for linear in layer]
 
     def largest_adapted(self) -> int:
-        """Numbers of the largest matrix that has an adapter."""
-        return max((one.numbers for one in self.adapted()), default=0)
+        """Numbers of the largest adapted matrix."""
+        return max((linear.numbers for linear in self.adapted_linears()), default=0)
 
-    def times(self, one: Linear) -> int:
-        """How often a token goes through it."""
-        return self.shape.experts_per_token or 1 if one.experts > 1 else 1
+    def uses_per_token(self, linear: Linear) -> int:
+        """How many of its experts a token is routed to; 1 for a matrix without experts."""
+        return self.shape.experts_per_token or 1 if linear.experts > 1 else 1
 
-    def unit(self, layer: tuple[Linear, ...]) -> int:
-        """Inner numbers of the gated unit, of all experts that a token goes through, shared ones included."""
-        return sum(one.inputs * self.times(one) for one in layer if one.name.endswith("down_proj"))
+    def mlp_width(self, layer: tuple[Linear, ...]) -> int:
+        """Intermediate size of the gated MLP, summed over the experts that a token is routed to, shared ones included."""
+        return sum(linear.inputs * self.uses_per_token(linear) for linear in layer if linear.name.endswith("down_proj"))
 
 
-def ahead(work: int) -> Segment:
-    """What MLX has prepared and not yet come to, where `backend.run.memory_plan` holds it to the estimate."""
-    return Segment(AHEAD, round(IN_FLIGHT * work))
+def in_flight(work: int) -> Allocation:
+    """Arrays that MLX has allocated ahead of the device, where `backend.run.memory_plan` holds it to the estimate."""
+    return Allocation(IN_FLIGHT_NAME, round(IN_FLIGHT_SHARE * work))
 
 
 def _rounded(n: int, multiple: int) -> int:

@@ -1,7 +1,7 @@
-"""Reward functions listed by reading source text: name, label, what it scores, parameters, line.
+"""Catalogue of reward functions, read from source text: name, label, what each scores, parameters, line.
 
-It never runs a person's file, and it imports no other room, so the window may ask it as often as it likes. The price:
-it sees the names that stand in the text, not those that a file works out while it runs (`computes_names`).
+No user's file is run and no other room is imported, so the window may ask as often as it likes. In return only names that are
+literals in the source are seen, not those that a file computes when it runs (`computes_names`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any
 
 from backend.spec.faults import Fault, Mistake
 from backend.spec.rewards.entry import ALIAS, RewardCall, read_call
-from backend.spec.rewards.entry import split_names as split_names  # asked for here by whoever reads settings
+from backend.spec.rewards.entry import split_names as split_names  # re-exported for readers of settings
 from backend.spec.rewards.parse import (
     Parameter,
     RewardEntry,
-    asks_for_completions,
-    binds,
-    decorations,
+    count_decorator_uses,
     functions,
     locate_reward_file,
+    may_define,
     parse_reward_file,
-    plain,
-    registered,
+    plain_entry,
+    registered_entries,
+    takes_completions,
 )
 
 __all__ = [
@@ -38,22 +38,22 @@ __all__ = [
     "DEFAULT_REWARDS",
     "Parameter",
     "RewardEntry",
-    "anchored",
     "argument_sentences",
     "builtin_rewards",
-    "canonical",
+    "canonical_entry",
     "computes_names",
-    "entry_of",
+    "find_entry",
     "locate_reward_file",
     "metric_name",
     "nearest",
     "parse_reward_file",
-    "plain_reward",
+    "plain_function_entry",
     "plain_rewards_in_file",
     "reward_call",
     "reward_faults",
     "rewards_in_file",
     "split_names",
+    "with_absolute_file",
 ]
 
 BUILT_IN = "built in"
@@ -64,13 +64,13 @@ DEFAULT_REWARDS = (
     "r1_soft_format_reward_func",
     "r1_count_xml",
 )
-"""What a run is scored by when `reward_functions` is left out."""
+"""The default of `reward_functions`."""
 
 COMPARING_REWARDS = (
     *("r1_accuracy_reward_func", "accuracy_reward", "math_eval", "multiple_choice", "jaccard"),
     "cosine_scaled_reward",
 )
-"""Shipped functions that compare with the dataset's answer, and say nothing useful without one."""
+"""Shipped functions that compare with the dataset's answer and are useless without one."""
 
 _REWARDS_FOLDER = Path(__file__).parents[2] / "rewards" / "functions"
 _REWARD_MODULES = ("r1", "answers", "formats", "texts", "lengths")
@@ -80,58 +80,58 @@ _KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "
 
 
 def builtin_rewards() -> list[RewardEntry]:
-    """The reward functions that ship with the program, in the order in which they are written."""
+    """The shipped reward functions, in the order of their source."""
     return list(_builtin_rewards())
 
 
 @cache
 def _builtin_rewards() -> tuple[RewardEntry, ...]:
     sources = (_REWARDS_FOLDER / f"{module}.py" for module in _REWARD_MODULES)
-    return tuple(entry for source in sources for entry in registered(ast.parse(source.read_bytes()), BUILT_IN))
+    return tuple(entry for source in sources for entry in registered_entries(ast.parse(source.read_bytes()), BUILT_IN))
 
 
 def rewards_in_file(path: Path) -> list[RewardEntry]:
-    """The functions that a person's file registers under names standing in its text, in the order of their lines.
+    """The functions that a user's file registers under literal names, in the order of their lines.
 
-    Raises Mistake on `reward_functions_file` for a file that is missing, unreadable or no Python.
+    Raises Mistake on `reward_functions_file` for a file that is missing, unreadable or not Python.
     """
-    return registered(parse_reward_file(path), str(path))
+    return registered_entries(parse_reward_file(path), str(path))
 
 
 def plain_rewards_in_file(path: Path) -> list[RewardEntry]:
-    """The functions of a file that TRL could be given: registered nowhere, and asking for completions or for everything
-    (`**kwargs`). Each is an entry `file.py::name`. Raises Mistake as `rewards_in_file`."""
+    """The functions of a file that could be given to TRL: not registered, and taking `completions` or `**kwargs`. Each is an
+    entry `file.py::name`. Raises Mistake as `rewards_in_file`."""
     tree = parse_reward_file(path)
-    lines = {entry.line for entry in registered(tree, "")}
-    found = [one for one in functions(tree) if one.lineno not in lines and asks_for_completions(one)]
-    return [plain(function, path) for function in found if not function.name.startswith("_")]
+    lines = {entry.line for entry in registered_entries(tree, "")}
+    candidates = [one for one in functions(tree) if one.lineno not in lines and takes_completions(one)]
+    return [plain_entry(function, path) for function in candidates if not function.name.startswith("_")]
 
 
 def computes_names(path: Path) -> bool:
-    """Whether the file registers functions in ways that cannot be read off its text (a loop, a name put together).
+    """Whether the file registers functions in ways that its text does not show (in a loop, under a computed name).
 
-    Then a name that `rewards_in_file` does not list may still exist, and only running the file can tell.
+    Then a name that `rewards_in_file` does not list may still exist; only running the file can tell.
     """
     tree = parse_reward_file(path)
-    return decorations(tree) > len(registered(tree, ""))
+    return count_decorator_uses(tree) > len(registered_entries(tree, ""))
 
 
-def entry_of(text: str, known: Iterable[RewardEntry], base: Path | None = None) -> RewardEntry | None:
-    """The function behind an entry of `reward_functions`, called by the whole entry, for a table to show; None where
-    there is none, or the text cannot be read."""
+def find_entry(text: str, known: Iterable[RewardEntry], base: Path | None = None) -> RewardEntry | None:
+    """The function of an entry of `reward_functions`, named by the whole entry, for display; None where there is no such
+    function or the text cannot be parsed."""
     by_name = {entry.name: entry for entry in known}
     try:
         call = reward_call(text, by_name)
-        found = plain_reward(call, base) if call.file else by_name.get(call.function)
+        entry = plain_function_entry(call, base) if call.file else by_name.get(call.function)
     except Mistake:
         return None
-    label = call.alias or (found.label if found else "")
-    return replace(found, name=text, label=label) if found else None
+    label = call.alias or (entry.label if entry else "")
+    return replace(entry, name=text, label=label) if entry else None
 
 
-def canonical(text: str) -> str:
-    """One entry of `reward_functions` as we write it: the registered name for a short one (`r1_int` →
-    `r1_int_reward_func`), arguments in one spelling. What cannot be read stays as it is."""
+def canonical_entry(text: str) -> str:
+    """An entry of `reward_functions` in canonical form: the registered name for a short one (`r1_int` →
+    `r1_int_reward_func`), arguments in one notation. Text that cannot be parsed stays as it is."""
     try:
         call = read_call(text)
     except Mistake:
@@ -140,7 +140,7 @@ def canonical(text: str) -> str:
 
 
 def metric_name(text: str) -> str:
-    """What the scores of an entry are called, in `rewards/<name>/mean` and in tables."""
+    """The name of an entry's scores, in `rewards/<name>/mean` and in tables."""
     try:
         call = read_call(text)
     except Mistake:
@@ -153,9 +153,9 @@ def _registered(call: RewardCall) -> RewardCall:
 
 
 def reward_call(text: str, known: Iterable[str]) -> RewardCall:
-    """The call behind an entry, its function's name looked for among the `known` ones first, then among the short ones.
+    """Parse an entry. Its function is looked up among the `known` names first, then among the short names.
 
-    Raises Mistake on `reward_functions` for text that cannot be read.
+    Raises Mistake on `reward_functions` for text that cannot be parsed.
     """
     known = set(known)
     if text in known:
@@ -170,10 +170,10 @@ def _short_names() -> dict[str, str]:
 
 
 def reward_faults(texts: Iterable[str], entries: Iterable[RewardEntry], base: Path | None = None) -> list[Fault]:
-    """What is wrong with the entries of `reward_functions`, as far as can be told without running anything.
+    """Faults of the entries of `reward_functions` that can be found without running anything.
 
-    `entries` are the functions there are; files before `::` are taken from the folder `base` (else where we run) and
-    read. Each fault is on `reward_functions`.
+    `entries` are the functions that exist; files before `::` are relative to the folder `base` (default: the working
+    directory) and are read. Each fault is on `reward_functions`.
     """
     known = {entry.name: entry for entry in entries}
     sentences: list[str] = []
@@ -181,16 +181,16 @@ def reward_faults(texts: Iterable[str], entries: Iterable[RewardEntry], base: Pa
     for text in texts:
         try:
             call = reward_call(text, known)
-            found = plain_reward(call, base) if call.file else known.get(call.function)
+            entry = plain_function_entry(call, base) if call.file else known.get(call.function)
         except Mistake as mistake:
             sentences += [fault.sentence for fault in mistake.faults]
             continue
         names.append(call.name)
-        if found:
-            sentences += argument_sentences(call, found.parameters, found.source == BUILT_IN)
+        if entry:
+            sentences += argument_sentences(call, entry.parameters, entry.source == BUILT_IN)
         elif not call.file:
             sentences.append(unknown_sentence(call.function, known))
-    return [Fault(_SETTING, sentence) for sentence in [*sentences, *twice_sentences(names)]]
+    return [Fault(_SETTING, sentence) for sentence in [*sentences, *duplicate_sentences(names)]]
 
 
 def unknown_sentence(name: str, known: Iterable[str]) -> str:
@@ -199,16 +199,16 @@ def unknown_sentence(name: str, known: Iterable[str]) -> str:
     return f"There is no reward function {name}; {hint}the known ones are {', '.join(known)}."
 
 
-def twice_sentences(names: Iterable[str]) -> list[str]:
-    """Scores are kept by name, so two entries may not share one."""
+def duplicate_sentences(names: Iterable[str]) -> list[str]:
+    """Faults for names used twice: scores are stored by name."""
     hint = f"give each a name of its own, as in keyword(word=so, {ALIAS}=says_so)"
     return [f"{name} is listed {times} times; {hint}." for name, times in Counter(names).items() if times > 1]
 
 
 def argument_sentences(call: RewardCall, parameters: Sequence[Parameter], shipped: bool) -> list[str]:
-    """What is wrong with a call's arguments: unknown, of the wrong kind, or missing.
+    """Faults of a call's arguments: unknown, of the wrong type, or missing.
 
-    Only a shipped function can lack one: what a person's own function is not given here may be a column.
+    Missing ones are reported for shipped functions only: a parameter of a user's function may be a column of the dataset.
     """
     known = {parameter.name: parameter for parameter in parameters}
     sentences = [_no_parameter(call, name, known) for name in call.arguments if name not in known]
@@ -228,7 +228,7 @@ def _no_parameter(call: RewardCall, name: str, known: Mapping[str, Parameter]) -
 
 
 def _kinds(annotation: str) -> list[str]:
-    """The plain kinds of an annotation such as `int | None`; none where it says anything else."""
+    """The types of an annotation such as `int | None`; empty where it contains any other type."""
     kinds = [kind.strip() for kind in annotation.split("|")]
     return kinds if all(kind in _KINDS for kind in kinds) else []
 
@@ -240,9 +240,9 @@ def _fits(value: Any, annotation: str) -> bool:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` was probably meant to be, or None when nothing comes close.
+    """The known name closest to `name`, or None when nothing is close.
 
-    A short name of a known built-in function is looked at too, and answered with the full one.
+    Short names of known built-in functions are candidates too; the full name is returned for them.
     """
     names = {each.lower(): each for each in known}
     names |= {short: full for short, full in _short_names().items() if full in names}
@@ -250,8 +250,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return names[close[0]] if close else None
 
 
-def anchored(text: str, folder: Path) -> str:
-    """An entry with the path before its `::` made absolute, if a file stands there beside the settings' file."""
+def with_absolute_file(text: str, folder: Path) -> str:
+    """An entry with the path before its `::` made absolute, if that file exists in `folder`."""
     try:
         call = read_call(text)
     except Mistake:
@@ -260,8 +260,8 @@ def anchored(text: str, folder: Path) -> str:
     return replace(call, file=str(path.resolve())).text if call.file and path.is_file() else text
 
 
-def plain_reward(call: RewardCall, base: Path | None = None) -> RewardEntry | None:
-    """The function that `file.py::function` names; None where the file has the name, but not as a `def` of its own.
+def plain_function_entry(call: RewardCall, base: Path | None = None) -> RewardEntry | None:
+    """The function that `file.py::function` names; None where the file binds the name otherwise than by its own `def`.
 
     Raises Mistake on `reward_functions` when the file cannot be read or has no such name.
     """
@@ -269,8 +269,8 @@ def plain_reward(call: RewardCall, base: Path | None = None) -> RewardEntry | No
     tree = parse_reward_file(path, _SETTING)
     defined = {function.name: function for function in functions(tree)}
     if call.function in defined:
-        return plain(defined[call.function], path)
-    if not binds(tree, call.function):
+        return plain_entry(defined[call.function], path)
+    if not may_define(tree, call.function):
         raise Mistake(_SETTING, not_in_file(call.function, path, defined))
     return None
 

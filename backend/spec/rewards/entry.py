@@ -1,11 +1,11 @@
-"""A reward function as settings write it, in one of three ways:
+"""Parses an entry of `reward_functions`, which has one of three forms:
 
     r1_accuracy                               a function with its defaults
     keyword(word=therefore, name=concludes)   with arguments, here under a name of its own
     rewards.py::brevity(limit=200)            a plain function of a Python file, called as TRL calls it
 
-The text is read and never run: arguments are literals, and a bare word is text. Which functions there are, and which
-arguments they take, is not known here: see `backend.spec.rewards.catalog`.
+The text is parsed and never evaluated: arguments are literals, and a bare word is text. Which functions exist and which
+arguments they take is the business of `backend.spec.rewards.catalog`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, cast
 from backend.spec.faults import Mistake
 
 ALIAS = "name"
-"""The argument that is no parameter of any function: what metrics and tables call this entry."""
+"""The argument that is not passed to the function: the name of the entry in metrics and tables."""
 
 _SETTING = "reward_functions"
 _FILE = re.compile(r"""([^"'=]*?)::(.*)""", re.DOTALL)
@@ -34,7 +34,7 @@ _PAIRS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 @dataclass(frozen=True, slots=True)
 class RewardCall:
-    """One entry of `reward_functions`, read. `file` is the path before `::`, empty for a registered function."""
+    """A parsed entry of `reward_functions`. `file` is the path before `::`, empty for a registered function."""
 
     function: str
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -43,19 +43,19 @@ class RewardCall:
 
     @property
     def name(self) -> str:
-        """What its scores are called: the alias, else the function's own name."""
+        """The name of its scores: the alias, else the function's name."""
         return self.alias or self.function
 
     @property
     def text(self) -> str:
-        """The entry written out in the one way that we write it; reading it gives an equal call."""
+        """The entry in canonical notation; parsing it gives an equal call."""
         given = {**self.arguments, **({ALIAS: self.alias} if self.alias else {})}
         inside = ", ".join(f"{key}={_written(value)}" for key, value in given.items())
         return f"{self.file}{'::' if self.file else ''}{self.function}{f'({inside})' if inside else ''}"
 
 
 def read_call(text: str) -> RewardCall:
-    """The call behind one entry. Raises Mistake on `reward_functions`, with what cannot be read."""
+    """Parse one entry. Raises Mistake on `reward_functions` with what cannot be parsed."""
     if not text.strip():
         raise Mistake(_SETTING, "An entry of the reward functions is empty; take it out, or write a name.")
     divided = _FILE.fullmatch(text)
@@ -73,9 +73,8 @@ def read_call(text: str) -> RewardCall:
 def split_names(given: str | Iterable[Any]) -> list[str]:
     """The entries of `reward_functions`, from text or from a list.
 
-    Text is split at commas, though not at those inside brackets or quotes; brackets around all of it and quotes around
-    an entry fall away. In a list, what YAML has cut at a comma inside brackets (`[keyword(word=so, case=true)]`) is
-    put together again.
+    Text is split at commas outside brackets and quotes; brackets around the whole and quotes around an entry are removed.
+    In a list, entries that YAML split at a comma inside brackets (`[keyword(word=so, case=true)]`) are joined again.
     """
     if not isinstance(given, str):
         return _rejoined([str(part) for part in given])
@@ -86,7 +85,7 @@ def split_names(given: str | Iterable[Any]) -> list[str]:
 
 
 def _pieces(text: str) -> tuple[list[str], int]:
-    """(`text` cut at the commas that separate entries, how many brackets are open at its end)."""
+    """(`text` split at the commas between entries, number of brackets still open at its end)."""
     pieces, depth, quote, escaped = [""], 0, "", False
     for char in text:
         if quote:
@@ -124,10 +123,10 @@ def _rejoined(parts: list[str]) -> list[str]:
 
 
 def _arguments(text: str, inside: str) -> dict[str, Any]:
-    """Arguments by name, from what stands behind the opening bracket."""
+    """Arguments by name, from the text after the opening bracket."""
     try:
         with warnings.catch_warnings():
-            # "\d" in quotes is meant as it is written; Python would grumble and read it so.
+            # "\d" in quotes is meant literally; Python parses it so, with a SyntaxWarning.
             warnings.simplefilter("ignore")
             parsed = ast.parse(f"f({inside}", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -1,6 +1,6 @@
-"""A Python file with reward functions, read as text: which functions stand in it, and what they say of themselves.
+"""Parses a Python file with reward functions: its functions, their labels, docstrings and parameters.
 
-Nothing is run, and nothing is known of what a file works out while it runs. `backend.spec.rewards.catalog` asks here.
+Nothing is run, so names computed at run time stay unknown. `backend.spec.rewards.catalog` builds on this.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ INPUTS = (
     *("prompts", "completions", "answer", "types", "completion_ids", "completions_ids"),
     *("trainer_state", "log_extra", "log_metric"),
 )
-"""What every function may ask for by name, besides the dataset's columns. TRL's documentation writes `completions_ids`
-for the sampled token ids, its code `completion_ids`; both are understood."""
+"""Parameters that are filled with the sample, besides the dataset's columns. TRL's documentation calls the sampled token ids
+`completions_ids`, its code `completion_ids`; both are accepted."""
 
 _REWARD_FILE = "reward_functions_file"
 _REWARD_DECORATOR = "register_reward_function"
@@ -29,8 +29,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An argument that a person may set in brackets. `kind` and `default` as they stand in the source: `int | None`,
-    `3`; the kind is empty where none is written, the default None where one must be given."""
+    """A parameter that an entry may set in brackets. `kind` and `default` are source text, such as `int | None` and `3`; the
+    kind is empty without an annotation, the default None where a value is required."""
 
     name: str
     kind: str
@@ -39,10 +39,10 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class RewardEntry:
-    """One reward function as a table shows it.
+    """One reward function as tables show it.
 
     `scores` is the first sentence of its docstring, empty without one; `source` is "built in" or the file's path;
-    `line` is where its `def` stands, counted from 1.
+    `line` is the line of its `def`, from 1.
     """
 
     name: str
@@ -54,15 +54,12 @@ class RewardEntry:
 
 
 def locate_reward_file(path: str | Path, base: Path | None = None) -> Path:
-    """Where a `reward_functions_file` lies: `~` expanded, a relative path taken from `base` (else where we run)."""
+    """The path of a `reward_functions_file`: `~` expanded, relative to `base` (default: the working directory)."""
     return (base or Path.cwd()) / Path(path).expanduser()
 
 
 def parse_reward_file(path: Path, setting: str = _REWARD_FILE) -> ast.Module:
-    """The syntax tree of a person's file, checked as far as it can be without running it.
-
-    Raises Mistake on `setting`, with the line for a syntax error.
-    """
+    """The syntax tree of a user's file, compiled but not run. Raises Mistake on `setting`, with the line of a syntax error."""
     source = _read(path, setting)
     try:
         tree = ast.parse(source)
@@ -87,7 +84,7 @@ def _read(path: Path, setting: str) -> bytes:
         raise Mistake(setting, f"{path} cannot be read: {error.strerror}.") from error
 
 
-def registered(tree: ast.Module, source: str) -> list[RewardEntry]:
+def registered_entries(tree: ast.Module, source: str) -> list[RewardEntry]:
     decorators = _decorator_names(tree)
     entries: list[RewardEntry] = []
     for function in functions(tree):
@@ -99,7 +96,7 @@ def registered(tree: ast.Module, source: str) -> list[RewardEntry]:
 
 
 def _entry(function: Function, decorator: ast.expr, decorators: set[str], source: str) -> RewardEntry | None:
-    """The function as registered by this decorator; None if it is another one or its name does not stand in the text."""
+    """The function as registered by this decorator; None for any other decorator or a name that is not a literal."""
     call = decorator if isinstance(decorator, ast.Call) else None
     if not _is_decorator(call.func if call else decorator, decorators):
         return None
@@ -111,7 +108,7 @@ def _entry(function: Function, decorator: ast.expr, decorators: set[str], source
     return _described(function, name or function.name, label, source)
 
 
-def plain(function: Function, path: Path) -> RewardEntry:
+def plain_entry(function: Function, path: Path) -> RewardEntry:
     return _described(function, function.name, _spelled_out(function.name), str(path))
 
 
@@ -124,7 +121,7 @@ def _described(function: Function, name: str, label: str, source: str) -> Reward
 
 
 def _parameters(function: Function) -> Iterator[Parameter]:
-    """What has a default or can be given by name only, and is no input: the rest are columns of the dataset."""
+    """Parameters with a default or keyword-only, inputs excluded; all others are columns of the dataset."""
     known = function.args
     placed = [*known.posonlyargs, *known.args]
     defaults = [None] * (len(placed) - len(known.defaults)) + known.defaults
@@ -141,7 +138,7 @@ def _arguments(call: ast.Call) -> dict[str, ast.expr]:
 
 
 def _text(node: ast.expr | None) -> str | None:
-    """A string written out in the source; "" for a written None, as the decorator takes it; None for anything else."""
+    """The value of a string literal; "" for a literal None, as the decorator takes it; None for anything else."""
     if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, str)):
         return node.value or ""
     return None
@@ -153,7 +150,7 @@ def _first_sentence(function: Function) -> str:
 
 
 def functions(parent: ast.AST) -> Iterator[Function]:
-    """Every function whose `def` is reached when the file is loaded: under `if` or `try` too, but in no function."""
+    """Every function defined when the file is loaded: at top level, under `if` or `try` too, but not inside functions."""
     for node in ast.iter_child_nodes(parent):
         if isinstance(node, Function):
             yield node
@@ -161,14 +158,14 @@ def functions(parent: ast.AST) -> Iterator[Function]:
             yield from functions(node)
 
 
-def asks_for_completions(function: Function) -> bool:
+def takes_completions(function: Function) -> bool:
     known = function.args
     asked = {one.arg for one in [*known.posonlyargs, *known.args, *known.kwonlyargs]}
     return bool(known.kwarg or asked & {"completions", "completion_ids", "completions_ids"})
 
 
-def binds(tree: ast.Module, name: str) -> bool:
-    """Whether running the file may give it this name other than by a `def`: by assigning, importing, or a class."""
+def may_define(tree: ast.Module, name: str) -> bool:
+    """Whether running the file may bind this name other than by a `def`: by assignment, import, or a class."""
     for node in ast.walk(tree):
         if isinstance(node, ast.alias) and (node.name == "*" or (node.asname or node.name) == name):
             return True
@@ -179,14 +176,14 @@ def binds(tree: ast.Module, name: str) -> bool:
     return False
 
 
-def decorations(tree: ast.Module) -> int:
-    """How often the text names our decorator, to register with or for anything else."""
+def count_decorator_uses(tree: ast.Module) -> int:
+    """How often the source uses our decorator's name, for registering or anything else."""
     decorators = _decorator_names(tree)
     return sum(_is_decorator(node, decorators) for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute))
 
 
 def _decorator_names(tree: ast.Module) -> set[str]:
-    """What the file calls our decorator: its own name, and any that it imports it as."""
+    """Names of our decorator in the file: its own, and any that it is imported as."""
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     aliases = (alias for node in imports for alias in node.names if alias.name == _REWARD_DECORATOR)
     return {_REWARD_DECORATOR} | {alias.asname for alias in aliases if alias.asname}

@@ -1,6 +1,6 @@
-"""A person's code before it is run: which files a run would execute, what they hold, and which contents are meant.
+"""A user's code before it is run: which files a run would execute, what is in them, and the hash of their contents.
 
-Read as text and never run. Whoever asks a person's consent, or holds a run to it, asks here.
+Files are read as text and never run. Asking for consent, and enforcing it, both build on this.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from backend.spec.faults import Mistake
 from backend.spec.rewards.entry import read_call, split_names
 from backend.spec.rewards.parse import functions, locate_reward_file
 
-REACHING = ("ctypes", "ftplib", "http", "httpx", "multiprocessing", "os", "pathlib", "requests", "shutil", "smtplib",
+RISKY_MODULES = ("ctypes", "ftplib", "http", "httpx", "multiprocessing", "os", "pathlib", "requests", "shutil", "smtplib",
             "socket", "subprocess", "tempfile", "urllib")  # fmt: skip
-"""Modules by which code commonly reaches files, other programs or the network."""
+"""Modules by which code usually accesses files, other programs or the network."""
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
-    """One file as it is now. `size` in bytes; `functions` and `imports` by name, as they stand in the text, both empty
-    where it is no Python; `fingerprint` the SHA-256 of its contents."""
+class CodeFile:
+    """The contents of one file. `size` in bytes; `functions` and `imports` by name, in the order of the source, both empty if
+    it is not Python; `fingerprint`: SHA-256 of the contents."""
 
     path: Path
     size: int
@@ -34,11 +34,11 @@ class Code:
 
     @property
     def reaches(self) -> tuple[str, ...]:
-        """Of its imports, those by which code reaches beyond the texts it scores."""
-        return tuple(name for name in self.imports if name.split(".")[0] in REACHING)
+        """Imports of RISKY_MODULES: code that may do more than score texts."""
+        return tuple(name for name in self.imports if name.split(".")[0] in RISKY_MODULES)
 
 
-def read_code(path: Path) -> Code:
+def read_code(path: Path) -> CodeFile:
     """Raises Mistake on `reward_functions_file` for a file that cannot be read."""
     try:
         source = path.read_bytes()
@@ -46,21 +46,21 @@ def read_code(path: Path) -> Code:
         raise Mistake("reward_functions_file", f"{path} cannot be read: {error.strerror}.") from None
     tree = _parsed(source)
     names = tuple(function.name for function in functions(tree)) if tree else ()
-    return Code(path, len(source), hashlib.sha256(source).hexdigest(), names, tuple(_imports(tree)) if tree else ())
+    return CodeFile(path, len(source), hashlib.sha256(source).hexdigest(), names, tuple(_imports(tree)) if tree else ())
 
 
 def code_files(settings: Mapping[str, Any], base: Path | None = None) -> list[Path]:
-    """The files whose code a run with these raw settings executes, each once; missing ones are left out.
+    """The files that a run with these raw settings executes, each once; missing ones are left out.
 
-    They are `reward_functions_file` and what stands before `::` in an entry, in the stages too. Relative paths are taken
-    from the folder `base` (else from where we run).
+    They are `reward_functions_file` and the file before `::` of every entry, in stages too. Relative paths start from the
+    folder `base` (default: the working directory).
     """
     named = [str(settings.get("reward_functions_file") or "").strip(), *_files_of(settings.get("reward_functions"))]
     for stage in _listed(settings.get("stages")):
         if isinstance(stage, Mapping):
             named += _files_of(cast("Mapping[str, Any]", stage).get("reward_functions"))
-    places = [locate_reward_file(name, base).resolve() for name in named if name]
-    return [path for path in dict.fromkeys(places) if path.is_file()]
+    paths = [locate_reward_file(name, base).resolve() for name in named if name]
+    return [path for path in dict.fromkeys(paths) if path.is_file()]
 
 
 def _files_of(entries: Any) -> list[str]:
@@ -75,7 +75,7 @@ def _listed(value: Any) -> Iterable[Any]:
 def _file_of(entry: str) -> str:
     try:
         return read_call(entry).file
-    except Mistake:  # told elsewhere, and no run begins with it
+    except Mistake:  # validation reports it, and no run starts with it
         return ""
 
 
@@ -87,11 +87,11 @@ def _parsed(source: bytes) -> ast.Module | None:
 
 
 def _imports(tree: ast.Module) -> dict[str, None]:
-    """Modules in the order in which they are imported, wherever in the file that is."""
-    found: dict[str, None] = {}
+    """Imported modules in order of appearance, at any level of the file."""
+    modules: dict[str, None] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= dict.fromkeys(alias.name for alias in node.names)
+            modules |= dict.fromkeys(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            found[node.module or "."] = None
-    return found
+            modules[node.module or "."] = None
+    return modules

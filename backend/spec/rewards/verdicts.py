@@ -1,7 +1,7 @@
-"""What scored completions say about reward functions, in words: one function a rule, as in `backend.spec.health`.
+"""Rules over a scored sample of completions that find what is wrong with reward functions: one function per rule.
 
-A rule looks at one sample, scored once, and says what it sees or nothing. To add one, write it below. What a run does
-over many steps is judged elsewhere.
+A rule takes one sample, scored once, and yields findings. To add one, write it below. Rules over the steps of a run are in
+`backend.spec.health`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from backend.spec.health import Finding
 from backend.spec.rewards.catalog import builtin_rewards
 from backend.spec.rewards.parse import functions, parse_reward_file
 
-ALIKE = 1e-8
-"""Rewards closer than this are the same to a group's standard deviation."""
-MOST = 0.9
-"""Share of the spread from which on one function decides nearly alone."""
+SAME_REWARD = 1e-8
+"""Rewards that differ by less count as equal."""
+DOMINANT_SHARE = 0.9
+"""Share of the within-group spread from which one function dominates the others."""
 SLOW_S = 0.25
-"""A function that takes less is not worth a word."""
+"""Seconds below which a slow function is not reported."""
 LEVELS = ("error", "warning", "good", "note")
-"""Of findings, in the order in which they are told."""
+"""Levels of findings, in the order in which they are reported."""
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-LOOKS_FOR = {
+REQUIRED_TEXTS = {
     "r1_accuracy_reward_func": ("<answer>",),
     "r1_int_reward_func": ("<answer>",),
     "r1_strict_format_reward_func": TAGS,
@@ -37,14 +37,14 @@ LOOKS_FOR = {
     "r1_count_xml": TAGS,
     "think_format_reward": ("<think>", "</think>"),
 }
-"""What shipped functions cannot do without in a completion; `keyword` has it in its argument."""
+"""Texts without which a shipped function scores 0; for `keyword` it is its argument."""
 _MARKS = re.compile(r"</?[A-Za-z_]\w*>|\\boxed|####")
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One function's part of a sample. `given`: one entry a completion of all groups in order, None where it had no
-    opinion, empty where it failed with `error`. `seconds` it took; `looks_for`: text without which it gives nothing."""
+    """One function's scores of a sample. `given`: one per completion, groups in order, None where the function had no opinion,
+    empty where it failed with `error`. `seconds`: its run time. `looks_for`: texts without which it scores 0."""
 
     name: str
     label: str
@@ -61,8 +61,8 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Scored completions. `sizes`: completions of each group; `texts`, `stops` and `rewards` one a completion, in the
-    order of the groups; `answers` one a group, as the dataset has them."""
+    """Scored completions. `sizes`: completions per group; `texts`, `stops` and `rewards`: one per completion, in the order of
+    the groups; `answers`: one per group, as in the dataset."""
 
     sizes: Sequence[int]
     texts: Sequence[str]
@@ -77,8 +77,8 @@ class Sample:
         cut = [slice(end - size, end) for size, end in zip(self.sizes, ends, strict=True)]
         object.__setattr__(self, "groups", cut)
 
-    def spreads(self, values: Sequence[float | None]) -> list[float]:
-        """The standard deviation (n − 1) inside each group; 0 for a group that has fewer than two values."""
+    def group_stds(self, values: Sequence[float | None]) -> list[float]:
+        """The standard deviation (n − 1) within each group; 0 for a group with fewer than two values."""
         known = ([value for value in values[group] if value is not None] for group in self.groups)
         return [statistics.stdev(group) if len(group) > 1 else 0.0 for group in known]
 
@@ -94,13 +94,13 @@ def _rule(rule: Rule) -> Rule:
 
 
 def verdicts(sample: Sample) -> list[Finding]:
-    """Everything the rules see, what has to be mended first; where that is nothing, what is good about it."""
+    """What the rules find, errors first; with no error and no warning also a finding that the sample is good."""
     if not sample.texts:
         return []
-    found = [finding for rule in RULES for finding in rule(sample)]
-    if not any(finding.level in LEVELS[:2] for finding in found):
-        found.append(_healthy(sample))
-    return sorted(found, key=lambda finding: LEVELS.index(finding.level))
+    findings = [finding for rule in RULES for finding in rule(sample)]
+    if not any(finding.level in LEVELS[:2] for finding in findings):
+        findings.append(_healthy(sample))
+    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
 @_rule
@@ -112,9 +112,11 @@ def fails(sample: Sample) -> Found:
 
 @_rule
 def no_signal(sample: Sample) -> Found:
-    """Groups whose completions all got the same reward, and why, as far as that can be seen."""
+    """Groups whose completions all have the same reward, and the likely reason."""
     flat = [
-        group for group, spread in zip(sample.groups, sample.spreads(sample.rewards), strict=True) if spread <= ALIKE
+        group
+        for group, spread in zip(sample.groups, sample.group_stds(sample.rewards), strict=True)
+        if spread <= SAME_REWARD
     ]
     flat = [
         group for group in flat if len(sample.texts[group]) > 1 and any(x is not None for x in sample.rewards[group])
@@ -134,7 +136,7 @@ def no_signal(sample: Sample) -> Found:
 def _why_alike(sample: Sample, flat: Sequence[slice]) -> str:
     if all(len(set(sample.texts[group])) == 1 for group in flat):
         return "They are the same text throughout: raise the temperature."
-    varying = [one.label for one in _working(sample) if max(sample.spreads(one.given)) > ALIKE]
+    varying = [one.label for one in _working(sample) if max(sample.group_stds(one.given)) > SAME_REWARD]
     if len(varying) > 1 and len(flat) == len(sample.sizes):
         return f"{_listed(varying)} differ, but weighted they cancel out: change a weight."
     if sample.rewards and all(_is_full(one) for one in _working(sample)):
@@ -151,7 +153,7 @@ def single(sample: Sample) -> Found:
 
 @_rule
 def never_fires(sample: Sample) -> Found:
-    """Functions that gave 0 to everything, those with one reason together."""
+    """Functions that gave 0 to every completion, grouped by reason."""
     silent = [one for one in sample.functions if one.known and not any(one.known)]
     reasons = {one.name: _why_silent(sample, one) for one in silent}
     for reason in dict.fromkeys(reasons.values()):
@@ -190,7 +192,7 @@ def silent(sample: Sample) -> Found:
 
 @_rule
 def constant(sample: Sample) -> Found:
-    """Functions that give everything the same, though not 0."""
+    """Functions that give every completion the same score other than 0."""
     same = [one for one in sample.functions if len(one.known) > 1 and _is_constant(one) and one.known[0]]
     if not same:
         return
@@ -206,15 +208,15 @@ def constant(sample: Sample) -> Found:
 
 @_rule
 def dominates(sample: Sample) -> Found:
-    """One function whose weighted spread inside groups is nearly all there is."""
+    """A function whose weighted within-group spread is nearly all of the spread."""
     working = _working(sample)
-    spreads = {one.label: abs(one.weight) * sum(sample.spreads(one.given)) for one in working}
-    whole = sum(spreads.values())
-    moving = [label for label, spread in spreads.items() if spread > ALIKE]
+    group_stds = {one.label: abs(one.weight) * sum(sample.group_stds(one.given)) for one in working}
+    whole = sum(group_stds.values())
+    moving = [label for label, spread in group_stds.items() if spread > SAME_REWARD]
     if len(moving) < 2 or not whole:
         return
-    label, spread = max(spreads.items(), key=lambda pair: pair[1])
-    if spread / whole >= MOST:
+    label, spread = max(group_stds.items(), key=lambda pair: pair[1])
+    if spread / whole >= DOMINANT_SHARE:
         others = "the other hardly counts" if len(moving) == 2 else f"the other {len(moving) - 1} hardly count"
         sentence = f"{label} makes {spread / whole:.0%} of the difference between completions; {others}."
         yield Finding("dominates", sentence, "Lower its weight, if the others are meant to be heard.", "note")
@@ -224,7 +226,7 @@ def dominates(sample: Sample) -> Found:
 def slow(sample: Sample) -> Found:
     whole = sum(one.seconds for one in sample.functions)
     for one in sample.functions:
-        if one.seconds >= SLOW_S and one.seconds >= MOST * whole and len(sample.functions) > 1:
+        if one.seconds >= SLOW_S and one.seconds >= DOMINANT_SHARE * whole and len(sample.functions) > 1:
             sentence = f"{one.label} takes {one.seconds:.2g} s of {whole:.2g} s: much slower than the rest."
             yield Finding(f"slow {one.name}", sentence, "It is called once a step with every completion.", "note")
 
@@ -240,7 +242,7 @@ def cut_off(sample: Sample) -> Found:
 def _healthy(sample: Sample) -> Finding:
     if all(size == 1 for size in sample.sizes):
         return Finding("scored", "Every function gave scores that a run can use.", "", "good")
-    apart = sum(spread > ALIKE for spread in sample.spreads(sample.rewards))
+    apart = sum(spread > SAME_REWARD for spread in sample.group_stds(sample.rewards))
     there = "the completions score differently" if len(sample.sizes) == 1 else (
         f"within {apart} of {len(sample.sizes)} prompts the completions score differently"
     )  # fmt: skip
@@ -250,11 +252,11 @@ def _healthy(sample: Sample) -> Finding:
 # ── help ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def looked_for(name: str, function: str, file: Path | None) -> tuple[str, ...]:
-    """Text that the function cannot do without: known of shipped ones; of a person's own, the tags that stand in the
-    text of its `def`. A function that asks for none, or whose file cannot be read, gives none."""
+def required_texts(name: str, function: str, file: Path | None) -> tuple[str, ...]:
+    """Texts without which a function scores 0: from a table for shipped ones; for a user's function the tags in the string
+    literals of its `def`. Empty where there are none or the file cannot be read."""
     if file is None or function in {entry.name for entry in builtin_rewards()}:
-        return LOOKS_FOR.get(function, LOOKS_FOR.get(name, ()))
+        return REQUIRED_TEXTS.get(function, REQUIRED_TEXTS.get(name, ()))
     try:
         tree = parse_reward_file(file)
     except Mistake:
@@ -274,12 +276,12 @@ def _working(sample: Sample) -> list[Scores]:
 
 
 def _is_full(one: Scores) -> bool:
-    """Whether it gives the same good score to everything."""
+    """Whether it gives the same positive score to every completion."""
     return _is_constant(one) and one.known[0] > 0
 
 
 def _is_constant(one: Scores) -> bool:
-    return bool(one.known) and max(one.known) - min(one.known) <= ALIKE
+    return bool(one.known) and max(one.known) - min(one.known) <= SAME_REWARD
 
 
 def _listed(words: Sequence[str], last: str = "and") -> str:

@@ -1,0 +1,82 @@
+"""Rows of completions as typed dictionaries: one line of a run's completions.jsonl, and one group that is to be scored.
+
+In completions.jsonl `tokens` is a count; in a group to be scored it holds the sampled ids, which reward functions may ask
+for. `token_count` and `token_ids` read either. Rows are checked as far as their step: a file may be cut off, edited or from
+another program, so whoever shows a row expects keys to be missing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict, cast
+
+from backend.spec.events import parse_line
+
+Stop = Literal["eos", "length", "string"]
+"""Why a completion ended: an end-of-sequence token, the length limit, or one of the `stop` strings."""
+
+
+class CompletionRow(TypedDict):
+    """One completion of a `GroupRow`."""
+
+    text: str
+    tokens: int
+    """How many were sampled, the end-of-sequence token included."""
+    stop: Stop
+    rewards: dict[str, float | None]
+    """Reward function → its score; None where it had no opinion."""
+    reward: float | None
+    """The weighted sum of the scores."""
+    advantage: float
+    logged: NotRequired[dict[str, Any]]
+    """Columns that reward functions noted (TRL's `log_extra`); absent where there are none."""
+
+
+class GroupRow(TypedDict):
+    """One line of completions.jsonl: the completions that a step sampled for one prompt, in the order in which they were
+    sampled. Written by `backend.run.telemetry.group_row`, read by `parse_group_row`."""
+
+    step: int
+    prompt: str
+    answer: str
+    type: str | None
+    completions: list[CompletionRow]
+
+
+class SampledRow(TypedDict):
+    """One completion of a `ScoringRow`."""
+
+    text: str
+    tokens: list[int]
+    """The sampled ids; empty where only the text is known."""
+    stop: Stop
+
+
+class ScoringRow(TypedDict):
+    """A group to be scored: what reward functions are given. Written and read by `backend.rewards.completion_lines`."""
+
+    prompt: str
+    answer: str
+    type: str | None
+    messages: list[dict[str, Any]]
+    columns: dict[str, Any]
+    """Every column of the dataset's row."""
+    completions: list[SampledRow]
+
+
+def parse_group_row(line: bytes) -> GroupRow | None:
+    """The row of one line of completions.jsonl; None for what is no JSON object with a whole number as its step."""
+    row = parse_line(line)
+    return cast("GroupRow", row) if row is not None and isinstance(row.get("step"), int) else None
+
+
+def token_ids(tokens: Any) -> list[int]:
+    """The ids that a row has under `tokens`; empty where it has a count, or nothing that could be ids."""
+    ids = cast("list[Any]", tokens) if isinstance(tokens, list) else []
+    return ids if all(isinstance(one, int) for one in ids) else []
+
+
+def token_count(tokens: Any) -> int | None:
+    """How many tokens a row has under `tokens`, where there are ids or a count; None where neither is."""
+    if isinstance(tokens, list):
+        return len(cast("list[Any]", tokens))
+    return tokens if isinstance(tokens, int) else None

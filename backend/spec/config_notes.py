@@ -1,0 +1,30 @@
+"""Notes on a valid configuration: combinations that are allowed and probably not meant. The trainer writes them to the diary
+when a run starts. What is invalid is a fault: see `backend.spec.checks`.
+"""
+
+from __future__ import annotations
+
+from backend.spec.config import Config
+
+
+def config_notes(config: Config) -> list[str]:
+    """Sentences about valid settings that probably do not do what their author expects."""
+    loss, level = config.grpo_loss_type, config.importance_sampling_level
+    notes: list[str] = []
+    if level == "sequence" and loss in ("bnpo", "dr_grpo", "dapo", "cispo"):
+        notes.append(
+            f"Importance by sequence with the {loss} loss weighs long completions more; grpo and luspo do not."
+        )
+    if loss == "luspo" and level != "sequence":
+        notes.append("The luspo loss was made for importance by sequence.")
+    if loss == "vespo" and level != "token":
+        notes.append("The vespo loss works the completion's ratio out itself and was made for importance by token.")
+    if loss == "cispo" and (config.epsilon_high or config.epsilon) < 1:
+        notes.append("The cispo loss takes Epsilon high as the largest ratio itself; its paper uses about 5.")
+    if config.delta is not None and loss in ("cispo", "sapo", "vespo"):
+        notes.append(f"Delta is set, but the {loss} loss has no clip that it could bound.")
+    if config.num_iterations * config.steps_per_generation == 1 and config.ratio_against == "old":
+        notes.append(
+            "With one update per rollout the ratio is always 1, so epsilon clips nothing and the clip charts stay at 0."
+        )
+    return notes
