@@ -90,7 +90,9 @@ def reward_metrics(groups: Sequence[Group], names: Sequence[str], weights: Seque
     """`reward`, `reward_std` and `rewards/<name>/mean|std` of scored groups."""
     completions = [completion for group in groups for completion in group.completions]
     scores = [[completion.scores[name] for name in names] for completion in completions]
-    _, metrics = advantages(scores, 1, weights=weights, names=names)  # only the metrics are used: groups of 1 have no advantage
+    _, metrics = advantages(
+        scores, 1, weights=weights, names=names
+    )  # only the metrics are used: groups of 1 have no advantage
     return {key: value for key, value in metrics.items() if key != "frac_reward_zero_std"}
 
 
