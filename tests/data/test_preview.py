@@ -75,7 +75,7 @@ def ask(tmp_path: Path, model: Path):
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
-def test_a_file_of_every_kind_is_looked_into(ask, tmp_path: Path, suffix: str) -> None:
+def test_overview_of_a_file_of_each_suffix(ask, tmp_path: Path, suffix: str) -> None:
     file = write(tmp_path / f"rows{suffix}")
     said = ask("preview", MAPPED | {"data": str(file)})
     assert (said["absent"], said["form"], said["faults"], said["likely"]) == (False, "file", [], {})
@@ -86,7 +86,7 @@ def test_a_file_of_every_kind_is_looked_into(ask, tmp_path: Path, suffix: str) -
     assert rows["rows"] == [dict(row) for row in ROWS[1:]]
 
 
-def test_a_folder_has_the_splits_it_has_files_for(ask, tmp_path: Path) -> None:
+def test_a_folder_has_a_split_for_each_file(ask, tmp_path: Path) -> None:
     for name, rows in (("train.jsonl", ROWS), ("validation.csv", ROWS[:1]), ("exam.json", ROWS[:2])):
         write(tmp_path / name, rows)
     (tmp_path / "notes.txt").write_text("no data")
@@ -99,13 +99,13 @@ def test_a_folder_has_the_splits_it_has_files_for(ask, tmp_path: Path) -> None:
     assert [fault["setting"] for fault in missing["faults"]] == ["data"]
 
 
-def test_rows_held_out_of_train_are_a_split_without_a_file(ask, tmp_path: Path) -> None:
+def test_held_out_rows_are_a_split_without_a_source_file(ask, tmp_path: Path) -> None:
     said = ask("preview", MAPPED | {"data": str(write(tmp_path / "rows.jsonl")), "validation_split": 0.34})
     assert {split: (about["rows"], bool(about["source"])) for split, about in said["splits"].items()} == {
         "train": (2, True), "valid": (1, False)}  # fmt: skip
 
 
-def test_cells_are_told_by_what_they_hold(ask, tmp_path: Path) -> None:
+def test_kinds_of_cells(ask, tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Yes?"}]
     rows = [{"prompt": chat, "answer": None, "n": 1, "yes": True, "tags": ["a"], "more": {"b": 1}}]
     data = str(write(tmp_path / "rows.jsonl", rows))
@@ -116,7 +116,7 @@ def test_cells_are_told_by_what_they_hold(ask, tmp_path: Path) -> None:
     assert cells["prompt"] == "user: Hello\nassistant: Yes?" and cells["answer"] == "" and cells["more"] == '{"b": 1}'
 
 
-def test_a_table_is_sent_the_beginning_of_a_long_cell(ask, tmp_path: Path) -> None:
+def test_long_cells_are_truncated_in_the_table(ask, tmp_path: Path) -> None:
     data = str(write(tmp_path / "rows.jsonl", [{"prompt": "x" * 100_000, "answer": "1"}]))
     assert len(ask("preview_rows", {"data": data}, start=0, count=1)["rows"][0]["prompt"]) == dataset_questions.CELL
     assert len(ask("preview_row", {"data": data}, index=0)["cells"][0]["text"]) == dataset_questions.FULL_CELL
@@ -129,16 +129,19 @@ def test_a_table_is_sent_the_beginning_of_a_long_cell(ask, tmp_path: Path) -> No
         (["Problem", "Expected_Answer", "id"], {"prompt_feature": "Problem", "answer_feature": "Expected_Answer"}),
         (["user_query", "gold_label"], {"prompt_feature": "user_query", "answer_feature": "gold_label"}),
         (["prompt", "target"], {"answer_feature": "target"}),
+        (["User prompt", "Final Answer"], {"prompt_feature": "User prompt", "answer_feature": "Final Answer"}),
         (["a", "b"], {}),
         (["prompt", "answer", "question"], {}),
     ],
 )
-def test_columns_are_recognised_by_their_names(ask, tmp_path: Path, names: list[str], found: dict[str, str]) -> None:
+def test_likely_columns_are_guessed_from_their_names(
+    ask, tmp_path: Path, names: list[str], found: dict[str, str]
+) -> None:
     data = str(write(tmp_path / "rows.jsonl", [dict.fromkeys(names, "text")]))
     assert ask("preview", {"data": data})["likely"] == found
 
 
-def test_a_file_is_read_once_until_it_changes(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_read_again_only_when_it_changes(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[str] = []
     monkeypatch.setattr(previews, "read_splits", lambda config: reads.append(config.data) or read_splits(config))
     file = write(tmp_path / "rows.jsonl")
@@ -175,14 +178,14 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("case", FAULTS)
-def test_faults_are_said_as_check_says_them(ask, tmp_path: Path, case: str) -> None:
+def test_faults_have_the_sentences_of_check(ask, tmp_path: Path, case: str) -> None:
     settings = settings_for(tmp_path / "check") | FAULTS[case](tmp_path)
     said = ask("preview", settings)
     theirs = [fault.to_dict() for fault in check(settings)]
     assert theirs and said["faults"] == theirs
 
 
-def test_a_row_without_a_prompt_is_counted_and_said_as_check_says_it(ask, tmp_path: Path) -> None:
+def test_a_row_without_a_prompt_is_counted_with_the_sentence_of_check(ask, tmp_path: Path) -> None:
     rows = [{"prompt": "a", "answer": "1"}, {"prompt": " ", "answer": "2"}, {"answer": "3"}]
     settings = settings_for(tmp_path / "check") | {"data": str(write(tmp_path / "rows.jsonl", rows))}
     counts = ask("preview_counts", settings)
@@ -193,13 +196,13 @@ def test_a_row_without_a_prompt_is_counted_and_said_as_check_says_it(ask, tmp_pa
         {"name": "answer", "kind": "text", "text": "3"}]  # fmt: skip
 
 
-def test_settings_that_cannot_be_used_stand_at_their_defaults() -> None:
+def test_invalid_settings_are_replaced_by_their_defaults() -> None:
     config = previews.settings_of({"data": "d", "max_seq_length": -1, "prompt_feature": "", "reward_functions": []})
     assert (config.max_seq_length, config.prompt_feature, config.data) == (2048, "prompt", "d")
     assert config.reward_functions
 
 
-def test_a_row_that_is_gone_is_said(ask, tmp_path: Path) -> None:
+def test_a_row_that_no_longer_exists_is_a_mistake(ask, tmp_path: Path) -> None:
     data = str(write(tmp_path / "rows.jsonl"))
     with pytest.raises(Mistake, match=r"has no row 4 any more"):
         ask("preview_row", MAPPED | {"data": data}, index=3)
@@ -216,7 +219,7 @@ CHATS = [
 ]  # fmt: skip
 
 
-def test_what_is_shown_is_what_training_tokenises(ask, tmp_path: Path, model: Path) -> None:
+def test_the_preview_shows_the_tokens_of_training(ask, tmp_path: Path, model: Path) -> None:
     settings = settings_for(tmp_path / "run") | {
         "data": str(write(tmp_path / "rows.jsonl", CHATS)), "system_feature": "sys", "type_feature": "kind",
         "system_prompt": "Think first.", "chat_template_kwargs": {"enable_thinking": True}, "max_seq_length": 4000,
@@ -236,7 +239,7 @@ def test_what_is_shown_is_what_training_tokenises(ask, tmp_path: Path, model: Pa
     assert ask("preview_rows", settings, start=0, count=3)["tokens"] == [len(one.tokens) for one in trained if one]
 
 
-def test_special_tokens_stand_apart(ask, tmp_path: Path) -> None:
+def test_special_tokens_are_pieces_of_their_own(ask, tmp_path: Path) -> None:
     row = ask("preview_row", MAPPED | {"data": str(write(tmp_path / "rows.jsonl"))}, index=0)
     assert [(piece["text"], piece["special"]) for piece in row["pieces"]] == [
         ("<|im_start|>", True), ("user\nWhat is 1 plus 1?", False), ("<|im_end|>", True), ("\n", False),
@@ -244,7 +247,7 @@ def test_special_tokens_stand_apart(ask, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_text_that_begins_otherwise_than_it_goes_on_is_shown_as_it_stands() -> None:
+def test_pieces_keep_the_leading_spaces_that_a_tokenizer_drops_at_the_beginning() -> None:
     """Tokenizers of the SentencePiece kind leave out the space that a text begins with."""
     words = {1: "<s>", 5: " one", 6: " two"}
 
@@ -259,7 +262,7 @@ def test_a_text_that_begins_otherwise_than_it_goes_on_is_shown_as_it_stands() ->
     ]
 
 
-def test_a_tokenizer_without_a_template_is_said(ask, tmp_path: Path, model: Path) -> None:
+def test_a_tokenizer_without_a_chat_template_is_reported(ask, tmp_path: Path, model: Path) -> None:
     settings = json.loads((model / "tokenizer_config.json").read_text())
     assert settings.pop("chat_template") == CHAT_TEMPLATE
     (model / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -278,7 +281,9 @@ def test_a_tokenizer_without_a_template_is_said(ask, tmp_path: Path, model: Path
         ),
     ],
 )
-def test_without_the_model_there_are_messages_and_a_sentence(ask, tmp_path: Path, name: str, said: str) -> None:
+def test_without_the_model_there_are_messages_no_tokens_and_a_sentence(
+    ask, tmp_path: Path, name: str, said: str
+) -> None:
     settings = MAPPED | {"data": str(write(tmp_path / "rows.jsonl")), "model": name}
     row, counts = ask("preview_row", settings, index=0), ask("preview_counts", settings)
     assert row["tokens"] is None and row["messages"] == [{"role": "user", "content": "What is 1 plus 1?"}]
@@ -290,14 +295,14 @@ def test_without_the_model_there_are_messages_and_a_sentence(ask, tmp_path: Path
 # ── counting ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_sample_comes_first_and_every_row_comes_once() -> None:
+def test_the_order_begins_with_an_even_sample_and_has_every_row_once() -> None:
     places = list(prompt_preview.preview_order(10_007, 100))
     assert sorted(places) == list(range(10_007))
     assert max(places[:100]) > 9000 and places[:2] == [0, 100]
     assert list(prompt_preview.preview_order(3)) == [0, 1, 2]
 
 
-def test_counting_is_called_off_and_taken_up_again(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_is_cancelled_and_continued(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"prompt": "word " * (1 + n % 7), "answer": "1"} for n in range(400)]
     settings = {"data": str(write(tmp_path / "rows.jsonl", rows))}
     assert ask("preview_counts", settings, most=50)["seen"] == 50
@@ -316,7 +321,7 @@ def test_counting_is_called_off_and_taken_up_again(ask, tmp_path: Path, monkeypa
     assert 0 < len(looked) < 250 and len(set(looked)) == len(looked), "no row is looked at twice"
 
 
-def test_another_system_prompt_is_counted_anew(ask, tmp_path: Path) -> None:
+def test_another_system_prompt_is_measured_again(ask, tmp_path: Path) -> None:
     settings = MAPPED | {"data": str(write(tmp_path / "rows.jsonl"))}
     short = ask("preview_counts", settings)["lengths"]
     long = ask("preview_counts", settings | {"system_prompt": "Think."})["lengths"]
@@ -335,7 +340,7 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_dataset_that_is_not_here_is_not_fetched(ask, caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_that_is_not_cached_is_not_downloaded(ask, caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(previews, "read_splits", lambda config: pytest.fail("it was read"))
     assert ask("preview", {"data": "owner/MySums"}) == {"absent": True}
     (caches / "hub" / "datasets--owner--MySums" / "blobs").mkdir(parents=True)
@@ -357,7 +362,7 @@ def test_a_dataset_in_a_cache_is_read(ask, caches: Path, monkeypatch: pytest.Mon
         "train": (3, "owner/MySums, train"), "test": (1, "owner/MySums, test")}  # fmt: skip
 
 
-def test_configurations_and_splits_are_asked_of_the_hub(ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configurations_and_splits_come_from_the_hub(ask, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     asked: list[Any] = []
@@ -379,7 +384,7 @@ def test_configurations_and_splits_are_asked_of_the_hub(ask, monkeypatch: pytest
 
 
 @pytest.mark.alone
-def test_a_hundred_thousand_rows_are_here_in_two_seconds(ask, tmp_path: Path) -> None:
+def test_a_hundred_thousand_rows_are_previewed_in_two_seconds(ask, tmp_path: Path) -> None:
     """Seconds of work, not of the clock: this machine may be busy with other things."""
     line = json.dumps({"question": "What is the sum of %d and 4, and why is it so?", "solution": "12", "id": 1})
     file = tmp_path / "rows.jsonl"

@@ -59,7 +59,7 @@ def mistake(work: Any, *arguments: Any) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
-def test_a_file_of_any_kind_is_all_for_training(tmp_path: Path, suffix: str) -> None:
+def test_all_rows_of_a_single_file_are_train(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"rows{suffix}", ROWS)
     splits = read_splits(settings(path))
     assert splits.train == ROWS and not splits.valid and not splits.test
@@ -67,7 +67,7 @@ def test_a_file_of_any_kind_is_all_for_training(tmp_path: Path, suffix: str) -> 
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
-def test_a_folder_of_any_kind_has_splits(tmp_path: Path, suffix: str) -> None:
+def test_a_folder_has_a_split_for_each_file(tmp_path: Path, suffix: str) -> None:
     for name, rows in (("train", ROWS), ("validation", ROWS[:2]), ("test", ROWS[2:3]), ("readme", ROWS)):
         write(tmp_path / f"{name}{suffix}", rows)
     splits = read_splits(settings(tmp_path))
@@ -75,20 +75,20 @@ def test_a_folder_of_any_kind_has_splits(tmp_path: Path, suffix: str) -> None:
     assert splits.source["valid"] == str(tmp_path / f"validation{suffix}")
 
 
-def test_valid_is_taken_before_its_other_names(tmp_path: Path) -> None:
+def test_a_file_named_valid_comes_before_its_other_names(tmp_path: Path) -> None:
     for name, rows in (("train", ROWS), ("dev", ROWS[:1]), ("valid", ROWS[:2]), ("val", ROWS[:3])):
         write(tmp_path / f"{name}.jsonl", rows)
     assert len(read_splits(settings(tmp_path)).valid) == 2
 
 
-def test_splits_may_be_called_anything(tmp_path: Path) -> None:
+def test_splits_may_have_any_name(tmp_path: Path) -> None:
     for name, rows in (("learn", ROWS), ("dev", ROWS[:1]), ("valid", ROWS[:2])):
         write(tmp_path / f"{name}.jsonl", rows)
     splits = read_splits(settings(tmp_path, train_split="learn", valid_split="dev"))
     assert (splits.train, splits.valid, splits.test) == (ROWS, ROWS[:1], [])
 
 
-def test_a_split_that_was_asked_for_and_is_not_there_is_a_mistake(tmp_path: Path) -> None:
+def test_a_named_split_that_does_not_exist_is_a_mistake(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", ROWS)
     setting, sentence = mistake(read_splits, settings(tmp_path, valid_split="holdout"))
     assert setting == "valid_split" and sentence.startswith("There is no split holdout.")
@@ -114,7 +114,7 @@ def test_a_split_that_was_asked_for_and_is_not_there_is_a_mistake(tmp_path: Path
         ("a.txt", "words", "{path} must end in .jsonl, .json, .csv or .parquet."),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, name: str, content: str | bytes, says: str) -> None:
+def test_an_unreadable_file_is_one_sentence(tmp_path: Path, name: str, content: str | bytes, says: str) -> None:
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     setting, sentence = mistake(read_splits, settings(path))
@@ -122,12 +122,12 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, name: str, c
 
 
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "./rows", "~/rows", "a/b/c", "rows.jsonl", "owner/rows.parquet"])
-def test_what_is_plainly_a_path_is_not_looked_up_on_the_hub(name: str) -> None:
+def test_a_path_is_never_looked_up_on_the_hub(name: str) -> None:
     """`datasets` retries for over twenty seconds where there is no network."""
     assert mistake(read_splits, settings(name)) == ("data", f"There is no file or folder {name}.")
 
 
-def test_a_byte_order_mark_and_odd_line_ends_do_no_harm(tmp_path: Path) -> None:
+def test_byte_order_marks_and_crlf_are_read(tmp_path: Path) -> None:
     text = '﻿{"prompt": "a\u2028b", "answer": "1"}\r\n{"prompt": "c", "answer": "2"}'
     (tmp_path / "a.jsonl").write_text(text, encoding="utf-8", newline="")
     assert [row["prompt"] for row in read_splits(settings(tmp_path / "a.jsonl")).train] == ["a\u2028b", "c"]
@@ -143,7 +143,7 @@ def test_a_csv_field_may_be_longer_than_a_hundred_thousand_characters(tmp_path: 
     assert [row["prompt"] for row in read_splits(settings(path)).train] == [long, 'quoted "y",\nand on']
 
 
-def test_a_share_is_held_out_once_and_for_all(tmp_path: Path) -> None:
+def test_the_held_out_share_is_the_same_every_time(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"prompt": str(n), "answer": ""} for n in range(50)])
     first, again, other = (read_splits(settings(path, validation_split=0.1, seed=seed)) for seed in (1, 1, 2))
     assert len(first.valid) == 5 and len(first.train) == 45
@@ -155,7 +155,7 @@ def test_a_share_is_held_out_once_and_for_all(tmp_path: Path) -> None:
     assert setting == "validation_split" and "Holding out 50 of 50 rows" in sentence
 
 
-def test_nothing_is_held_out_where_there_is_a_valid_split(tmp_path: Path) -> None:
+def test_nothing_is_held_out_beside_a_valid_split(tmp_path: Path) -> None:
     for name in ("train", "valid"):
         write(tmp_path / f"{name}.jsonl", ROWS)
     assert read_splits(settings(tmp_path, validation_split=0.5)).train == ROWS
@@ -224,7 +224,7 @@ for more in ({}, {"data": "owner/none"}, {"train_split": "learn"}, {"test_split"
 """
 
 
-def test_a_hub_id_is_read_through_datasets(tmp_path: Path) -> None:
+def test_a_hub_id_is_read_through_the_datasets_library(tmp_path: Path) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     environment = backend_environment() | {
@@ -250,7 +250,7 @@ def test_a_hub_id_is_read_through_datasets(tmp_path: Path) -> None:
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_missing_column_is_named_beside_the_columns_there_are() -> None:
+def test_a_missing_column_is_named_with_the_existing_ones() -> None:
     rows = [{"question": "a", "solution": "b"}]
     assert [(fault.setting, fault.sentence) for fault in check_columns(rows, settings(), "rows.jsonl")] == [
         ("prompt_feature", "There is no column prompt; rows.jsonl has the columns question, solution."),
@@ -260,18 +260,18 @@ def test_a_missing_column_is_named_beside_the_columns_there_are() -> None:
     assert not check_columns(rows, mapped, "rows.jsonl")
 
 
-def test_a_column_of_later_rows_is_a_column() -> None:
+def test_a_column_that_only_later_rows_have_is_a_column() -> None:
     assert not check_columns([{"prompt": "a"}, {"prompt": "b", "answer": "c"}], settings(), "rows")
 
 
-def test_an_answer_is_asked_for_only_where_it_is_used() -> None:
+def test_an_answer_column_is_required_only_by_functions_that_compare() -> None:
     rows = [{"prompt": "a"}]
     assert not check_columns(rows, settings(reward_functions=["r1_count_xml"]), "rows")
     for raw in ({"reward_functions": ["r1_accuracy"]}, {"reward_functions": ["mine"], "answer_feature": "solution"}):
         assert [fault.setting for fault in check_columns(rows, settings(**raw), "rows")] == ["answer_feature"]
 
 
-def test_type_and_system_may_be_absent_unless_they_were_asked_for() -> None:
+def test_type_and_system_columns_are_required_only_when_named() -> None:
     assert not check_columns(ROWS, settings(), "rows")
     asked = check_columns(ROWS, settings(type_feature="kind", system_feature="role"), "rows")
     assert [fault.setting for fault in asked] == ["type_feature", "system_feature"]

@@ -59,24 +59,24 @@ def unordered(prompt: str) -> frozenset[str]:
 # ---- data ------------------------------------------------------------------------------------------------------
 
 
-def test_the_splits_are_as_large_as_promised():
+def test_sizes_of_the_splits():
     assert [len(rows(split)) for split in ("test", "valid")] == [256, 128]
     assert len(rows("train")) > 2000
 
 
-def test_no_sum_stands_in_two_pools_not_even_mirrored():
+def test_no_sum_is_in_two_splits_not_even_mirrored():
     warmup = {unordered(one.prompt) for one in pools(SHIPPED_SEED).warmup}
     seen = [warmup, *({unordered(row["prompt"]) for row in rows(split)} for split in ("train", "valid", "test"))]
     assert len(set.union(*seen)) == sum(map(len, seen)) == 4095
 
 
-def test_no_row_stands_twice():
+def test_no_row_occurs_twice():
     prompts = [row["prompt"] for split in ("train", "valid", "test") for row in rows(split)]
     assert len(set(prompts)) == len(prompts)
 
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
-def test_the_shipped_rows_are_what_the_script_deals(split: str):
+def test_the_shipped_rows_are_those_of_the_script(split: str):
     assert rows(split) == [one.row() for one in getattr(pools(SHIPPED_SEED), split)]
 
 
@@ -89,13 +89,13 @@ def test_every_answer_is_the_sum():
 # ---- the two ways of answering ---------------------------------------------------------------------------------
 
 
-def test_a_careful_answer_earns_everything_that_the_rewards_give():
+def test_a_careful_answer_gets_the_highest_rewards():
     texts, answers = [careful(one) for one in EVERY_SUM], [one.answer for one in EVERY_SUM]
     for name, most in zip(DEFAULT_REWARDS, (2.0, 0.5, 0.5, 0.5, 0.5), strict=True):
         assert set(getattr(r1, name)(answers, texts, answers, None)) == {most}, name
 
 
-def test_a_careful_answer_reads_like_work_on_paper():
+def test_a_careful_answer_writes_down_every_carry():
     assert careful(Sum(47, 68)) == "<think>7+8+0=15,4+6+1=11</think><answer>115</answer>"
 
 
@@ -104,7 +104,7 @@ def test_a_sloppy_answer_forgets_every_carry():
     assert sloppy(Sum(41, 28)) == "<think></think><answer>69</answer>"
 
 
-def test_sloppy_answers_are_right_for_a_quarter_of_all_sums():
+def test_sloppy_answers_are_correct_for_a_quarter_of_all_sums():
     right = [r1.extract_answer(sloppy(one)) == one.answer for one in EVERY_SUM]
     assert 0.2 < sum(right) / len(right) < 0.3
 
@@ -112,24 +112,24 @@ def test_sloppy_answers_are_right_for_a_quarter_of_all_sums():
 # ---- tokenizer -------------------------------------------------------------------------------------------------
 
 
-def test_text_comes_back_from_its_tokens(tokenizer: Any):
+def test_encoding_and_decoding_round_trips(tokenizer: Any):
     for one in EVERY_SUM[::97]:
         for text in (one.prompt, careful(one), sloppy(one), one.answer):
             assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_tags_are_single_tokens_that_survive_the_skipping_of_special_ones(tokenizer: Any):
+def test_tags_are_single_tokens_that_are_not_special(tokenizer: Any):
     tags = "<think></think><answer></answer>"
     ids = tokenizer.encode(tags)
     assert len(ids) == 4
     assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == tags
 
 
-def test_what_it_has_no_token_for_is_unknown(tokenizer: Any):
+def test_other_characters_become_unk(tokenizer: Any):
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("4é x7")) == ["4", "<unk>", " ", "<unk>", "7"]
 
 
-def test_the_chat_template_asks_as_the_warm_up_did(tokenizer: Any):
+def test_the_chat_template_gives_the_prompts_of_the_warm_up(tokenizer: Any):
     messages = [{"role": "user", "content": "47+38="}]
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
     start, end = "<|im_start|>", "<|im_end|>"
@@ -140,7 +140,7 @@ def test_the_chat_template_asks_as_the_warm_up_did(tokenizer: Any):
     assert tokenizer.convert_ids_to_tokens(answer)[-1] == end
 
 
-def test_the_shipped_tokenizer_is_the_one_in_the_script(tokenizer: Any, tmp_path: Path):
+def test_the_shipped_tokenizer_is_that_of_the_script(tokenizer: Any, tmp_path: Path):
     made = char_tokenizer.make()
     assert tokenizer.get_vocab() == made.get_vocab() == {t: i for i, t in enumerate(char_tokenizer.VOCABULARY)}
     char_tokenizer.save(made, tmp_path)
@@ -164,21 +164,21 @@ def test_the_model_has_about_a_million_float32_parameters(shipped: Any):
     assert {weight.dtype for weight in weights.values()} == {mx.float32}
 
 
-def test_the_model_ends_where_the_tokenizer_says(tokenizer: Any):
+def test_model_and_tokenizer_agree_on_eos_and_pad(tokenizer: Any):
     config = json.loads((DEMO / "model" / "config.json").read_text("utf-8"))
     assert config == demo_model.CONFIG
     assert {config["eos_token_id"]} == set(tokenizer.eos_token_ids) == {tokenizer.eos_token_id}
     assert config["pad_token_id"] == tokenizer.pad_token_id
 
 
-def test_the_weights_say_that_they_are_mlx_s(shipped: Any, tmp_path: Path):
+def test_the_weights_have_mlx_s_metadata(shipped: Any, tmp_path: Path):
     demo_model.save(shipped[0], tmp_path)
     for folder in (DEMO / "model", tmp_path):
         _, metadata = mx.load(str(folder / "model.safetensors"), return_metadata=True)
         assert metadata == {"format": "mlx"}
 
 
-def test_the_folder_holds_nothing_else():
+def test_the_folder_has_no_other_files():
     assert {str(path.relative_to(DEMO)) for path in DEMO.rglob("*") if path.is_file()} == {
         *(f"model/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")),
         *(f"data/{split}.jsonl" for split in ("train", "valid", "test")),
@@ -188,21 +188,21 @@ def test_the_folder_holds_nothing_else():
 # ---- preset ----------------------------------------------------------------------------------------------------
 
 
-def test_the_preset_points_at_the_demo_and_shows_kl_and_clipping(config: Config):
+def test_the_preset_uses_the_demo_with_kl_and_clipping(config: Config):
     assert (Path(config.model), Path(config.data)) == (DEMO / "model", DEMO / "data")
     assert config.beta > 0
     assert config.num_iterations == 2
     assert tuple(config.reward_functions) == DEFAULT_REWARDS
 
 
-def test_the_longest_careful_answer_fits(config: Config):
+def test_the_longest_careful_answer_fits_the_completion_limit(config: Config):
     tokenizer = char_tokenizer.make()
     lengths = [tuple(map(len, encode(tokenizer, one, careful(one)))) for one in [*EVERY_SUM[::7], Sum(99, 99)]]
     assert max(answer for _, answer in lengths) <= config.max_completion_length
     assert max(prompt for prompt, _ in lengths) + config.max_completion_length <= config.max_seq_length
 
 
-# ---- making it again -------------------------------------------------------------------------------------------
+# ---- rebuild -------------------------------------------------------------------------------------------
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -260,6 +260,17 @@ def test_a_run_stays_below_its_memory_limit(share: float, tmp_path: Path) -> Non
     assert sampling_peak(case, held, policy, rollout_limits(plan)) < limit
 
 
+def test_layers_are_recomputed_only_where_smaller_micro_batches_do_not_suffice(small_model: Path) -> None:
+    config, shape = SMALL.config(small_model), _shape(small_model)
+    total = estimate.estimate(config, shape, PLENTY, 64).total
+
+    def recomputes(share: float) -> bool:
+        limited = config.model_copy(update={"memory_limit": share * total / estimate.GB})
+        return estimate.estimate(limited, shape, PLENTY, 64).plan.recompute
+
+    assert not recomputes(0.8) and recomputes(0.3)
+
+
 def test_fewer_rows_are_decoded_together_where_all_do_not_fit(tmp_path: Path) -> None:
     case = Case("many", {"layers": 2, "num_key_value_heads": 4}, group=64, completion=24, prompt=16)
     folder = case.folder(tmp_path)
