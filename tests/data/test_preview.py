@@ -299,9 +299,9 @@ def test_counting_is_called_off_and_taken_up_again(ask, tmp_path: Path, monkeypa
     looked: list[int] = []
     look = prompt_preview.made_of
     monkeypatch.setattr(prompt_preview, "made_of", lambda index, *rest: looked.append(index) or look(index, *rest))
-    monkeypatch.setattr(dataset_questions, "TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(dataset_questions, "REPORT_EVERY_S", 0.0)
     call = QuestionCall()
-    call.tell = lambda said: call.take_back() if said["seen"] > 150 else None
+    call.report = lambda said: call.cancel() if said["seen"] > 150 else None
     with pytest.raises(Cancelled):
         dataset_questions.preview_counts({"settings": settings | {"model": ""}, "split": "train"}, call)
     looked.clear()
