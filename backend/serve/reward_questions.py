@@ -18,7 +18,7 @@ from backend.rewards.runner.score_one import LoadError
 from backend.rewards.sandbox.client import SandboxClient
 from backend.rewards.trial_scoring import ScoringSettings, score_lines
 from backend.serve.call import QuestionCall
-from backend.spec.completions import GroupRow, parse_group_row
+from backend.spec.completions import GroupRow, ScoringRow, parse_group_row
 from backend.spec.config import DEFAULT_REWARDS, keys_used_by, parse, problems
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import locate_reward_file

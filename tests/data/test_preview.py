@@ -311,9 +311,9 @@ def test_measuring_is_cancelled_and_continued(ask, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(
         prompt_preview, "preview_problem", lambda index, *rest: looked.append(index) or tokenize(index, *rest)
     )
-    monkeypatch.setattr(dataset_questions, "TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(dataset_questions, "REPORT_EVERY_S", 0.0)
     call = QuestionCall()
-    call.tell = lambda said: call.take_back() if said["seen"] > 150 else None
+    call.report = lambda said: call.cancel() if said["seen"] > 150 else None
     with pytest.raises(Cancelled):
         dataset_questions.preview_counts({"settings": settings | {"model": ""}, "split": "train"}, call)
     looked.clear()

@@ -69,6 +69,7 @@ def test_a_function_that_exits_or_holds_the_gil_does_not_take_the_others_along(
 
     def impatient(message: Any, timeout_s: float, poll: Any) -> Any:
         """Wait for the function that hangs for a moment instead of its 4 s; starting a child may take its time."""
+        assert timeout_s == 4.0, "the function's limit and what the child may take to report it"
         return request(message, 0.3 if message == {"score": 1} else timeout_s, poll)
 
     monkeypatch.setattr(sandbox.child, "request", impatient)
