@@ -191,7 +191,10 @@ def test_a_product_is_worked_out_once_and_nothing_of_it_is_kept() -> None:
         assert mx.array_equal(mx.concatenate([parts[1], parts[0], parts[2]], axis=1), whole)
         assert shared.input is None and not shared.slices
     assert len(calls) == 2
-    first, again = shared.slice_of(0, x), shared.slice_of(0, x)  # called twice with one input: worked out again, and right
+    first, again = (
+        shared.slice_of(0, x),
+        shared.slice_of(0, x),
+    )  # called twice with one input: worked out again, and right
     assert mx.array_equal(first, again)
 
 

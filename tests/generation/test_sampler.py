@@ -50,7 +50,9 @@ def exact(values: np.ndarray, how: Sampling) -> np.ndarray:
 def drawn(values: np.ndarray, how: Sampling, count: int = DRAWS, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and log-probabilities of `count` independent draws."""
     uniform_B = mx.array(np.random.default_rng(seed).random(count, np.float32))
-    token_B, logp_B, _ = sample_tokens(mx.broadcast_to(mx.array(values, mx.float32), (count, len(values))), uniform_B, how)
+    token_B, logp_B, _ = sample_tokens(
+        mx.broadcast_to(mx.array(values, mx.float32), (count, len(values))), uniform_B, how
+    )
     return np.array(token_B), np.array(logp_B)
 
 
