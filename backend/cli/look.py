@@ -220,7 +220,10 @@ def _reward_settings(raw: dict[str, Any], faults: list[Any]) -> dict[str, Any]:
 @verb
 def export(
     run: Annotated[str, typer.Argument(help="A run folder, or its name.")],
-    to: Annotated[Literal["lmstudio", "folder", "hub"], typer.Option("--to", metavar="[lmstudio|folder]", help="lmstudio or folder.")],
+    to: Annotated[
+        Literal["lmstudio", "folder", "hub"],
+        typer.Option("--to", metavar="[lmstudio|folder]", help="lmstudio or folder."),
+    ],
     name: Annotated[
         str | None, typer.Option("--name", help="Name of the model there (the run's name if left out).")
     ] = None,

@@ -20,8 +20,8 @@ from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.training.batch import Batch, pack
 from backend.training.learner import Learner
-from tests.support.adapters import save_adapters
 from tests.support import random_models, small_run
+from tests.support.adapters import save_adapters
 from tests.support.reference_forward import given, looked_at, rows_of
 
 ALPHA = 0.3
