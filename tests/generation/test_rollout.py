@@ -1,8 +1,10 @@
-"""What is sampled is what the model says: every kept log-probability against a full forward pass, whatever the batch."""
+"""Rollouts against the whole model: tokens, log-probabilities, ends, and independence of the batch."""
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,14 @@ from backend.spec.memory.chunking import BUCKET, capacity
 from backend.types import Completion, Group, Problem
 from tests.support import random_models
 
-PLAIN, OTHER = ["qwen3", "llama", "mixtral", "qwen3_moe"], ["gemma3_text", "mamba"]
-"""Architectures whose caches hold keys and values of all tokens, and others (a sliding window, a state space)."""
+BATCHED, BY_GROUP = ["qwen3", "qwen3_moe"], ["gemma3_text", "mamba"]
+"""Architectures that are decoded by continuous batching, and others (a sliding window, a state space)."""
+FILTERED = Sampling(temperature=0.9, top_p=0.95, top_k=200)
+"""Sampling with filters. One for all tests: mlx compiles constants into its CPU kernels, and g++ takes its time."""
 LENGTHS = [1, 3, 70, 9]
-"""Prompts of one batch: the longest outgrows a bucket and the sliding window."""
+"""Prompt lengths of one batch: the longest exceeds a capacity bucket and the sliding window."""
 MANY_ENDS = list(range(1, 20))
-"""So many end-of-sequence ids that rows end all along the way, and are thinned out again and again."""
+"""End-of-sequence ids, so many that rows end at every step and the batch is compacted often."""
 
 
 @pytest.fixture(scope="module")
@@ -35,21 +39,39 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-def policy_of(models: Path, arch: str = "qwen3", eos: list[int] | None = None) -> Policy:
-    """A policy with adapters that matter. `eos` takes the place of the model's own end-of-sequence ids."""
+def policy_of(models: Path, arch: str = "qwen3", eos: list[int] | None = None, **settings: Any) -> Policy:
+    """A policy with random adapters. `eos` replaces the model's own end-of-sequence ids."""
     folder = models / arch
     if not folder.exists():
         random_models.tiny_model(folder, arch)
-    config = parse({"model": str(folder), "data": "none", "beta": 0, "num_layers": -1})
-    policy = load_policy(config)
+    policy = load_policy(parse({"model": str(folder), "data": "none", "beta": 0, "num_layers": -1} | settings))
     shake(policy, seed=1)
     if eos is not None:
         policy.eos_ids = eos
     return policy
 
 
+@pytest.fixture(scope="module")
+def rollouts(models: Path) -> Callable[..., Rollout]:
+    """Makes rollouts that share a policy and its compiled steps: tracing them is most of a short rollout's time."""
+    made: dict[str, Rollout] = {}
+
+    def rollout(arch: str, max_tokens: int, eos: list[int] | None = None, **settings: Any) -> Rollout:
+        if arch not in made:
+            made[arch] = Rollout(policy_of(models, arch), 1)
+        one = copy.copy(made[arch])
+        one.policy = copy.copy(one.policy)
+        one.policy.eos_ids = eos or one.policy.eos_ids
+        one.max_tokens = max_tokens
+        for name, value in settings.items():
+            setattr(one, name, value)
+        return one
+
+    return rollout
+
+
 def shake(policy: Policy, seed: int) -> None:
-    """Other adapter weights, so that no row is the base model's."""
+    """Add noise to the adapters, so that they matter."""
     mx.random.seed(seed)
     noise = tree_map(lambda x: x + 0.05 * mx.random.normal(x.shape), policy.model.trainable_parameters())
     policy.model.update(noise)
@@ -81,22 +103,35 @@ def everything(groups: list[Group]) -> list[tuple[Problem, Completion]]:
 # ---- log-probabilities -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", PLAIN + OTHER)
-def test_every_log_probability_is_that_of_a_full_forward_pass(models: Path, arch: str) -> None:
-    policy = policy_of(models, arch, MANY_ENDS)
-    rollout = Rollout(policy, 33)
-    assert rollout.has_continuous_batching == (arch in PLAIN)
-    sampling = Sampling(temperature=0.9, top_p=0.95, top_k=200)
-    made = everything(rollout.sample(problems(), 4, sampling, seed=0, first_number=0))
-    assert {one.stop for _, one in made} == {"eos", "length"}
-    worst = max(np.abs(full_logps(policy, p.tokens, one.tokens, 0.9) - one.logps).max() for p, one in made)
-    assert worst < 1e-4
+@pytest.mark.parametrize(
+    "arch", [*BATCHED, *BY_GROUP, *(pytest.param(arch, marks=pytest.mark.proof) for arch in ("llama", "mixtral"))]
+)
+def test_tokens_and_log_probabilities_follow_from_a_full_forward_pass(
+    rollouts: Callable[..., Rollout], arch: str
+) -> None:
+    """Every log-probability is the unpadded model's, and every token follows from its logits and its own random number: the
+    number of another token or row would give another token."""
+    sampling = FILTERED
+    rollout = rollouts(arch, 33, MANY_ENDS)
+    assert rollout.has_continuous_batching == (arch not in BY_GROUP)
+    groups = rollout.sample(problems(), 3, sampling, seed=5, first_number=7)
+    assert {one.stop for _, one in everything(groups)} == {"eos", "length"}
+    for number, group in enumerate(groups, 7):
+        for g, one in enumerate(group.completions):
+            tokens = group.problem.tokens
+            assert np.abs(full_logps(rollout.policy, tokens, one.tokens, 0.9) - one.logps).max() < 1e-4
+            logits_TV = mx.array(full_logits(rollout.policy, tokens, one.tokens))
+            uniform_T = mx.array(keyed_uniforms(5, [(number, g)], 33)[0, : len(one.tokens)])
+            again = sample_tokens(logits_TV, uniform_T, sampling)
+            assert again.token_B.tolist() == one.tokens
+            np.testing.assert_allclose(one.log_kept, np.array(again.log_kept_B), atol=1e-4)
 
 
-def test_the_prompt_belongs_to_every_log_probability(models: Path) -> None:
-    """If the prompt were left out, or a row saw another one's, the numbers would be these; they are far away."""
-    policy = policy_of(models)
-    made = everything(Rollout(policy, 20).sample(problems(), 2, Sampling(), seed=0, first_number=0))
+def test_log_probabilities_without_the_prompt_or_with_another_one_are_far_off(rollouts: Callable[..., Rollout]) -> None:
+    """What the test above measures if the prompt were left out, or a row attended to another one's."""
+    rollout = rollouts("qwen3", 20)
+    policy = rollout.policy
+    made = everything(rollout.sample(problems(), 2, Sampling(), seed=0, first_number=0))
     for p, one in made:
         other = next(q for q, _ in made if q is not p)
         assert np.abs(full_logps(policy, p.tokens, one.tokens, 1.0) - one.logps).max() < 1e-4
@@ -104,10 +139,9 @@ def test_the_prompt_belongs_to_every_log_probability(models: Path) -> None:
             assert np.abs(full_logps(policy, wrong, one.tokens, 1.0) - one.logps).mean() > 1e-2
 
 
-def test_a_prompt_read_in_chunks_is_the_same_prompt(models: Path) -> None:
-    policy = policy_of(models)
+def test_prefill_in_chunks_changes_nothing(rollouts: Callable[..., Rollout]) -> None:
     whole, pieces = (
-        everything(Rollout(policy, 12, prefill_chunk=chunk).sample(problems(), 2, Sampling(), 0, 0))
+        everything(rollouts("qwen3", 12, prefill_chunk=chunk).sample(problems(), 2, Sampling(), 0, 0))
         for chunk in (2048, 16)
     )
     assert [one.tokens for _, one in whole] == [one.tokens for _, one in pieces]
@@ -115,7 +149,7 @@ def test_a_prompt_read_in_chunks_is_the_same_prompt(models: Path) -> None:
         np.testing.assert_allclose(a.logps, b.logps, atol=1e-5)
 
 
-def test_weights_changed_between_two_calls_are_seen(models: Path) -> None:
+def test_weights_changed_between_two_calls_are_seen(models: Path, compiled: None) -> None:
     """The decoding step is compiled once; its weights are inputs, not constants of the trace."""
     policy = policy_of(models)
     rollout = Rollout(policy, 10)
@@ -130,38 +164,45 @@ def test_weights_changed_between_two_calls_are_seen(models: Path) -> None:
 
 
 def test_dropout_is_off_while_sampling(models: Path) -> None:
-    config = parse({"model": str(models / "qwen3"), "data": "none", "beta": 0, "num_layers": -1, "dropout": 0.5})
-    policy_of(models)
-    policy = load_policy(config)
-    shake(policy, seed=1)
+    policy = policy_of(models, dropout=0.5)
     policy.model.train()
     made = everything(Rollout(policy, 10).sample(problems(), 2, Sampling(), 0, 0))
     assert max(np.abs(full_logps(policy, p.tokens, one.tokens, 1.0) - one.logps).max() for p, one in made) < 1e-4
+
+
+def test_a_compiled_step_computes_what_a_plain_one_does(rollouts: Callable[..., Rollout], compiled: None) -> None:
+    rollout = rollouts("qwen3", 33, MANY_ENDS)
+    steps = everything(rollout.sample(problems(), 2, Sampling(), seed=5, first_number=7))
+    mx.disable_compile()
+    try:
+        plain = everything(rollout.sample(problems(), 2, Sampling(), seed=5, first_number=7))
+    finally:
+        mx.enable_compile()
+    for (_, one), (_, other) in zip(steps, plain, strict=True):
+        assert one.tokens == other.tokens
+        np.testing.assert_allclose(one.logps, other.logps, atol=1e-4)
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "gemma3_text", "mamba"])
-def test_greedy_tokens_are_those_of_mlx_lms_own_generator(models: Path, arch: str) -> None:
-    policy = policy_of(models, arch, eos=[319])
-    for p, one in everything(Rollout(policy, 24).sample(problems(), 2, GREEDY, 0, 0)):
-        theirs = [
-            int(token) for token, _ in generate_step(mx.array(p.tokens), policy.model, max_tokens=len(one.tokens))
-        ]
-        assert one.tokens == theirs
+def test_greedy_tokens_are_those_of_mlx_lms_own_generator(rollouts: Callable[..., Rollout], arch: str) -> None:
+    rollout = rollouts(arch, 16, [319])
+    for p, one in everything(rollout.sample(problems(), 1, GREEDY, 0, 0)):
+        steps = generate_step(mx.array(p.tokens), rollout.policy.model, max_tokens=len(one.tokens))
+        assert one.tokens == [int(token) for token, _ in steps]
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "mamba"])
-def test_a_completion_does_not_depend_on_the_batch_around_it(models: Path, arch: str) -> None:
-    """Alone, in another batch, in a larger group, thinned out or not: the same tokens and log-probabilities."""
-    policy = policy_of(models, arch, MANY_ENDS)
-    rollout, sampling = Rollout(policy, 40), Sampling(temperature=0.8, top_p=0.95)
-    rows = problems([5, 64, 2, 17, 9, 30])
+def test_a_completion_does_not_depend_on_the_batch_around_it(rollouts: Callable[..., Rollout], arch: str) -> None:
+    """Alone, in another batch, in a larger group, in compacted rows: the same tokens and log-probabilities."""
+    rollout, sampling = rollouts(arch, 40, MANY_ENDS), FILTERED
+    rows = problems([5, 64, 2, 17])
     together = rollout.sample(rows, 4, sampling, seed=3, first_number=20)
-    assert len({len(one.tokens) for _, one in everything(together)}) > 6
-    for place, group in enumerate(together):
-        alone = rollout.sample([group.problem], 2, sampling, seed=3, first_number=20 + place)[0]
+    assert len({len(one.tokens) for _, one in everything(together)}) > 4
+    for p, group in enumerate(together):
+        alone = rollout.sample([group.problem], 2, sampling, seed=3, first_number=20 + p)[0]
         for one, other in zip(group.completions, alone.completions, strict=False):
             assert (one.tokens, one.text, one.stop) == (other.tokens, other.text, other.stop)
             np.testing.assert_allclose(one.logps, other.logps, atol=2e-5)
@@ -170,28 +211,13 @@ def test_a_completion_does_not_depend_on_the_batch_around_it(models: Path, arch:
     ]
 
 
-@pytest.mark.parametrize("arch", PLAIN + OTHER)
-def test_every_token_is_drawn_with_a_random_number_of_its_own(models: Path, arch: str) -> None:
-    """Step by step from the full model's logits: the same number for two tokens, or another row's, would show here."""
-    policy, sampling = policy_of(models, arch, MANY_ENDS), Sampling(temperature=0.9, top_p=0.95)
-    groups = Rollout(policy, 30).sample(problems(), 3, sampling, seed=5, first_number=7)
-    for place, group in enumerate(groups, 7):
-        for g, one in enumerate(group.completions):
-            logits_TV = mx.array(full_logits(policy, group.problem.tokens, one.tokens))
-            numbers = mx.array(keyed_uniforms(5, [(place, g)], 30)[0, : len(one.tokens)])
-            again = sample_tokens(logits_TV, numbers, sampling)
-            assert again.token_B.tolist() == one.tokens
-            np.testing.assert_allclose(one.log_kept, np.array(again.log_kept_B), atol=1e-4)
-
-
-def test_completions_of_a_group_differ_from_one_another_and_from_other_places(models: Path) -> None:
-    policy = policy_of(models, eos=[319])
+def test_the_same_prompt_gives_other_completions_in_each_row_and_group(rollouts: Callable[..., Rollout]) -> None:
     same = problems([4]) * 3
-    groups = Rollout(policy, 12).sample(same, 5, Sampling(), seed=0, first_number=0)
+    groups = rollouts("qwen3", 12, [319]).sample(same, 5, Sampling(), seed=0, first_number=0)
     assert len({tuple(one.tokens) for _, one in everything(groups)}) == 15
 
 
-def test_the_prompt_is_read_once_for_the_whole_group(models: Path) -> None:
+def test_a_prompt_is_prefilled_once_for_its_whole_group(models: Path) -> None:
     policy, shapes = policy_of(models), []
     rollout = Rollout(policy, 5)
     hidden = rollout.fused.split_model.hidden
@@ -204,29 +230,34 @@ def test_the_prompt_is_read_once_for_the_whole_group(models: Path) -> None:
 # ---- ends ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "mamba"])
-def test_every_end_of_sequence_id_of_the_model_ends_a_completion(models: Path, arch: str, tmp_path: Path) -> None:
-    random_models.tiny_model(tmp_path, arch)
+def test_every_end_of_sequence_id_of_the_model_ends_a_completion(tmp_path: Path) -> None:
+    random_models.tiny_model(tmp_path)
     ends = [1, 77, 200]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     policy = load_policy(parse({"model": str(tmp_path), "data": "none", "beta": 0}))
     assert policy.eos_ids == ends
-    made = everything(Rollout(policy, 300).sample(problems([3, 8]), 16, Sampling(temperature=1.5), 0, 0))
+    made = everything(Rollout(policy, 200).sample(problems([3, 8]), 12, Sampling(), 0, 0))
     ended = [one for _, one in made if one.stop == "eos"]
     assert {one.tokens[-1] for one in ended} == set(ends)
     for _, one in made:
         assert len(one.tokens) == len(one.logps) == len(one.log_kept)
-        assert not set(one.tokens[:-1]) & set(ends), "nothing comes after an end"
+        assert not set(one.tokens[:-1]) & set(ends), "a token after the end"
         assert (one.stop == "eos") == (one.tokens[-1] in ends)
     for one in ended:  # the id is kept, its text is not
         assert one.text == policy.tokenizer.decode(one.tokens[:-1])
 
 
-@pytest.mark.parametrize("max_tokens", [1, 2, DECODE_CHUNK - 1, DECODE_CHUNK, DECODE_CHUNK + 1, BUCKET - 4, BUCKET + 3])
-@pytest.mark.parametrize("arch", ["qwen3", "mamba"])
-def test_the_length_limit_is_exact(models: Path, arch: str, max_tokens: int) -> None:
-    policy = policy_of(models, arch, eos=[319])
-    made = everything(Rollout(policy, max_tokens).sample(problems([4, 2]), 2, Sampling(top_k=5), 0, 0))
+@pytest.mark.parametrize(
+    ("arch", "max_tokens"),
+    [
+        *(("qwen3", n) for n in (1, 2, DECODE_CHUNK - 1, DECODE_CHUNK, DECODE_CHUNK + 1, BUCKET - 4, BUCKET + 3)),
+        *(("mamba", n) for n in (1, DECODE_CHUNK, DECODE_CHUNK + 1)),
+    ],
+)
+def test_the_length_limit_is_exact(rollouts: Callable[..., Rollout], arch: str, max_tokens: int) -> None:
+    rollout = rollouts(arch, max_tokens, [319])
+    policy = rollout.policy
+    made = everything(rollout.sample(problems([4, 2]), 2, Sampling(), 0, 0))
     for p, one in made:
         assert one.stop == ("eos" if one.tokens[-1] == 319 else "length")
         assert len(one.tokens) == len(one.logps) == max_tokens or one.stop == "eos"
@@ -234,11 +265,11 @@ def test_the_length_limit_is_exact(models: Path, arch: str, max_tokens: int) -> 
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "mamba"])
-def test_completions_of_one_token_end_at_once(models: Path, arch: str) -> None:
-    policy, drawn = policy_of(models, arch, eos=list(range(320))), []
-    made = everything(Rollout(policy, 50).sample(problems(), 3, Sampling(), 0, 0, drawn.append))
+def test_an_end_of_sequence_id_as_first_token_ends_a_completion(rollouts: Callable[..., Rollout], arch: str) -> None:
+    counts: list[int] = []
+    made = everything(rollouts(arch, 50, list(range(320))).sample(problems(), 3, Sampling(), 0, 0, counts.append))
     assert all(len(one.tokens) == 1 and one.stop == "eos" and one.text == "" for _, one in made)
-    assert drawn[-1] == len(made)
+    assert counts[-1] == len(made)
 
 
 def stop_across_tokens(policy: Policy, one: Completion) -> str | None:
@@ -252,40 +283,41 @@ def stop_across_tokens(policy: Policy, one: Completion) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "mamba"])
-def test_a_stop_string_is_found_in_the_text_however_its_tokens_are_cut(models: Path, arch: str) -> None:
-    policy = policy_of(models, arch, eos=[319])
-    mx.random.seed(0)
-    free = everything(Rollout(policy, 40).sample(problems([5, 3]), 32, Sampling(), 0, 0))
+def test_a_stop_string_across_two_tokens_ends_a_completion(models: Path) -> None:
+    policy = policy_of(models, eos=[319])
+    free = everything(Rollout(policy, 40).sample(problems([5, 3]), 16, Sampling(), 0, 0))
     i, word = next((i, word) for i, (_, one) in enumerate(free) if (word := stop_across_tokens(policy, one)))
-    held = everything(Rollout(policy, 40, stop=["never there", word]).sample(problems([5, 3]), 32, Sampling(), 0, 0))
-    for (p, one), (_, whole) in zip(held, free, strict=True):
+    stopping = Rollout(policy, 40, stop=["never there", word])
+    stopped = everything(stopping.sample(problems([5, 3]), 16, Sampling(), 0, 0))
+    for (_, one), (_, whole) in zip(stopped, free, strict=True):
         assert one.tokens == whole.tokens[: len(one.tokens)]
         assert (one.stop == "string") == (word in whole.text)
         assert len(one.tokens) == len(one.logps) == len(one.log_kept)
+        np.testing.assert_allclose(one.logps, whole.logps[: len(one.tokens)], atol=1e-4)
         if one.stop == "string":
             assert word in one.text
             assert word not in policy.tokenizer.decode(one.tokens[:-1]), (
                 "it ends with the token that completes the string"
             )
-        assert np.abs(full_logps(policy, p.tokens, one.tokens, 1.0) - one.logps).max() < 1e-4
-    assert held[i][1].stop == "string" and len(held[i][1].tokens) < 40
+    assert stopped[i][1].stop == "string" and len(stopped[i][1].tokens) < 40
 
 
-def test_a_stop_string_beats_the_end_that_comes_after_it_in_the_same_burst(models: Path) -> None:
-    policy = policy_of(models, eos=MANY_ENDS)
-    free = everything(Rollout(policy, 40).sample(problems([5, 3]), 32, Sampling(), 0, 0))
-    ended = next(
-        one for _, one in free if one.stop == "eos" and 3 <= len(one.tokens) < DECODE_CHUNK and one.text[:1].isascii()
+def test_a_stop_string_before_the_end_of_sequence_in_one_chunk_comes_first(rollouts: Callable[..., Rollout]) -> None:
+    free = everything(rollouts("qwen3", 40, MANY_ENDS).sample(problems([5, 3]), 32, Sampling(), 0, 0))
+    i, ended = next(
+        (i, one)
+        for i, (_, one) in enumerate(free)
+        if one.stop == "eos" and 3 <= len(one.tokens) < DECODE_CHUNK and one.text[:1].isascii()
     )
-    place = next(i for i, (_, one) in enumerate(free) if one is ended)
-    word = policy.tokenizer.decode(ended.tokens[:1])
+    stopping = rollouts("qwen3", 40, MANY_ENDS)
+    word = stopping.policy.tokenizer.decode(ended.tokens[:1])
     assert word.isprintable()
-    held = everything(Rollout(policy, 40, stop=[word]).sample(problems([5, 3]), 32, Sampling(), 0, 0))[place][1]
-    assert (held.stop, held.tokens, held.text) == ("string", ended.tokens[:1], word)
+    stopping.stop = (word,)
+    stopped = everything(stopping.sample(problems([5, 3]), 32, Sampling(), 0, 0))[i][1]
+    assert (stopped.stop, stopped.tokens, stopped.text) == ("string", ended.tokens[:1], word)
 
 
-# ---- looking and stopping --------------------------------------------------------------------------------------
+# ---- polling and scheduling -------------------------------------------------------------------------------------
 
 
 class Enough(Exception):
@@ -293,12 +325,11 @@ class Enough(Exception):
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "mamba"])
-def test_poll_hears_how_much_is_drawn_and_may_stop_it(models: Path, arch: str) -> None:
-    policy = policy_of(models, arch, MANY_ENDS)
-    rollout, drawn = Rollout(policy, 40), []
-    made = everything(rollout.sample(problems(), 4, Sampling(), 0, 0, drawn.append))
-    assert drawn == sorted(drawn) and len(drawn) >= 5
-    assert drawn[-1] == sum(len(one.tokens) for _, one in made)
+def test_poll_receives_the_token_count_and_may_raise_to_stop(rollouts: Callable[..., Rollout], arch: str) -> None:
+    rollout, counts = rollouts(arch, 40, MANY_ENDS), []
+    made = everything(rollout.sample(problems(), 4, Sampling(), 0, 0, counts.append))
+    assert counts == sorted(counts) and len(counts) >= 5
+    assert counts[-1] == sum(len(one.tokens) for _, one in made)
 
     def stop(count: int) -> None:
         if count > 30:
@@ -310,7 +341,7 @@ def test_poll_hears_how_much_is_drawn_and_may_stop_it(models: Path, arch: str) -
     assert [one.tokens for _, one in again] == [one.tokens for _, one in made]
 
 
-def watched(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+def recorded_steps(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     """(rows, columns written, capacity) of every decoding step to come."""
     seen: list[tuple[int, int, int]] = []
     real = rollout.compiled_step
@@ -328,41 +359,45 @@ def watched(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int
     return seen
 
 
-def test_rows_that_ended_are_thinned_out(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows live long; the last steps must not be paid for all of them. Sizes are few: few traces."""
-    policy = policy_of(models, eos=MANY_ENDS)
-    rollout = Rollout(policy, 64)
-    seen = watched(rollout, monkeypatch)
+def test_the_batch_is_compacted_as_rows_end(rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows live long, and the last steps must not be computed for all of them. Row counts are few: few traces."""
+    rollout = rollouts("qwen3", 64, MANY_ENDS)
+    seen = recorded_steps(rollout, monkeypatch)
     made = everything(rollout.sample(problems([4] * 6), 8, Sampling(), 0, 0))
     sizes = [rows for rows, *_ in seen]
     lengths = [len(one.tokens) for _, one in made]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] == 48
     assert {size for size in sizes if size != 48} <= {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}
     for step, size in enumerate(sizes):
-        read = step - step % DECODE_CHUNK  # by then the tokens before this one had been looked at
+        read = step - step % DECODE_CHUNK  # the tokens before this one had been read by then
         alive = sum(length > read for length in lengths)
-        assert alive > 0 and size < max(2, 2 * alive), "a third of the rows were dead at the last look, and stayed"
+        assert alive > 0 and size < max(2, 2 * alive), "a third of the rows had ended at the last read, and stayed"
 
 
-# ---- as many rows as there is room for -------------------------------------------------------------------------
+# ---- a limit on the rows decoded at once ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("sampling", "ends", "max_tokens"),
-    [(Sampling(0.8, top_p=0.95), MANY_ENDS, 40), (Sampling(), MANY_ENDS[:8], 13), (GREEDY, MANY_ENDS, 40)],
-    ids=["many ends", "the limit among ends", "greedy"],
+    ("sampling", "ends", "max_tokens", "limits"),
+    [
+        (FILTERED, MANY_ENDS, 40, (3, 8)),
+        (Sampling(), MANY_ENDS[:8], 13, (8,)),
+        pytest.param(FILTERED, MANY_ENDS, 40, (31,), marks=pytest.mark.proof),
+        pytest.param(GREEDY, MANY_ENDS, 40, (3, 8, 31), marks=pytest.mark.proof),
+    ],
+    ids=["many ends", "the limit among ends", "31 rows", "greedy"],
 )
 def test_the_number_of_rows_decoded_at_once_changes_nothing(
-    models: Path, sampling: Sampling, ends: list[int], max_tokens: int
+    rollouts: Callable[..., Rollout], sampling: Sampling, ends: list[int], max_tokens: int, limits: tuple[int, ...]
 ) -> None:
-    """Ragged prompts: a row that waits may be longer than all that is there when its turn comes, or much shorter."""
-    policy = policy_of(models, eos=ends)
-    rows = problems([5, 30, 2, 90, 1, 9, 140, 3])
-    whole = everything(Rollout(policy, max_tokens).sample(rows, 4, sampling, seed=3, first_number=20))
+    """Prompts of many lengths: a waiting row may be longer than all rows of the batch when it is admitted, or much shorter."""
+    rows = problems([5, 30, 2, 90, 1, 140])
+    whole = everything(rollouts("qwen3", max_tokens, ends).sample(rows, 3, sampling, seed=3, first_number=20))
     assert {one.stop for _, one in whole} == {"eos", "length"} or max_tokens > 13
     assert len({len(one.tokens) for _, one in whole}) > 2
-    for limit in (3, 8, 31):
-        some = everything(Rollout(policy, max_tokens, rows=limit).sample(rows, 4, sampling, seed=3, first_number=20))
+    for limit in limits:
+        rollout = rollouts("qwen3", max_tokens, ends, rows=limit)
+        some = everything(rollout.sample(rows, 3, sampling, seed=3, first_number=20))
         for (_, one), (_, other) in zip(whole, some, strict=True):
             assert (one.tokens, one.text, one.stop) == (other.tokens, other.text, other.stop)
             np.testing.assert_allclose(one.logps, other.logps, atol=1e-4)
@@ -370,53 +405,60 @@ def test_the_number_of_rows_decoded_at_once_changes_nothing(
             np.testing.assert_allclose(one.log_kept, other.log_kept, atol=5e-3)
 
 
-@pytest.mark.parametrize("limit", [2, 3])
-def test_a_limit_holds_for_groups_decoded_alone_too(models: Path, limit: int) -> None:
+def test_a_limit_splits_groups_that_are_decoded_one_at_a_time(models: Path) -> None:
     policy = policy_of(models, "mamba", MANY_ENDS)
     whole = everything(Rollout(policy, 20).sample(problems([5, 3]), 5, Sampling(), 1, 0))
-    some = everything(Rollout(policy, 20, rows=limit).sample(problems([5, 3]), 5, Sampling(), 1, 0))
+    limited, sizes = Rollout(policy, 20, rows=3), []
+    steps = limited._group_steps
+    limited._group_steps = lambda prompt, G, *rest: sizes.append(G) or steps(prompt, G, *rest)
+    some = everything(limited.sample(problems([5, 3]), 5, Sampling(), 1, 0))
+    assert sizes == [3, 2, 3, 2]
     assert [one.tokens for _, one in some] == [one.tokens for _, one in whole]
 
 
-def test_places_that_become_free_are_filled(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = policy_of(models, eos=MANY_ENDS)
-    rollout = Rollout(policy, 60, rows=16)
-    seen = watched(rollout, monkeypatch)
-    made = everything(rollout.sample(problems([4, 9] * 12), 8, Sampling(), 0, 0))
-    tokens, places = sum(len(one.tokens) for _, one in made), sum(rows for rows, *_ in seen)
+def test_free_rows_are_refilled(rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch) -> None:
+    rollout = rollouts("qwen3", 60, MANY_ENDS, rows=16)
+    seen = recorded_steps(rollout, monkeypatch)
+    made = everything(rollout.sample(problems([4, 9] * 8), 8, Sampling(), 0, 0))
+    tokens, computed = sum(len(one.tokens) for _, one in made), sum(rows for rows, *_ in seen)
     assert max(rows for rows, *_ in seen) == 16
-    assert tokens > 0.65 * places, "a third of the work went into rows that had ended"
-    assert tokens / len(seen) > 10, "places stood empty while others waited"
+    assert tokens > 0.65 * computed, "a third of the work went into rows that had ended"
+    assert tokens / len(seen) > 10, "rows stayed free while completions waited"
 
 
-def test_prompts_are_read_when_their_turn_comes_and_once(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, read = policy_of(models, eos=MANY_ENDS), []
-    rollout = Rollout(policy, 40, rows=8)
+def test_prompts_are_prefilled_once_and_when_they_are_admitted(
+    rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    rollout = rollouts("qwen3", 40, MANY_ENDS, rows=8)
     prefill = rollout._prefill
     monkeypatch.setattr(rollout, "_prefill", lambda prompts: read.append(len(prompts)) or prefill(prompts))
     rollout.sample(problems([4] * 12), 5, Sampling(), 0, 0)
     assert sum(read) == 12 and read[0] == 2 and max(read) <= 2
 
 
-def test_columns_are_bounded_by_the_longest_living_row(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows come and go; what the gone ones left on the left is dropped, or the arrays would grow with every refill."""
-    policy = policy_of(models, eos=MANY_ENDS)
-    rollout = Rollout(policy, 100, rows=8)
-    seen = watched(rollout, monkeypatch)
-    made = everything(rollout.sample(problems([4] * 40), 4, Sampling(), 0, 0))
+def test_capacity_is_bounded_by_the_longest_living_row(
+    rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns that only ended rows used are dropped, or the arrays would grow with every refill."""
+    rollout = rollouts("qwen3", 100, MANY_ENDS, rows=8)
+    seen = recorded_steps(rollout, monkeypatch)
+    made = everything(rollout.sample(problems([4] * 16), 4, Sampling(), 0, 0))
     longest = 4 + max(len(one.tokens) for _, one in made)
     assert len(seen) > 2 * longest
     assert max(columns for *_, columns in seen) <= capacity(longest + DECODE_CHUNK)
     assert all(written <= columns for _, written, columns in seen)
 
 
-def test_the_longest_row_takes_its_columns_with_it(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too few have ended to thin out the rest, and nobody waits; still the others must not drag its columns along."""
-    policy, prompts = policy_of(models, eos=[319]), problems([270, 3, 4, 5, 6, 7, 8, 9])
-    free = [one.tokens for _, one in everything(Rollout(policy, 30).sample(prompts, 1, Sampling(), 0, 0))]
+def test_the_columns_of_the_longest_row_are_dropped_when_it_ends(
+    rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too few rows have ended to reduce the row count, and none waits; still the others must not keep its columns."""
+    prompts = problems([270, 3, 4, 5, 6, 7, 8, 9])
+    free = [one.tokens for _, one in everything(rollouts("qwen3", 30, [319]).sample(prompts, 1, Sampling(), 0, 0))]
     end = next(token for token in free[0] if not any(token in tokens for tokens in free[1:]))
-    rollout = Rollout(policy_of(models, eos=[end]), 30)
-    seen = watched(rollout, monkeypatch)
+    rollout = rollouts("qwen3", 30, [end])
+    seen = recorded_steps(rollout, monkeypatch)
     made = everything(rollout.sample(prompts, 1, Sampling(), 0, 0))
     assert [one.stop for _, one in made] == ["eos", *["length"] * 7]
     assert seen[0][2] > 270 and seen[-1] == (8, 9 + 29, BUCKET)
@@ -430,7 +472,7 @@ def test_capacities_are_few_and_fit() -> None:
     assert {capacity(columns) for columns in range(1, 513)} == set(range(64, 513, 64))
 
 
-def test_long_prompts_are_read_in_pieces_that_count_every_row(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefill_chunks_count_the_tokens_of_every_row(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, shapes = policy_of(models), []
     rollout = Rollout(policy, 2)
     hidden = rollout.fused.split_model.hidden
@@ -440,8 +482,8 @@ def test_long_prompts_are_read_in_pieces_that_count_every_row(models: Path, monk
     assert shapes[:2] == [(4, 25), (4, 15)]
 
 
-def test_a_stop_string_far_behind_is_not_found_again(models: Path) -> None:
-    """Only the neighbourhood of new tokens is looked at first, and a string across two bursts must be found there."""
+def test_a_stop_string_across_two_chunks_is_found(models: Path) -> None:
+    """Only the neighbourhood of the new tokens is decoded first, and it must reach into the tokens before them."""
     tokenizer = policy_of(models).tokenizer
     ids = tokenizer.encode("0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 30 40", add_special_tokens=False)
     for word in ("13 14", "9 10 11", "30"):
@@ -451,3 +493,48 @@ def test_a_stop_string_far_behind_is_not_found_again(models: Path) -> None:
             outputs.append(np.array([0]), part, np.zeros(part.shape), np.zeros(part.shape))
         one = outputs.completion(0)
         assert one.stop == "string" and one.text.endswith(word) and len(one.tokens) == len(one.logps)
+
+
+# ---- slow paths ------------------------------------------------------------------------------------------------
+
+
+def test_the_fast_path_has_nothing_to_report(rollouts: Callable[..., Rollout]) -> None:
+    assert rollouts("qwen3", 1).slow_paths == [] and rollouts("qwen3_moe", 1).slow_paths == []
+
+
+@pytest.mark.parametrize(("arch", "cache"), [("gemma3_text", "RotatingKVCache"), ("mamba", "ArraysCache")])
+def test_a_cache_that_cannot_be_batched_is_named_as_the_reason(
+    rollouts: Callable[..., Rollout], arch: str, cache: str
+) -> None:
+    assert rollouts(arch, 1).slow_paths == [
+        f"Completions are decoded one group at a time: the model's {cache} cannot hold rows of unequal length."
+    ]
+
+
+def test_a_model_that_takes_one_position_for_all_rows_is_decoded_by_group_and_says_why(models: Path) -> None:
+    policy = policy_of(models)
+    attention = policy.model.layers[0].self_attn
+
+    class OnePosition(type(attention)):
+        def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+            if cache is not None and isinstance(cache.offset, mx.array):
+                raise ValueError("one position, please.\nA second line.")
+            return super().__call__(x, mask, cache)
+
+    attention.__class__ = OnePosition
+    rollout = Rollout(policy, 9)
+    assert rollout.slow_paths == [
+        "Completions are decoded one group at a time: a trial with prompts of unequal length failed with ValueError: "
+        "one position, please."
+    ]
+    for p, one in everything(rollout.sample(problems(), 2, Sampling(), 0, 0)):
+        assert np.abs(full_logps(policy, p.tokens, one.tokens, 1.0) - one.logps).max() < 1e-4
+
+
+def test_a_model_that_is_wrong_for_rows_of_unequal_length_says_so(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batched = rollout_module.BatchKVCache
+    monkeypatch.setattr(rollout_module, "BatchKVCache", lambda pads: batched([0] * len(pads)))
+    (sentence,) = Rollout(policy_of(models), 4).slow_paths
+    assert sentence.endswith("gave other log-probabilities than each prompt alone.")

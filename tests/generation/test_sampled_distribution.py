@@ -1,4 +1,4 @@
-"""What tokens were really drawn with, when top-p, top-k and min-p cut the policy's distribution, and what is told of it."""
+"""What tokens are really sampled with when top-p, top-k and min-p filter the policy, and what the metrics say about it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ FILTERS = [
     Sampling(TEMPERATURE, min_p=0.4),
     Sampling(TEMPERATURE, top_p=0.8, top_k=60, min_p=0.1),
 ]
-ARCHS = ["qwen3", "gemma3_text"]
-"""All rows decoded together, and a group at a time."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +47,7 @@ def prompts() -> list[Problem]:
 
 
 def filtered(logits_V: np.ndarray, how: Sampling) -> np.ndarray:
-    """The distribution that is drawn from, in float64: top-k, then top-p over what is left, then min-p."""
+    """The distribution that is sampled from, in float64: top-k, then top-p over what is left, then min-p."""
     mass_V = np.exp((logits_V - logits_V.max()) / how.temperature)
     if how.top_k:
         mass_V = np.where(mass_V >= np.sort(mass_V)[-how.top_k], mass_V, 0)
@@ -61,10 +59,11 @@ def filtered(logits_V: np.ndarray, how: Sampling) -> np.ndarray:
     return mass_V / mass_V.sum()
 
 
-@pytest.mark.parametrize("how", FILTERS, ids=str)
-@pytest.mark.parametrize("arch", ARCHS)
-def test_a_token_s_record_is_the_filtered_distribution_s_own(models: Path, arch: str, how: Sampling) -> None:
-    """The share that the filters left was once read at the last token of the vocabulary, and NaN where that was cut."""
+@pytest.mark.parametrize(("arch", "how"), [*(("qwen3", how) for how in FILTERS), ("gemma3_text", FILTERS[-1])], ids=str)
+def test_logp_minus_log_kept_is_the_filtered_distribution_s_log_probability(
+    models: Path, arch: str, how: Sampling
+) -> None:
+    """The kept share was once read at the last token of the vocabulary, and NaN where that was filtered."""
     policy = policy_of(models, arch)
     seen = 0
     for group in Rollout(policy, 8).sample(prompts(), 3, how, seed=0, first_number=0):
@@ -73,13 +72,13 @@ def test_a_token_s_record_is_the_filtered_distribution_s_own(models: Path, arch:
             rows = logits[len(group.problem.tokens) - 1 : -1]
             exact = np.log([filtered(row, how)[token] for row, token in zip(rows, one.tokens, strict=True)])
             np.testing.assert_allclose(np.array(one.logps) - one.log_kept, exact, atol=1e-4)
-            assert all(-5 < kept < -1e-3 for kept in one.log_kept), "nothing was cut, so this shows nothing"
+            assert all(-5 < kept < -1e-3 for kept in one.log_kept), "nothing was filtered, so this shows nothing"
             seen += len(one.tokens)
     assert seen > 40
 
 
 def gaps(models: Path, how: Sampling, **settings: Any) -> tuple[dict[str, float], list[float]]:
-    """The metrics of learning from completions drawn so, and the log of the mass kept for each of their tokens."""
+    """The metrics of a training step on completions that are sampled so, and log_kept of each of their tokens."""
     filters = {"temperature": how.temperature, "top_p": how.top_p, "top_k": how.top_k, "min_p": how.min_p}
     about = {"batch_size": 3, "group_size": 3, "skip_zero_signal": False} | filters | settings
     policy = policy_of(models, **about)
@@ -93,25 +92,25 @@ def gaps(models: Path, how: Sampling, **settings: Any) -> tuple[dict[str, float]
 
 
 def test_the_importance_ratio_is_the_mass_that_was_kept(models: Path) -> None:
-    for how in FILTERS:
-        told, kept = gaps(models, how)
-        assert told["sampling/importance_sampling_ratio/mean"] == pytest.approx(np.exp(kept).mean(), abs=1e-4)
-        assert told["sampling/importance_sampling_ratio/min"] == pytest.approx(np.exp(min(kept)), abs=1e-4)
-        assert told["sampling/importance_sampling_ratio/max"] == pytest.approx(np.exp(max(kept)), abs=1e-4)
-        assert told["sampling/sampling_logp_difference/mean"] == pytest.approx(-np.mean(kept), abs=1e-4)
-        assert told["sampling/sampling_logp_difference/max"] == pytest.approx(-min(kept), abs=1e-4)
+    for how in FILTERS[-1:]:
+        metrics, kept = gaps(models, how)
+        assert metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(np.exp(kept).mean(), abs=1e-4)
+        assert metrics["sampling/importance_sampling_ratio/min"] == pytest.approx(np.exp(min(kept)), abs=1e-4)
+        assert metrics["sampling/importance_sampling_ratio/max"] == pytest.approx(np.exp(max(kept)), abs=1e-4)
+        assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(-np.mean(kept), abs=1e-4)
+        assert metrics["sampling/sampling_logp_difference/max"] == pytest.approx(-min(kept), abs=1e-4)
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_iterations": 2}, {"sampling_correction": "sequence_mask"}], ids=str)
+@pytest.mark.parametrize("settings", [{"num_iterations": 2}, {"sampling_correction": "sequence_mask"}], ids=str)
 def test_without_filters_the_sampler_is_the_policy(models: Path, settings: dict[str, Any]) -> None:
-    told, kept = gaps(models, Sampling(TEMPERATURE), **settings)
+    metrics, kept = gaps(models, Sampling(TEMPERATURE), **settings)
     assert set(kept) == {0.0}
-    assert told["sampling/sampling_logp_difference/max"] < 1e-4
-    assert told["sampling/importance_sampling_ratio/min"] > 0.999
-    assert told["sampling/importance_sampling_ratio/max"] < 1.001
+    assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
+    assert metrics["sampling/importance_sampling_ratio/min"] > 0.999
+    assert metrics["sampling/importance_sampling_ratio/max"] < 1.001
 
 
-def test_a_run_tells_the_gap_in_its_diary(tmp_path: Path) -> None:
+def test_a_run_s_diary_has_the_importance_ratio_of_filtered_sampling(tmp_path: Path) -> None:
     means = []
     for name, filters in (("all", {"top_p": 1.0, "top_k": 0}), ("cut", {"top_p": 0.5, "top_k": 0})):
         run = RunFolder(tmp_path / name)

@@ -1,4 +1,4 @@
-"""The model that learns and the one it is held to: what trains, what is shared, what is refused, what comes back."""
+"""Loading a policy and its reference: what trains, what is shared, what is refused, what is saved."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def update(policy: Policy, rate: float = 0.05) -> None:
 
 
 def refused(setting: str, **settings: Any) -> str:
-    """The sentence with which `load_policy` refuses these settings; it stands at `setting`."""
+    """The sentence with which `load_policy` refuses these settings; it names `setting`."""
     with pytest.raises(Mistake) as caught:
         load_policy(config_of(**settings))
     (fault,) = caught.value.faults
@@ -75,9 +75,7 @@ def test_only_adapters_train(models: Path, arch: str) -> None:
     assert moved and moved <= set(names)
 
 
-@pytest.mark.parametrize(
-    ("asked", "adapted"), [(-1, {0, 1, 2}), (1, {2}), (2, {1, 2}), (3, {0, 1, 2}), (16, {0, 1, 2})]
-)
+@pytest.mark.parametrize(("asked", "adapted"), [(-1, {0, 1, 2}), (2, {1, 2}), (16, {0, 1, 2})])
 def test_num_layers_counts_from_the_last(models: Path, asked: int, adapted: set[int]) -> None:
     notes: list[str] = []
     config = config_of(folder_of(models, layers=3), num_layers=asked)
@@ -87,7 +85,7 @@ def test_num_layers_counts_from_the_last(models: Path, asked: int, adapted: set[
     assert notes == (["Layers is 16, and the model has 3: all of them get adapters."] if asked == 16 else [])
 
 
-def test_adapters_have_the_rank_and_scale_asked_for_and_begin_as_nothing(models: Path) -> None:
+def test_adapters_have_the_rank_and_scale_of_the_settings_and_start_as_identity(models: Path) -> None:
     folder = folder_of(models)
     policy = load_policy(config_of(folder, rank=5, scale=7.5))
     layer = policy.model.layers[0].self_attn.q_proj
@@ -95,13 +93,13 @@ def test_adapters_have_the_rank_and_scale_asked_for_and_begin_as_nothing(models:
     assert mx.array_equal(policy.model(TOKENS), load(str(folder))[0](TOKENS))
 
 
-def test_the_seed_decides_where_adapters_begin(models: Path) -> None:
+def test_adapters_are_initialised_from_the_seed(models: Path) -> None:
     first, again, other = (load_policy(config_of(folder_of(models), seed=seed)).trainable() for seed in (1, 1, 2))
     assert all(mx.array_equal(first[name], again[name]) for name in first)
     assert all(not mx.array_equal(first[name], other[name]) for name in first if name.endswith("lora_a"))
 
 
-def test_dropout_drops_while_learning_and_follows_the_seed(models: Path) -> None:
+def test_dropout_is_active_in_training_mode_only_and_follows_the_seed(models: Path) -> None:
     policy = load_policy(config_of(folder_of(models), dropout=0.5))
     update(policy)
 
@@ -116,9 +114,10 @@ def test_dropout_drops_while_learning_and_follows_the_seed(models: Path) -> None
     assert mx.array_equal(outputs(1), outputs(2))
 
 
-@pytest.mark.parametrize("train_type", ["lora", "dora"])
 @pytest.mark.parametrize(
-    "how", [{}, {"dtype": "bfloat16"}, {"hidden": 64, "bits": 4}], ids=["float32", "bfloat16", "4 bits"]
+    ("train_type", "how"),
+    [("lora", {"dtype": "bfloat16"}), ("dora", {}), ("lora", {"hidden": 64, "bits": 4})],
+    ids=["lora-bfloat16", "dora-float32", "lora-4 bits"],
 )
 def test_saved_adapters_load_through_mlx_lm_to_the_last_bit(
     models: Path, tmp_path: Path, train_type: str, how: dict[str, Any]
@@ -135,7 +134,7 @@ def test_saved_adapters_load_through_mlx_lm_to_the_last_bit(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapters.safetensors"]
 
 
-def test_saved_weights_go_back_where_they_came_from_and_nowhere_else(models: Path) -> None:
+def test_assign_restores_saved_weights_and_refuses_those_of_another_model(models: Path) -> None:
     policy, other = (load_policy(config_of(folder_of(models))) for _ in range(2))
     update(policy)
     other.assign(policy.trainable())
@@ -159,7 +158,7 @@ def twins(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     return made
 
 
-def said_by(folder: Path) -> mx.array:
+def logits_of(folder: Path) -> mx.array:
     """The logits of the model as it was loaded."""
     split_model = split(load(str(folder))[0])
     return split_model.logits(split_model.hidden(TOKENS))
@@ -167,7 +166,7 @@ def said_by(folder: Path) -> mx.array:
 
 @pytest.mark.parametrize(
     ("arch", "train_type"),
-    [("qwen3", "lora"), ("qwen3", "dora"), ("qwen3_moe", "lora"), ("mamba", "lora"), ("mamba", "dora")],
+    [("qwen3", "lora"), ("qwen3_moe", "lora"), ("mamba", "dora")],
 )
 def test_the_reference_shares_every_array_and_never_moves(
     models: Path, twins: list[nn.Module], arch: str, train_type: str
@@ -178,7 +177,7 @@ def test_the_reference_shares_every_array_and_never_moves(
     for step in range(2):
         assert all(id(x) in mine for _, x in tree_flatten(twins[0].parameters())), "a second copy in memory"
         reference = policy.reference.logits(policy.reference.hidden(TOKENS))
-        assert mx.array_equal(reference, said_by(folder))
+        assert mx.array_equal(reference, logits_of(folder))
         assert mx.allclose(policy.model(TOKENS), reference, atol=1e-3) == (step == 0)
         update(policy)
 
@@ -190,7 +189,7 @@ def test_under_full_fine_tuning_the_reference_stays_at_the_start(models: Path, t
     assert all(id(x) in mine for _, x in tree_flatten(twins[0].parameters())), "shared until the first update"
     update(policy)
     reference = policy.reference.logits(policy.reference.hidden(TOKENS))
-    assert mx.array_equal(reference, said_by(folder))
+    assert mx.array_equal(reference, logits_of(folder))
     assert not mx.allclose(policy.model(TOKENS), reference, atol=1e-3)
     assert not tree_flatten(twins[0].trainable_parameters())
 
@@ -206,7 +205,7 @@ def test_another_model_can_be_the_reference(models: Path, twins: list[nn.Module]
     other = folder_of(models, "llama")
     policy = load_policy(config_of(folder_of(models), beta=0.1, reference_model_path=str(other)))
     reference = policy.reference.logits(policy.reference.hidden(TOKENS))
-    assert mx.array_equal(reference, said_by(other)) and not twins
+    assert mx.array_equal(reference, logits_of(other)) and not twins
 
 
 def test_a_reference_with_other_tokens_is_refused(models: Path) -> None:
@@ -227,8 +226,10 @@ def test_every_weight_trains_under_full(models: Path) -> None:
     assert not still
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_full_model_saved_opens_with_mlx_lm_as_it_came(models: Path, tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_saved_full_model_loads_with_mlx_lm_in_its_original_precision(
+    models: Path, tmp_path: Path, dtype: str
+) -> None:
     folder, notes = folder_of(models, dtype=dtype), []
     config = config_of(folder, train_type="full", beta=0)
     policy = load_policy(config, notes.append)
@@ -268,7 +269,7 @@ def test_arrays_that_came_in_float32_are_saved_in_float32(models: Path, tmp_path
     assert loaded["model.embed_tokens.weight"].dtype == mx.bfloat16
 
 
-def test_a_model_from_the_hub_is_saved_without_asking_the_hub(
+def test_saving_a_model_from_the_hub_needs_no_network(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """mlx-lm fetches a model card where it is given an id: a run that ended offline lost its last minute's work."""
@@ -284,7 +285,7 @@ def test_a_model_from_the_hub_is_saved_without_asking_the_hub(
 
 @pytest.mark.parametrize(
     ("train_type", "quantization"),
-    [("lora", "4"), ("lora", "6"), ("lora", "8"), ("lora", "mxfp4"), ("dora", "4"), ("dora", "8")],
+    [("lora", "6"), ("lora", "mxfp4"), ("dora", "4"), ("dora", "8")],
 )
 def test_a_quantised_base_trains(
     models: Path, capsys: pytest.CaptureFixture[str], train_type: str, quantization: str
@@ -321,10 +322,10 @@ def test_experts_refuse_dora_in_a_sentence(models: Path) -> None:
     assert "DORA" in refused("train_type", model=folder_of(models, "qwen3_moe"), train_type="dora", beta=0)
 
 
-# ---- models that are not there ---------------------------------------------------------------------------------
+# ---- models that cannot be loaded ------------------------------------------------------------------------------
 
 
-def test_a_missing_model_is_named(models: Path, tmp_path: Path) -> None:
+def test_a_missing_model_is_refused_by_name(models: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     for name in (str(gone), "./gone", "a/b/c", "justaname"):
         sentence = refused("model", model=name)
@@ -335,7 +336,7 @@ def test_a_missing_model_is_named(models: Path, tmp_path: Path) -> None:
     )
 
 
-def test_a_broken_model_gives_its_reason(models: Path, tmp_path: Path) -> None:
+def test_a_broken_model_is_refused_with_its_reason(models: Path, tmp_path: Path) -> None:
     broken = random_models.tiny_model(tmp_path / "broken")
     (broken / "model.safetensors").unlink()
     assert refused("model", model=broken).startswith(f"The model {broken} cannot be loaded: ")
@@ -345,7 +346,7 @@ def test_a_broken_model_gives_its_reason(models: Path, tmp_path: Path) -> None:
     assert "nobody_knows" in refused("model", model=strange)
 
 
-def test_a_model_that_the_hub_does_not_give_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_the_hub_lacks_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*args: Any, **more: Any) -> None:
         raise OSError("Repository Not Found for url\nand a long story")
 
@@ -354,6 +355,6 @@ def test_a_model_that_the_hub_does_not_give_is_named(monkeypatch: pytest.MonkeyP
     assert refused("model", model="owner/name") == sentence
 
 
-def test_the_ends_and_the_padding_come_from_the_tokenizer(models: Path) -> None:
+def test_end_and_padding_ids_come_from_the_tokenizer(models: Path) -> None:
     policy = load_policy(config_of(folder_of(models)))
     assert (policy.eos_ids, policy.pad_id) == ([1], 0)

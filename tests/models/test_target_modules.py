@@ -1,4 +1,4 @@
-"""`lora_keys`: adapters go where they were asked for and nowhere else, and a name that fits nothing is refused."""
+"""`lora_keys`: only the named layers get adapters, and an unknown name is refused."""
 
 from __future__ import annotations
 
@@ -39,13 +39,17 @@ def adapted(config: Config) -> set[str]:
     return {name.split("layers.")[1].split(".", 1)[1] if "layers." in name else name for name in names}
 
 
-@pytest.mark.parametrize("train_type", ["lora", "dora"])
 @pytest.mark.parametrize(
-    "keys",
-    [["self_attn.q_proj"], ["self_attn.v_proj", "mlp.down_proj"], ["lm_head"], ["mlp.up_proj", "model.embed_tokens"]],
+    ("train_type", "keys"),
+    [
+        ("dora", ["self_attn.q_proj"]),
+        ("lora", ["self_attn.v_proj", "mlp.down_proj"]),
+        ("lora", ["lm_head"]),
+        ("dora", ["mlp.up_proj", "model.embed_tokens"]),
+    ],
     ids=str,
 )
-def test_only_what_was_named_learns(models: Path, train_type: str, keys: list[str]) -> None:
+def test_only_the_named_layers_train(models: Path, train_type: str, keys: list[str]) -> None:
     config = config_of(models, lora_keys=keys, train_type=train_type, learning_rate=1e-2)
     assert adapted(config) == set(keys)
     policy = load_policy(config)
@@ -59,13 +63,13 @@ def test_only_what_was_named_learns(models: Path, train_type: str, keys: list[st
     assert moved == set(policy.trainable())
 
 
-def test_without_names_every_linear_layer_learns(models: Path) -> None:
+def test_without_names_every_linear_layer_trains(models: Path) -> None:
     attention, mlp = (f"self_attn.{x}_proj" for x in "qkvo"), (f"mlp.{x}_proj" for x in ("gate", "up", "down"))
     assert adapted(config_of(models)) == {*attention, *mlp}
     assert "mlp.switch_mlp.gate_proj" in adapted(config_of(models, "qwen3_moe"))
 
 
-def test_the_saved_adapter_knows_its_modules(models: Path, tmp_path: Path) -> None:
+def test_a_saved_adapter_loads_onto_the_same_layers(models: Path, tmp_path: Path) -> None:
     config = config_of(models, lora_keys=["self_attn.q_proj", "lm_head"], learning_rate=1e-2)
     policy = load_policy(config)
     learner = grpo_learner(policy, config, 2)
@@ -84,7 +88,7 @@ def test_the_saved_adapter_knows_its_modules(models: Path, tmp_path: Path) -> No
     [(["q_proj"], "q_proj"), (["self_attn.q_proj", "mlp.w1", "nope"], "mlp.w1, nope"), (["self_attn"], "self_attn")],
     ids=str,
 )
-def test_a_name_that_fits_nothing_is_one_sentence_with_those_that_do(models: Path, keys: list[str], named: str) -> None:
+def test_an_unknown_layer_name_is_refused_with_the_names_there_are(models: Path, keys: list[str], named: str) -> None:
     """Beside a name that fits, one that does not used to be left out in silence."""
     with pytest.raises(Mistake) as caught:
         load_policy(config_of(models, lora_keys=keys))
