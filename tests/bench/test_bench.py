@@ -1,8 +1,8 @@
 """The engine's fast paths do less work than the plain ones; and the benchmark measures, stores and shows what it says.
 
-In CI work is *counted* (passes over the model, tokens in them, rows of decoding steps): exact on any machine, and a fast path that
-silently falls back to the plain one is noticed. `make proofs` measures CPU seconds: the least of several interleaved runs in this
-process, so that a busy machine does not decide.
+In CI work is *counted* (passes over the model, tokens in them, rows of decoding steps): exact on any machine, and a fast path
+that silently falls back to the plain one is noticed. `make proofs` measures CPU seconds: the least of several interleaved runs
+in this process, so that a busy machine does not decide.
 """
 
 from __future__ import annotations
@@ -411,6 +411,16 @@ def test_a_new_measurement_changes_only_its_own_tables():
         results_file.MARKED.sub(lambda block: "" if block[2] == "start" else block[0], t) for t in (text, new)
     )
     assert before == after
+
+
+def test_the_verbs_of_the_command_line():
+    """A verb is its function's name: renaming one once changed `record` to `results-file`."""
+    from backend.bench.__main__ import app
+
+    verbs = {(command.name or command.callback.__name__) for command in app.registered_commands}  # type: ignore
+    assert verbs == {
+        "ours", "demo", "against", "ablate", "sweep", "samples", "start", "record", "render", "peers",
+    }  # fmt: skip
 
 
 def test_the_command_line_loads_no_engine():
