@@ -74,7 +74,7 @@ def start(rounds: Rounds = 3, warm_up: WarmUp = 1, json_file: Out = None) -> Non
 
 
 @app.command()
-def results_file(
+def record(
     sections: Annotated[list[str] | None, typer.Argument(help="Which of them; all if left out.")] = None,
     rounds: Rounds = 7,
     warm_up: WarmUp = 2,

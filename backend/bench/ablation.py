@@ -1,7 +1,7 @@
 """Ablations: each technique of the engine switched off by itself, with the plain way to do the same in its place.
 
-A switch is a context manager that patches one function or constant; models, rollouts and learners made and run inside it go the plain
-way. Results are the same but for rounding. tests/bench enters every switch, so one whose target has moved is noticed.
+A switch is a context manager that patches one function or constant; models, rollouts and learners made and run inside it go the
+plain way. Results are the same but for rounding. tests/bench enters every switch, so one whose target has moved is noticed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Baselines that are no trainers: mlx-lm's batched generation, a loss straight from the paper's formula, and the matrix products of a
-decoding step alone."""
+"""Baselines: mlx-lm's batched generation, the loss as the paper writes it, and a decoding step's matrix products alone."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A contender is one implementation under measurement, ours or another. What all of them share: prompts, adapter shape, learning rate,
-rewards."""
+"""A contender: one implementation under measurement, ours or another. All share prompts, adapter shape, learning rate, rewards."""
 
 from __future__ import annotations
 

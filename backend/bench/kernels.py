@@ -2,8 +2,8 @@
 
 A count, not a measurement: it is the same on every machine, whatever the sizes.
 
-On a GPU a norm, a rotary embedding and an attention are one kernel each; on a CPU mlx builds them from many primitives, so each is
-replaced by a single primitive while counting. Reshaping, slicing and transposing launch nothing by themselves; a kernel that
+On a GPU a norm, a rotary embedding and an attention are one kernel each; on a CPU mlx builds them from many primitives, so each
+is replaced by a single primitive while counting. Reshaping, slicing and transposing launch nothing by themselves; a kernel that
 needs contiguous input may still copy a slice first, which a graph does not show.
 """
 

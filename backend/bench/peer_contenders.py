@@ -1,4 +1,4 @@
-"""Other GRPO trainers on MLX as contenders, each called as its documentation or its own loop calls it, on the same work as ours.
+"""Other GRPO trainers on MLX as contenders, each called as its documentation or its own loop calls it, at our work.
 
 Where a peer's loop cannot be called step by step, it runs as it is, and the stopwatch is driven from its callbacks: its
 tokenizer, its dataset, its reward function. What a peer computes differently from ours is in DIFFERS, from reading
@@ -40,7 +40,7 @@ DIFFERS = {
 
 
 class NumberedPrompts:
-    """Mixed into mlx-lm's tokenizer: a prompt's text is its index and encodes to the case's ids; decoded lengths are recorded."""
+    """Mixed into mlx-lm's tokenizer: a prompt's text is its index, which encodes to its ids; decoded lengths are recorded."""
 
     prompts: list[list[int]]
     decoded: list[int]
@@ -151,7 +151,7 @@ def mlx_tune(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
 
 
 class _MlxTuneHooks:
-    """The two calls by which mlx-tune's loop can be followed: it encodes a prompt when it starts on it, and scores each completion."""
+    """The two calls by which mlx-tune's loop is followed: it encodes a prompt when it starts on it, and scores completions."""
 
     def __init__(self, tokenizer: Any, case: Case, stopwatch: Stopwatch) -> None:
         self.tokenizer, self.case, self.stopwatch = tokenizer, case, stopwatch

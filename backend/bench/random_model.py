@@ -1,8 +1,8 @@
 """Random models of Qwen3's shape with a tokenizer, whose probability of ending a completion is chosen.
 
-Every contender loads the same folder through mlx-lm. Contenders must not suppress or force the end token by their own means,
-so its probability is in the weights: all (tied) embeddings share one large component, so every hidden state has it too, and the end
-token's embedding is a multiple of that component.
+Every contender loads the same folder through mlx-lm. Contenders must not suppress or force the end token by their own means, so
+its probability is in the weights: all (tied) embeddings share one large component, so every hidden state has it too, and the
+end token's embedding is a multiple of that component.
 """
 
 from __future__ import annotations

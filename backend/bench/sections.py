@@ -1,4 +1,4 @@
-"""Measures the sections of docs/performance.md: which cases and contenders each has; models in a temporary folder, progress on stderr."""
+"""Measures the sections of docs/performance.md, with models in a temporary folder and progress on stderr."""
 
 from __future__ import annotations
 

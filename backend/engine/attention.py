@@ -2,8 +2,8 @@
 
 `mx.fast.scaled_dot_product_attention` has no fused backward pass: autodiff keeps the softmax [B, H, N, K + N] of every layer
 until its gradient is taken. Here the forward pass keeps only the output and one log-sum-exp per query, L [B, H, N, 1]; the
-backward pass recomputes P = exp(S − L) for a block of n queries at a time (FlashAttention-2, arXiv:2307.08691, algorithms 1 and 2;
-the idea is FlashAttention's, arXiv:2205.14135):
+backward pass recomputes P = exp(S − L) for a block of n queries at a time (FlashAttention-2, arXiv:2307.08691, algorithms 1 and
+2; the idea is FlashAttention's, arXiv:2205.14135):
 
     S = scale · Q Kᵀ      O = P V      D = rowsum(dO ∘ O)
     dV = Pᵀ dO            dS = P ∘ (dO Vᵀ − D)            dQ = dS K            dK = dSᵀ Q
@@ -33,8 +33,8 @@ from backend.spec.memory.chunking import attention_block
 
 
 class PromptKV(NamedTuple):
-    """A layer's keys and values of the prompts, shared by the rows of each: keys [P, J, K, d], values [P, J, K, e]. Row b attends
-    to prompt b // (B / P). `length_P` masks the padding on the right; None where no prompt has any."""
+    """A layer's keys and values of the prompts, shared by the rows of each: keys [P, J, K, d], values [P, J, K, e]. Row b
+    attends to prompt b // (B / P). `length_P` masks the padding on the right; None where no prompt has any."""
 
     keys: mx.array
     values: mx.array
@@ -51,8 +51,8 @@ def blocked_attention(
 ) -> mx.array:
     """softmax(scale · q kᵀ) v over the row's prompt and its own tokens up to the query: [B, H, N, e], in the values' type.
 
-    Differentiable in queries, keys, values and the prompts' keys and values. The softmax is computed in float32. `block`: queries
-    at a time (None: as many as `attention_block` allows on this device).
+    Differentiable in queries, keys, values and the prompts' keys and values. The softmax is computed in float32. `block`:
+    queries at a time (None: as many as `attention_block` allows on this device).
     """
     B, H, N, _ = queries_BHNd.shape
     K = prompts.keys.shape[2] if prompts else 0
@@ -128,8 +128,8 @@ class _PartialSoftmax(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Keys [S, J, M, d] and values [S, J, M, e], each set attended to by B / S rows. Inside, the queries of all heads and rows that
-    share keys are rows of one matrix [S, J, B/S · H/J · n, d]: one product for all of them, and nothing is repeated."""
+    """Keys [S, J, M, d] and values [S, J, M, e], each set attended to by B / S rows. Inside, the queries of all heads and rows
+    that share keys are rows of one matrix [S, J, B/S · H/J · n, d]: one product for all of them, and nothing is repeated."""
 
     keys: mx.array
     values: mx.array
@@ -151,8 +151,8 @@ class _Segment:
     def vjp(
         self, q_BHnd: mx.array, d_out: mx.array, logsumexp: mx.array, delta: mx.array
     ) -> tuple[mx.array, mx.array, mx.array]:
-        """dQ [B, H, n, d], dK and dV (shaped as keys and values): this segment's share. `logsumexp` and `delta` are those of the
-        whole softmax, so the shares of the segments add."""
+        """dQ [B, H, n, d], dK and dV (shaped as keys and values): this segment's share. `logsumexp` and `delta` are those of
+        the whole softmax, so the shares of the segments add."""
         q, d_out, logsumexp, delta = (self._grouped(x) for x in (q_BHnd, d_out, logsumexp, delta))
         # S ≤ L, for L is the logarithm of a sum that S is in: P comes out normalised, and its exponent is never positive.
         weights = exp_nonpositive(self._scores(q, q_BHnd.shape[2]) - logsumexp)

@@ -3,8 +3,8 @@
     prompts [P, K] ──prefill──► last state [P, H], keys and values of each layer [P, J, K, d]
     completions [B, T] ──attend to their prompt──► states [B, T, H] ──head, active tokens only──► log π, entropy [B, T]
 
-The state that predicts completion token t stands at position t − 1: the first token is predicted by the prompt's last state, and a
-completion's last token is never fed. Models whose layers cannot share a prompt read whole rows [B, L] instead.
+The state that predicts completion token t stands at position t − 1: the first token is predicted by the prompt's last state,
+and a completion's last token is never fed. Models whose layers cannot share a prompt read whole rows [B, L] instead.
 
 Knows a model and arrays; no files, no settings, no loss. Letters: B completions, P prompts, T completion tokens, K prompt
 tokens, L tokens of both, H hidden.
@@ -94,8 +94,8 @@ def completion_logps(
 ) -> TokenScores:
     """log π(completion | prompt) and the entropy of each distribution, both [B, T] in nats, 0 where inactive.
 
-    Logits are divided by `temperature` first, in float32. The vocabulary is computed at the active positions only, `chunk` at
-    a time. Without `with_gradient` nothing carries a gradient; the entropy carries one only where `entropy_gradient` asks for it.
+    Logits are divided by `temperature` first, in float32. The vocabulary is computed at the active positions only, `chunk` at a
+    time. Without `with_gradient` nothing carries a gradient; the entropy carries one only where `entropy_gradient` asks for it.
     `prefilled`: the rows' prompts, where they have been prefilled before.
     """
     B, T = rows.completion_BT.shape

@@ -1,7 +1,7 @@
 """Gradient checkpointing by layer: activations are recomputed in the backward pass instead of kept (arXiv:1604.06174).
 
-mlx-lm's own `grad_checkpoint` replaces the layer class's `__call__` for good and knows nothing of keys and values that must carry a
-gradient from one pass to another. This one is a context, and handles three things that `mx.checkpoint` does not:
+mlx-lm's own `grad_checkpoint` replaces the layer class's `__call__` for good and knows nothing of keys and values that must
+carry a gradient from one pass to another. This one is a context, and handles three things that `mx.checkpoint` does not:
 
 - weights and the prompt's keys and values enter the recomputed function as arguments and leave as results; what a function merely
   closes over gets no gradient;
@@ -27,9 +27,9 @@ from backend.engine.prefix_cache import PrefixReader, PrefixRecorder
 
 @contextlib.contextmanager
 def gradient_checkpointing(model: nn.Module, on: bool) -> Iterator[None]:
-    """Inside, each of `model.layers` keeps its inputs alone and recomputes the rest in the backward pass; with `on` false nothing
-    happens. Python looks `__call__` up on the class, so the layers' classes are patched, and put back at the end: sampling never
-    pays for it."""
+    """Inside, each of `model.layers` keeps its inputs alone and recomputes the rest in the backward pass; with `on` false
+    nothing happens. Python looks `__call__` up on the class, so the layers' classes are patched, and put back at the end:
+    sampling never pays for it."""
     if not on:
         yield
         return
@@ -73,9 +73,9 @@ def _checkpointed(call: Callable[..., Any], seeds: Iterator[int]) -> Callable[..
 
 
 def _recomputed(run: Callable[..., tuple[mx.array, ...]]) -> Callable[..., tuple[mx.array, ...]]:
-    """`run`, with a VJP that calls it again. Two `mx.depends` order the backward pass: recomputation waits for the cotangents of the
-    outputs (else all layers recompute at once), and dx is handed on only with all other gradients done (else mlx defers those,
-    and what they are made from stays in memory)."""
+    """`run`, with a VJP that calls it again. Two `mx.depends` order the backward pass: recomputation waits for the cotangents
+    of the outputs (else all layers recompute at once), and dx is handed on only with all other gradients done (else mlx defers
+    those, and what they are made from stays in memory)."""
     function = mx.custom_function(run)
 
     @function.vjp

@@ -124,7 +124,7 @@ def _scores(
 
 
 def _evaluated_scores(project: Project, hidden_NH: mx.array, target_N: mx.array, temperature: float) -> TokenScores:
-    """Evaluated at once, since no gradient waits for the graph: mlx would allocate several chunks' arrays ahead of the device."""
+    """Evaluated at once, since no gradient needs the graph: mlx would allocate several chunks ahead of the device."""
     scores = _scores(project, hidden_NH, target_N, temperature)
     mx.eval(scores)
     return scores
@@ -154,8 +154,8 @@ def _frozen_head(
     size: int,
     entropy_gradient: bool,
 ) -> TokenScores:
-    """The forward pass computes ∂ logp_n / ∂ h_n (and that of the entropy) for every token, [N, H]; the backward pass only scales
-    its rows by the cotangents, and no logits are computed twice."""
+    """The forward pass computes ∂ logp_n / ∂ h_n (and that of the entropy) for every token, [N, H]; the backward pass only
+    scales its rows by the cotangents, and no logits are computed twice."""
 
     @mx.custom_function
     def score(hidden_NH: mx.array) -> tuple[mx.array, ...]:

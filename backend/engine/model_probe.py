@@ -1,8 +1,8 @@
 """Splits a model into body and head, and finds out by small trial passes which fast paths its code allows.
 
-mlx-lm has a hundred architectures and says of none whether its logits are scaled after the head or its layers take a shared prompt.
-Nothing is looked up by name here: the fast way and the plain way are both run on a few tokens and compared. Where they differ, or the
-model's code raises, the plain way is used, and `SplitModel.slow_paths` says so with the reason.
+mlx-lm has a hundred architectures and says of none whether its logits are scaled after the head or its layers take a shared
+prompt. Nothing is looked up by name here: the fast way and the plain way are both run on a few tokens and compared. Where they
+differ, or the model's code raises, the plain way is used, and `SplitModel.slow_paths` says so with the reason.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def _times_weight(head: Any, hidden: mx.array) -> mx.array:
 
 
 def _compare_with_whole(model: nn.Module, body: Callable[..., Any], logits: Callable[..., Any]) -> None:
-    """Raises _Unsupported unless head(body(x)) is the model's own output. Both run the very same operations, so the tolerance can be
-    tight, and a soft cap or scale after the head shows even where it bends logits by a millionth."""
+    """Raises _Unsupported unless head(body(x)) is the model's own output. Both run the very same operations, so the tolerance
+    can be tight, and a soft cap or scale after the head shows even where it bends logits by a millionth."""
     probe = mx.array([[1, 2, 3]])
     try:
         whole, parts = model(probe), logits(body(probe))
@@ -99,9 +99,9 @@ def _compare_with_whole(model: nn.Module, body: Callable[..., Any], logits: Call
 
 
 def _prefix_layers(model: nn.Module, split_model: SplitModel) -> int:
-    """The number of layers, if each caches only keys and values, and completions after a shared prompt have the hidden states of whole
-    rows. Raises _Unsupported otherwise, or whatever the model's code raises. Prompts of unequal length are tried, since some
-    models take one position for all rows."""
+    """The number of layers, if each caches only keys and values, and completions after a shared prompt have the hidden states
+    of whole rows. Raises _Unsupported otherwise, or whatever the model's code raises. Prompts of unequal length are tried,
+    since some models take one position for all rows."""
     training = model.training
     try:
         caches = make_prompt_cache(model)

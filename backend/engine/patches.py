@@ -2,15 +2,17 @@
 
 mlx-lm has no hook for these places, so attributes of its modules and classes are replaced, for the whole process:
 
-| replaced attribute                                   | by                                       | while            | why                                          |
-|------------------------------------------------------|------------------------------------------|------------------|----------------------------------------------|
-| `mlx_lm.models.<family>.scaled_dot_product_attention` | `patches.scaled_dot_product_attention`  | since `install`  | bounded memory in training; vectors on x86   |
-| `mlx_lm.models.<family>.swiglu` (and `switch_layers`) | `patches.swiglu`                        | since `install`  | mlx's exp takes one number at a time on x86  |
-| `<layer class of a model>.__call__`                   | `gradient_checkpointing`'s              | inside of it     | activations are recomputed, not kept         |
+| attribute                                             | replaced by                            | while            | because                          |
+|-------------------------------------------------------|----------------------------------------|------------------|----------------------------------|
+| `mlx_lm.models.<family>.scaled_dot_product_attention` | `scaled_dot_product_attention` below   | since `install`  | bounded memory; vectors on x86   |
+| `mlx_lm.models.<family>.swiglu`, `switch_layers` too  | `swiglu` below                         | since `install`  | mlx's exp is scalar on x86       |
+| `<class of a model's layers>.__call__`                | one that recomputes activations        | inside of        | keeping all of them takes        |
+|                                                       | (`engine/gradient_checkpointing.py`)   | that context     | too much memory                  |
 
 A model's file imports its functions by name (`from .base import scaled_dot_product_attention`), so the name is replaced in
-every file that a part of the model comes from, and mlx_lm.models.base and .activations keep theirs. Calls that a replacement is not
-meant for go on to mlx-lm's own function. No result changes beyond rounding. `active` lists what is replaced; `uninstall` undoes it.
+every file that a part of the model comes from, and mlx_lm.models.base and .activations keep theirs. Calls that a replacement is
+not meant for go on to mlx-lm's own function. No result changes beyond rounding. `active` lists what is replaced; `uninstall`
+undoes it.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from backend.engine.prefix_cache import AttentionInputs, PrefixReader, PrefixRec
 from backend.engine.slot_cache import SlotCache
 
 MIN_SWIGLU, MIN_SCORES = 1 << 12, 1 << 14
-"""Exponentials of a swiglu, and scores of a decoding step's attention, from which our versions pay on x86; below, the extra calls
-cost more than they save."""
+"""Exponentials of a swiglu, and scores of a decoding step's attention, from which our versions pay on x86; below, the extra
+calls cost more than they save."""
 
 MLX_LM_ATTENTION, MLX_LM_SWIGLU = base.scaled_dot_product_attention, activations.swiglu
 
@@ -82,8 +84,8 @@ def restore(replacement: Replacement) -> None:
 
 
 def install(model: nn.Module) -> None:
-    """Patch the files that the parts of `model` come from. Files that are patched already, and mlx-lm's own two files that define
-    the functions, stay as they are."""
+    """Patch the files that the parts of `model` come from. Files that are patched already, and mlx-lm's own two files that
+    define the functions, stay as they are."""
     for module in {sys.modules.get(type(part).__module__) for part in model.modules()}:
         for attribute, original, ours in FUNCTIONS:
             if getattr(module, attribute, None) is original and module is not sys.modules[original.__module__]:

@@ -5,10 +5,10 @@ Two caches, one per layer and pass, both in mlx-lm's cache protocol, so that any
     prefill       tokens [P, K], right-padded     PrefixRecorder keeps keys and values [P, J, K, d], with gradient
     completions   tokens [B, T]                   PrefixReader lets B rows attend to their prompt's, then to their own
 
-K prompt tokens are computed P times instead of B = P · G times. Autodiff sums dK and dV of a prompt over the rows that attend to
-it, so the gradient is that of the unshared pass (chain rule). Positions are right because a row's completion starts at `offset`,
-its own prompt's length, whatever the padded width K. Only for layers that keep the keys and values of all tokens: a sliding window
-or a recurrent state depends on where the prompt ends, which padded prompts do not share.
+K prompt tokens are computed P times instead of B = P · G times. Autodiff sums dK and dV of a prompt over the rows that attend
+to it, so the gradient is that of the unshared pass (chain rule). Positions are right because a row's completion starts at
+`offset`, its own prompt's length, whatever the padded width K. Only for layers that keep the keys and values of all tokens: a
+sliding window or a recurrent state depends on where the prompt ends, which padded prompts do not share.
 
 Where the model's attention is patched (backend.engine.patches) it asks `attention_inputs` for the two segments, and prompts are
 never copied; a model with an attention of its own gets the concatenated arrays [B, J, K + T, d] that it expects.
@@ -33,8 +33,8 @@ class AttentionInputs(NamedTuple):
 
 
 class PrefixRecorder:
-    """A layer's cache while prompts are prefilled: keeps their keys and values, [P, J, K, d], in the graph. Padding on the right
-    needs no mask, since causal attention keeps earlier tokens from it."""
+    """A layer's cache while prompts are prefilled: keeps their keys and values, [P, J, K, d], in the graph. Padding on the
+    right needs no mask, since causal attention keeps earlier tokens from it."""
 
     offset = 0
 
@@ -86,7 +86,7 @@ class PrefixMask:
         return PromptKV(self.repeat_for_rows(keys), self.repeat_for_rows(values), length_B)
 
     def mask(self, N: int, K: int, as_array: bool) -> Any:
-        """The mask of N completion tokens after prompts of padded width K: [B, 1, N, K + N], or "causal" where that says it all."""
+        """The mask of N completion tokens after prompts of padded width K: [B, 1, N, K + N], or "causal" where that suffices."""
         if isinstance(self.length_B, int) and not as_array:
             return None if N == 1 else "causal"
         own_NS = mx.arange(N)[:, None] >= mx.arange(N)[None]
@@ -98,7 +98,7 @@ class PrefixMask:
 
 
 class PrefixReader:
-    """A layer's cache while completions are read: they attend to the prompts' keys and values [P, J, K, d], then to their own."""
+    """A layer's cache while completions are read: they attend to a prompt's keys and values [P, J, K, d] and to their own."""
 
     def __init__(self, keys: mx.array, values: mx.array, prefix_mask: PrefixMask) -> None:
         self.keys, self.values, self.prefix_mask = keys, values, prefix_mask

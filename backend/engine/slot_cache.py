@@ -1,4 +1,4 @@
-"""The KV cache of a compiled decoding step: arrays of fixed capacity C, one slot (column) written per step, for all rows at once.
+"""The KV cache of a compiled decoding step: arrays of fixed capacity C, of which a step writes one slot (column).
 
 mlx-lm's own caches keep their length as a Python integer and grow by concatenation, so `mx.compile` would trace the step again
 for every token. Here the slot, the mask and the positions are arrays: one trace serves every step of a (rows, capacity).

@@ -1,8 +1,8 @@
 """The engine's fast paths do less work than the plain ones; and the benchmark measures, stores and shows what it says.
 
-In CI work is *counted* (passes over the model, tokens in them, rows of decoding steps): exact on any machine, and a fast path that
-silently falls back to the plain one is noticed. `make proofs` measures CPU seconds: the least of several interleaved runs in this
-process, so that a busy machine does not decide.
+In CI work is *counted* (passes over the model, tokens in them, rows of decoding steps): exact on any machine, and a fast path
+that silently falls back to the plain one is noticed. `make proofs` measures CPU seconds: the least of several interleaved runs
+in this process, so that a busy machine does not decide.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_sampler
 
-from backend.bench import baseline_contenders, our_contenders, peers, report, results_file
+from backend.bench import (
+    baseline_contenders,
+    contender_process,
+    our_contenders,
+    peers,
+    report,
+    results_file,
+    side_by_side,
+)
 from backend.bench.ablation import SWITCHES
 from backend.bench.contender import Contender
 from backend.bench.peer_contenders import CONTENDERS, DIFFERS
@@ -144,7 +152,7 @@ def test_a_decoding_step_is_traced_and_not_run_from_python(models: Path):
 
 
 def test_rows_that_have_ended_leave_the_batch(models: Path):
-    case = SMALLER.changed(prompts=8, completion=64, natural=True, end_chance=1 / 12)
+    case = SMALLER.changed(prompts=6, completion=48, natural=True, end_chance=1 / 12)
     folder = model_folder(case, models)
     fast, slow = (sampling_work(case, folder, off) for off in (nullcontext, SWITCHES["compaction"]))
     assert fast.compiled_rows < 0.7 * slow.compiled_rows
@@ -316,12 +324,43 @@ def test_the_stopwatch_reports_the_phases_of_each_kind_of_work(models: Path, wor
     assert second["step_s"] > 0 and second["peak"] > 0
 
 
-def test_contenders_run_side_by_side_in_processes_of_their_own(models: Path):
-    case = TINY.changed(work="rollout")
-    results = measure(case, ("ours", "mlx-lm batch_generate"), 2, 0, models, lambda sentence: None)
-    assert [result.contender for result in results] == ["ours", "mlx-lm batch_generate"]
-    assert all(len(result.runs) == 2 and result.medians["tokens"] == case.rows * case.completion for result in results)
+def test_contenders_take_turns_and_warm_up_rounds_do_not_count(models: Path, monkeypatch: pytest.MonkeyPatch):
+    order: list[str] = []
+
+    class FakeWorker(AbstractContextManager[Any]):
+        def __init__(self, contender: str, case: Case, model: Path) -> None:
+            self.contender = contender
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def step(self) -> dict[str, float]:
+            order.append(self.contender)
+            return {"step_s": float(len(order))}
+
+    monkeypatch.setattr(side_by_side, "Worker", FakeWorker)
+    results = measure(TINY, ("a", "b"), 2, 1, models, lambda sentence: None)
+    assert order == ["a", "b"] * 3
+    assert [(result.contender, [run["step_s"] for run in result.runs]) for result in results] == [
+        ("a", [3.0, 5.0]),
+        ("b", [4.0, 6.0]),
+    ]
+    assert results[0].medians == {"step_s": 4.0}
     assert Result.of(json.loads(json.dumps(results[0].as_dict()))) == results[0]
+
+
+def test_a_contender_runs_in_a_process_of_its_own(models: Path):
+    case = TINY.changed(work="rollout")
+    (result,) = measure(case, ("ours",), 2, 0, models, lambda sentence: None)
+    assert len(result.runs) == 2 and result.medians["tokens"] == case.rows * case.completion
+
+
+@pytest.mark.parametrize("name", baseline_contenders.CONTENDERS)
+def test_a_baseline_takes_a_step(models: Path, name: str):
+    (step,) = steps_of(contender_process.contender(name), TINY, model_folder(TINY, models), 1)
+    assert step["step_s"] > 0
+    if name != "matrix products alone":
+        assert step["tokens"] == TINY.rows * TINY.completion
 
 
 def test_a_contender_that_breaks_raises_with_its_error(models: Path):
@@ -411,6 +450,16 @@ def test_a_new_measurement_changes_only_its_own_tables():
         results_file.MARKED.sub(lambda block: "" if block[2] == "start" else block[0], t) for t in (text, new)
     )
     assert before == after
+
+
+def test_the_verbs_of_the_command_line():
+    """A verb is its function's name: renaming one once changed `record` to `results-file`."""
+    from backend.bench.__main__ import app
+
+    verbs = {(command.name or command.callback.__name__) for command in app.registered_commands}  # type: ignore
+    assert verbs == {
+        "ours", "demo", "against", "ablate", "sweep", "samples", "start", "record", "render", "peers",
+    }  # fmt: skip
 
 
 def test_the_command_line_loads_no_engine():

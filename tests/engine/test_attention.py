@@ -1,4 +1,4 @@
-"""Blocked attention equals plain attention over repeated prompts, in value and in every gradient, and never holds all scores."""
+"""Blocked attention equals plain attention over repeated prompts, in value and gradient, and never holds all scores."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Attention = Callable[..., mx.array]
 
 @dataclass(frozen=True)
 class Case:
-    """Prompts, `each` with so many rows; query and key heads; tokens of a row and of a prompt; sizes of a head's keys and values;
-    the length of each prompt where they differ."""
+    """Prompts, `each` with so many rows; query and key heads; tokens of a row and of a prompt; sizes of a head's keys and
+    values; the length of each prompt where they differ."""
 
     prompts: int = 2
     each: int = 1

@@ -1,5 +1,4 @@
-"""Log-probabilities and entropies of completions, with prompts prefilled once and logits in chunks: equal to the definition, in value
-and in every gradient."""
+"""Log-probabilities and entropies with shared prompts and chunked logits equal the definition, in value and gradient."""
 
 from __future__ import annotations
 

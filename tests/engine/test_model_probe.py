@@ -63,7 +63,9 @@ def test_a_model_that_changes_its_logits_after_the_head_is_kept_whole(build: Cal
 @pytest.mark.parametrize("arch", ["qwen3", "mixtral"])
 def test_a_model_with_a_plain_head_is_split_and_has_no_slow_path(models: Path, arch: str) -> None:
     model, case = model_of(models, arch), Case()
+    model.train()
     split_model = split(model)
+    assert model.training, "the trial leaves the model as it was"
     assert split_model.head is not None and split_model.hidden(case.tokens_BL).shape[-1] == 32
     assert split_model.vocab_size == 320
     assert split_model.slow_paths == []
@@ -108,12 +110,9 @@ def test_a_body_that_cannot_run_without_its_head_is_kept_whole(models: Path, mon
     ],
 )  # fmt: skip
 def test_a_model_whose_layers_cannot_share_a_prompt_says_why(models: Path, arch: str, paths: list[str]) -> None:
-    model = model_of(models, arch)
-    model.train()
-    split_model = split(model)
+    split_model = split(model_of(models, arch))
     assert split_model.prefix_layers == 0
     assert split_model.slow_paths == paths
-    assert model.training, "the trial leaves the model as it was"
 
 
 def test_code_that_breaks_on_a_shared_prompt_is_a_slow_path_with_its_error() -> None:

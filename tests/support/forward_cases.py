@@ -35,6 +35,7 @@ EVEN = Layout([5, 5], [0, 0, 1, 1], [6, 2, 9, 1])
 LAYOUTS = {
     "uneven": UNEVEN,
     "even": EVEN,
+    "even and ragged": Layout([5, 2], [0, 0, 1, 1], [6, 2, 9, 1]),
     "one row": Layout([4], [0], [5]),
     "one token": Layout([4, 2], [0, 0, 1], [1] * 3),
 }

@@ -1,12 +1,12 @@
 """Pins Python's thread and mlx's to one core while they work together, where mlx computes on a Linux CPU.
 
 There mlx hands every operation to a thread of its own, which sleeps whenever it has none. A decoding step is hundreds of
-operations of some ten microseconds. On two cores, each may have to wake the other core and to fetch from its cache what was just
-written, which costs as much as the operation. Some systems keep the two threads together by themselves, some at some times.
-Only these two threads are pinned, and only while they work: rewards, saving and tokenising have the other cores.
+operations of some ten microseconds. On two cores, each may have to wake the other core and to fetch from its cache what was
+just written, which costs as much as the operation. Some systems keep the two threads together by themselves, some at some
+times. Only these two threads are pinned, and only while they work: rewards, saving and tokenising have the other cores.
 
-The scheduling policy stays the usual one, under which a woken thread goes first: above its memory limit mlx waits for its thread in a
-loop, and under SCHED_BATCH that loop would keep the core.
+The scheduling policy stays the usual one, under which a woken thread goes first: above its memory limit mlx waits for its
+thread in a loop, and under SCHED_BATCH that loop would keep the core.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def _threads() -> list[int]:
 
 @cache
 def _mlx_threads() -> list[int]:
-    """mlx's CPU thread, as a list of one: not one of Python's, and the one that wakes up for every operation. Empty where the system
-    does not tell what is read here, as some sandboxes do not."""
+    """mlx's CPU thread, as a list of one: not one of Python's, and the one that wakes up for every operation. Empty where the
+    system does not tell what is read here, as some sandboxes do not."""
     mx.eval(mx.array(0) + 1)  # mlx starts its thread with the first operation
     python_threads = {thread.native_id for thread in threading.enumerate()}
     others = [int(task.name) for task in TASKS.iterdir() if int(task.name) not in python_threads]
@@ -88,7 +88,7 @@ def _mlx_threads() -> list[int]:
 
 
 def _leave_shared_core(core: int, allowed: set[int], wall_s: float, cpu_s: float) -> None:
-    """Take another core next time, at random, if this one was shared: two runs on one core would wait for each other for ever."""
+    """Take another core next time, at random, if this one was shared: else two runs could share a core for ever."""
     if wall_s > MIN_DURATION_S and cpu_s < MIN_CPU_SHARE * wall_s:
         _other_core[:] = [random.SystemRandom().choice(sorted(allowed - {core}))]
 

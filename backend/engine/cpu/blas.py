@@ -1,10 +1,10 @@
 """Loads OpenBLAS in front of the BLAS that mlx's Linux wheel bundles.
 
-The Linux wheel of mlx brings netlib's reference BLAS, some sixteen times slower in float32 than OpenBLAS. The dynamic linker looks
-symbols up in the order in which libraries became global, so loading OpenBLAS with RTLD_GLOBAL before mlx is enough: no
-LD_PRELOAD, no rebuild. `prepare` must therefore run before the first import of mlx. It installs nothing, imports no mlx and does
-nothing on other platforms; without OpenBLAS everything works, only slower. 16-bit and quantised products are not helped: mlx does
-not send those to a BLAS.
+The Linux wheel of mlx brings netlib's reference BLAS, some sixteen times slower in float32 than OpenBLAS. The dynamic linker
+looks symbols up in the order in which libraries became global, so loading OpenBLAS with RTLD_GLOBAL before mlx is enough: no
+LD_PRELOAD, no rebuild. `prepare` must therefore run before the first import of mlx. It installs nothing, imports no mlx and
+does nothing on other platforms; without OpenBLAS everything works, only slower. 16-bit and quantised products are not helped:
+mlx does not send those to a BLAS.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """x Wᵀ for the few rows of a decoding step on x86, where OpenBLAS would first copy all of W.
 
 OpenBLAS packs both factors into its own layout before it multiplies. For a handful of rows that copy is most of the work; it is
-skipped only for small products. So W, [out, in], is taken as a batch of slices (a view, nothing is copied), each of which makes a
-product small enough.
+skipped only for small products. So W, [out, in], is taken as a batch of slices (a view, nothing is copied), each of which makes
+a product small enough.
 """
 
 from __future__ import annotations

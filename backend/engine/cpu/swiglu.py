@@ -1,7 +1,7 @@
 """silu(gate) · up for x86, where mlx's `sigmoid` computes one exponential at a time.
 
-The exponential is `exp_clipped`, in vectors. The backward pass needs only σ(gate), which the forward pass keeps, so there is no second
-exponential. Equal to mlx-lm's up to float32 rounding. On other devices mlx-lm's own is used (backend.engine.patches).
+The exponential is `exp_clipped`, in vectors. The backward pass needs only σ(gate), which the forward pass keeps, so there is no
+second exponential. Equal to mlx-lm's up to float32 rounding. On other devices mlx-lm's own is used (backend.engine.patches).
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ MIN_EXPONENT = -127.0
 """The exponent whose bits are all zero: the number 0."""
 
 ROUND_AND_BIAS = 1.5 * 2.0**23 + 127
-"""A float32 of this size has no fraction bits, so adding it rounds to the nearest whole number, which then stands in the last bits of
-the mantissa, plus 127, the bias of float32's exponent."""
+"""A float32 of this size has no fraction bits, so adding it rounds to the nearest whole number, which then stands in the last
+bits of the mantissa, plus 127, the bias of float32's exponent."""
 
 
 def on_cpu() -> bool:
@@ -44,8 +44,8 @@ def exp_is_scalar() -> bool:
 
 
 def compiled_by_shape(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` of arrays under `mx.compile`: its elementwise operations become a few passes over memory (where a gradient is traced,
-    mlx runs them one by one). The traces of the last 64 shapes are kept; `mx.compile` by itself keeps every one it has made."""
+    """`function` of arrays under `mx.compile`: its elementwise operations become a few passes over memory (where a gradient is
+    traced, mlx runs them one by one). Traces of the last 64 shapes are kept; `mx.compile` alone keeps all."""
 
     @lru_cache(maxsize=64)
     def compiled(_shapes: tuple[Any, ...]) -> Callable[..., Any]:
@@ -60,13 +60,13 @@ def compiled_by_shape(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def exp_nonpositive(x: mx.array) -> mx.array:
-    """e^x for float32 x ≤ 0, as exact as mlx's `exp`; results below the smallest normal float32 become 0, that of −inf too. Carries no
+    """e^x for float32 x ≤ 0, as exact as mlx's `exp`; results below the smallest normal float32 become 0, as does −inf. No
     gradient."""
     return _exp(x) if exp_is_scalar() else mx.exp(x)
 
 
 def exp_clipped(x: mx.array) -> mx.array:
-    """e^x for any float32 x, at most 2^127; results below the smallest normal float32 become 0. For use inside a function that is
+    """e^x for any float32 x, at most 2^127; results below the smallest normal float32 become 0. For use under
     `compiled_by_shape`."""
     return _exp2(mx.clip(x * LOG2_E, MIN_EXPONENT, -MIN_EXPONENT))
 
