@@ -19,12 +19,19 @@ from backend.spec.places import RunFolder
 
 
 class FileWindow(QMainWindow):
-    """A window with a form that lives in files. Whoever is one has `session` and `strip`, and can show pages."""
+    """The part of the main window that opens and saves configs. `app.window.Window` sets `session` and `strip` and overrides the
+    abstract methods, which the menus call as well."""
 
     session: Session
     strip: Strip
 
     def show_page(self, key: str) -> None:
+        raise NotImplementedError
+
+    def do_on_page(self, key: str, slot: str) -> None:
+        raise NotImplementedError
+
+    def set_theme(self, mode: str) -> None:
         raise NotImplementedError
 
     def new_config(self) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject
 from PySide6.QtGui import QAction, QActionGroup, QKeySequence, QUndoStack
 from PySide6.QtWidgets import QMenu
 
 from app import theme
+from app.file_menu import FileWindow
 from app.pages import PAGES
 from app.widgets.basic.icons import icon
-
-if TYPE_CHECKING:
-    from app.window import Window
 
 Keys = str | QKeySequence.StandardKey
 
@@ -97,7 +94,7 @@ THEMES = {"system": ("As the system", "Ctrl+Alt+0"), "light": ("Light", "Ctrl+Al
 class Menus(QObject):
     """The window's actions by name, its menus and its toolbar's icons."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: FileWindow) -> None:
         super().__init__(window)  # so that its slots are cut when the window goes
         self.by_name: dict[str, QAction] = {}
         self._window = window

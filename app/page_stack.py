@@ -15,7 +15,7 @@ class PageStack(QStackedWidget):
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._studio = session
+        self._session = session
         self._entries = {entry.key: entry for entry in PAGES}
         self.pages: dict[str, QWidget] = {}
 
@@ -24,7 +24,7 @@ class PageStack(QStackedWidget):
         if key not in self._entries:
             raise KeyError(f"There is no page {key}.")
         if key not in self.pages:
-            self.pages[key] = self._entries[key].build(self._studio, self)
+            self.pages[key] = self._entries[key].build(self._session, self)
             self.addWidget(self.pages[key])
         self.setCurrentWidget(self.pages[key])
         self._fit()

@@ -7,15 +7,14 @@ that have changed since. It reads no file itself and knows no widget.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.model.dataset_counts import Counts, in_a_line
+from app.model.draft import Draft
+from app.model.service import Service
 from backend.spec.faults import Fault
-
-if TYPE_CHECKING:
-    from app.model.session import Session
 
 DEPENDS = (
     "data", "dataset_config", "train_split", "valid_split", "test_split", "validation_split", "seed",
@@ -48,9 +47,9 @@ class Dataset(QObject):
     counted = Signal()
     replaced = Signal()
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self._studio, self._draft = session, session.draft
+    def __init__(self, draft: Draft, service: Service, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._draft, self._service = draft, service
         self.state, self.said, self.split = "none", dict[str, Any](), "train"
         self.choices: dict[str, list[str]] = {"configs": [], "splits": []}
         self.counts: Counts | None = None
@@ -103,7 +102,7 @@ class Dataset(QObject):
         self._stop("_fetching")
         self.fetched = (0, None)
         self._become("fetching", {})
-        self._fetching = self._studio.service.ask(
+        self._fetching = self._service.ask(
             "download", lambda _: self._fetch_done(), told=self._take_progress, refused=self._refused, owner=self,
             id=self.settings()["data"].strip(), repo_type="dataset",
         )  # fmt: skip
@@ -139,7 +138,7 @@ class Dataset(QObject):
             return
         if self.state in ("none", "failed", "absent", "fetching"):
             self._become("reading", {})
-        self._reading = self._studio.service.ask(
+        self._reading = self._service.ask(
             "preview",
             lambda said: self._take(said, known),
             refused=self._refused,
@@ -158,7 +157,7 @@ class Dataset(QObject):
         return self._ask_rows("preview_row", answer, answer, owner, index=index)
 
     def cancel(self, number: int) -> None:
-        self._studio.service.cancel(number)
+        self._service.cancel(number)
 
     def _ask_rows(self, question: str, answer: Take, told: Take | None, owner: QObject, **which: int) -> int:
         """What comes after the settings have changed is None, as is what could not be answered."""
@@ -167,7 +166,7 @@ class Dataset(QObject):
         def current(take: Take) -> Take:
             return lambda said: take(said if (self.settings(), self.split) == (settings, split) else None)
 
-        return self._studio.service.ask(
+        return self._service.ask(
             question, current(answer), told=current(told) if told else None, refused=lambda _: answer(None), owner=owner,
             settings=settings, split=split, **which,
         )  # fmt: skip
@@ -264,7 +263,7 @@ class Dataset(QObject):
         if wanted != self._choices_for:
             self._choices_for, self.choices = wanted, {"configs": [], "splits": []}
             if wanted:
-                self._studio.service.ask("preview_choices", self._take_choices, owner=self, settings=settings)
+                self._service.ask("preview_choices", self._take_choices, owner=self, settings=settings)
 
     def _take_choices(self, choices: dict[str, list[str]]) -> None:
         self.choices = choices
@@ -280,7 +279,7 @@ class Dataset(QObject):
         rows = self.splits[self.split]["rows"]
         if self.counts is not None and self.counts.done and self.counts.seen >= min(rows, most or rows):
             return
-        self._counting = self._studio.service.ask(
+        self._counting = self._service.ask(
             "preview_counts", lambda said: self._take_counts(said, done=True), told=self._take_counts,
             refused=self._counting_refused, owner=self, settings=self.settings(), split=self.split, most=most,
         )  # fmt: skip
@@ -311,11 +310,5 @@ class Dataset(QObject):
     def _stop(self, question: str) -> None:
         """Take a question back, if it is open."""
         if number := getattr(self, question):
-            self._studio.service.cancel(number)
+            self._service.cancel(number)
             setattr(self, question, 0)
-
-
-def dataset_of(session: Session) -> Dataset:
-    """The session's one Dataset, made when it is first wanted."""
-    found = session.findChild(Dataset)
-    return found if found is not None else Dataset(session)

@@ -26,6 +26,7 @@ from backend.spec.first_choices import SYSTEM_PROMPT, model_to_begin_with
 from backend.spec.places import RunFolder
 
 if TYPE_CHECKING:
+    from app.model.dataset import Dataset
     from app.model.downloads import Downloads
     from app.model.reward_bench import RewardBench
     from app.model.run import Run
@@ -62,7 +63,8 @@ class Session(QObject):
         self._training: RunFolder | None = None
         self._service: Service | None = None
         self._downloads: Downloads | None = None
-        self._bench: RewardBench | None = None
+        self._dataset: Dataset | None = None
+        self._reward_bench: RewardBench | None = None
         self.consent = Consent(self.prefs.folder / "trusted.json")
         self.time_forecast = TimeForecast(self)
         self.estimate: Estimate = self._estimate
@@ -89,14 +91,23 @@ class Session(QObject):
         return self._downloads
 
     @property
-    def bench(self) -> RewardBench:
-        """What lies on the reward bench; made when it is first looked at."""
-        if self._bench is None:
+    def dataset(self) -> Dataset:
+        """The draft's dataset, shared by every page that shows it; made on first use."""
+        if self._dataset is None:
+            from app.model.dataset import Dataset
+
+            self._dataset = Dataset(self.draft, self.service, self)
+        return self._dataset
+
+    @property
+    def reward_bench(self) -> RewardBench:
+        """Completions and their scores on the reward bench; made on first use."""
+        if self._reward_bench is None:
             from app.model.reward_bench import RewardBench
 
-            self._bench = RewardBench(self.draft, self.service, self.consent, self)
-            self._bench.refused.connect(self.message)
-        return self._bench
+            self._reward_bench = RewardBench(self.draft, self.service, self.consent, self)
+            self._reward_bench.refused.connect(self.message)
+        return self._reward_bench
 
     @property
     def is_training(self) -> bool:
@@ -172,10 +183,9 @@ class Session(QObject):
         return bool(faults)
 
     def _estimate(self, settings: config.Config) -> MemoryParts | None:
-        from app.model.dataset import dataset_of
         from app.model.memory import memory_parts_of
 
-        counts = dataset_of(self).counts
+        counts = self.dataset.counts
         return memory_parts_of(settings, counts.longest if counts is not None and counts.has_tokens else None)
 
     def memory_parts(self) -> MemoryParts | None:

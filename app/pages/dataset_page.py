@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
-from app.model.dataset import SPLITS, USES, Dataset, dataset_of
+from app.model.dataset import SPLITS, USES, Dataset
 from app.model.session import Session
 from app.widgets.basic.controls import Menu
 from app.widgets.basic.labels_and_buttons import button, label
@@ -59,7 +59,7 @@ class DatasetPage(QWidget):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session, self.draft = session, session.draft
-        self.dataset: Dataset = dataset_of(session)
+        self.dataset: Dataset = session.dataset
         self._asked_row = 0
         self._generation = 0
         self._had_tokens = False

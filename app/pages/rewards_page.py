@@ -52,7 +52,7 @@ class RewardsPage(QWidget):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session, self.draft = session, session.draft
-        self.bench: RewardBench = session.bench
+        self.bench: RewardBench = session.reward_bench
         self.setAcceptDrops(True)
         self._seed = 0
         self._narrow: bool | None = None

@@ -12,11 +12,10 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 from app import theme
-from app.model.dataset import dataset_of
 from app.model.memory_parts import amount
 from app.model.session import Session
+from app.pages.parts.dataset_line import DatasetLine
 from app.pages.parts.source_picking import Picking
-from app.widgets.dataset.dataset_line import DatasetLine
 from app.widgets.form import launch_column
 from app.widgets.form.form import Card, FieldGrid, Form
 from app.widgets.form.launch_column import LaunchColumn
@@ -80,7 +79,7 @@ class TrainPage(QWidget):
             self._tabs += card.tab_order(self._add_rewards(card) if section == "generation" else ())
         self.form.column.addStretch()
         self.form.open_cards(self.session.prefs.open_cards)
-        self.dataset = dataset_of(self.session)
+        self.dataset = self.session.dataset
         self.dataset_line = DatasetLine(self.dataset, self.form.fields["data"])
         self.form.fields["data"].layout().addWidget(self.dataset_line)  # pyright: ignore
         self._tabs.insert(self._tabs.index(self.form.fields["data"].stops()[-1]) + 1, self.dataset_line)
@@ -149,7 +148,7 @@ class TrainPage(QWidget):
         self.session.time_forecast.changed.connect(self._show_plan)
         self.form.focused.connect(lambda key: self.launch.show_help(SETTINGS[key]))
         self.rewards.picked.connect(self._take_rewards)
-        self.session.bench.changed.connect(self._show_rewards)
+        self.session.reward_bench.changed.connect(self._show_rewards)
         self.rewards.file_wanted.connect(lambda: self.form.fields["reward_functions_file"].choose_file())
         self.search.chosen.connect(self.reveal)
         self.launch.run_pressed.connect(self.session.start_run)
@@ -203,7 +202,7 @@ class TrainPage(QWidget):
     def _show_rewards(self) -> None:
         value = self.draft.value
         self.rewards.show_rewards(self.draft.rewards(), value("reward_functions"), value("reward_weights"))
-        self.rewards.show_means(self.session.bench.means)
+        self.rewards.show_means(self.session.reward_bench.means)
 
     def _show_plan(self) -> None:
         seconds = self.session.time_forecast.seconds_per_completion(self.draft.sound())

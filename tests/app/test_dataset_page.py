@@ -16,12 +16,11 @@ from shiboken6 import isValid
 
 from app import theme
 from app.model import dataset as datasets
-from app.model.dataset import dataset_of
 from app.model.dataset_counts import Counts
 from app.model.session import Session
 from app.pages.dataset_page import ABSENT, EMPTY, DatasetPage
+from app.pages.parts.dataset_line import DatasetLine
 from app.widgets.dataset.dataset_histogram import Histogram
-from app.widgets.dataset.dataset_line import DatasetLine
 from app.widgets.dataset.dataset_table import KEPT, PART, WAITING, Heading, RowModel
 from backend.serve.call import QuestionCall
 from backend.serve.questions import QUESTIONS
@@ -459,7 +458,7 @@ def test_bars_hold_every_row(qapp) -> None:
 
 def test_train_keeps_one_quiet_line(qtbot, session: Session, tmp_path: Path, model: Path) -> None:
     session.draft.update({"data": rows_in(tmp_path), "model": str(model), "max_seq_length": 530, **MAPPED})
-    line = DatasetLine(dataset_of(session))
+    line = DatasetLine(session.dataset)
     qtbot.addWidget(line)
     line.show()
     assert line.text() == "" and session.service.asked == [], "not while the window opens"
@@ -485,10 +484,10 @@ def test_a_page_that_is_opened_late_shows_what_the_line_has_read(
 ) -> None:
     """Its table stayed empty: the rows had been read for the line on Train before the page was there to hear of it."""
     session.draft.update({"data": rows_in(tmp_path), "model": str(model)} | MAPPED)
-    line = DatasetLine(dataset_of(session))
+    line = DatasetLine(session.dataset)
     qtbot.addWidget(line)
     line.show()
-    qtbot.waitUntil(lambda: dataset_of(session).state == "ready", timeout=PATIENCE_MS)
+    qtbot.waitUntil(lambda: session.dataset.state == "ready", timeout=PATIENCE_MS)
     page = DatasetPage(session)
     qtbot.addWidget(page)
     page.show()

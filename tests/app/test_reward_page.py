@@ -310,7 +310,7 @@ def test_a_weight_typed_on_the_bench_moves_rewards_and_the_form(
     page.draft.update({"reward_functions": ["long", "keyword(word=dd)"], "reward_weights": []})
     put_rows(qtbot, page, tmp_path)
     assert column(page, "Advantage")[4] == column(page, "Advantage")[-1] and rewards(page)[3] == 1.4
-    assert page.session.bench.means == pytest.approx({"long": 0.25, "keyword": 0.25})
+    assert page.session.reward_bench.means == pytest.approx({"long": 0.25, "keyword": 0.25})
     index = page.results.functions.index(1, BOARD_WEIGHT)
     page.results.board.edit(index)
     typed = page.results.board.findChild(WeightEdit)

@@ -26,7 +26,7 @@ class RewardEditing(QObject):
 
     def __init__(self, session: Session, panel: RewardFilePanel, parent: QObject) -> None:
         super().__init__(parent)
-        self.session, self.draft, self.bench, self.panel = session, session.draft, session.bench, panel
+        self.session, self.draft, self.bench, self.panel = session, session.draft, session.reward_bench, panel
         self.file = EditedRewardFile(session.consent, self)
         panel.save_wanted.connect(self.save)
         panel.new_wanted.connect(self.make)
