@@ -32,7 +32,7 @@ READ_AHEAD_MS = 300
 def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     if given[:1] == [BUNDLED_FLAG]:
-        return be_backend(given[1:])
+        return run_backend(given[1:])
     options = parse(given)
     if options.runs_dir:
         os.environ[places.RUNS_VARIABLE] = str(Path(options.runs_dir).expanduser().resolve())
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")  # a picture needs no display
     if not has_display():
         print(NO_DISPLAY, flush=True)
-        run_demo_here()
+        exec_demo()
     return show_window(options)
 
 
@@ -55,7 +55,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def be_backend(arguments: list[str]) -> int:
+def run_backend(arguments: list[str]) -> int:
     """Be the trainer. A bundled app has no other executable, so this one line may reach into `backend.__main__`, by
     name and only here; the window's process never comes this way."""
     sys.argv = ["grpo-studio-backend", *arguments]
@@ -67,7 +67,7 @@ def has_display() -> bool:
     return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in wanted)
 
 
-def run_demo_here() -> None:
+def exec_demo() -> None:
     """Become the backend's `demo`; does not return."""
     command = backend_command("demo")
     os.execve(command[0], command, backend_environment())
@@ -100,7 +100,7 @@ def show_window(options: argparse.Namespace) -> int:
     window.show()
     QTimer.singleShot(READ_AHEAD_MS, read_ahead)
     if options.screenshot:
-        take_picture(app, window, options.screenshot)
+        save_screenshot(app, window, options.screenshot)
     return app.exec()
 
 
@@ -115,7 +115,7 @@ def open_session(window: Window, options: argparse.Namespace) -> None:
     window.show_page(options.page or ("monitor" if live and not options.config else "train"))
 
 
-def take_picture(app: QApplication, window: Window, path: Path) -> None:
+def save_screenshot(app: QApplication, window: Window, path: Path) -> None:
     from PySide6.QtCore import QTimer
 
     def save() -> None:

@@ -51,7 +51,7 @@ class FileWindow(QMainWindow):
 
     def copy_command(self) -> None:
         """The command that does what Run does, to be pasted into a terminal."""
-        QApplication.clipboard().setText(self.session.draft.shown_command())
+        QApplication.clipboard().setText(self.session.draft.command_text())
         self.strip.show_sentence("Copied the command that trains what the form says.")
 
     def export_config(self) -> None:

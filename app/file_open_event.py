@@ -14,10 +14,10 @@ class FileOpener(QObject):
 
     def __init__(self, take: Callable[[Path], None], parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self._take = take
+        self.open_path = take
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() == QEvent.Type.FileOpen and isinstance(event, QFileOpenEvent) and event.file():
-            self._take(Path(event.file()))
+            self.open_path(Path(event.file()))
             return True
         return super().eventFilter(watched, event)

@@ -20,7 +20,7 @@ Keys = str | QKeySequence.StandardKey
 
 @dataclass(frozen=True, slots=True)
 class MenuEntry:
-    """`slot` is a method of the window or, where `page` names one, of that page, which is then shown; what `waits` is
+    """`slot` is a method of the window or, where `page` names one, of that page, which is then shown; what `starts_disabled` is
     disabled until the page says that it can be done. `icon` is one of ours, where the toolbar shows the action."""
 
     name: str
@@ -30,7 +30,7 @@ class MenuEntry:
     icon: str = ""
     tip: str = ""
     page: str = ""
-    waits: bool = False
+    starts_disabled: bool = False
 
 
 _STANDARD = QKeySequence.StandardKey
@@ -70,20 +70,27 @@ MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
     "Rewards": (
         MenuEntry("sample", "Sample completions", "Ctrl+D", "sample", page="rewards"),
         MenuEntry(
-            "try_rows", "Try rewards on the chosen rows", "Ctrl+Shift+D", "try_rewards", page="dataset", waits=True
+            "try_rows",
+            "Try rewards on the chosen rows",
+            "Ctrl+Shift+D",
+            "try_rewards",
+            page="dataset",
+            starts_disabled=True,
         ),
         MenuEntry("read_completions", "Open completions…", "Ctrl+Alt+O", "read_completions", page="rewards"),
         MenuEntry("paste_completions", "Paste completions", "Ctrl+Shift+V", "paste_completions", page="rewards"),
         None,
-        MenuEntry("score", "Score again", "Ctrl+Return", "score", page="rewards", waits=True),
-        MenuEntry("cancel", "Cancel", "Ctrl+Alt+.", "cancel", page="rewards", waits=True),
+        MenuEntry("score", "Score again", "Ctrl+Return", "score", page="rewards", starts_disabled=True),
+        MenuEntry("cancel", "Cancel", "Ctrl+Alt+.", "cancel", page="rewards", starts_disabled=True),
         None,
-        MenuEntry("keep_case", "Keep as case", "Ctrl+K", "keep_case", page="rewards", waits=True),
-        MenuEntry("drop_case", "Remove the case", "Ctrl+Backspace", "drop_case", page="rewards", waits=True),
+        MenuEntry("keep_case", "Keep as case", "Ctrl+K", "keep_case", page="rewards", starts_disabled=True),
+        MenuEntry("drop_case", "Remove the case", "Ctrl+Backspace", "drop_case", page="rewards", starts_disabled=True),
         None,
         MenuEntry("new_file", "New reward file…", "Ctrl+Alt+N", "new_file", page="rewards"),
         MenuEntry("open_file", "Open reward file…", "Ctrl+Alt+R", "open_file", page="rewards"),
-        MenuEntry("save_file", "Save reward file and score", "Ctrl+Alt+S", "save_file", page="rewards", waits=True),
+        MenuEntry(
+            "save_file", "Save reward file and score", "Ctrl+Alt+S", "save_file", page="rewards", starts_disabled=True
+        ),
     ),
 }
 """None is a line between entries."""
@@ -104,12 +111,12 @@ class Menus(QObject):
                 menu.addAction(self._action(entry)) if entry else menu.addSeparator()
         self.recent = self._recent_menu()
         self._view_menu()
-        self.dress()
+        self.update_icons()
 
     def __getitem__(self, name: str) -> QAction:
         return self.by_name[name]
 
-    def dress(self) -> None:
+    def update_icons(self) -> None:
         """Draw the icons in the theme's colours."""
         for entry in (entry for entries in MENUS.values() for entry in entries if entry and entry.icon):
             self[entry.name].setIcon(icon(entry.icon))
@@ -126,7 +133,7 @@ class Menus(QObject):
         for name in ("open_folder", "open_log"):
             self[name].setEnabled(bool(state))
 
-    def enable(self, able: Mapping[str, bool]) -> None:
+    def set_enabled(self, able: Mapping[str, bool]) -> None:
         """What a page says of its entries: name → whether it can be done now."""
         for name, can in able.items():
             self[name].setEnabled(can)
@@ -178,7 +185,7 @@ class Menus(QObject):
         action.triggered.connect(lambda _checked: done())
         # An icon in a menu would repeat what the toolbar shows.
         action.setIconVisibleInMenu(False)
-        action.setEnabled(not entry.waits)
+        action.setEnabled(not entry.starts_disabled)
         self.by_name[entry.name] = action
         return action
 

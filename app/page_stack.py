@@ -31,7 +31,7 @@ class PageStack(QStackedWidget):
         return self.pages[key]
 
     @property
-    def shown(self) -> str:
+    def current_key(self) -> str:
         """The key of the page that is looked at; "" before the first."""
         return next((key for key, page in self.pages.items() if page is self.currentWidget()), "")
 
@@ -40,6 +40,6 @@ class PageStack(QStackedWidget):
         self._fit()
 
     def _fit(self) -> None:
-        if self.shown:
-            side = max(0, self.width() - theme.scaled(self._entries[self.shown].widest)) // 2
+        if self.current_key:
+            side = max(0, self.width() - theme.scaled(self._entries[self.current_key].widest)) // 2
             self.setContentsMargins(side, 0, side, 0)

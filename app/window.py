@@ -25,7 +25,7 @@ from app import theme
 from app.drop_target import Dropped, dropped
 from app.file_menu import FileWindow
 from app.menus import RUN_ACTIONS, Menus
-from app.model.consent import Request
+from app.model.consent import ConsentRequest
 from app.model.memory_parts import MemoryParts
 from app.model.processes import VerbProcess
 from app.model.session import Session
@@ -68,7 +68,7 @@ class Window(FileWindow):
         self.setUnifiedTitleAndToolBarOnMac(True)
         self._build()
         self.history = History(session.draft, self)
-        self.commands.follow_history(self.history)
+        self.menus.follow_history(self.history)
         self._undo_keys = UndoKeys(self)
         self._connect()
         self._show_title()
@@ -78,15 +78,15 @@ class Window(FileWindow):
     # Building
 
     def _build(self) -> None:
-        self.commands = Menus(self)
-        self.sidebar, self.stage, self.strip = Sidebar(PAGES), PageStack(self.session), Strip()
+        self.menus = Menus(self)
+        self.sidebar, self.page_stack, self.strip = Sidebar(PAGES), PageStack(self.session), Strip()
         self._build_toolbar()
         content = QWidget()
         across = QHBoxLayout(content)
         across.setContentsMargins(0, 0, 0, 0)
         across.setSpacing(0)
         across.addWidget(self.sidebar)
-        across.addWidget(self.stage, 1)
+        across.addWidget(self.page_stack, 1)
         whole = QWidget()
         column = QVBoxLayout(whole)
         column.setContentsMargins(0, 0, 0, 0)
@@ -112,25 +112,25 @@ class Window(FileWindow):
         self.toolbar.setIconSize(theme.scaled_size(QSize(icons.SIZE, icons.SIZE)))
         self.toolbar.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         for name in RUN_ACTIONS:
-            self.toolbar.addAction(self.commands[name])
+            self.toolbar.addAction(self.menus[name])
         self.addToolBar(self.toolbar)
 
     def _connect(self) -> None:
         session = self.session
         self.sidebar.chosen.connect(self.show_page)
-        session.page_wanted.connect(self.show_page)
+        session.page_requested.connect(self.show_page)
         session.message.connect(self.strip.show_sentence)
         session.consent.ask = self.ask_about_code
-        session.export_wanted.connect(self.show_export)
-        session.settings_wanted.connect(self.open_settings)
+        session.export_requested.connect(self.show_export)
+        session.settings_requested.connect(self.open_settings)
         session.run_changed.connect(self._follow_run)
         session.run_state_changed.connect(self._show_state)
         session.draft.changed.connect(self._show_title)
         session.draft.saved.connect(self._show_title)
-        session.draft.trouble.connect(self.strip.show_sentence)
-        session.presets_wanted.connect(self.show_presets)
-        session.go_on_without_memory = self.ask_about_memory
-        theme.signals.changed.connect(self.commands.dress)
+        session.draft.save_failed.connect(self.strip.show_sentence)
+        session.presets_requested.connect(self.show_presets)
+        session.confirm_over_memory = self.ask_about_memory
+        theme.signals.changed.connect(self.menus.update_icons)
 
     def _restore_geometry(self) -> None:
         if not self.restoreGeometry(self.session.prefs.geometry):
@@ -141,22 +141,22 @@ class Window(FileWindow):
     def show_page(self, key: str) -> None:
         """Show a page. Raises KeyError for what is no page."""
         is_new = key not in self.pages
-        page: Any = self.stage.show_page(key)
-        if is_new and hasattr(page, "able_changed"):
-            page.able_changed.connect(self.commands.enable)
-            self.commands.enable(page.able())
+        page: Any = self.page_stack.show_page(key)
+        if is_new and hasattr(page, "enabled_actions_changed"):
+            page.enabled_actions_changed.connect(self.menus.set_enabled)
+            self.menus.set_enabled(page.enabled_actions())
         self.sidebar.show_page(key)
         self.sidebar.buttons[key].setFocus()
 
     @property
     def pages(self) -> dict[str, Any]:
         """The pages built so far, by key."""
-        return self.stage.pages
+        return self.page_stack.pages
 
     @property
-    def shown_page(self) -> str:
+    def current_page(self) -> str:
         """The key of the page that is looked at; "" before the first."""
-        return self.stage.shown
+        return self.page_stack.current_key
 
     def do_on_page(self, key: str, what: str) -> None:
         """Show a page, and have it do something that a menu offers."""
@@ -179,7 +179,7 @@ class Window(FileWindow):
     def _fit_sidebar(self) -> None:
         collapsed = self.session.prefs.sidebar_collapsed
         self.sidebar.set_collapsed(collapsed or self.width() < theme.scaled(NARROW))
-        self.commands["sidebar"].setText("Widen sidebar" if collapsed else "Collapse sidebar")
+        self.menus["sidebar"].setText("Widen sidebar" if collapsed else "Collapse sidebar")
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -198,13 +198,13 @@ class Window(FileWindow):
         self.session.start_run()
 
     def pause(self) -> None:
-        self._say("resume" if self._state() == "paused" else "pause")
+        self._send("resume" if self._state() == "paused" else "pause")
 
     def stop(self) -> None:
-        self._say("stop")
+        self._send("stop")
 
     def save_now(self) -> None:
-        self._say("save")
+        self._send("save")
 
     def resume(self) -> None:
         if self.session.run is not None:
@@ -226,10 +226,10 @@ class Window(FileWindow):
         if self.session.run is not None:
             show_file(self.session.run.folder.log)
 
-    def _say(self, word: str) -> None:
+    def _send(self, word: str) -> None:
         try:
             if self.session.run is not None:
-                self.session.run.say(word)
+                self.session.run.send(word)
         except Mistake as mistake:
             self.strip.show_sentence(mistake.faults[0].sentence)
 
@@ -245,7 +245,7 @@ class Window(FileWindow):
 
     def _show_state(self, _state: str = "") -> None:
         run = self.session.run
-        self.commands.follow(self._state())
+        self.menus.follow(self._state())
         self.strip.show_state(self._state())
         self._show_progress()
         live = run is not None and run.is_live
@@ -264,14 +264,14 @@ class Window(FileWindow):
     # The form
 
     def undo(self) -> None:
-        self._move_in_time(self.history.undo)
+        self._step_history(self.history.undo)
 
     def redo(self) -> None:
-        self._move_in_time(self.history.redo)
+        self._step_history(self.history.redo)
 
-    def _move_in_time(self, step: Callable[[], None]) -> None:
+    def _step_history(self, step: Callable[[], None]) -> None:
         """Undo acts upon the form, so a page that shows it is looked at then."""
-        if self.shown_page not in FORM_PAGES:
+        if self.current_page not in FORM_PAGES:
             self.show_page("train")
         step()
 
@@ -293,16 +293,16 @@ class Window(FileWindow):
         if what is not None:
             event.acceptProposedAction()
             # Answered after the drop is over: a question would hold up the program that the file came from.
-            QTimer.singleShot(0, self, lambda: self.take_dropped(what))
+            QTimer.singleShot(0, self, lambda: self.open_dropped(what))
 
-    def take_dropped(self, what: Dropped) -> None:
+    def open_dropped(self, what: Dropped) -> None:
         """Do with a file what it is for, wherever on the window it was dropped."""
         if what.kind == "config":
             self.open_path(what.path)
         elif what.kind == "data":
-            self.session.take_data(str(what.path))
+            self.session.use_data(str(what.path))
         else:
-            self.session.take_path(what.kind, what.path)
+            self.session.use_path(what.kind, what.path)
 
     # Questions, each in a method of its own so that tests can answer them
 
@@ -325,7 +325,7 @@ class Window(FileWindow):
         )
         return answer == "yes"
 
-    def ask_about_code(self, requests: Sequence[Request]) -> bool:
+    def ask_about_code(self, requests: Sequence[ConsentRequest]) -> bool:
         """Whether a person's own reward code may run."""
         return allowed([ShownCode(one.code, one.changed) for one in requests], self)
 

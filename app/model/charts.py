@@ -48,7 +48,7 @@ class Chart:
     held_out: bool = False
     """Whether it shows evaluations on held-out prompts instead of training steps."""
 
-    def claims(self, metric: str) -> bool:
+    def shows(self, metric: str) -> bool:
         """Whether this chart is the place of the metric."""
         return any(metric in curve.metrics for curve in self.curves) or fnmatchcase(metric, self.pattern)
 
@@ -113,9 +113,9 @@ def curves_of(
     earlier = (
         [one for one in charts[: charts.index(chart)] if one.held_out == chart.held_out] if chart in charts else []
     )
-    found = [name for name in found if not any(one.claims(name) for one in earlier)]
-    by_place = sorted(found, key=lambda name: _place(name, rewards))
-    return [*chart.curves, *(_found(chart, name, place, rewards) for place, name in enumerate(by_place))]
+    found = [name for name in found if not any(one.shows(name) for one in earlier)]
+    by_place = sorted(found, key=lambda name: _reward_index(name, rewards))
+    return [*chart.curves, *(_matched_curve(chart, name, place, rewards) for place, name in enumerate(by_place))]
 
 
 def label_of(reward: str) -> str:
@@ -123,7 +123,7 @@ def label_of(reward: str) -> str:
     return next((entry.label for entry in builtin_rewards() if entry.name == reward), reward)
 
 
-def waiting_for(chart: Chart, config: Mapping[str, Any]) -> str:
+def placeholder(chart: Chart, config: Mapping[str, Any]) -> str:
     """What an empty chart says, given the run's settings."""
     if (
         any(curve.metric == "kl" for curve in chart.curves)
@@ -152,15 +152,15 @@ def _reward_in(name: str) -> str:
     return rest.rpartition("/")[0] if head == "rewards" else ""
 
 
-def _place(name: str, rewards: list[str]) -> int:
+def _reward_index(name: str, rewards: list[str]) -> int:
     reward = _reward_in(name)
     return rewards.index(reward) if reward in rewards else len(rewards)
 
 
-def _found(chart: Chart, name: str, place: int, rewards: list[str]) -> Curve:
+def _matched_curve(chart: Chart, name: str, place: int, rewards: list[str]) -> Curve:
     reward = _reward_in(name)
     if reward:
-        return Curve(name, label_of(reward), f"reward:{_place(name, rewards)}")
+        return Curve(name, label_of(reward), f"reward:{_reward_index(name, rewards)}")
     short = name.removeprefix(chart.pattern.rstrip("*"))
     taken = {curve.colour for curve in chart.curves}
     spare = [colour for colour in SPARE_COLOURS if colour not in taken] or SPARE_COLOURS

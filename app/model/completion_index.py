@@ -30,8 +30,8 @@ class CompletionIndex:
         self.clear()
 
     def clear(self) -> None:
-        self._place = 0  # end of the last whole line that was noted
-        self._pieces: list[bytes] = []  # read, but its newline has not come yet
+        self._offset = 0  # end of the last whole line that was noted
+        self._partial: list[bytes] = []  # read, but its newline has not come yet
         self._steps: list[int] = []
         self._starts: list[int] = []
         self._ends: list[int] = []
@@ -42,25 +42,25 @@ class CompletionIndex:
 
     def advance(self) -> bool:
         """Note the rows in the next slice of the file; returns whether there is more to look at."""
-        waiting = sum(map(len, self._pieces))
+        waiting = sum(map(len, self._partial))
         try:
             with self.path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                if size < self._place + waiting:  # cut back under our feet: start over
+                if size < self._offset + waiting:  # cut back under our feet: start over
                     self.clear()
                     waiting = 0
-                file.seek(self._place + waiting)
+                file.seek(self._offset + waiting)
                 chunk = file.read(SLICE)
         except OSError:
             self.clear()
             return False
         whole, newline, rest = chunk.rpartition(b"\n")
         if newline:
-            self._note(b"".join(self._pieces) + whole)
-            self._pieces = [rest] if rest else []
+            self._note(b"".join(self._partial) + whole)
+            self._partial = [rest] if rest else []
         elif chunk:
-            self._pieces.append(chunk)
-        return bool(chunk) and size > self._place + sum(map(len, self._pieces))
+            self._partial.append(chunk)
+        return bool(chunk) and size > self._offset + sum(map(len, self._partial))
 
     def rows(self, step: int | None = None) -> list[Row]:
         """The rows of a step as written (of the newest one by default); none for a step that has none."""
@@ -80,11 +80,11 @@ class CompletionIndex:
 
     def _note(self, whole: bytes) -> None:
         for line in whole.split(b"\n"):
-            end = self._place + len(line) + 1
+            end = self._offset + len(line) + 1
             step = _step_of(line)
             if step is not None:
-                self._note_row(step, self._place, end)
-            self._place = end
+                self._note_row(step, self._offset, end)
+            self._offset = end
 
     def _note_row(self, step: int, start: int, end: int) -> None:
         while self._steps and self._steps[-1] > step:  # steps only rise: what came after is void

@@ -19,17 +19,17 @@ from backend.spec.rewards.user_code import Code, code_files, read_code
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ConsentRequest:
     """Code that wants to run. `changed`: earlier contents of this file were allowed."""
 
     code: Code
     changed: bool
 
 
-Ask = Callable[[Sequence[Request]], bool]
+Ask = Callable[[Sequence[ConsentRequest]], bool]
 
 
-def refuse(_requests: Sequence[Request]) -> bool:
+def refuse_all(_requests: Sequence[ConsentRequest]) -> bool:
     """With nobody there to be asked, nothing is allowed."""
     return False
 
@@ -37,7 +37,7 @@ def refuse(_requests: Sequence[Request]) -> bool:
 class Consent:
     """What this person has allowed. `ask` shows requests and returns the answer."""
 
-    def __init__(self, file: Path, ask: Ask = refuse) -> None:
+    def __init__(self, file: Path, ask: Ask = refuse_all) -> None:
         self.ask = ask
         self._file = file
 
@@ -46,19 +46,19 @@ class Consent:
 
         Relative paths in the settings are taken from the folder `base`.
         """
-        wanting = self.wanting(settings, base)
-        if wanting and not self.ask(wanting):
+        unconfirmed = self.unconfirmed(settings, base)
+        if unconfirmed and not self.ask(unconfirmed):
             return False
-        for request in wanting:
+        for request in unconfirmed:
             self.allow(request.code)
         return True
 
-    def wanting(self, settings: Mapping[str, Any], base: Path | None = None) -> list[Request]:
+    def unconfirmed(self, settings: Mapping[str, Any], base: Path | None = None) -> list[ConsentRequest]:
         """The code that was not allowed as it is now; empty for settings with no code of the person's own."""
         allowed = self._allowed()
         codes = [code for code in map(_code, code_files(settings, base)) if code is not None]
         return [
-            Request(code, str(code.path) in allowed)
+            ConsentRequest(code, str(code.path) in allowed)
             for code in codes
             if allowed.get(str(code.path)) != code.fingerprint
         ]

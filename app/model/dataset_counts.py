@@ -37,7 +37,7 @@ class Counts:
         return self.lengths[-1][0] if self.lengths else 0
 
     @property
-    def middle(self) -> int:
+    def median(self) -> int:
         """The median length."""
         half = sum(rows for _, rows in self.lengths) / 2
         passed = 0
@@ -54,7 +54,7 @@ class Counts:
         return (found if whole else round(found * self.rows / max(1, self.seen))), whole
 
 
-def in_a_line(
+def summary_line(
     state: str, splits: Mapping[str, Mapping[str, Any]], uses: Mapping[str, str], counts: Counts | None, room: int
 ) -> str:
     """“2,048 rows · question → prompt, answer → answer · 3 too long”. `uses` says what a column is for, `counts` are those

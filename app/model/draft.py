@@ -17,7 +17,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.model import run_summary
 from app.model.form_step import FormState, FormStep
-from app.model.form_values import Values, alike, defaults, reading, same, values_from
+from app.model.form_values import Values, defaults, is_equivalent, is_identical, typed_value, values_from
 from app.model.presets import Preset
 from backend.spec import config, places
 from backend.spec.aliases import left_out
@@ -46,10 +46,10 @@ class Draft(QObject):
 
     changed = Signal(str)
     edited = Signal(object)
-    begun = Signal()
-    judged = Signal()
+    history_cleared = Signal()
+    problems_changed = Signal()
     saved = Signal()
-    trouble = Signal(str)
+    save_failed = Signal(str)
 
     def __init__(self, autosave: Path | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -77,16 +77,16 @@ class Draft(QObject):
     def update(self, values: Mapping[str, Any], what: str = "") -> None:
         """Take several at once: whoever hears of the first change sees all of them. `what` names the act for undoing it,
         else the settings do."""
-        fresh = {key: value for key, value in values.items() if not same(self._values[key], value)}
+        fresh = {key: value for key, value in values.items() if not is_identical(self._values[key], value)}
         if not fresh:
             return
         before, one = self.state, next(iter(fresh))
         self._values = self._values | fresh
         typed = one if len(fresh) == 1 and not what and SETTINGS[one].kind in TYPED else ""
-        self.edited.emit(FormStep(what or run_summary.act(list(fresh)), before, self.state, typed))
-        self._tell(list(fresh))
+        self.edited.emit(FormStep(what or run_summary.changed_labels(list(fresh)), before, self.state, typed))
+        self._emit_changed(list(fresh))
 
-    def _tell(self, keys: list[str]) -> None:
+    def _emit_changed(self, keys: list[str]) -> None:
         self._timer.start()
         for key in keys:
             self.changed.emit(key)
@@ -111,19 +111,19 @@ class Draft(QObject):
         """All that it is now; values are replaced and never changed in place, so it stays as it is."""
         return FormState(dict(self._values), self._on_disk, self.path)
 
-    def go_to(self, state: FormState, *, file_too: bool = False) -> None:
+    def restore_state(self, state: FormState, *, with_file: bool = False) -> None:
         """Be as it was, or as it was to become: the one way back and forth. The file behind the form stays, since it may
         have been saved meanwhile, unless it was the file that was changed."""
-        keys = [key for key in SETTINGS if not same(self._values[key], state.values[key])]
+        keys = [key for key in SETTINGS if not is_identical(self._values[key], state.values[key])]
         self._values = dict(state.values)
-        if file_too:
+        if with_file:
             self._on_disk, self.path, self.left_out = state.on_disk, state.path, {}
-        self._tell([""] if file_too else keys)
+        self._emit_changed([""] if with_file else keys)
 
     @property
     def dirty(self) -> bool:
         """Whether it differs from the file it came from (or, without one, from what it began with)."""
-        return not all(alike(self._values[key], self._on_disk[key]) for key in SETTINGS)
+        return not all(is_equivalent(self._values[key], self._on_disk[key]) for key in SETTINGS)
 
     # Files
 
@@ -157,8 +157,8 @@ class Draft(QObject):
                 self.path = path
             except Mistake:  # the file was spoilt meanwhile: the form stands without it, as unsaved
                 self._on_disk = defaults()
-        self._tell([""])
-        self.begun.emit()
+        self._emit_changed([""])
+        self.history_cleared.emit()
         return faults
 
     def flush(self) -> None:
@@ -172,20 +172,20 @@ class Draft(QObject):
         try:
             _write(self.autosave, self._raw_yaml())
         except Mistake as mistake:
-            self.trouble.emit(mistake.faults[0].sentence)
+            self.save_failed.emit(mistake.faults[0].sentence)
 
     def _replace(self, values: Values, path: Path | None, what: str, left: dict[str, str] | None = None) -> None:
         before = self.state
         self._values, self._on_disk, self.path = values, copy.deepcopy(values), path
         self.left_out = left or {}
         self.edited.emit(FormStep(what, before, self.state))
-        self._tell([""])
+        self._emit_changed([""])
 
     # What it amounts to
 
     def problems(self) -> list[Fault]:
         """Everything wrong with it that can be known without the trainer, in the form's order."""
-        found = [*config.problems(self._values), *self._reward_faults(), *source_faults(self.sound())]
+        found = [*config.problems(self._values), *self._reward_faults(), *source_faults(self.valid_values())]
         if not any(fault.setting == "model" for fault in found):
             found += self._refusal()
         order = list(SETTINGS)
@@ -196,7 +196,7 @@ class Draft(QObject):
         long as the form names that model."""
         if self._refused != (name, sentence):
             self._refused = (name, sentence)
-            self.judged.emit()
+            self.problems_changed.emit()
 
     def _refusal(self) -> list[Fault]:
         name, sentence = self._refused
@@ -221,17 +221,17 @@ class Draft(QObject):
         rest = {key: value for key, value in self._values.items() if key != "epochs"}
         return f"{config.dump(rest)}\n{config.dump({'epochs': self._values['epochs']})}"
 
-    def sound(self) -> Values:
+    def valid_values(self) -> Values:
         """A value of the right type for every setting: the default stands in where the form's cannot be read."""
-        return {key: reading(about, self._values[key]) for key, about in SETTINGS.items()}
+        return {key: typed_value(about, self._values[key]) for key, about in SETTINGS.items()}
 
     def summary(self, seconds: float | None = None, memory: str = "") -> str:
         """What the run will do, in a sentence; with the time for one completion and the memory where they are known."""
-        return run_summary.summary(self.sound(), seconds, memory)
+        return run_summary.summary(self.valid_values(), seconds, memory)
 
     def details(self) -> list[str]:
         """What else is worth knowing before pressing Run, a short phrase each."""
-        return run_summary.details(self.sound())
+        return run_summary.details(self.valid_values())
 
     def command(self) -> list[str]:
         """The command that does in a terminal what Run does here."""
@@ -239,7 +239,7 @@ class Draft(QObject):
         file = places.demo_config() if self.is_demo else saved
         return backend_command("train", str(file or "config.yaml"))
 
-    def shown_command(self) -> str:
+    def command_text(self) -> str:
         return shown(self.command())
 
     def short_command(self) -> str:
@@ -250,7 +250,7 @@ class Draft(QObject):
     def is_demo(self) -> bool:
         """Whether it is the bundled demo, untouched."""
         demo = self._demo
-        return demo is not None and all(alike(self._values[key], demo[key]) for key in SETTINGS)
+        return demo is not None and all(is_equivalent(self._values[key], demo[key]) for key in SETTINGS)
 
     @cached_property
     def _demo(self) -> Values | None:
@@ -271,11 +271,11 @@ class Draft(QObject):
         return known + [entry for entry in entries if entry is not None]
 
     def _known_rewards(self) -> list[RewardEntry]:
-        own = self._own_rewards()[0]
+        own = self._user_rewards()[0]
         replaced = {entry.name for entry in own}
         return [entry for entry in catalog.builtin_rewards() if entry.name not in replaced] + own
 
-    def _own_rewards(self) -> tuple[list[RewardEntry], list[Fault]]:
+    def _user_rewards(self) -> tuple[list[RewardEntry], list[Fault]]:
         path = self._reward_file()
         if path is None:
             return [], []
@@ -285,10 +285,10 @@ class Draft(QObject):
             return [], mistake.faults
 
     def _reward_faults(self) -> list[Fault]:
-        own, faults = self._own_rewards()
+        own, faults = self._user_rewards()
         path = self._reward_file()
         if path is not None and not own and not faults and not self._file_computes_names():
-            return [Fault("reward_functions_file", _registers_nothing(path))]
+            return [Fault("reward_functions_file", _no_rewards_sentence(path))]
         names = self._values["reward_functions"]
         if faults or not isinstance(names, list) or self._file_computes_names():
             return faults  # what a broken file would have registered cannot be known
@@ -303,7 +303,7 @@ class Draft(QObject):
         return path is not None and catalog.computes_names(path)
 
 
-def _registers_nothing(path: Path) -> str:
+def _no_rewards_sentence(path: Path) -> str:
     """What to do about a reward file in which no function is registered: TRL's are named one by one."""
     plain = catalog.plain_rewards_in_file(path)
     if plain:

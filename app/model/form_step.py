@@ -27,10 +27,10 @@ class FormStep:
     typed: str = ""
 
     @property
-    def is_of_the_file(self) -> bool:
+    def replaces_file(self) -> bool:
         """Whether another file stands behind the form after it."""
         return self.before.path != self.after.path or self.before.on_disk is not self.after.on_disk
 
     @property
-    def changes_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         return self.before == self.after

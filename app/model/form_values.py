@@ -30,7 +30,7 @@ def values_from(raw: Mapping[str, Any]) -> tuple[Values, list[Fault]]:
     return values, [*misread, *homeless]
 
 
-def reading(about: Setting, raw: Any) -> Any:
+def typed_value(about: Setting, raw: Any) -> Any:
     """`raw` as the type of its setting; the default where it cannot be read so."""
     if about.optional and raw in ("", None):
         return None
@@ -45,12 +45,12 @@ def reading(about: Setting, raw: Any) -> Any:
     return raw if fits else about.default
 
 
-def same(one: Any, other: Any) -> bool:
+def is_identical(one: Any, other: Any) -> bool:
     """Equal and of one type: 1, 1.0 and True are three values in a form."""
     return type(one) is type(other) and one == other
 
 
-def alike(one: Any, other: Any) -> bool:
+def is_equivalent(one: Any, other: Any) -> bool:
     """Equal to a reader: 1e-5 typed and 1e-05 read are one number, None and "" are both empty."""
     if one == other or (one in (None, "") and other in (None, "")):
         return True

@@ -55,7 +55,7 @@ class MemoryParts:
         }[self.verdict]
 
 
-Estimate = Callable[[Config], MemoryParts | None]
+MemoryEstimator = Callable[[Config], MemoryParts | None]
 """Works out what a run needs; None where that is not known, as for a model that is not on this machine yet."""
 
 

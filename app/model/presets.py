@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.model.form_values import alike, defaults
+from app.model.form_values import defaults, is_equivalent
 from backend.spec import config, places
 from backend.spec.aliases import translate
 from backend.spec.config import SETTINGS
@@ -47,7 +47,9 @@ class Preset:
         """(setting, value before, value after) of everything that would become another one, in the form's order."""
         after = self.applied(values)
         return [
-            (about, values[key], after[key]) for key, about in SETTINGS.items() if not alike(values[key], after[key])
+            (about, values[key], after[key])
+            for key, about in SETTINGS.items()
+            if not is_equivalent(values[key], after[key])
         ]
 
 

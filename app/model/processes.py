@@ -108,10 +108,10 @@ class VerbProcess(QObject):
         self._process.setArguments(command[1:])
         self._process.setProcessEnvironment(_environment())
         self._process.setStandardInputFile(QProcess.nullDevice())
-        self._process.readyReadStandardOutput.connect(self._read_out)
-        self._process.readyReadStandardError.connect(self._read_err)
-        self._process.finished.connect(self._ended)
-        self._process.errorOccurred.connect(self._went_wrong)
+        self._process.readyReadStandardOutput.connect(self._read_stdout)
+        self._process.readyReadStandardError.connect(self._read_stderr)
+        self._process.finished.connect(self._on_finished)
+        self._process.errorOccurred.connect(self._on_error)
 
     def start(self) -> None:
         self._process.start()
@@ -127,27 +127,27 @@ class VerbProcess(QObject):
             self._process.terminate()
             QTimer.singleShot(GRACE_MS, self._process, self._process.kill)
 
-    def _read_out(self) -> None:
-        self._heard(self._out.feed(bytes(self._process.readAllStandardOutput().data())))
+    def _read_stdout(self) -> None:
+        self._emit_lines(self._out.feed(bytes(self._process.readAllStandardOutput().data())))
 
-    def _read_err(self) -> None:
-        self._heard(self._err.feed(bytes(self._process.readAllStandardError().data())))
+    def _read_stderr(self) -> None:
+        self._emit_lines(self._err.feed(bytes(self._process.readAllStandardError().data())))
 
-    def _heard(self, lines: Iterable[str]) -> None:
+    def _emit_lines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self._printed.append(line)
             self.line.emit(line)
 
-    def _went_wrong(self, error: QProcess.ProcessError) -> None:
+    def _on_error(self, error: QProcess.ProcessError) -> None:
         if error == QProcess.ProcessError.FailedToStart:  # the others are followed by `finished`
             self._finish(False, -1, f"{self.command[0]} cannot be started: {self._process.errorString()}.")
 
-    def _ended(self, code: int, status: QProcess.ExitStatus) -> None:
+    def _on_finished(self, code: int, status: QProcess.ExitStatus) -> None:
         for stream, rest in (
             (self._out, self._process.readAllStandardOutput()),
             (self._err, self._process.readAllStandardError()),
         ):
-            self._heard(stream.feed(bytes(rest.data()), final=True))
+            self._emit_lines(stream.feed(bytes(rest.data()), final=True))
         crashed = status == QProcess.ExitStatus.CrashExit
         ok = code == 0 and not crashed
         self._finish(ok, -1 if crashed else code, self._sentence(ok, crashed))

@@ -20,12 +20,12 @@ from backend.spec.rewards import catalog
 
 SETTLE_MS = 300
 """How long weights must rest before completions are scored again by themselves."""
-MARKED = ("reward_functions", "reward_weights", "reward_functions_file", "scale_rewards", "multi_objective_aggregation",
+SCORING_SETTINGS = ("reward_functions", "reward_weights", "reward_functions_file", "scale_rewards", "multi_objective_aggregation",
           "advantage_baseline", "max_completion_length")  # fmt: skip
 """Settings that scores, rewards or advantages depend on."""
 DECLINED = "The reward file was not allowed to run, so nothing was scored."
 
-Line = dict[str, Any]
+Group = dict[str, Any]
 
 
 class RewardBench(QObject):
@@ -45,7 +45,7 @@ class RewardBench(QObject):
     def __init__(self, draft: Draft, service: Service, consent: Consent, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.draft, self.service, self.consent = draft, service, consent
-        self.groups: list[Line] = []
+        self.groups: list[Group] = []
         self.functions: list[dict[str, Any]] = []
         self.findings: list[dict[str, str]] = []
         self.cases: list[dict[str, Any]] = []
@@ -56,8 +56,8 @@ class RewardBench(QObject):
         self.step: int | None = None
         self.stale = False
         self._number: int | None = None
-        self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
-        self._settle.timeout.connect(self.score_quietly)
+        self._rest_timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
+        self._rest_timer.timeout.connect(self.score_quietly)
         draft.changed.connect(self._on_setting)
 
     # Where completions come from
@@ -67,36 +67,38 @@ class RewardBench(QObject):
         about = {"how": how, "count": count, "numbers": list(numbers), "group_size": group_size, "seed": seed}
         self._fetch("sample", "Sampling", "sampled from the model", settings=self.draft.values(), **about)
 
-    def take_run(self, folder: Path, step: int | None) -> None:
+    def load_run(self, folder: Path, step: int | None) -> None:
         """Bring back what a run wrote at a step, the newest by default."""
         self._fetch("run_completions", "Reading the run", "", run=str(folder), step=step)
 
-    def read(self, path: Path) -> None:
+    def load_file(self, path: Path) -> None:
         self._fetch("read_completions", f"Reading {path.name}", f"from {path.name}", path=str(path))
 
-    def paste(self, text: str) -> None:
+    def load_text(self, text: str) -> None:
         self._fetch("read_completions", "Reading what was pasted", "pasted", text=text)
 
     def cancel(self) -> None:
         """Give up what is being done; what lies on the bench stays."""
         if self._number is not None:
             self.service.cancel(self._number)
-        self._rest()
+        self._end_request()
 
     def _fetch(self, question: str, what: str, origin: str, **about: Any) -> None:
         def answered(answer: Any) -> None:
             if isinstance(answer, list):
-                self._take(answer, answer, origin)
+                self._set_groups(answer, answer, origin)
             else:
-                self._take(answer, answer["groups"], origin or f"from {Path(about['run']).name}, step {answer['step']}")
+                self._set_groups(
+                    answer, answer["groups"], origin or f"from {Path(about['run']).name}, step {answer['step']}"
+                )
 
         self._ask(question, what, answered, **about)
 
-    def _take(self, answer: Any, lines: list[Line], origin: str) -> None:
+    def _set_groups(self, answer: Any, lines: list[Group], origin: str) -> None:
         self.steps, self.step = (answer["steps"], answer["step"]) if isinstance(answer, dict) else ([], None)
         self.groups, self.origin = lines, origin
         self.functions, self.findings, self.failed = [], [], None
-        self._rest()
+        self._end_request()
         self.changed.emit()
         self.score()
 
@@ -117,23 +119,23 @@ class RewardBench(QObject):
         """Score again where that takes no question; else it can be seen that the scores are old."""
         if not self.groups:
             return
-        if self.busy or self.consent.wanting(self.draft.values()):
+        if self.busy or self.consent.unconfirmed(self.draft.values()):
             self.stale = True
             self.changed.emit()
         else:
             self._score()
 
     def _score(self) -> None:
-        self._settle.stop()
+        self._rest_timer.stop()
         settings = self.draft.values()
-        given = {key: settings[key] for key in (*MARKED, "reward_timeout")}
-        bare = [_bare(line) for line in self.groups]
+        given = {key: settings[key] for key in (*SCORING_SETTINGS, "reward_timeout")}
+        bare = [_without_scores(line) for line in self.groups]
         self._ask(
-            "score", "Scoring", self._take_scores, settings=given, groups=bare, trusted=self.consent.trusted(settings)
+            "score", "Scoring", self._on_scores, settings=given, groups=bare, trusted=self.consent.trusted(settings)
         )
 
-    def _take_scores(self, answer: dict[str, Any]) -> None:
-        self._rest()
+    def _on_scores(self, answer: dict[str, Any]) -> None:
+        self._end_request()
         self.stale = False
         self.failed = answer.get("failed")
         if self.failed is None:
@@ -167,7 +169,7 @@ class RewardBench(QObject):
         path = catalog.locate_reward_file(text) if text else None
         return path if path is not None and path.is_file() else None
 
-    def keep(self, group: Mapping[str, Any], completion: Mapping[str, Any]) -> None:
+    def keep_case(self, group: Mapping[str, Any], completion: Mapping[str, Any]) -> None:
         """Keep a scored completion with the reward file, with the scores that the file's own functions gave it."""
         file = self.reward_file
         own = self._own_names(file) if file else set()
@@ -178,9 +180,11 @@ class RewardBench(QObject):
             )
             return
         calls = {catalog.metric_name(str(entry)): str(entry) for entry in self.draft.value("reward_functions")}
-        self._cases(file, do="keep", group=_bare(group), completion=completion["text"], expected=expected, calls=calls)
+        self._cases(
+            file, do="keep", group=_without_scores(group), completion=completion["text"], expected=expected, calls=calls
+        )
 
-    def drop_case(self, place: int) -> None:
+    def remove_case(self, place: int) -> None:
         """Throw away the case at this place."""
         if self.reward_file is not None:
             self._cases(self.reward_file, do="drop", place=place)
@@ -196,7 +200,7 @@ class RewardBench(QObject):
         self._ask("reward_cases", "Keeping the case", lambda answer: self._after_cases(), file=str(file), **about)
 
     def _after_cases(self) -> None:
-        self._rest()
+        self._end_request()
         self.score_quietly()
 
     # Asking
@@ -204,21 +208,23 @@ class RewardBench(QObject):
     def _ask(self, question: str, what: str, answered: Any, **about: Any) -> None:
         self.cancel()
         self._set_busy(what)
-        self._number = self.service.ask(question, answered, refused=self._refuse, told=self._hear, owner=self, **about)
+        self._number = self.service.ask(
+            question, answered, on_refused=self._on_refused, on_progress=self._on_progress, owner=self, **about
+        )
 
-    def _hear(self, told: dict[str, Any]) -> None:
+    def _on_progress(self, told: dict[str, Any]) -> None:
         if "scoring" in told:
             self._set_busy(f"Scoring with {told['scoring']}")
         elif "phase" in told:
             self._set_busy(told["phase"].capitalize())
             self.progress.emit(told.get("done", 0), told.get("of", 0))
 
-    def _refuse(self, faults: list[Fault]) -> None:
-        self._rest()
+    def _on_refused(self, faults: list[Fault]) -> None:
+        self._end_request()
         self.refused.emit(" ".join(fault.sentence for fault in faults))
         self.changed.emit()
 
-    def _rest(self) -> None:
+    def _end_request(self) -> None:
         self._number = None
         self._set_busy("")
 
@@ -228,11 +234,11 @@ class RewardBench(QObject):
             self.busy_changed.emit(what)
 
     def _on_setting(self, key: str) -> None:
-        if self.groups and (key in MARKED or not key):
-            self._settle.start()
+        if self.groups and (key in SCORING_SETTINGS or not key):
+            self._rest_timer.start()
 
 
-def _bare(line: Mapping[str, Any]) -> Line:
+def _without_scores(line: Mapping[str, Any]) -> Group:
     """A line without the scores that were laid in: what is sent to be scored."""
     kept = ("text", "tokens", "stop")
     completions = [{key: one[key] for key in kept if key in one} for one in line["completions"]]

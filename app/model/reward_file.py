@@ -46,7 +46,7 @@ class EditedRewardFile(QObject):
         self.text = ""
         self._consent = consent
         self._watcher = QFileSystemWatcher(self)
-        self._watcher.fileChanged.connect(lambda _path: self._look())
+        self._watcher.fileChanged.connect(lambda _path: self._check_disk())
 
     def open(self, path: Path | None) -> None:
         """Look at another file, or at none. Raises Mistake when it cannot be read."""
@@ -59,7 +59,7 @@ class EditedRewardFile(QObject):
             self._watcher.addPath(str(path))
 
     @property
-    def is_as_it_was(self) -> bool:
+    def matches_disk(self) -> bool:
         """Whether the file on disk still holds `text`."""
         try:
             return self.path is not None and _read(self.path) == self.text
@@ -88,10 +88,10 @@ class EditedRewardFile(QObject):
         except Mistake:
             return False
 
-    def _look(self) -> None:
+    def _check_disk(self) -> None:
         if self.path is not None and self.path.exists():
             self._watcher.addPath(str(self.path))
-            if not self.is_as_it_was:
+            if not self.matches_disk:
                 self.changed_elsewhere.emit()
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.model.completion_index import CompletionIndex, Row
-from app.model.run_state import LIVE, RunState, State, state_of
+from app.model.run_state import LIVE, RunState, State
 from backend.spec.archive import YOUNG_S, is_young
 from backend.spec.config import DEFAULT_REWARDS, read
 from backend.spec.events import Event, Follower
@@ -50,19 +50,19 @@ class Run(QObject):
     def __init__(self, folder: RunFolder, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.folder = folder
-        self._record = RunState()
+        self._run_state = RunState()
         self._follower = Follower(folder.events, limit=SLICE)
         self._index = CompletionIndex(folder.completions)
         self._state: State = "starting"
-        self._caught_up = False
-        self._news = False
+        self._at_end = False
+        self._has_news = False
         self._last_changed = 0.0
-        self._stop_said = False
+        self._stop_requested = False
         self._expected_until: float | None = None
         self._config: tuple[int, dict[str, Any]] = (-1, {})
         self._reward_names: tuple[Any, list[str]] = (None, [])
         self._timer = QTimer(self)
-        self._timer.timeout.connect(self.look)
+        self._timer.timeout.connect(self.poll)
         self._timer.start(0)
 
     def close(self) -> None:
@@ -82,53 +82,53 @@ class Run(QObject):
     @property
     def caught_up(self) -> bool:
         """Whether the diary was read to its end; false for the first moments of a long one."""
-        return self._caught_up
+        return self._at_end
 
     @property
     def step(self) -> int:
         """The newest step whose metrics were read; 0 before the first."""
-        return self._record.step
+        return self._run_state.step
 
     @property
     def iterations(self) -> int | None:
-        told = self._record.iterations or self.config.get("iters")
+        told = self._run_state.iterations or self.config.get("iters")
         return told if isinstance(told, int) and not isinstance(told, bool) else None
 
     @property
     def phase(self) -> str:
-        return self._record.phase
+        return self._run_state.phase
 
     @property
     def phase_progress(self) -> float | None:
         """Share of the phase that is done, 0 to 1, where the trainer says."""
-        return self._record.phase_progress
+        return self._run_state.phase_progress
 
     @property
     def elapsed_s(self) -> float:
         """Seconds of work; loading and pauses are not counted."""
-        return self._record.elapsed_s(time.time() if self.is_live else None)
+        return self._run_state.elapsed_s(time.time() if self.is_live else None)
 
     @property
     def eta_s(self) -> float | None:
         """Seconds of work left, or None while nobody can say."""
-        return self._record.eta_s(time.time()) if self.is_live else None
+        return self._run_state.eta_s(time.time()) if self.is_live else None
 
     @property
     def started(self) -> Event | None:
         """The `started` event: model, device, versions."""
-        return self._record.started
+        return self._run_state.started
 
     @property
     def ending(self) -> Event | None:
-        return self._record.ending
+        return self._run_state.ending
 
     @property
     def notes(self) -> list[Event]:
-        return list(self._record.notes)
+        return list(self._run_state.notes)
 
     @property
     def health(self) -> list[Event]:
-        return list(self._record.health)
+        return list(self._run_state.health)
 
     @property
     def problem(self) -> str:
@@ -142,53 +142,53 @@ class Run(QObject):
         said = next((line.strip() for line in reversed(self.log_tail(20)) if line.strip()), "")
         return f"The training process ended {when} without saying why." + (f" Its last words: {said}" if said else "")
 
-    def say(self, word: str) -> None:
+    def send(self, word: str) -> None:
         """Leave a control word (pause, resume, save, stop) for the trainer. Raises Mistake when that cannot be done."""
         try:
             self.folder.say(word)
         except OSError as error:
             raise Mistake("run", f"{self.folder.path} cannot be written: {error.strerror}.") from None
-        self._stop_said = self._stop_said or word == "stop"
-        self.look()
+        self._stop_requested = self._stop_requested or word == "stop"
+        self.poll()
 
-    def relaunched(self) -> None:
+    def expect_process(self) -> None:
         """Somebody has just started a process for this run: it counts as starting until that process holds the lock."""
-        self._stop_said = False
+        self._stop_requested = False
         self._expected_until = time.monotonic() + YOUNG_S
-        self.look()
+        self.poll()
 
     # ── numbers ─────────────────────────────────────────────────────────────────────────────────
 
     def names(self) -> list[str]:
         """Every metric met so far."""
-        return self._record.steps.names()
+        return self._run_state.steps.names()
 
     @property
     def span(self) -> tuple[int, int] | None:
         """The first and the newest step, or None before there is one."""
-        return self._record.steps.span
+        return self._run_state.steps.span
 
     def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(steps `[n]`, values `[n]` with NaN in gaps), read-only; empty for a metric that never came."""
-        return self._record.steps.get(name)
+        return self._run_state.steps.get(name)
 
-    def eval_names(self) -> list[str]:
-        return self._record.evals.names()
+    def eval_metric_names(self) -> list[str]:
+        return self._run_state.evals.names()
 
     def eval_series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """As `series`, of the held-out evaluations."""
-        return self._record.evals.get(name)
+        return self._run_state.evals.get(name)
 
     @property
-    def tested(self) -> dict[str, Any]:
+    def test_metrics(self) -> dict[str, Any]:
         """Metrics of the test split, measured once at the end; empty where that is off."""
-        return self._record.tested
+        return self._run_state.test_metrics
 
     def latest(self, name: str) -> float | None:
-        return self._record.steps.latest(name)
+        return self._run_state.steps.latest(name)
 
     def first(self, name: str) -> float | None:
-        return self._record.steps.first(name)
+        return self._run_state.steps.first(name)
 
     @property
     def checkpoint(self) -> int | None:
@@ -220,7 +220,7 @@ class Run(QObject):
 
     def log_tail(self, n: int = 200) -> list[str]:
         """The last `n` lines of log.txt; of a progress line, its last state."""
-        text = _tail(self.folder.log, LOG_TAIL).decode("utf-8", errors="replace")
+        text = _last_lines(self.folder.log, LOG_TAIL).decode("utf-8", errors="replace")
         lines = text.removesuffix("\n").split("\n") if text else []
         return [line.rstrip("\r").rpartition("\r")[2] for line in lines[-n:]]
 
@@ -234,18 +234,18 @@ class Run(QObject):
 
     # ── following ───────────────────────────────────────────────────────────────────────────────
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read what is new, within the budget, and say so. The timer calls it; calling it oftener does no harm."""
         locked = self.folder.is_locked()  # before reading: who lets go of the lock has written everything
         deadline = time.perf_counter() + BUDGET_S
-        self._caught_up = self._read_diary(deadline)
+        self._at_end = self._read_diary(deadline)
         more_rows = self._index.advance()
         while more_rows and time.perf_counter() < deadline:
             more_rows = self._index.advance()
-        if self._caught_up:
-            self._judge(locked)
-        self._announce()
-        behind = not self._caught_up or more_rows
+        if self._at_end:
+            self._update_state(locked)
+        self._emit_changed()
+        behind = not self._at_end or more_rows
         self._timer.setInterval(BEHIND_MS if behind else LIVE_MS if self.is_live else IDLE_MS)
 
     def _read_diary(self, deadline: float) -> bool:
@@ -254,53 +254,55 @@ class Run(QObject):
             place = self._follower.place
             events = self._follower.read()
             if self._follower.restarted:
-                self._forget()
+                self._start_over()
             for event in events:
-                self._record.take(event)
-            self._news = self._news or bool(events)
+                self._run_state.apply(event)
+            self._has_news = self._has_news or bool(events)
             if not events and self._follower.place == place:
                 return True
             if time.perf_counter() > deadline:
                 return False
 
-    def _forget(self) -> None:
-        self._record.clear()
+    def _start_over(self) -> None:
+        self._run_state.clear()
         self._index.clear()
-        self._stop_said = False
+        self._stop_requested = False
         self.restarted.emit()
 
-    def _judge(self, locked: bool) -> None:
-        young = self._is_young(locked)
-        if young and self._expected_until is not None:
-            self._record.begin_again()  # what was read so far, an ending perhaps, is the old process's
-        state = state_of(self._record, locked=locked, young=young, stop_said=self._stop_said)
+    def _update_state(self, locked: bool) -> None:
+        may_be_coming = self._may_be_coming(locked)
+        if may_be_coming and self._expected_until is not None:
+            self._run_state.clear_process()  # what was read so far, an ending perhaps, is the old process's
+        state = self._run_state.state(
+            is_locked=locked, may_be_coming=may_be_coming, stop_requested=self._stop_requested
+        )
         if state not in LIVE:
-            self._stop_said = False
-        elif self._stop_said and locked:
-            self._insist()
+            self._stop_requested = False
+        elif self._stop_requested and locked:
+            self._repeat_stop()
         if state != self._state:
             self._state = state
-            self._news = True
+            self._has_news = True
             self.state_changed.emit(state)
 
-    def _insist(self) -> None:
+    def _repeat_stop(self) -> None:
         """Say stop again where it was said too early: a trainer deletes the words it finds when it starts."""
-        heard = self._record.stopping or self.folder.control.exists() or self.folder.control_taken.exists()
+        heard = self._run_state.stopping or self.folder.control.exists() or self.folder.control_taken.exists()
         if not heard:
             self.folder.say("stop")
 
-    def _is_young(self, locked: bool) -> bool:
-        """Whether a process that nobody has heard of yet may still be coming."""
+    def _may_be_coming(self, locked: bool) -> bool:
+        """Whether a process that has written nothing yet may still be starting."""
         if locked:
             self._expected_until = None
         if self._expected_until is not None:
             return time.monotonic() < self._expected_until
-        return self._record.is_empty and is_young(self.folder)
+        return self._run_state.is_empty and is_young(self.folder)
 
-    def _announce(self) -> None:
+    def _emit_changed(self) -> None:
         moment = time.monotonic()
-        if self._news and (moment - self._last_changed) * 1000 >= LIVE_MS * 0.9:
-            self._news, self._last_changed = False, moment
+        if self._has_news and (moment - self._last_changed) * 1000 >= LIVE_MS * 0.9:
+            self._has_news, self._last_changed = False, moment
             self.changed.emit()
 
 
@@ -328,7 +330,7 @@ def _stamp(path: Path) -> int:
         return 0
 
 
-def _tail(path: Path, most: int) -> bytes:
+def _last_lines(path: Path, most: int) -> bytes:
     """The last whole lines of a file, at most about `most` bytes."""
     try:
         with path.open("rb") as file:

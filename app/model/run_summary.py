@@ -18,15 +18,17 @@ def summary(values: Values, seconds: float | None = None, memory: str = "") -> s
     """
     group, prompts, steps = values["group_size"], _prompts(values), _steps(values)
     each = f"{prompts:,} prompts a step" if prompts != 1 else "one prompt a step"
-    parts = [f"{counted(group, 'completion')} for {'each of ' if prompts != 1 else ''}{each}"]
-    parts.append(counted(steps, "step") if steps else f"{counted(values['epochs'], 'pass', 'passes')} over the dataset")
+    parts = [f"{count_text(group, 'completion')} for {'each of ' if prompts != 1 else ''}{each}"]
+    parts.append(
+        count_text(steps, "step") if steps else f"{count_text(values['epochs'], 'pass', 'passes')} over the dataset"
+    )
     if seconds is not None:
         one_step = seconds * group * prompts
-        parts.append(about(one_step * steps) if steps else f"{about(one_step)} a step")
+        parts.append(duration_text(one_step * steps) if steps else f"{duration_text(one_step)} a step")
     return ", ".join([*parts, memory] if memory else parts) + "."
 
 
-def about(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """“about 40 s”, “about 12 min”, “about 1 h 20 min”, “about 2 d 3 h”: no finer than a forecast can be, and never broken
     between a figure and its unit."""
     return f"about {_span(seconds)}".replace(" ", "\u00a0")
@@ -44,7 +46,7 @@ def _span(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h" if hours % 24 else f"{hours // 24} d"
 
 
-def told_of(file: str, columns: Mapping[str, str]) -> str:
+def columns_sentence(file: str, columns: Mapping[str, str]) -> str:
     """“questions.csv: prompts from question, answers from answer.”"""
     names = {
         "prompt_feature": "prompts",
@@ -56,7 +58,7 @@ def told_of(file: str, columns: Mapping[str, str]) -> str:
     return f"{file}: {', '.join(found)}."
 
 
-def act(keys: list[str]) -> str:
+def changed_labels(keys: list[str]) -> str:
     """What was changed, in the words of the form: what stands behind Undo in the menu."""
     if set(keys) <= {"reward_functions", "reward_weights"}:
         return SETTINGS[keys[0]].label
@@ -98,11 +100,11 @@ def _updates(values: Values) -> list[str]:
     batches, again = values["steps_per_generation"], values["num_iterations"]
     if batches * again == 1:
         return []
-    learnt = f"{counted(batches, 'batch', 'batches')} of a step" if batches > 1 else "each set of completions"
-    return [f"{counted(batches * again, 'update')} from {learnt}"]
+    learnt = f"{count_text(batches, 'batch', 'batches')} of a step" if batches > 1 else "each set of completions"
+    return [f"{count_text(batches * again, 'update')} from {learnt}"]
 
 
-def counted(number: int, one: str, many: str = "") -> str:
+def count_text(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
@@ -131,7 +133,7 @@ def _model_name(model: str) -> str:
 
 def _rewards(values: Values) -> str:
     names = values["reward_functions"]
-    return f"Scored by {counted(len(names), 'reward function')}" if names else "Scored by nothing yet"
+    return f"Scored by {count_text(len(names), 'reward function')}" if names else "Scored by nothing yet"
 
 
 def _reference(values: Values) -> str:
@@ -142,6 +144,8 @@ def _reference(values: Values) -> str:
 
 def _pauses(values: Values) -> str:
     every = values["steps_per_eval"]
-    evaluated = f"Evaluated every {counted(every, 'step')}" if every > 1 else "Evaluated every step"
-    saved = f"saved every {counted(values['save_every'], 'step')}" if values["save_every"] > 1 else "saved every step"
+    evaluated = f"Evaluated every {count_text(every, 'step')}" if every > 1 else "Evaluated every step"
+    saved = (
+        f"saved every {count_text(values['save_every'], 'step')}" if values["save_every"] > 1 else "saved every step"
+    )
     return f"{evaluated}, {saved}" if every > 0 else f"Never evaluated on the way, {saved}"

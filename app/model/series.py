@@ -31,7 +31,7 @@ class Series:
     def append(self, step: int, values: Mapping[str, Any]) -> None:
         """Add a step. One that stands already is replaced, and with it goes everything after it: steps only rise."""
         if self._size and step <= self._steps[self._size - 1]:
-            self._cut_back(step)
+            self._truncate(step)
         if self._size == len(self._steps):
             self._grow()
         self._steps[self._size] = step
@@ -60,13 +60,13 @@ class Series:
 
     def latest(self, name: str) -> float | None:
         """The last value that is a number, or None."""
-        return self._one(name, -1)
+        return self._finite(name, -1)
 
     def first(self, name: str) -> float | None:
         """The first value that is a number, or None."""
-        return self._one(name, 0)
+        return self._finite(name, 0)
 
-    def _one(self, name: str, place: int) -> float | None:
+    def _finite(self, name: str, place: int) -> float | None:
         values = self.get(name)[1]
         ends = values[:64] if place == 0 else values[-64:]  # nearly always among these
         for part in (ends, values):
@@ -75,7 +75,7 @@ class Series:
                 return float(found[place])
         return None
 
-    def _cut_back(self, step: int) -> None:
+    def _truncate(self, step: int) -> None:
         size = int(np.searchsorted(self._steps[: self._size], step))
         for column in self._columns.values():
             column[size : self._size] = np.nan

@@ -15,9 +15,9 @@ from PySide6.QtCore import QCoreApplication, QObject, QProcess, QProcessEnvironm
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.faults import Fault
 
-Answer = Callable[[Any], None]
-Refused = Callable[[list[Fault]], None]
-Told = Callable[[dict[str, Any]], None]
+OnAnswer = Callable[[Any], None]
+OnRefused = Callable[[list[Fault]], None]
+OnProgress = Callable[[dict[str, Any]], None]
 
 GRACE_MS = 1500
 """How long the process may take to end once nothing more is asked, before it is killed."""
@@ -28,10 +28,10 @@ TAIL = 2000
 
 
 @dataclass(slots=True)
-class _Asked:
-    answer: Answer
-    refused: Refused | None
-    told: Told | None
+class _Question:
+    on_answer: OnAnswer
+    on_refused: OnRefused | None
+    on_progress: OnProgress | None
     owner: int | None
     """Its key among the owners."""
 
@@ -43,8 +43,8 @@ class Service(QObject):
         super().__init__(parent)
         self._command = command or backend_command("serve")
         self._process: QProcess | None = None
-        self._asked: dict[int, _Asked] = {}
-        self._owned: dict[int, set[int]] = {}
+        self._questions: dict[int, _Question] = {}
+        self._by_owner: dict[int, set[int]] = {}
         self._last, self._deaths, self._closed = 0, 0, False
         self._waiting, self.last_words = b"", ""
         if (app := QCoreApplication.instance()) is not None:
@@ -53,22 +53,24 @@ class Service(QObject):
     def ask(
         self,
         question: str,
-        answer: Answer,
+        on_answer: OnAnswer,
         *,
-        refused: Refused | None = None,
-        told: Told | None = None,
+        on_refused: OnRefused | None = None,
+        on_progress: OnProgress | None = None,
         owner: QObject | None = None,
-        **with_: Any,
+        **arguments: Any,
     ) -> int:
-        """Ask; one of `answer(what was answered)` and `refused(faults)` is called later, `told(progress)` before it any
+        """Ask; one of `on_answer(what was answered)` and `on_refused(faults)` is called later, `on_progress(progress)` before it any
         number of times. A question is dropped when its `owner` is destroyed. Returns the number that `cancel` takes.
         """
         self._last = number = self._last + 1
-        self._asked[number] = _Asked(answer, refused, told, None if owner is None else self._own(number, owner))
+        self._questions[number] = _Question(
+            on_answer, on_refused, on_progress, None if owner is None else self._own(number, owner)
+        )
         if self._closed or not self._start():
-            QTimer.singleShot(0, self, lambda: self._refuse([number], self._why_not()))
+            QTimer.singleShot(0, self, lambda: self._refuse([number], self._failure_sentence()))
         else:
-            self._send({"id": number, "ask": question, "with": with_})
+            self._send({"id": number, "ask": question, "with": arguments})
         return number
 
     def cancel(self, number: int) -> None:
@@ -79,7 +81,7 @@ class Service(QObject):
     def close(self) -> None:
         """Take every question back and let the process end. Later questions are refused."""
         self._closed = True
-        for number in list(self._asked):
+        for number in list(self._questions):
             self.cancel(number)
         process, self._process = self._process, None
         if process is None:
@@ -93,21 +95,21 @@ class Service(QObject):
 
     def _own(self, number: int, owner: QObject) -> int:
         key = id(owner)
-        if key not in self._owned:
-            self._owned[key] = set()
+        if key not in self._by_owner:
+            self._by_owner[key] = set()
             owner.destroyed.connect(lambda: self._disown(key))
-        self._owned[key].add(number)
+        self._by_owner[key].add(number)
         return key
 
-    def _take(self, number: int) -> _Asked | None:
+    def _take(self, number: int) -> _Question | None:
         """The question, which is open no longer; None where it was not."""
-        asked = self._asked.pop(number, None)
-        if asked is not None and asked.owner in self._owned:
-            self._owned[asked.owner].discard(number)
-        return asked
+        question = self._questions.pop(number, None)
+        if question is not None and question.owner in self._by_owner:
+            self._by_owner[question.owner].discard(number)
+        return question
 
     def _disown(self, key: int) -> None:
-        for number in self._owned.pop(key):
+        for number in self._by_owner.pop(key):
             self.cancel(number)
 
     # The process
@@ -116,11 +118,11 @@ class Service(QObject):
         """Have a process to ask; False where it died too often."""
         if self._process is None and self._deaths < PATIENCE:
             self._waiting = b""
-            self._process = self._made()
+            self._process = self._make_process()
             self._process.start()  # may end at once where nothing can be started
         return self._process is not None
 
-    def _made(self) -> QProcess:
+    def _make_process(self) -> QProcess:
         process = QProcess(self)
         process.setProgram(self._command[0])
         process.setArguments(self._command[1:])
@@ -130,9 +132,9 @@ class Service(QObject):
         process.setProcessEnvironment(environment)
         # To methods of ours: a lambda that held the process would be let go in the middle of the process's own end.
         process.readyReadStandardOutput.connect(self._read)
-        process.readyReadStandardError.connect(self._overhear)
-        process.finished.connect(self._ended)
-        process.errorOccurred.connect(self._went_wrong)
+        process.readyReadStandardError.connect(self._read_stderr)
+        process.finished.connect(self._on_finished)
+        process.errorOccurred.connect(self._on_error)
         return process
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -146,54 +148,54 @@ class Service(QObject):
         read = bytes(self._process.readAllStandardOutput().data())
         whole, newline, self._waiting = (self._waiting + read).rpartition(b"\n")
         for line in whole.split(b"\n") if newline else ():
-            self._hear(json.loads(line))
+            self._dispatch(json.loads(line))
 
-    def _overhear(self) -> None:
+    def _read_stderr(self) -> None:
         if self._process is not None:
             heard = bytes(self._process.readAllStandardError().data()).decode(errors="replace")
             self.last_words = (self.last_words + heard)[-TAIL:]
 
-    def _hear(self, said: dict[str, Any]) -> None:
-        if "progress" in said:
-            asked = self._asked.get(said["id"])
-            if asked is not None and asked.told is not None:
-                asked.told(said["progress"])
+    def _dispatch(self, message: dict[str, Any]) -> None:
+        if "progress" in message:
+            question = self._questions.get(message["id"])
+            if question is not None and question.on_progress is not None:
+                question.on_progress(message["progress"])
             return
         self._deaths = 0
-        self.last_words = said.get("traceback", "")
-        asked = self._take(said["id"])
-        if asked is None:
+        self.last_words = message.get("traceback", "")
+        question = self._take(message["id"])
+        if question is None:
             return
-        if "answer" in said:
-            asked.answer(said["answer"])
-        elif "faults" in said and asked.refused is not None:
-            asked.refused([Fault(**fault) for fault in said["faults"]])
+        if "answer" in message:
+            question.on_answer(message["answer"])
+        elif "faults" in message and question.on_refused is not None:
+            question.on_refused([Fault(**fault) for fault in message["faults"]])
 
-    def _went_wrong(self, error: QProcess.ProcessError) -> None:
+    def _on_error(self, error: QProcess.ProcessError) -> None:
         if error == QProcess.ProcessError.FailedToStart and self._process is not None:  # others: `finished` follows
             self.last_words = self._process.errorString()
-            self._ended()
+            self._on_finished()
 
-    def _ended(self) -> None:
+    def _on_finished(self) -> None:
         self._read()
-        self._overhear()
+        self._read_stderr()
         if self._process is None:  # closed by ourselves
             return
         self._process.deleteLater()
         self._process = None
         self._deaths += 1
-        self._refuse(list(self._asked), self._why_not())
+        self._refuse(list(self._questions), self._failure_sentence())
 
     def _refuse(self, numbers: list[int], sentence: str) -> None:
         for number in numbers:
-            asked = self._take(number)
-            if asked is not None and asked.refused is not None:
-                asked.refused([Fault("", sentence)])
+            question = self._take(number)
+            if question is not None and question.on_refused is not None:
+                question.on_refused([Fault("", sentence)])
 
-    def _why_not(self) -> str:
+    def _failure_sentence(self) -> str:
         if self._closed:
             return "The window is closing."
         lines = [line.strip() for line in self.last_words.splitlines() if line.strip()]
-        said = f": {lines[-1].rstrip('.')}" if lines else ""
+        message = f": {lines[-1].rstrip('.')}" if lines else ""
         again = "Ask again" if self._deaths < PATIENCE else "Open GRPO Studio again"
-        return f"The helper process ended before it answered{said}. {again}."
+        return f"The helper process ended before it answered{message}. {again}."

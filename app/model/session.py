@@ -14,10 +14,10 @@ from PySide6.QtCore import QObject, Signal
 
 from app.model.consent import Consent
 from app.model.draft import Draft
-from app.model.memory_parts import GB, Estimate, MemoryParts
+from app.model.memory_parts import GB, MemoryEstimator, MemoryParts
 from app.model.prefs import Prefs
 from app.model.presets import Preset, preset
-from app.model.run_summary import told_of
+from app.model.run_summary import columns_sentence
 from app.model.time_forecast import TimeForecast
 from backend.spec import config, places
 from backend.spec.dataset_columns import columns_of, guessed
@@ -45,14 +45,14 @@ class Session(QObject):
     train all the same where it surely does not suffice.
     """
 
-    page_wanted = Signal(str)
-    field_wanted = Signal(str)
+    page_requested = Signal(str)
+    field_requested = Signal(str)
     run_changed = Signal()
     run_state_changed = Signal(str)
-    export_wanted = Signal(object)
-    settings_wanted = Signal(object)
-    presets_wanted = Signal()
-    rows_wanted = Signal(list)
+    export_requested = Signal(object)
+    settings_requested = Signal(object)
+    presets_requested = Signal()
+    reward_rows_requested = Signal(list)
     message = Signal(str)
 
     def __init__(self, prefs: Prefs | None = None, parent: QObject | None = None) -> None:
@@ -67,8 +67,8 @@ class Session(QObject):
         self._reward_bench: RewardBench | None = None
         self.consent = Consent(self.prefs.folder / "trusted.json")
         self.time_forecast = TimeForecast(self)
-        self.estimate: Estimate = self._estimate
-        self.go_on_without_memory: Callable[[MemoryParts], bool] = lambda _footprint: False
+        self.estimate: MemoryEstimator = self._estimate
+        self.confirm_over_memory: Callable[[MemoryParts], bool] = lambda _footprint: False
         self.draft.changed.connect(self._remember_file)
         self.draft.saved.connect(self._remember_file)
 
@@ -118,7 +118,7 @@ class Session(QObject):
         """Tell the live run to save and end."""
         live = self._live_folder()
         if self.run is not None and (live is None or self.run.folder.path == live.path):
-            self.run.say("stop")
+            self.run.send("stop")
         elif live is not None:
             live.say("stop")
 
@@ -127,7 +127,7 @@ class Session(QObject):
 
     def start_run(self) -> None:
         """Train what the form says in a process of its own; with problems, go to the first one instead."""
-        if self._is_busy() or self._shows_a_problem() or not self._has_memory():
+        if self._is_busy() or self._shows_problem() or not self._fits_memory():
             return
         if not self._may_run_code(self.draft.values()):
             return
@@ -138,7 +138,7 @@ class Session(QObject):
             return
         self.open_run(folder.path)
         self.message.emit("")
-        self.page_wanted.emit("monitor")
+        self.page_requested.emit("monitor")
 
     def resume_run(self, folder: RunFolder) -> None:
         """Go on with a run from its newest checkpoint, in a process of its own, and look at it."""
@@ -157,8 +157,8 @@ class Session(QObject):
         if self.run is None or self.run.folder.path != folder.path:
             self.open_run(folder.path)
         assert self.run is not None
-        self.run.relaunched()
-        self.page_wanted.emit("monitor")
+        self.run.expect_process()
+        self.page_requested.emit("monitor")
 
     def _may_run_code(self, settings: Mapping[str, Any]) -> bool:
         """Whether a person's own reward code may run; where it may not, that is said."""
@@ -173,12 +173,12 @@ class Session(QObject):
             self.message.emit("One run at a time: stop the present run first, or let it finish.")
         return self.is_training
 
-    def _shows_a_problem(self) -> bool:
+    def _shows_problem(self) -> bool:
         faults = self.draft.problems()
         if faults:
             rest = f" There {'is one more problem' if len(faults) == 2 else f'are {len(faults) - 1} more problems'}."
-            self.page_wanted.emit("train")
-            self.field_wanted.emit(faults[0].setting)
+            self.page_requested.emit("train")
+            self.field_requested.emit(faults[0].setting)
             self.message.emit(faults[0].sentence + (rest if len(faults) > 1 else ""))
         return bool(faults)
 
@@ -195,12 +195,12 @@ class Session(QObject):
         except Mistake:
             return None
 
-    def _has_memory(self) -> bool:
+    def _fits_memory(self) -> bool:
         """Whether the run fits, may fit, or is wanted all the same."""
         memory_parts = self.memory_parts()
         if memory_parts is None or memory_parts.verdict != "over":
             return True
-        if self.go_on_without_memory(memory_parts):
+        if self.confirm_over_memory(memory_parts):
             self.draft.set(
                 "memory_limit", math.ceil(memory_parts.total / GB)
             )  # or the trainer would refuse in its turn
@@ -224,7 +224,7 @@ class Session(QObject):
         """Look at this run, live or finished."""
         from app.model.run import Run  # brings numpy, which the first paint does not wait for
 
-        self._let_go()
+        self._release_run()
         self.run = Run(RunFolder(Path(path)), self)
         self.run.state_changed.connect(self.run_state_changed)
         self.run_changed.emit()
@@ -232,10 +232,10 @@ class Session(QObject):
     def close_run(self) -> None:
         """Stop looking at a run; a live one goes on training."""
         if self.run is not None:
-            self._let_go()
+            self._release_run()
             self.run_changed.emit()
 
-    def _let_go(self) -> None:
+    def _release_run(self) -> None:
         if self.run is not None:
             self.run.close()
             self.run.deleteLater()
@@ -258,14 +258,14 @@ class Session(QObject):
                 self.draft.restore(self.prefs.config_file)
             else:
                 self.draft.load(places.demo_config(), as_preset=True)
-                self.draft.begun.emit()
+                self.draft.history_cleared.emit()
         except Mistake as mistake:
             self.message.emit(f"{mistake.faults[0].sentence} The form shows the defaults.")
 
     def load_config(self, path: Path) -> None:
         """Open a YAML file in the form; one that cannot be taken over leaves the form as it was and says why."""
         path = Path(path).resolve()
-        if self._take_over(path):
+        if self._load_form(path):
             self.prefs.remember(path)
             left = len(self.draft.left_out)
             note = f" {left} of its keys {'was' if left == 1 else 'were'} left out." if left else ""
@@ -274,39 +274,39 @@ class Session(QObject):
     def apply_preset(self, preset: Preset) -> None:
         """Take a preset's settings over, and show them."""
         self.draft.apply(preset)
-        self.page_wanted.emit("train")
+        self.page_requested.emit("train")
         self.message.emit(f"{preset.title} is set. Undo brings back what was there.")
 
-    def take_data(self, name: str) -> None:
+    def use_data(self, name: str) -> None:
         """Train on this file, folder or id: with the columns that can be seen at once, and, where the form still holds the
         demo or no model, with a model and settings to begin with."""
         path = Path(name).expanduser()
         columns, called = guessed(columns_of(path)), path.name or name
         values = {"data": name, **columns}
         if self.draft.is_demo or not str(self.draft.value("model")).strip():
-            self.draft.start(self._beginning() | values, f"Data {called}")
+            self.draft.start(self._first_values() | values, f"Data {called}")
         else:
             self.draft.update(values, f"Data {called}")
-        self.page_wanted.emit("train")
-        self.field_wanted.emit("data")
+        self.page_requested.emit("train")
+        self.field_requested.emit("data")
         if columns:
-            self.message.emit(told_of(called, columns))
+            self.message.emit(columns_sentence(called, columns))
 
-    def _beginning(self) -> dict[str, Any]:
+    def _first_values(self) -> dict[str, Any]:
         """What somebody begins with who has nothing but data."""
         quick = preset(places.resources() / "presets" / "fast_try.yaml")
         return {**quick.values, "model": model_to_begin_with(), "system_prompt": SYSTEM_PROMPT}
 
     def try_rewards(self, rows: list[int]) -> None:
         """Have the bench sample the model on these rows of the training split, counted from 1."""
-        self.page_wanted.emit("rewards")
-        self.rows_wanted.emit(rows)
+        self.page_requested.emit("rewards")
+        self.reward_rows_requested.emit(rows)
 
-    def take_path(self, key: str, path: Path) -> None:
+    def use_path(self, key: str, path: Path) -> None:
         """Put a file or folder into a setting, and show it there."""
         self.draft.set(key, str(path))
-        self.page_wanted.emit("train")
-        self.field_wanted.emit(key)
+        self.page_requested.emit("train")
+        self.field_requested.emit(key)
 
     def _remember_file(self, key: str = "") -> None:
         """The file behind the form may be another one."""
@@ -315,14 +315,14 @@ class Session(QObject):
 
     def load_settings(self, folder: RunFolder) -> None:
         """Bring a run's settings into the form. Saving asks for a place of its own: the run's file is a record."""
-        if self._take_over(folder.config, as_preset=True):
+        if self._load_form(folder.config, as_preset=True):
             self.message.emit(f"These are the settings of {folder.name}.")
 
-    def _take_over(self, path: Path, *, as_preset: bool = False) -> bool:
+    def _load_form(self, path: Path, *, as_preset: bool = False) -> bool:
         try:
             self.draft.load(path, as_preset=as_preset)
         except Mistake as mistake:
             self.message.emit(mistake.faults[0].sentence)
             return False
-        self.page_wanted.emit("train")
+        self.page_requested.emit("train")
         return True

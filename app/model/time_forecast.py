@@ -31,15 +31,15 @@ class TimeForecast(QObject):
         super().__init__(parent)
         self._runs = runs
         self._known: list[Pace] = []
-        self._found: list[Pace] = []
+        self._read: list[Pace] = []
         self._waiting: Iterator[RunFolder] = iter(())
         self._timer = QTimer(self, interval=REST_MS)
         self._timer.timeout.connect(self._read_one)
 
-    def look_again(self) -> None:
+    def refresh(self) -> None:
         """Read the archive, soon; a look that is under way is enough."""
         if not self._timer.isActive():
-            self._found, self._waiting = [], islice(self._runs(), LOOKED_AT)
+            self._read, self._waiting = [], islice(self._runs(), LOOKED_AT)
             self._timer.start()
 
     def seconds_per_completion(self, values: Mapping[str, Any]) -> float | None:
@@ -50,9 +50,9 @@ class TimeForecast(QObject):
         run = next(self._waiting, None)
         if run is not None:
             pace = pace_of(run)
-            self._found += [pace] if pace is not None else []
+            self._read += [pace] if pace is not None else []
             return
         self._timer.stop()
-        if self._found != self._known:
-            self._known = self._found
+        if self._read != self._known:
+            self._known = self._read
             self.changed.emit()

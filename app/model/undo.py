@@ -30,18 +30,18 @@ class History(QUndoStack):
         self._draft, self._clock = draft, clock
         self.setUndoLimit(KEPT)
         draft.edited.connect(self._take)
-        draft.begun.connect(self.clear)
+        draft.history_cleared.connect(self.clear)
 
-    def _take(self, edit: FormStep) -> None:
-        self.push(_UndoStep(self._draft, edit, self._clock()))
+    def _take(self, step: FormStep) -> None:
+        self.push(_UndoStep(self._draft, step, self._clock()))
 
 
 class _UndoStep(QUndoCommand):
     """One edit. Qt calls `redo` when a step is pushed: by then it is done already."""
 
-    def __init__(self, draft: Draft, edit: FormStep, at: float) -> None:
-        super().__init__(edit.what)
-        self.edit, self.at = edit, at
+    def __init__(self, draft: Draft, step: FormStep, at: float) -> None:
+        super().__init__(step.what)
+        self.step, self.at = step, at
         self._draft, self._is_done = draft, True
 
     def id(self) -> int:
@@ -49,19 +49,19 @@ class _UndoStep(QUndoCommand):
 
     def redo(self) -> None:
         if not self._is_done:
-            self._draft.go_to(self.edit.after, file_too=self.edit.is_of_the_file)
+            self._draft.restore_state(self.step.after, with_file=self.step.replaces_file)
         self._is_done = True
 
     def undo(self) -> None:
         self._is_done = False
-        self._draft.go_to(self.edit.before, file_too=self.edit.is_of_the_file)
+        self._draft.restore_state(self.step.before, with_file=self.step.replaces_file)
 
     def mergeWith(self, other: QUndoCommand) -> bool:
         assert isinstance(other, _UndoStep)
-        goes_on = self.edit.typed and self.edit.typed == other.edit.typed and other.at - self.at < PAUSE_S
+        goes_on = self.step.typed and self.step.typed == other.step.typed and other.at - self.at < PAUSE_S
         if not goes_on:
             return False
-        self.edit = FormStep(self.edit.what, self.edit.before, other.edit.after, self.edit.typed)
+        self.step = FormStep(self.step.what, self.step.before, other.step.after, self.step.typed)
         self.at = other.at
-        self.setObsolete(self.edit.changes_nothing)
+        self.setObsolete(self.step.is_empty)
         return True

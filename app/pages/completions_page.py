@@ -42,12 +42,12 @@ class CompletionsPage(QWidget):
         self._picked = 0
         self._compose()
         self._lay_out()
-        session.run_changed.connect(self._take_run)
-        self._take_run()
+        session.run_changed.connect(self._on_run_changed)
+        self._on_run_changed()
 
     def _compose(self) -> None:
         self.nothing = Nothing("No completions yet", "They appear here with the first step of a run.", "Go to Train")
-        self.nothing.wanted.connect(lambda: self.session.page_wanted.emit("train"))
+        self.nothing.wanted.connect(lambda: self.session.page_requested.emit("train"))
         self.model = CompletionModel(self)
         self.table = CompletionTable(self.model)
         self.detail = CompletionDetail()
@@ -104,7 +104,7 @@ class CompletionsPage(QWidget):
 
     # ── the run and its step ────────────────────────────────────────────────────────────────────
 
-    def _take_run(self) -> None:
+    def _on_run_changed(self) -> None:
         self._run, self._shown = self.session.run, None
         self.newest.setChecked(True)
         if self._run is not None:

@@ -52,9 +52,9 @@ ABSENT = ("This dataset is not on this machine yet", "It is fetched from Hugging
 
 
 class DatasetPage(QWidget):
-    """Signals: able_changed(what of the Rewards menu can be done here now, as `able` tells it)."""
+    """Signals: able_changed(what of the Rewards menu can be done here now, as `enabled_actions` tells it)."""
 
-    able_changed = Signal(dict)
+    enabled_actions_changed = Signal(dict)
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -160,18 +160,18 @@ class DatasetPage(QWidget):
     def _connect(self) -> None:
         for one in (self.path, self.mapping):
             one.edited.connect(self.draft.set)
-        self.mapping.accepted.connect(self.dataset.take_likely)
+        self.mapping.accepted.connect(self.dataset.accept_suggestions)
         self.draft.changed.connect(self._on_changed)
         self.dataset.changed.connect(self._show_all)
-        self.dataset.counted.connect(self._show_counts)
-        self.dataset.replaced.connect(self._show_rows)
+        self.dataset.counts_changed.connect(self._show_counts)
+        self.dataset.rows_replaced.connect(self._show_rows)
         self.which.activated.connect(lambda _: self.dataset.set_split(self.which.currentData()))
         self.model.wanted.connect(self._ask_part)
         self.table.chosen.connect(lambda _: self._moved.start())
-        self.table.selected.connect(self._show_able)
+        self.table.selected.connect(self._show_enabled)
         self.nothing.wanted.connect(lambda: self.path.choose_file())
-        self.absent.wanted.connect(self.dataset.fetch)
-        QShortcut(QKeySequence.StandardKey.Refresh, self, self.dataset.read_again)
+        self.absent.wanted.connect(self.dataset.download)
+        QShortcut(QKeySequence.StandardKey.Refresh, self, self.dataset.reload)
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -179,7 +179,7 @@ class DatasetPage(QWidget):
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
-        self.dataset.leave(self)
+        self.dataset.unwatch(self)
 
     # What the draft and the dataset say
 
@@ -203,15 +203,15 @@ class DatasetPage(QWidget):
         self._show_which()
         self._show_counts()
         self.table.say(self._instead())
-        self._show_able()
+        self._show_enabled()
         self.model.set_room(dataset.room)
         self.detail.set_room(dataset.room)
 
     def _offer_names(self) -> None:
         dataset = self.dataset
-        form, configs = dataset.said.get("form", "file"), dataset.choices["configs"]
+        form, configs = dataset.preview.get("form", "file"), dataset.choices["configs"]
         self.mapping.offer_splits(form, dataset.split_choices(), configs, dataset.splits, self.draft.values())
-        self.mapping.offer_columns(dataset.said.get("columns", ()))
+        self.mapping.offer_columns(dataset.preview.get("columns", ()))
 
     def _show_which(self) -> None:
         splits = self.dataset.splits
@@ -247,11 +247,11 @@ class DatasetPage(QWidget):
             return "Counting tokens…" if dataset.can_count else ""
         if not counts.has_tokens:
             return ""
-        return f"median {counts.middle:,} · longest {counts.longest:,} · {max(0, dataset.room):,} fit"
+        return f"median {counts.median:,} · longest {counts.longest:,} · {max(0, dataset.room):,} fit"
 
     # Rows to try rewards on
 
-    def able(self) -> dict[str, bool]:
+    def enabled_actions(self) -> dict[str, bool]:
         """Entry of the Rewards menu → whether it can be done now."""
         return {
             "try_rows": self.dataset.split == "train" and 0 < sum(map(len, self.table.selected_rows())) <= MOST_ROWS
@@ -261,17 +261,17 @@ class DatasetPage(QWidget):
         """Have the bench sample the model on the selected rows."""
         self.session.try_rewards([row + 1 for part in self.table.selected_rows() for row in part])
 
-    def _show_able(self) -> None:
-        able = self.able()
+    def _show_enabled(self) -> None:
+        enabled_actions = self.enabled_actions()
         rows = self.table.selected_rows()
         count = sum(map(len, rows))
         self.tried.setText(
             f"Try rewards on row {rows[0].start + 1:,}" if count == 1 else f"Try rewards on {count:,} rows"
         )
         self.tried.setVisible(bool(count))
-        self.tried.setEnabled(able["try_rows"])
-        self.tried.setToolTip(TRY if able["try_rows"] else TRY_NOT)
-        self.able_changed.emit(able)
+        self.tried.setEnabled(enabled_actions["try_rows"])
+        self.tried.setToolTip(TRY if enabled_actions["try_rows"] else TRY_NOT)
+        self.enabled_actions_changed.emit(enabled_actions)
 
     # Rows
 
@@ -284,16 +284,16 @@ class DatasetPage(QWidget):
         self.table.begin(self._instead())
         if not rows:
             self.detail.show_nothing()
-        self._show_able()  # rows that are gone were selected without a word
+        self._show_enabled()  # rows that are gone were selected without a word
 
     def _headings(self) -> list[Heading]:
         """The columns in use first, in the order of their menus; before all others the one that holds the prompts."""
-        sound = self.draft.sound()
-        uses = {sound[key]: use for key, use in reversed(USES.items())}
-        wide = self.dataset.likely.get("prompt_feature", sound["prompt_feature"])
+        valid_values = self.draft.valid_values()
+        uses = {valid_values[key]: use for key, use in reversed(USES.items())}
+        wide = self.dataset.likely.get("prompt_feature", valid_values["prompt_feature"])
         found = [
             Heading(one["name"], uses.get(one["name"], ""), one["kind"] == "number", one["name"] == wide)
-            for one in self.dataset.said["columns"]
+            for one in self.dataset.preview["columns"]
         ]
         order = [*USES.values(), ""]
         return sorted(found, key=lambda heading: (not heading.wide, order.index(heading.use)))
@@ -302,7 +302,7 @@ class DatasetPage(QWidget):
         """What stands where the rows would."""
         data, state = self.draft.value("data"), self.dataset.state
         if state == "fetching":
-            done, total = self.dataset.fetched
+            done, total = self.dataset.download_progress
             of = f" of {figure(total / 1e6, 'MB')}" if total else ""
             return f"Fetching {data} from Hugging Face: {figure(done / 1e6, 'MB')}{of}"
         if state == "reading":

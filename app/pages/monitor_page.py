@@ -55,8 +55,8 @@ class MonitorPage(QWidget):
         self._clock.timeout.connect(self._show_time)
         self._compose()
         self._lay_out()
-        session.run_changed.connect(self._take_run)
-        self._take_run()
+        session.run_changed.connect(self._on_run_changed)
+        self._on_run_changed()
 
     # ── composition ─────────────────────────────────────────────────────────────────────────────
 
@@ -64,7 +64,7 @@ class MonitorPage(QWidget):
         self.nothing = Nothing(
             "No run yet", "Start one on the Train page, or open an earlier one on the Runs page.", "Go to Train"
         )
-        self.nothing.wanted.connect(lambda: self.session.page_wanted.emit("train"))
+        self.nothing.wanted.connect(lambda: self.session.page_requested.emit("train"))
         self.header = RunHeader()
         self.smoothing = Menu()
         for label, weight in SMOOTHING:
@@ -100,7 +100,7 @@ class MonitorPage(QWidget):
 
     # ── the run ─────────────────────────────────────────────────────────────────────────────────
 
-    def _take_run(self) -> None:
+    def _on_run_changed(self) -> None:
         self._run = self.session.run
         self._curves_for = ()
         self.grid.forget_span()
@@ -157,12 +157,12 @@ class MonitorPage(QWidget):
 
     def _find_curves(self, run: Run) -> None:
         """Which curves each chart has; those of the reward functions from the start, so that no chart moves later."""
-        key = (run, len(run.names()), len(run.eval_names()), tuple(run.reward_names))
+        key = (run, len(run.names()), len(run.eval_metric_names()), tuple(run.reward_names))
         if key == self._curves_for:
             return
         self._curves_for = key
         coming = [f"rewards/{name}/{kind}" for name in run.reward_names for kind in ("mean", "std")]
-        steps, evals = (list(dict.fromkeys([*names, *coming])) for names in (run.names(), run.eval_names()))
+        steps, evals = (list(dict.fromkeys([*names, *coming])) for names in (run.names(), run.eval_metric_names()))
         self._curves = [
             charts.curves_of(chart, evals if chart.held_out else steps, run.reward_names) for chart in CHARTS
         ]
@@ -176,7 +176,7 @@ class MonitorPage(QWidget):
             return ShownChart()
         read = run.eval_series if chart.held_out else run.series
         traces = [_trace(curve, read) for curve in self._curves[place]]
-        return ShownChart([trace for trace in traces if trace.has_data], charts.waiting_for(chart, run.config))
+        return ShownChart([trace for trace in traces if trace.has_data], charts.placeholder(chart, run.config))
 
     # ── how it stands ───────────────────────────────────────────────────────────────────────────
 
@@ -185,17 +185,17 @@ class MonitorPage(QWidget):
         self.verdict.setVisible(run is not None and run.state not in ("starting", "running", "stopping"))
         if run is None:
             return
-        tell = getattr(self, f"_tell_{run.state}", None)
-        if tell is not None:
-            tell(run)
+        show = getattr(self, f"_show_{run.state}", None)
+        if show is not None:
+            show(run)
         for one, following in pairwise([self.smoothing, *self.verdict.buttons(), self.grid]):
             QWidget.setTabOrder(one, following)
 
-    def _tell_paused(self, run: Run) -> None:
+    def _show_paused(self, run: Run) -> None:
         self.verdict.tell("Paused", "warning", "The run waits where it is; nothing is lost.",
-                          actions=[Action("Resume", lambda: self._say("resume"), primary=True)])  # fmt: skip
+                          actions=[Action("Resume", lambda: self._send("resume"), primary=True)])  # fmt: skip
 
-    def _tell_finished(self, run: Run) -> None:
+    def _show_finished(self, run: Run) -> None:
         actions = [
             Action("Export to LM Studio…", self._export, primary=True),
             Action("Open folder", self._open_folder),
@@ -205,7 +205,7 @@ class MonitorPage(QWidget):
             f"Finished: {_effort(run)}", "good", advice=_averaged(run), changes=_changes(run), actions=actions
         )
 
-    def _tell_stopped(self, run: Run) -> None:
+    def _show_stopped(self, run: Run) -> None:
         told = str((run.ending or {}).get("sentence") or "Stopped; everything is saved.")
         actions = [
             self._resuming(run),
@@ -214,7 +214,7 @@ class MonitorPage(QWidget):
         ]
         self.verdict.tell(f"Stopped: {_effort(run)}", "muted", advice=told, changes=_changes(run), actions=actions)
 
-    def _tell_failed(self, run: Run) -> None:
+    def _show_failed(self, run: Run) -> None:
         bug = bool((run.ending or {}).get("traceback"))
         advice = (
             "This is a fault in the program and not in your settings; the log holds the details."
@@ -225,7 +225,7 @@ class MonitorPage(QWidget):
         self.verdict.tell(f"Failed{_at(run)}", "bad", run.problem, advice, actions=actions)
         self.log.unfold(bug)
 
-    def _tell_crashed(self, run: Run) -> None:
+    def _show_crashed(self, run: Run) -> None:
         kept = run.checkpoint
         saved = f"Everything up to step {kept:,} is saved." if kept is not None else "There is no checkpoint yet."
         actions = [self._resuming(run), Action("Open log", self.log.open_file)]
@@ -244,23 +244,23 @@ class MonitorPage(QWidget):
 
     def _export(self) -> None:
         if self._run is not None:
-            self.session.export_wanted.emit(self._run.folder)
+            self.session.export_requested.emit(self._run.folder)
 
     def _open_folder(self) -> None:
         if self._run is not None:
             show_file(self._run.folder.path)
 
     def _show_completions(self) -> None:
-        self.session.page_wanted.emit("completions")
+        self.session.page_requested.emit("completions")
 
     def _edit(self) -> None:
         if self._run is not None:
-            self.session.settings_wanted.emit(self._run.folder)
+            self.session.settings_requested.emit(self._run.folder)
 
-    def _say(self, word: str) -> None:
+    def _send(self, word: str) -> None:
         try:
             if self._run is not None:
-                self._run.say(word)
+                self._run.send(word)
         except Mistake as mistake:
             self.session.message.emit(mistake.faults[0].sentence)
 
@@ -287,9 +287,9 @@ def _changes(run: Run) -> list[Change]:
     held_out = run.eval_series("reward")[1]
     if len(held_out) > 1:
         found.append(Change("Held-out reward", float(held_out[0]), float(held_out[-1])))
-    tested = run.tested.get("reward")
-    if isinstance(tested, int | float):
-        found.append(Change("Test reward", None, float(tested)))
+    test_metrics = run.test_metrics.get("reward")
+    if isinstance(test_metrics, int | float):
+        found.append(Change("Test reward", None, float(test_metrics)))
     return [change for change in found if change.after is not None]
 
 

@@ -45,9 +45,9 @@ VIEWS = {"scores": "Scores", "completion": "Completion", "file": "Reward file", 
 
 
 class RewardsPage(QWidget):
-    """Signals: able_changed(what of the Rewards menu can be done now, as `able` tells it)."""
+    """Signals: able_changed(what of the Rewards menu can be done now, as `enabled_actions` tells it)."""
 
-    able_changed = Signal(dict)
+    enabled_actions_changed = Signal(dict)
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -120,10 +120,10 @@ class RewardsPage(QWidget):
         bench, source = self.bench, self.source
         bench.changed.connect(self._show)
         bench.busy_changed.connect(source.show_busy)
-        bench.busy_changed.connect(self._show_able)
+        bench.busy_changed.connect(self._show_enabled)
         bench.progress.connect(source.show_progress)
         source.sample_wanted.connect(self._sample)
-        source.run_wanted.connect(bench.take_run)
+        source.run_wanted.connect(bench.load_run)
         source.file_wanted.connect(self.read_completions)
         source.paste_wanted.connect(self.paste_completions)
         source.cancelled.connect(self.cancel)
@@ -131,11 +131,11 @@ class RewardsPage(QWidget):
         self.views.chosen.connect(lambda _: self._show_views())
         self.results.table.chosen.connect(self._choose)
         self.results.board.error_wanted.connect(lambda row: self._show_error(row["error"], go=True))
-        self.cases.drop_wanted.connect(bench.drop_case)
+        self.cases.drop_wanted.connect(bench.remove_case)
         self.results.functions.weighed.connect(lambda weights: self.draft.set("reward_weights", weights))
         self.panel.score_wanted.connect(self.score)
         self.editing.opened.connect(self._name_file)
-        self.session.rows_wanted.connect(self.sample_rows)
+        self.session.reward_rows_requested.connect(self.sample_rows)
         self.draft.changed.connect(self._on_setting)
         theme.signals.changed.connect(self._show)
 
@@ -169,7 +169,7 @@ class RewardsPage(QWidget):
 
     def _show(self) -> None:
         bench = self.bench
-        self.source.show_size(int(self.draft.sound()["group_size"]))
+        self.source.show_size(int(self.draft.valid_values()["group_size"]))
         self._show_views()
         names, labels = ([one[key] for one in bench.functions] for key in ("name", "label"))
         self.detail.set_rewards(names, labels)
@@ -181,7 +181,7 @@ class RewardsPage(QWidget):
         self.views.show_word(
             "cases", f"Cases: {failing} of {count} fail" if failing else f"Cases ({count})" if count else "Cases"
         )
-        self._show_able()
+        self._show_enabled()
         self.kept.setText(_about_cases(bench.reward_file, count))
 
     def _told(self, *, brief: bool) -> str:
@@ -203,9 +203,9 @@ class RewardsPage(QWidget):
 
     def _name_file(self, name: str) -> None:
         self.views.show_word("file", name or VIEWS["file"])
-        self._show_able()
+        self._show_enabled()
 
-    def able(self) -> dict[str, bool]:
+    def enabled_actions(self) -> dict[str, bool]:
         """Entry of the Rewards menu → whether it can be done now; what can always be done is left out."""
         bench, completion = self.bench, self._line[1] if self._line else None
         return {
@@ -216,22 +216,22 @@ class RewardsPage(QWidget):
             "save_file": self.editing.file.path is not None,
         }
 
-    def _show_able(self) -> None:
-        able = self.able()
+    def _show_enabled(self) -> None:
+        enabled_actions = self.enabled_actions()
         for one, name in ((self.again, "score"), (self.keep, "keep_case"), (self.drop, "drop_case")):
-            one.setEnabled(able[name])
-        self.able_changed.emit(able)
+            one.setEnabled(enabled_actions[name])
+        self.enabled_actions_changed.emit(enabled_actions)
 
     def _choose(self, row: dict[str, Any], completion: dict[str, Any] | None) -> None:
         self._line = (row, completion)
         self.detail.show_completion(row, completion)
-        self._show_able()
+        self._show_enabled()
 
     def _on_setting(self, key: str) -> None:
         if key in ("", "reward_functions_file"):
             self.editing.open()
         if key in ("", "group_size"):
-            self.source.show_size(int(self.draft.sound()["group_size"]))
+            self.source.show_size(int(self.draft.valid_values()["group_size"]))
 
     # What a person does, by a button or from the menu
 
@@ -274,14 +274,14 @@ class RewardsPage(QWidget):
         chosen = self.choose_completions()
         if chosen is not None:
             self.session.prefs.last_folder = chosen.parent
-            self.bench.read(chosen)
+            self.bench.load_file(chosen)
 
     def paste_completions(self) -> None:
         text = QGuiApplication.clipboard().text()
         if not text.strip():
             self.session.message.emit("There is no text on the clipboard.")
             return
-        self.bench.paste(text)
+        self.bench.load_text(text)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         if _dropped(event) is not None:
@@ -293,13 +293,13 @@ class RewardsPage(QWidget):
             return
         event.acceptProposedAction()
         if path.suffix == ".jsonl":
-            self.bench.read(path)
+            self.bench.load_file(path)
         else:
             self.draft.set("reward_functions_file", str(path))
 
     def keep_case(self) -> None:
         if self._line is not None and self._line[1] is not None:
-            self.bench.keep(self._line[0], self._line[1])
+            self.bench.keep_case(self._line[0], self._line[1])
 
     # Questions, each in a method of its own so that tests can answer them
 

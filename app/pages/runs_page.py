@@ -55,7 +55,7 @@ class RunsPage(QWidget):
         self.nothing = Nothing(
             "No runs yet", "Every run is kept here, with its charts, completions and model.", "Go to Train"
         )
-        self.nothing.wanted.connect(lambda: self.session.page_wanted.emit("train"))
+        self.nothing.wanted.connect(lambda: self.session.page_requested.emit("train"))
         self.model = RunModel(self)
         self.table = RunTable(self.model)
         self.table.activated.connect(lambda _: self.open())
@@ -166,7 +166,7 @@ class RunsPage(QWidget):
         row = self.table.chosen()
         if row is not None:
             self.session.open_run(row.path)
-            self.session.page_wanted.emit("monitor")
+            self.session.page_requested.emit("monitor")
 
     def resume(self) -> None:
         row = self.table.chosen()
@@ -176,13 +176,13 @@ class RunsPage(QWidget):
     def export(self) -> None:
         row = self.table.chosen()
         if row is not None:
-            self.session.export_wanted.emit(RunFolder(row.path))
+            self.session.export_requested.emit(RunFolder(row.path))
 
     def use_settings(self) -> None:
         """Bring the run's settings into the form."""
         row = self.table.chosen()
         if row is not None:
-            self.session.settings_wanted.emit(RunFolder(row.path))
+            self.session.settings_requested.emit(RunFolder(row.path))
 
     def show_folder(self) -> None:
         row = self.table.chosen()

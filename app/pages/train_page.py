@@ -47,17 +47,17 @@ class TrainPage(QWidget):
         self.form, self.launch = Form(content), LaunchColumn(content)
         self.rewards = RewardPanel(self.form.page)
         self.search = SettingSearch(list(SETTINGS.values()))
-        self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
+        self._rest_timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
         self._tabs: list[QWidget] = []
         self._memory = ""
         self._compose()
         self._lay_out()
         self._order_tabs()
-        session.time_forecast.look_again()
+        session.time_forecast.refresh()
         self._connect()
         self.picking = Picking(session, self.form.fields.values(), self)
         self._show_values()
-        self._settle.start(0)  # judging all settings may wait until the page is there
+        self._rest_timer.start(0)  # judging all settings may wait until the page is there
 
     # Composition
 
@@ -118,7 +118,7 @@ class TrainPage(QWidget):
         across.setContentsMargins(0, 0, theme.GUTTER, 0)
         self.presets = QPushButton("Presets…")
         self.presets.setToolTip("Ways to train, each with what it would change")
-        self.presets.clicked.connect(self.session.presets_wanted)
+        self.presets.clicked.connect(self.session.presets_requested)
         across.addWidget(title)
         across.addStretch()
         across.addWidget(self.presets)
@@ -143,25 +143,25 @@ class TrainPage(QWidget):
         self.form.opened.connect(self.session.prefs.set_card_open)
         data = self.form.fields["data"]
         assert isinstance(data, PathField)
-        data.hand_over = self.session.take_data
+        data.hand_over = self.session.use_data
         self.left_out.closed.connect(self._forget_left_out)
         self.session.time_forecast.changed.connect(self._show_plan)
         self.form.focused.connect(lambda key: self.launch.show_help(SETTINGS[key]))
-        self.rewards.picked.connect(self._take_rewards)
+        self.rewards.picked.connect(self._on_rewards_picked)
         self.session.reward_bench.changed.connect(self._show_rewards)
         self.rewards.file_wanted.connect(lambda: self.form.fields["reward_functions_file"].choose_file())
         self.search.chosen.connect(self.reveal)
         self.launch.run_pressed.connect(self.session.start_run)
         self.launch.problem_pressed.connect(self.reveal)
-        self.session.field_wanted.connect(self.reveal)
+        self.session.field_requested.connect(self.reveal)
         self.session.run_changed.connect(self._show_run_button)
         self.session.run_state_changed.connect(self._show_run_button)
         self.draft.changed.connect(self._on_changed)
-        self.dataset_line.wanted.connect(lambda: self.session.page_wanted.emit("dataset"))
-        self.dataset.counted.connect(self._settle.start)  # the longest prompt decides about the memory
+        self.dataset_line.wanted.connect(lambda: self.session.page_requested.emit("dataset"))
+        self.dataset.counts_changed.connect(self._rest_timer.start)  # the longest prompt decides about the memory
         self.draft.saved.connect(self._show_plan)
-        self.draft.judged.connect(self._settle.start)
-        self._settle.timeout.connect(self._show_problems)
+        self.draft.problems_changed.connect(self._rest_timer.start)
+        self._rest_timer.timeout.connect(self._show_problems)
         theme.signals.changed.connect(self._show_rewards)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -182,7 +182,7 @@ class TrainPage(QWidget):
             self._show_rewards()
         self._show_applying()
         self._show_plan()
-        self._settle.start(SETTLE_MS)
+        self._rest_timer.start(SETTLE_MS)
 
     def _show_all(self) -> None:
         self._show_values()
@@ -196,8 +196,8 @@ class TrainPage(QWidget):
         self._show_plan()
 
     def _show_applying(self) -> None:
-        sound = self.draft.sound()
-        self.form.show_only({key for key, about in SETTINGS.items() if about.applies(sound)})
+        valid_values = self.draft.valid_values()
+        self.form.show_only({key for key, about in SETTINGS.items() if about.applies(valid_values)})
 
     def _show_rewards(self) -> None:
         value = self.draft.value
@@ -205,9 +205,9 @@ class TrainPage(QWidget):
         self.rewards.show_means(self.session.reward_bench.means)
 
     def _show_plan(self) -> None:
-        seconds = self.session.time_forecast.seconds_per_completion(self.draft.sound())
+        seconds = self.session.time_forecast.seconds_per_completion(self.draft.valid_values())
         self.launch.show_plan(self.draft.summary(seconds, self._memory), self.draft.details())
-        self.launch.show_command(self.draft.shown_command(), self.draft.short_command())
+        self.launch.show_command(self.draft.command_text(), self.draft.short_command())
         self._show_run_button()
 
     def _forget_left_out(self) -> None:
@@ -221,7 +221,7 @@ class TrainPage(QWidget):
         self.launch.set_run("Run", primary=not self.draft.is_demo, enabled=not training)
 
     def _show_problems(self) -> None:
-        self._settle.stop()
+        self._rest_timer.stop()
         faults = self.draft.problems()
         # The table shows what is wrong with the names: the line with the same names below it need not repeat it.
         self.form.show_problems(fault for fault in faults if fault.setting != "reward_functions")
@@ -236,7 +236,7 @@ class TrainPage(QWidget):
         self.launch.show_footprint(memory_parts)
         self._show_plan()
 
-    def _take_rewards(self, names: list[str], weights: list[float]) -> None:
+    def _on_rewards_picked(self, names: list[str], weights: list[float]) -> None:
         self.draft.update({"reward_functions": names, "reward_weights": weights})
 
     # Finding a setting

@@ -48,12 +48,12 @@ def test_the_page_shows_the_newest_step_and_follows(qtbot, page: CompletionsPage
     assert page.step.text() == "5" and page.about.text() == "4 prompts, 32 completions"
     rows = JsonLines(folder.completions)
     rows.append({"step": 6, "prompt": "p", "answer": "a", "completions": [{"text": "t", "reward": 1.0}]})
-    page.session.run.look()
+    page.session.run.poll()
     page._refresh()
     assert page.step.text() == "6" and page.about.text() == "1 prompt, 1 completion"
     page.pick(3)
     rows.append({"step": 7, "prompt": "p", "completions": []})
-    page.session.run.look()
+    page.session.run.poll()
     page._refresh()
     assert page.step.text() == "3" and not page.newest.isChecked(), "a step that was picked stays"
     page.newest.setChecked(True)

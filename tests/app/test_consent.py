@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 
-from app.model.consent import Consent, Request
+from app.model.consent import Consent, ConsentRequest
 from app.model.prefs import Prefs
 from app.model.session import Session
 from app.widgets.rewards.consent_dialog import ConsentDialog, ShownCode
@@ -32,7 +32,7 @@ class Asked:
     """Whoever is asked: answers as told, and remembers what was shown."""
 
     def __init__(self, answer: bool) -> None:
-        self.answer, self.requests = answer, list[Request]()
+        self.answer, self.requests = answer, list[ConsentRequest]()
 
     def __call__(self, requests: Any) -> bool:
         self.requests += requests

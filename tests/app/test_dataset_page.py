@@ -33,17 +33,18 @@ PATIENCE_MS = 30_000
 MAPPED = {"prompt_feature": "question", "answer_feature": "solution"}
 
 
-class Desk(QObject):
-    """Answers in this process, once the event loop comes round; `held` questions wait until they are let go."""
+class FakeService(QObject):
+    """Answers in this process on the next turn of the event loop. Questions in `held` wait until the test calls them; `canned` replaces
+    what a question would answer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.held: dict[str, list[Callable[[], None]]] = {}
         self.cancelled: list[int] = []
-        self.instead: dict[str, Any] = {}
+        self.canned: dict[str, Any] = {}
 
-    def ask(self, question: str, answer, *, refused=None, told=None, owner=None, **with_: Any) -> int:
+    def ask(self, question: str, on_answer, *, on_refused=None, on_progress=None, owner=None, **with_: Any) -> int:
         self.asked.append((question, with_))
         number = len(self.asked)
 
@@ -51,15 +52,15 @@ class Desk(QObject):
             if number in self.cancelled or (owner is not None and not isValid(owner)):
                 return
             try:
-                said = self.instead[question] if question in self.instead else handler()
+                answer = self.canned[question] if question in self.canned else handler()
             except Mistake as mistake:
-                refused(mistake.faults)
+                on_refused(mistake.faults)
             else:
-                answer(said)
+                on_answer(answer)
 
         def handler() -> Any:
             return QUESTIONS[question].handler()(
-                json.loads(json.dumps(with_)), QuestionCall(told or (lambda said: None))
+                json.loads(json.dumps(with_)), QuestionCall(on_progress or (lambda progress: None))
             )
 
         if question in self.held:
@@ -86,7 +87,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def session(qapp) -> Session:
     theme.apply(qapp, "light")
     session = Session()
-    session._service = Desk()  # type: ignore[assignment]
+    session._service = FakeService()  # type: ignore[assignment]
     return session
 
 
@@ -165,27 +166,27 @@ def test_while_it_reads_it_says_so(qtbot, page: DatasetPage, tmp_path: Path) -> 
 
 def test_a_dataset_that_is_not_here_is_fetched_when_told_to(qtbot, page: DatasetPage) -> None:
     service = page.session.service
-    service.instead["preview"] = {"absent": True}
+    service.canned["preview"] = {"absent": True}
     look(qtbot, page, "absent", data="owner/sums")
     assert page.absent.isVisible() and service.of("download") == [] and ABSENT[0]
     service.held["download"] = []
     page.absent.wanted.emit()
     assert service.of("download") == [{"id": "owner/sums", "repo_type": "dataset"}]
-    page.dataset._take_progress({"done": 1_500_000, "total": 4_000_000, "phase": "fetching"})
+    page.dataset._on_download_progress({"done": 1_500_000, "total": 4_000_000, "phase": "fetching"})
     assert page.table._instead == "Fetching owner/sums from Hugging Face: 1.50\u202fMB of 4.00\u202fMB"
-    service.instead["download"] = {"place": "somewhere"}
+    service.canned["download"] = {"place": "somewhere"}
     service.held["download"][0]()
     qtbot.waitUntil(lambda: service.of("preview")[-1]["fetch"] is True)
 
 
 def test_another_dataset_calls_a_download_off(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     service = page.session.service
-    service.instead["preview"] = {"absent": True}
+    service.canned["preview"] = {"absent": True}
     look(qtbot, page, "absent", data="owner/sums")
     service.held["download"] = []
     page.absent.wanted.emit()
     number = page.dataset._fetching
-    del service.instead["preview"]
+    del service.canned["preview"]
     look(qtbot, page, data=rows_in(tmp_path))
     assert number in service.cancelled
 
@@ -248,7 +249,7 @@ def test_a_choice_of_the_hub_is_offered(qtbot, page: DatasetPage) -> None:
     service = page.session.service
     said = {"absent": False, "form": "hub", "names": [], "splits": {}, "columns": [], "likely": {}, "written": [],
             "faults": [{"setting": "data", "sentence": "A config name is missing."}]}  # fmt: skip
-    service.instead |= {
+    service.canned |= {
         "preview": said,
         "preview_choices": {"configs": ["main", "socratic"], "splits": ["train", "test"]},
     }
@@ -270,7 +271,7 @@ def test_a_broken_file_is_said_below_its_path_until_it_is_mended(qtbot, page: Da
     assert page.path._problem.text().startswith(f"The JSON in line 2 of {file} is broken: ")
     assert page.table.isVisible() and page.path.control.isEnabled() and "above" in page.table._instead
     rows_in(tmp_path)
-    page.dataset.read_again()
+    page.dataset.reload()
     qtbot.waitUntil(lambda: page.dataset.state == "ready", timeout=5000)
     assert not page.path._problem.isVisible() and page.model.rowCount() == 12
 
@@ -294,7 +295,7 @@ def test_a_helper_that_died_is_said_and_asked_again(qtbot, page: DatasetPage, tm
     page.session.draft.update({"data": rows_in(tmp_path), **MAPPED})
     page.show()
     qtbot.waitUntil(lambda: bool(page.session.service.held["preview"]))
-    page.dataset._refused([Fault("", "The helper process ended before it answered. Ask again.")])
+    page.dataset._on_refused([Fault("", "The helper process ended before it answered. Ask again.")])
     assert "The helper process ended" in page.path._problem.text() and page.dataset.state == "failed"
     del page.session.service.held["preview"]
     page.hide()
@@ -404,7 +405,7 @@ def test_prompts_are_counted_against_the_room_there_is(qtbot, page: DatasetPage,
     look(qtbot, page, data=rows_in(tmp_path, 40), model=str(model), **MAPPED)
     counts = counted(qtbot, page)
     assert page.counts.figure("rows") == "40" and page.counts.figure("too_long") == "0"
-    assert page.counts.about.text() == f"median {counts.middle} · longest {counts.longest} · 1,536 fit"
+    assert page.counts.about.text() == f"median {counts.median} · longest {counts.longest} · 1,536 fit"
     asked = len(page.session.service.asked)
     page.session.draft.update({"max_completion_length": 100, "max_seq_length": 100 + counts.longest - 1})
     assert page.counts.figure("too_long") == str(counts.lengths[-1][1]), "known without asking"
@@ -437,7 +438,7 @@ def test_coming_back_keeps_the_row_that_was_read(qtbot, page: DatasetPage, tmp_p
 
 def test_what_a_part_says_of_the_whole_is_worked_out() -> None:
     counts = Counts(rows=1000, seen=100, lengths=((10, 60), (30, 30), (50, 10)))
-    assert (counts.middle, counts.longest) == (10, 50)
+    assert (counts.median, counts.longest) == (10, 50)
     assert counts.too_long(30) == (100, False) and counts.too_long(9) == (1000, False)
     assert Counts(rows=100, seen=100, lengths=counts.lengths).too_long(30) == (10, True)
 
@@ -498,11 +499,11 @@ def test_rewards_are_tried_on_the_selected_rows(qtbot, page: DatasetPage, tmp_pa
     rows_in(tmp_path, 12, "train.jsonl")
     rows_in(tmp_path, 5, "valid.jsonl")
     look(qtbot, page, data=str(tmp_path), **MAPPED)
-    assert page.tried.text() == "Try rewards on row 1" and page.able() == {"try_rows": True}
+    assert page.tried.text() == "Try rewards on row 1" and page.enabled_actions() == {"try_rows": True}
     pages: list[str] = []
     wanted: list[list[int]] = []
-    page.session.page_wanted.connect(pages.append)
-    page.session.rows_wanted.connect(wanted.append)
+    page.session.page_requested.connect(pages.append)
+    page.session.reward_rows_requested.connect(wanted.append)
     flags = QItemSelectionModel.SelectionFlag.Select | QItemSelectionModel.SelectionFlag.Rows
     for row in (3, 4, 8):
         page.table.selectionModel().select(page.model.index(row, 0), flags)
@@ -514,7 +515,7 @@ def test_rewards_are_tried_on_the_selected_rows(qtbot, page: DatasetPage, tmp_pa
     page.dataset.set_split("valid")
     assert not page.tried.isEnabled() and "training split" in page.tried.toolTip()
     look(qtbot, page, "failed", data=str(tmp_path / "nothing.jsonl"))
-    assert page.tried.isHidden() and page.able() == {"try_rows": False}
+    assert page.tried.isHidden() and page.enabled_actions() == {"try_rows": False}
 
 
 def test_no_column_is_cut_in_a_small_window(qtbot, page: DatasetPage, tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ def test_typing_is_written_to_disk_by_itself(draft: Draft, qtbot):
 def test_an_unwritable_place_is_said_once_and_loses_nothing(tmp_path: Path, qtbot):
     draft = Draft(tmp_path / "no" / "such" / "folder" / "draft.yaml")
     draft.set("seed", 11)
-    with qtbot.waitSignal(draft.trouble) as heard:
+    with qtbot.waitSignal(draft.save_failed) as heard:
         draft.flush()
     assert "cannot be written" in heard.args[0]
     assert draft.value("seed") == 11
@@ -328,7 +328,7 @@ def test_the_command_trains_what_is_on_disk(draft: Draft, tmp_path: Path):
     assert draft.command()[-2:] == ["train", str(tmp_path / "draft.yaml")]
     assert config.load(draft.command()[-1]) == draft.config()
     draft.save(tmp_path / "c d.yaml")
-    assert draft.shown_command().endswith("c d.yaml'"), "a path with a space is quoted"
+    assert draft.command_text().endswith("c d.yaml'"), "a path with a space is quoted"
 
 
 def test_the_demo_is_known_until_it_is_touched(draft: Draft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -122,7 +122,7 @@ def test_from_a_csv_to_a_running_job_in_six_clicks(window: Window, questions: Pa
     assert run is not None, window.strip.sentence.text()
     qtbot.waitUntil(lambda: "step" in kinds(run) or "failed" in kinds(run), timeout=120_000)
     assert "step" in kinds(run), run.folder.log.read_text()
-    assert window.shown_page == "monitor"
+    assert window.current_page == "monitor"
     assert len(hand.did) <= MOST_CLICKS
     told = [line for line in DOCUMENT.read_text().splitlines() if line[:2].rstrip(".").isdigit()]
     assert len(told) == len(hand.did), "docs/first-run.md tells the same steps"

@@ -270,7 +270,7 @@ def test_scientific_notation_stays_as_typed(page: TrainPage):
     assert field.control.text() == "1e-5"
     fill(field, "3e-4")
     assert field.control.text() == "3e-4"
-    assert page.draft.sound()["learning_rate"] == 3e-4
+    assert page.draft.valid_values()["learning_rate"] == 3e-4
 
 
 def test_the_cursor_stays_put_while_typing(page: TrainPage):
@@ -630,7 +630,7 @@ def test_a_run_that_surely_does_not_fit_starts_only_when_a_person_insists(
     assert [plain(sentence) for sentence in said] == [
         "Not started. Needs about 10.0 GB, and this machine has only 4.0 GB to give."
     ]
-    page.session.go_on_without_memory = lambda memory_parts: True
+    page.session.confirm_over_memory = lambda memory_parts: True
     page.session.start_run()
     assert len(started) == 1
     page.session.close_run()
@@ -649,7 +649,7 @@ def test_help_follows_the_cursor(page: TrainPage):
 
 def test_the_command_is_copied_whole(page: TrainPage):
     page.launch.copy.click()
-    assert QGuiApplication.clipboard().text() == page.draft.shown_command()
+    assert QGuiApplication.clipboard().text() == page.draft.command_text()
 
 
 def test_one_obvious_button_for_the_demo_and_then_for_run(page: TrainPage):
@@ -664,7 +664,7 @@ def test_one_obvious_button_for_the_demo_and_then_for_run(page: TrainPage):
 def test_run_with_problems_goes_to_the_first_and_says_it(page: TrainPage):
     said, wanted = [], []
     page.session.message.connect(said.append)
-    page.session.field_wanted.connect(wanted.append)
+    page.session.field_requested.connect(wanted.append)
     page.launch.run.click()
     assert wanted == ["model"]
     assert said == ["Choose a base model: a folder, or an id on Hugging Face. There is one more problem."]

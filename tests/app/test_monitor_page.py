@@ -12,7 +12,7 @@ import pytest
 from PySide6.QtGui import QFont, QFontMetrics, QGuiApplication
 
 from app import theme
-from app.model.charts import CHARTS, curves_of, waiting_for
+from app.model.charts import CHARTS, curves_of, placeholder
 from app.model.session import Session
 from app.pages import monitor_page
 from app.pages.monitor_page import MonitorPage
@@ -70,7 +70,7 @@ def words(page: MonitorPage) -> list[str]:
 def test_every_metric_of_the_diary_has_a_chart_of_its_own() -> None:
     names = [*METRICS, *(f"rewards/{name}/{kind}" for name in made_up_runs.REWARDS for kind in ("mean", "std"))]
     named = [chart for chart in CHARTS if chart.title != "Other" and not chart.held_out]
-    assert [name for name in names if not any(chart.claims(name) for chart in named)] == []
+    assert [name for name in names if not any(chart.shows(name) for chart in named)] == []
     assert curves_of(CHARTS[-1], names, list(made_up_runs.REWARDS)) == []
 
 
@@ -123,12 +123,12 @@ def test_a_tile_has_room_for_its_text(qtbot, monkeypatch: pytest.MonkeyPatch, sc
 def test_an_empty_chart_says_what_it_waits_for() -> None:
     kl = next(chart for chart in CHARTS if chart.title.startswith("KL"))
     held_out = next(chart for chart in CHARTS if chart.held_out)
-    assert "KL is off" in waiting_for(kl, {"beta": 0})
-    assert "first step" in waiting_for(kl, {"beta": 0, "log_kl": True}) and "first step" in waiting_for(
+    assert "KL is off" in placeholder(kl, {"beta": 0})
+    assert "first step" in placeholder(kl, {"beta": 0, "log_kl": True}) and "first step" in placeholder(
         kl, {"beta": 0.1}
     )
-    assert waiting_for(held_out, {"steps_per_eval": 20}) == "Waits for the first evaluation, every 20 steps."
-    assert "off" in waiting_for(held_out, {"steps_per_eval": 0})
+    assert placeholder(held_out, {"steps_per_eval": 20}) == "Waits for the first evaluation, every 20 steps."
+    assert "off" in placeholder(held_out, {"steps_per_eval": 0})
 
 
 # ── states ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -136,7 +136,7 @@ def test_an_empty_chart_says_what_it_waits_for() -> None:
 
 def test_without_a_run_there_is_one_button_and_it_leads_to_train(qtbot, page: MonitorPage, session: Session) -> None:
     assert page.nothing.isVisible()
-    with qtbot.waitSignal(session.page_wanted) as wanted:
+    with qtbot.waitSignal(session.page_requested) as wanted:
         page.nothing.wanted.emit()
     assert wanted.args == ["train"]
 

@@ -54,9 +54,9 @@ def watch(qtbot):
 
 
 def read_on(run: Run) -> None:
-    run.look()
+    run.poll()
     while not run.caught_up:
-        run.look()
+        run.poll()
 
 
 def grow_old(folder: RunFolder) -> None:
@@ -79,7 +79,7 @@ def test_the_numbers_of_a_finished_run(watch, tmp_path: Path) -> None:
 
 
 def test_the_clock_leaves_out_loading_and_pauses() -> None:
-    record = RunState()
+    run_state = RunState()
     for t, kind, more in (
         (0, "started", {"iterations": 10}),
         (1, "phase", {"phase": "loading"}),
@@ -92,26 +92,26 @@ def test_the_clock_leaves_out_loading_and_pauses() -> None:
         (1036, "phase", {"phase": "sampling"}),
         (1038, "step", {"step": 3, "metrics": {}}),
     ):
-        record.take({"kind": kind, "t": t, **more})
-    assert record.elapsed_s() == pytest.approx(2 + 2 + 0.5 + 2)
-    assert record.eta_s(1038) == pytest.approx(7 * (2 + 0.5 + 2) / 2)
-    assert record.eta_s(1039) == pytest.approx(7 * (2 + 0.5 + 2) / 2 - 1), "it counts down between steps"
+        run_state.apply({"kind": kind, "t": t, **more})
+    assert run_state.elapsed_s() == pytest.approx(2 + 2 + 0.5 + 2)
+    assert run_state.eta_s(1038) == pytest.approx(7 * (2 + 0.5 + 2) / 2)
+    assert run_state.eta_s(1039) == pytest.approx(7 * (2 + 0.5 + 2) / 2 - 1), "it counts down between steps"
 
 
 def test_the_clock_stands_still_between_a_crash_and_its_resume() -> None:
-    record = RunState()
+    run_state = RunState()
     for t, kind in ((0, "started"), (0, "phase"), (10, "step"), (5000, "started"), (5000, "phase"), (5004, "step")):
-        record.take({"kind": kind, "t": t, "phase": "sampling", "step": t, "metrics": {}, "iterations": 9})
-    assert record.elapsed_s() == pytest.approx(14)
+        run_state.apply({"kind": kind, "t": t, "phase": "sampling", "step": t, "metrics": {}, "iterations": 9})
+    assert run_state.elapsed_s() == pytest.approx(14)
 
 
 def test_a_trainer_that_loads_before_it_says_started_does_not_move_the_clock() -> None:
     """It says that it is loading first: forty idle seconds before a resume counted as work."""
-    record = RunState()
+    run_state = RunState()
     told = ((0, "loading"), (2, "sampling"), (42, "loading"), (44, "sampling"), (47, "saving"))
     for t, phase in told:
-        record.take({"kind": "phase", "t": t, "phase": phase})
-    assert record.elapsed_s() == pytest.approx(3)
+        run_state.apply({"kind": "phase", "t": t, "phase": phase})
+    assert run_state.elapsed_s() == pytest.approx(3)
 
 
 def test_null_and_missing_metrics_are_gaps() -> None:
@@ -149,7 +149,7 @@ def test_state_comes_from_the_diary_and_the_lock(watch, tmp_path: Path) -> None:
         made_up_runs.write(diary, clock, "command", word="resume")
         made_up_runs.write(diary, clock, "phase", phase="learning")
         read_on(run)
-        run.say("stop")
+        run.send("stop")
         assert folder.control.read_text() == "stop"
     read_on(run)
     assert states == ["paused", "running", "stopping", "crashed"]
@@ -184,7 +184,7 @@ def test_a_stop_that_was_said_too_early_is_said_again(watch, tmp_path: Path) -> 
     folder.path.mkdir()
     folder.config.write_text("iters: 5\n")
     run = watch(folder)
-    run.say("stop")
+    run.send("stop")
     with alive(folder):
         folder.control.unlink()
         diary = Diary(folder.events)
@@ -213,7 +213,7 @@ def test_a_relaunched_run_is_starting_until_the_lock_is_taken(watch, tmp_path: P
     folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending="failed")
     run = watch(folder)
     assert run.state == "failed" and run.problem == made_up_runs.SENTENCES["failed"]
-    run.relaunched()
+    run.expect_process()
     assert run.state == "starting"
     with alive(folder):
         made_up_runs.write(Diary(folder.events), made_up_runs.Clock(), "started", iterations=60, resumed_from=3)
@@ -259,7 +259,7 @@ def test_half_lines_wait_and_garbage_is_passed_over(watch, tmp_path: Path) -> No
 def test_saying_something_where_nothing_can_be_written_is_a_mistake(watch, tmp_path: Path) -> None:
     run = watch(RunFolder(tmp_path / "gone"))
     with pytest.raises(Mistake, match="cannot be written"):
-        run.say("stop")
+        run.send("stop")
 
 
 def test_the_log_tail_shows_the_last_state_of_a_progress_line(watch, tmp_path: Path) -> None:

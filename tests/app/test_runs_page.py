@@ -77,7 +77,7 @@ def test_filtering_and_sorting(page: RunsPage) -> None:
 
 def test_enter_opens_the_run_on_the_monitor(qtbot, page: RunsPage, archive: Path) -> None:
     page.table.choose(archive / "finished")
-    with qtbot.waitSignal(page.session.page_wanted) as wanted:
+    with qtbot.waitSignal(page.session.page_requested) as wanted:
         qtbot.keyClick(page.table, Qt.Key.Key_Return)
     assert wanted.args == ["monitor"] and page.session.run.folder.path == archive / "finished"
 

@@ -62,10 +62,12 @@ class Heard:
     def __init__(self) -> None:
         self.answers: list[Any] = []
         self.faults: list[Fault] = []
-        self.told: list[dict[str, Any]] = []
+        self.progress: list[dict[str, Any]] = []
 
     def ask(self, service: Service, question: str, **with_: Any) -> int:
-        return service.ask(question, self.answers.append, refused=self.faults.extend, told=self.told.append, **with_)
+        return service.ask(
+            question, self.answers.append, on_refused=self.faults.extend, on_progress=self.progress.append, **with_
+        )
 
 
 def until(qtbot: QtBot, true: Callable[[], object]) -> None:
@@ -78,7 +80,7 @@ def test_answers_come_back_later_and_not_at_once(qtbot: QtBot, service: Service)
     heard.ask(service, "echo", name="é")
     assert time.monotonic() - began < 0.2 and not heard.answers
     until(qtbot, lambda: heard.answers)
-    assert heard.answers == [{"name": "é"}] and heard.told == [{"half": 1}] and not heard.faults
+    assert heard.answers == [{"name": "é"}] and heard.progress == [{"half": 1}] and not heard.faults
 
 
 def test_one_process_answers_everything(qtbot: QtBot, service: Service):
@@ -109,7 +111,7 @@ def test_what_is_taken_back_is_heard_of_no_more(qtbot: QtBot, service: Service, 
     service.cancel(number)
     after.ask(service, "echo")
     until(qtbot, lambda: after.answers and cancelled.exists())
-    assert not heard.answers and not heard.told
+    assert not heard.answers and not heard.progress
     assert cancelled.read_text() == f"{number}\n"
 
 

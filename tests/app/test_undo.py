@@ -167,7 +167,7 @@ def window(tmp_path: Path, qtbot, monkeypatch: pytest.MonkeyPatch) -> Iterator[W
 
 
 def test_the_menu_names_what_it_would_undo(window: Window):
-    undo, redo = window.commands["undo"], window.commands["redo"]
+    undo, redo = window.menus["undo"], window.menus["redo"]
     assert not undo.isEnabled(), "the demo that the first launch shows is no edit"
     window.session.draft.set("temperature", 0.5)
     assert (undo.isEnabled(), undo.text()) == (True, "Undo Temp")
@@ -201,13 +201,13 @@ def test_prose_is_undone_by_the_form_too(window: Window):
 def test_undo_from_elsewhere_shows_the_form(window: Window):
     window.session.draft.set("seed", 5)
     window.show_page("runs")
-    window.commands["undo"].trigger()
-    assert window.shown_page == "train"
+    window.menus["undo"].trigger()
+    assert window.current_page == "train"
 
 
 def test_the_file_that_undo_brings_back_is_the_one_of_the_next_launch(window: Window, tmp_path: Path):
     for name in ("a", "b"):
         (tmp_path / f"{name}.yaml").write_text("model: a/b\ndata: a/b\n")
         window.session.load_config(tmp_path / f"{name}.yaml")
-    window.commands["undo"].trigger()
+    window.menus["undo"].trigger()
     assert window.session.prefs.config_file == tmp_path / "a.yaml"

@@ -36,15 +36,15 @@ class FakeRun(QObject):
 
     def __init__(self, state: str = "running") -> None:
         super().__init__()
-        self.state, self.said, self.problem = state, [], ""
+        self.state, self.sent, self.problem = state, [], ""
         self.step, self.iterations, self.eta_s = 12, 60, 75.0
 
     @property
     def is_live(self) -> bool:
         return self.state in ("starting", "running", "paused", "stopping")
 
-    def say(self, word: str) -> None:
-        self.said.append(word)
+    def send(self, word: str) -> None:
+        self.sent.append(word)
 
     def latest(self, name: str) -> float | None:
         return {"peak_memory_gb": 1.234}.get(name)
@@ -89,7 +89,7 @@ def look_at(session: Session, run: FakeRun) -> FakeRun:
 
 
 def enabled(window: Window) -> set[str]:
-    return {name for name in RUN_ACTIONS if window.commands[name].isEnabled()}
+    return {name for name in RUN_ACTIONS if window.menus[name].isEnabled()}
 
 
 # Pages
@@ -111,7 +111,7 @@ def test_an_unknown_page_is_an_error(window: Window):
 
 def test_find_goes_to_the_search_of_train(window: Window):
     window.activateWindow()
-    window.commands["find"].trigger()
+    window.menus["find"].trigger()
     assert window.pages["train"].search.hasFocus()
 
 
@@ -121,7 +121,7 @@ def test_the_sidebar_shows_icons_alone_in_a_narrow_window(window: Window, qtbot)
     qtbot.waitUntil(lambda: window.sidebar.width() < wide)
     window.resize(NARROW + 100, 700)
     qtbot.waitUntil(lambda: window.sidebar.width() == wide)
-    window.commands["sidebar"].trigger()
+    window.menus["sidebar"].trigger()
     assert window.sidebar.width() < wide
     assert window.session.prefs.sidebar_collapsed
 
@@ -132,10 +132,10 @@ def test_a_page_stands_in_the_middle_of_a_window_that_it_cannot_use(window: Wind
         window.show_page(entry.key)
         page = window.pages[entry.key]
         qtbot.waitUntil(lambda page=page, entry=entry: page.width() <= entry.widest)
-        left, right = page.x(), window.stage.width() - page.x() - page.width()
+        left, right = page.x(), window.page_stack.width() - page.x() - page.width()
         assert abs(left - right) <= 1
     window.resize(1280, 800)
-    qtbot.waitUntil(lambda: page.x() == 0 and page.width() == window.stage.width())
+    qtbot.waitUntil(lambda: page.x() == 0 and page.width() == window.page_stack.width())
 
 
 # Menus
@@ -149,24 +149,24 @@ def test_every_entry_finds_what_it_calls(window: Window):
 
 
 def test_the_rewards_menu_goes_to_its_page_and_follows_what_it_can_do(window: Window, monkeypatch):
-    waiting = [entry.name for menu in MENUS.values() for entry in menu if entry and entry.waits]
-    assert len(waiting) > 4 and not any(window.commands[name].isEnabled() for name in waiting)
+    waiting = [entry.name for menu in MENUS.values() for entry in menu if entry and entry.starts_disabled]
+    assert len(waiting) > 4 and not any(window.menus[name].isEnabled() for name in waiting)
     window.show_page("rewards")
     page = window.pages["rewards"]
     sampled: list[str] = []
-    monkeypatch.setattr(page, "sample", lambda: sampled.append(window.shown_page))
+    monkeypatch.setattr(page, "sample", lambda: sampled.append(window.current_page))
     window.show_page("train")
-    window.commands["sample"].trigger()
+    window.menus["sample"].trigger()
     assert sampled == ["rewards"]
-    page.able_changed.emit({"score": True})
-    assert window.commands["score"].isEnabled() and not window.commands["keep_case"].isEnabled()
+    page.enabled_actions_changed.emit({"score": True})
+    assert window.menus["score"].isEnabled() and not window.menus["keep_case"].isEnabled()
     monkeypatch.setattr(page.bench, "score", lambda: sampled.append("scored"))
-    window.commands["score"].trigger()
+    window.menus["score"].trigger()
     assert sampled[-1] == "scored"
 
 
 def test_every_action_has_a_shortcut_of_its_own(window: Window):
-    keys = [action.shortcut().toString() for action in window.commands.by_name.values()]
+    keys = [action.shortcut().toString() for action in window.menus.by_name.values()]
     if "" in keys:  # Quit has none on platforms where the system gives it one
         keys.remove("")
     assert all(keys)
@@ -187,12 +187,12 @@ def test_copy_takes_what_is_chosen_where_the_cursor_is(window: Window):
     search.setText("temperature")
     search.setFocus()
     search.selectAll()
-    window.commands["copy"].trigger()
+    window.menus["copy"].trigger()
     assert QApplication.clipboard().text() == "temperature"
 
 
 def test_menus_lead_to_pages_and_themes(window: Window):
-    window.commands["train"].trigger()
+    window.menus["train"].trigger()
     assert "train" in window.pages
     (dark,) = [
         action for menu in window.menuBar().actions() for action in menu.menu().actions() if action.text() == "Dark"
@@ -220,7 +220,7 @@ def test_buttons_and_strip_follow_the_run(window: Window, session: Session):
     assert window.strip.left.text().replace("\u202f", " ") == "1 min 15 s left"
     assert window.strip.memory.text().replace("\u202f", " ") == "peak 1.23 GB"
     run.become("paused")
-    assert window.commands["pause"].text() == "Resume"
+    assert window.menus["pause"].text() == "Resume"
     run.become("stopping")
     assert enabled(window) == set()
     run.problem = "The dataset has no rows."
@@ -258,19 +258,19 @@ def test_every_state_has_a_word(window: Window, session: Session, state: str):
 
 def test_the_buttons_say_their_word_to_the_run(window: Window, session: Session):
     run = look_at(session, FakeRun())
-    window.commands["pause"].trigger()
+    window.menus["pause"].trigger()
     run.become("paused")
-    window.commands["pause"].trigger()
-    window.commands["save_now"].trigger()
-    window.commands["stop"].trigger()
-    assert run.said == ["pause", "resume", "save", "stop"]
+    window.menus["pause"].trigger()
+    window.menus["save_now"].trigger()
+    window.menus["stop"].trigger()
+    assert run.sent == ["pause", "resume", "save", "stop"]
 
 
 def test_run_makes_a_folder_and_trains_what_the_form_says(session: Session, monkeypatch: pytest.MonkeyPatch):
     started: list[tuple[str, RunFolder]] = []
     monkeypatch.setattr("app.model.processes.start_training", lambda text, run: started.append((text, run)))
     shown: list[str] = []
-    session.page_wanted.connect(shown.append)
+    session.page_requested.connect(shown.append)
     session.restore()
     session.draft.set("run_name", "first")
     session.start_run()
@@ -335,7 +335,7 @@ def test_closing_while_a_run_is_live_asks(window: Window, session: Session, monk
     run = look_at(session, FakeRun())
     monkeypatch.setattr(window, "ask_about_training", lambda: answer)
     assert window.close() is closes
-    assert run.said == said
+    assert run.sent == said
 
 
 def test_closing_without_a_live_run_asks_nothing(window: Window, session: Session, monkeypatch):
@@ -387,7 +387,7 @@ def test_rows_dropped_anywhere_become_the_dataset_with_its_columns(window: Windo
     qtbot.waitUntil(lambda: draft.value("data") == str(tmp_path / "rows.csv"))
     assert (draft.value("prompt_feature"), draft.value("answer_feature")) == ("Question", "Final Answer")
     assert (draft.value("model"), draft.value("iters")) == ("me/mine", 7)
-    assert window.shown_page == "train"
+    assert window.current_page == "train"
     assert window.strip.sentence.text() == "rows.csv: prompts from Question, answers from Final Answer."
     assert window.history.undoText() == "Data rows.csv"
 
@@ -404,7 +404,7 @@ def test_rows_dropped_on_the_demo_begin_a_form_for_them(window: Window, tmp_path
     assert (draft.value("prompt_feature"), draft.value("answer_feature")) == ("instruction", "output")
     assert "<answer>" in draft.value("system_prompt")
     assert not draft.problems()
-    window.commands["undo"].trigger()
+    window.menus["undo"].trigger()
     assert draft.is_demo
 
 
@@ -438,8 +438,8 @@ def test_recent_files_are_offered_newest_first_and_only_those_that_are_there(
         window.open_path(tmp_path / f"{name}.yaml")
     (tmp_path / "gone.yaml").unlink()
     monkeypatch.setattr(window, "choose_save_path", lambda: tmp_path / "saved.yaml")
-    window.commands["save_as"].trigger()
-    menu = window.commands.recent
+    window.menus["save_as"].trigger()
+    menu = window.menus.recent
     menu.aboutToShow.emit()
     entries = [action for action in menu.actions() if not action.isSeparator()]
     assert [action.text().split()[0] for action in entries[:-1]] == ["saved.yaml", "b.yaml", "a.yaml"]
@@ -452,7 +452,7 @@ def test_recent_files_are_offered_newest_first_and_only_those_that_are_there(
 def test_a_config_is_written_for_mlx_lm_lora_and_says_what_was_left_out(window: Window, tmp_path: Path, monkeypatch):
     window.session.draft.update({"model": "a/b", "data": "a/b", "scale_rewards": "none"})
     monkeypatch.setattr(window, "choose_export_path", lambda: tmp_path / "theirs.yaml")
-    window.commands["export_config"].trigger()
+    window.menus["export_config"].trigger()
     assert (
         window.strip.sentence.text()
         == "Wrote theirs.yaml. Left out, as mlx-lm-lora has no such setting: scale_rewards."
@@ -473,15 +473,15 @@ def test_presets_are_shown_and_taken(window: Window):
 
 
 def test_the_command_is_copied_from_the_menu(window: Window):
-    window.commands["copy_command"].trigger()
-    assert QApplication.clipboard().text() == window.session.draft.shown_command()
+    window.menus["copy_command"].trigger()
+    assert QApplication.clipboard().text() == window.session.draft.command_text()
 
 
 def test_the_copied_command_runs_in_a_terminal_anywhere(session: Session, tmp_path: Path):
     """Run does the same with a run folder of its own; here the form is one that `check` and `train` refuse alike."""
     session.draft.update({"model": str(tmp_path), "data": "/nowhere.jsonl"})
     session.draft.flush()
-    done = subprocess.run(session.draft.shown_command(), shell=True, capture_output=True, text=True, cwd=tmp_path, timeout=120)  # fmt: skip
+    done = subprocess.run(session.draft.command_text(), shell=True, capture_output=True, text=True, cwd=tmp_path, timeout=120)  # fmt: skip
     assert done.returncode == 2
     assert next(fault.sentence for fault in session.draft.problems() if fault.setting == "model") in done.stderr
 
@@ -512,13 +512,13 @@ def test_the_settings_of_a_run_come_into_the_form_and_are_not_saved_over(window:
     run.config.write_text("model: a/b\ndata: a/b\nseed: 3\n")
     window.session.draft.set("seed", 9)
     monkeypatch.setattr(window, "ask_about_edits", lambda: "cancel")
-    window.session.settings_wanted.emit(run)
+    window.session.settings_requested.emit(run)
     assert window.session.draft.value("seed") == 9
     monkeypatch.setattr(window, "ask_about_edits", lambda: "discard")
-    window.session.settings_wanted.emit(run)
+    window.session.settings_requested.emit(run)
     assert window.session.draft.value("seed") == 3
     assert window.session.draft.path is None, "Save must not write over the run's record"
-    assert window.stage.currentWidget() is window.pages["train"]
+    assert window.page_stack.currentWidget() is window.pages["train"]
 
 
 @pytest.mark.parametrize(("answer", "seed"), [("cancel", 9), ("discard", 3), ("save", 3)])
@@ -536,7 +536,7 @@ def test_save_marks_the_form_as_saved(window: Window, tmp_path: Path, monkeypatc
     monkeypatch.setattr(window, "choose_save_path", lambda: tmp_path / "mine.yaml")
     window.session.draft.set("seed", 9)
     assert window.isWindowModified()
-    window.commands["save"].trigger()
+    window.menus["save"].trigger()
     assert not window.isWindowModified()
     assert window.document.text() == "mine.yaml"
     assert window.session.prefs.config_file == tmp_path / "mine.yaml"
@@ -544,7 +544,7 @@ def test_save_marks_the_form_as_saved(window: Window, tmp_path: Path, monkeypatc
 
 def test_a_place_that_cannot_be_written_is_a_sentence(window: Window, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(window, "choose_save_path", lambda: tmp_path / "no" / "where.yaml")
-    window.commands["save_as"].trigger()
+    window.menus["save_as"].trigger()
     assert "cannot be written" in window.strip.sentence.text()
 
 

@@ -32,14 +32,14 @@ class DatasetLine(QPushButton):
         self._soon = QTimer(self, singleShot=True, interval=WAIT_MS)
         self._soon.timeout.connect(lambda: dataset.watch(self, whole=False))
         self.clicked.connect(lambda _checked=False: self.wanted.emit())
-        for signal in (dataset.changed, dataset.counted):
+        for signal in (dataset.changed, dataset.counts_changed):
             signal.connect(self.refresh)
         theme.signals.changed.connect(self.update)
         self.refresh()
 
     def refresh(self) -> None:
         """Say what is known now; nothing where no dataset is chosen."""
-        words, self._wrong = self._dataset.in_a_line()
+        words, self._wrong = self._dataset.summary_line()
         self.setText(words)
         self.setToolTip(words)
         self.setAccessibleName(f"Dataset: {words}")
@@ -53,7 +53,7 @@ class DatasetLine(QPushButton):
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
         self._soon.stop()
-        self._dataset.leave(self)
+        self._dataset.unwatch(self)
 
     def enterEvent(self, event: QEnterEvent) -> None:
         super().enterEvent(event)

@@ -56,7 +56,7 @@ class RewardEditing(QObject):
         """Write what is edited, and score again with it."""
         if self.file.path is None:
             return
-        if not self.file.is_as_it_was and self.panel.reload.isHidden():
+        if not self.file.matches_disk and self.panel.reload.isHidden():
             self.panel.say(
                 f"{self.file.path.name} was changed by another program. Save again to write over that.", reload=True
             )

@@ -36,12 +36,12 @@ class Picking(QObject):
         self._fields = {
             one.about.key: one for one in fields if isinstance(one, PathField) and one.about.kind in QUESTIONS
         }
-        self._settle = {key: self._timer(one) for key, one in self._fields.items() if one.about.kind == "model"}
+        self._rest_timer = {key: self._timer(one) for key, one in self._fields.items() if one.about.kind == "model"}
         for one in self._fields.values():
             one.offer_list()
             one.pick_wanted.connect(lambda one=one: self.open(one))
         session.draft.changed.connect(self._on_changed)
-        session.field_wanted.connect(self._on_changed)  # Run was refused: what is wrong may have been mended on disk
+        session.field_requested.connect(self._on_changed)  # Run was refused: what is wrong may have been mended on disk
         self._on_changed("")
         session.run_changed.connect(self._remember_run)
 
@@ -80,7 +80,7 @@ class Picking(QObject):
         self.session.service.ask(
             QUESTIONS[kind],
             lambda answer: picker.show_local(answer["found"], self.prefs.favourites(kind)),
-            refused=lambda faults: picker.show_trouble("", faults[0].sentence),
+            on_refused=lambda faults: picker.show_trouble("", faults[0].sentence),
             owner=picker,
             paths=[name for name in dict.fromkeys(used) if _is_path(name)],
         )
@@ -93,7 +93,7 @@ class Picking(QObject):
         self.session.service.ask(
             "hub_search",
             lambda answer: picker.show_hub(words, answer["found"], self.prefs.favourites(kind)),
-            refused=lambda faults: picker.show_trouble(words, faults[0].sentence),
+            on_refused=lambda faults: picker.show_trouble(words, faults[0].sentence),
             owner=picker,
             words=words,
             repo_type=kind,
@@ -132,14 +132,14 @@ class Picking(QObject):
         if is_new:
             row.paused.connect(lambda: self.session.downloads.pause(one))
             row.resumed.connect(lambda: self.session.downloads.start(one.repo_type, one.id))
-            row.given_up.connect(lambda: self.session.downloads.give_up(one))
+            row.given_up.connect(lambda: self.session.downloads.discard(one))
         row.show_progress(one.state, one.phase, one.done, one.total, one.speed, one.remaining_s, one.sentence)
 
     def _on_finished(self, one: Download) -> None:
         self.session.message.emit(f"{one.id} is on this machine now.")
         if one.repo_type in self._pickers and self._pickers[one.repo_type].isVisible():
             self._refresh(one.repo_type)
-        for key, timer in self._settle.items():
+        for key, timer in self._rest_timer.items():
             if self._fields[key].value() == one.id:
                 timer.start()
 
@@ -147,9 +147,9 @@ class Picking(QObject):
 
     def _on_changed(self, key: str) -> None:
         """A model is looked up once typing rests; every one of them ("") when a form was opened."""
-        for one in self._settle if key == "" else {key} & self._settle.keys():
+        for one in self._rest_timer if key == "" else {key} & self._rest_timer.keys():
             self._fields[one].show_note("")
-            self._settle[one].start()
+            self._rest_timer[one].start()
 
     def _look_up(self, field: PathField) -> None:
         name = str(self.session.draft.value(field.about.key) or "").strip()
@@ -157,7 +157,7 @@ class Picking(QObject):
             self.session.service.ask(
                 "model_facts",
                 lambda facts: self._note(field, name, facts),
-                refused=lambda faults: self._say(field, faults),
+                on_refused=lambda faults: self._say(field, faults),
                 owner=field,
                 name=name,
             )
