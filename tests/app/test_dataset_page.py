@@ -18,7 +18,9 @@ from app import theme
 from app.model import dataset as datasets
 from app.model.dataset_counts import Counts
 from app.model.session import Session
+from app.pages import dataset_page
 from app.pages.dataset_page import ABSENT, EMPTY, DatasetPage
+from app.pages.parts import dataset_line
 from app.pages.parts.dataset_line import DatasetLine
 from app.widgets.dataset.dataset_histogram import Histogram
 from app.widgets.dataset.dataset_table import KEPT, PART, WAITING, Heading, RowModel
@@ -80,7 +82,10 @@ class FakeService(QObject):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timers that wait for a person to rest wait a millisecond."""
     monkeypatch.setattr(datasets, "SETTLE_MS", 1)
+    monkeypatch.setattr(dataset_page, "MOVED_MS", 1)
+    monkeypatch.setattr(dataset_line, "WAIT_MS", 1)
 
 
 @pytest.fixture
@@ -350,7 +355,7 @@ def test_a_flight_through_the_table_asks_for_where_it_ends(qtbot, page: DatasetP
     look(qtbot, page, data=rows_in(tmp_path, 3000), **MAPPED)
     qtbot.waitUntil(lambda: cells(page, 0)[2] == "What is 0 plus 0?", timeout=5000)
     before = len(page.session.service.of("preview_rows"))
-    for row in range(0, 3000, 50):
+    for row in range(0, 3000, 150):
         page.table.scrollTo(page.model.index(row, 0))
         page.table.viewport().repaint()
     qtbot.wait(100)
@@ -363,12 +368,12 @@ def test_a_view_that_never_rests_is_served_and_no_more_than_it_takes(qtbot, qapp
     wanted: list[int] = []
     model.wanted.connect(wanted.append)
     model.show_rows(100_000, [Heading("question", "prompt")], 100)
-    for row in range(0, 100_000, 1000):
+    for row in range(0, 100_000, 4000):
         assert model.index(row, 2).data() == WAITING
         qtbot.wait(2)
     assert len(wanted) == 2, "until one of them has come"
     model.put(wanted[0], [{"question": "q"}] * PART, [1] * PART)
-    assert wanted[2:] == [99_000], "where it has come to rest"
+    assert wanted[2:] == [96_000], "where it has come to rest"
     for start in wanted[1:3]:
         model.release(start)
     qtbot.wait(30)
@@ -571,9 +576,9 @@ def test_a_hundred_thousand_rows_never_hold_the_window_up(qtbot, tmp_path: Path,
         page.show()
         qtbot.waitUntil(lambda: page.model.rowCount() == 100_000 and cells(page, 0)[2] != WAITING, timeout=60_000)
         bar = page.table.verticalScrollBar()
-        for place in range(0, bar.maximum(), bar.maximum() // 60):
+        for place in range(0, bar.maximum(), bar.maximum() // 30):
             bar.setValue(place)
-            qtbot.wait(10)
+            qtbot.wait(5)
         bar.setValue(bar.maximum())
         qtbot.waitUntil(lambda: cells(page, 99_999)[2] == "What is 99999 plus 99999?", timeout=30_000)
         qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1", timeout=60_000)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from app.model import draft as drafts
 from app.model.draft import Draft, values_from
 from app.widgets.form import value_text
 from backend.spec import config, places
@@ -277,7 +278,9 @@ def test_iterations_are_kept_beside_epochs(tmp_path: Path, qapp):
     assert "iters" not in second.as_yaml()
 
 
-def test_typing_is_written_to_disk_by_itself(draft: Draft, qtbot):
+def test_typing_is_written_to_disk_by_itself(tmp_path: Path, qtbot, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(drafts, "AUTOSAVE_MS", 1)
+    draft = Draft(tmp_path / "draft.yaml")
     draft.set("seed", 11)
     qtbot.waitUntil(lambda: draft.autosave.exists(), timeout=3000)
     assert config.read(draft.autosave)["seed"] == 11
@@ -319,8 +322,8 @@ def test_words_do_not_fail_on_anything_typed(draft: Draft):
         draft.set(key, "§ 1e-")
         assert draft.summary()
         assert draft.details()
-        assert draft.as_yaml()
-        assert isinstance(draft.problems(), list)
+    assert draft.as_yaml()
+    assert draft.problems()
 
 
 def test_the_command_trains_what_is_on_disk(draft: Draft, tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -27,20 +28,29 @@ from tests.support import made_up_runs
 from tests.support.latency import LatencyProbe
 
 
-@pytest.fixture
-def session(qapp) -> Session:
+@pytest.fixture(scope="module")
+def shared_page(qapp) -> Iterator[MonitorPage]:
+    """The page with its eighteen plots, made once; every test leaves it without a run."""
     theme.apply(qapp, "light")
-    return Session()
+    shown = MonitorPage(Session())
+    shown.resize(1060, 700)
+    yield shown
+    shown.close()
+    shown.deleteLater()
 
 
 @pytest.fixture
-def page(qtbot, session: Session):
-    shown = MonitorPage(session)
-    qtbot.addWidget(shown)
-    shown.resize(1060, 700)
-    shown.show()
-    yield shown
-    session.close_run()
+def page(qtbot, qapp, shared_page: MonitorPage) -> Iterator[MonitorPage]:
+    theme.apply(qapp, "light")
+    shared_page.show()
+    yield shared_page
+    shared_page.session.close_run()
+    shared_page.hide()
+
+
+@pytest.fixture
+def session(page: MonitorPage) -> Session:
+    return page.session
 
 
 @pytest.fixture
@@ -246,7 +256,7 @@ handle, dice = hold_lock(folder), random.Random(1)
 diary, rows = Diary(folder.events), JsonLines(folder.completions)
 diary.write("started", iterations=100000)
 began, step = time.monotonic(), 0
-while time.monotonic() - began < 4:
+while time.monotonic() - began < 2:
     step += 1
     diary.write("step", step=step, metrics=made_up_runs.metrics(step, 1000, dice))
     for row in made_up_runs.groups(step, 1000, dice, prompts=1):
@@ -268,7 +278,7 @@ def test_fifty_steps_a_second_never_hold_up_the_window(
     writer = subprocess.Popen(command)
     try:
         session.open_run(folder.path)
-        qtbot.waitUntil(lambda: session.run.step > 10, timeout=10_000)
+        qtbot.waitUntil(lambda: session.run.step > 5, timeout=10_000)
         session.run.changed.connect(lambda: changes.append(session.run.step))
         probe = LatencyProbe(page)
         qtbot.waitUntil(lambda: session.run.state == "finished", timeout=20_000)
@@ -276,9 +286,9 @@ def test_fifty_steps_a_second_never_hold_up_the_window(
     finally:
         writer.kill()
         writer.wait(10)
-    assert session.run.step >= 100 and len(session.run.groups()) == 1
-    assert len(changes) <= 4 * 5 + 3, "at most about four a second"
-    assert len(plot(page, "Reward").traces[0].x) > 50
+    assert session.run.step >= 50 and len(session.run.groups()) == 1
+    assert len(changes) <= 4 * 3 + 3, "at most about four a second"
+    assert len(plot(page, "Reward").traces[0].x) > 25
 
 
 # ── the log, the export, the figures ─────────────────────────────────────────────────────────────────────────────────
