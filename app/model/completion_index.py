@@ -1,6 +1,6 @@
-"""Where each step's rows stand in completions.jsonl, so that any step can be read from a file of any size.
+"""Byte offsets of each step's rows in completions.jsonl, so that any step of a file of any size can be read at once.
 
-It notes byte offsets as the file grows and parses a row only when somebody looks at it. It knows no Qt.
+It records offsets as the file grows, and parses a row only when it is read. It knows no Qt.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from typing import Any
 from backend.spec.events import parse_line
 
 _STEP = re.compile(rb'^\s*\{\s*"step":\s*(\d+)\b')
-"""The step stands first in a row; a row written otherwise is parse_line whole."""
+"""The step comes first in a row as the trainer writes it; any other row is parsed in full."""
 
 SLICE = 1 << 20
-"""Bytes looked at in one call of `advance`."""
+"""Bytes read in one call of `advance`."""
 
 Row = dict[str, Any]
 
 
 class CompletionIndex:
-    """Steps → places in the file, in the order written."""
+    """Step → byte range in the file, in the order written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.clear()
 
     def clear(self) -> None:
-        self._offset = 0  # end of the last whole line that was noted
-        self._partial: list[bytes] = []  # read, but its newline has not come yet
+        self._offset = 0  # end of the last complete line that was indexed
+        self._partial: list[bytes] = []  # read, but its newline was not written yet
         self._steps: list[int] = []
         self._starts: list[int] = []
         self._ends: list[int] = []
 
     def steps(self) -> list[int]:
-        """Steps that have rows, rising."""
+        """Steps that have rows, ascending."""
         return self._steps
 
     def advance(self) -> bool:
-        """Note the rows in the next slice of the file; returns whether there is more to look at."""
+        """Index the rows in the next slice of the file; returns whether there is more to read."""
         waiting = sum(map(len, self._partial))
         try:
             with self.path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                if size < self._offset + waiting:  # cut back under our feet: start over
+                if size < self._offset + waiting:  # truncated by a resume: start over
                     self.clear()
                     waiting = 0
                 file.seek(self._offset + waiting)
@@ -87,7 +87,7 @@ class CompletionIndex:
             self._offset = end
 
     def _note_row(self, step: int, start: int, end: int) -> None:
-        while self._steps and self._steps[-1] > step:  # steps only rise: what came after is void
+        while self._steps and self._steps[-1] > step:  # a step that comes again replaces all later ones
             for column in (self._steps, self._starts, self._ends):
                 column.pop()
         if self._steps and self._steps[-1] == step:

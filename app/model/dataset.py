@@ -1,7 +1,7 @@
-"""The dataset of the draft, looked into by the helper process: one for the session, shared by whoever shows it.
+"""The draft's dataset as the helper process reads it: one object per session, shared by all widgets that show it.
 
-It asks while somebody looks, takes questions back when nobody does, and never shows an answer that belongs to settings
-that have changed since. It reads no file itself and knows no widget.
+It asks while a widget watches, cancels its requests when none does, and drops answers to settings that have changed since. It
+reads no file itself and knows no widget.
 """
 
 from __future__ import annotations
@@ -23,24 +23,33 @@ DEPENDS = (
 )  # fmt: skip
 """Settings that an answer depends on."""
 ROOM = ("max_seq_length", "max_completion_length")
-"""Settings that decide which prompts are too long; their lengths are known whatever these are."""
+"""Settings that decide which prompts are too long; a change of theirs needs no new count."""
 SETTLE_MS = 250
-"""How long typing must rest before anything is asked."""
-Take = Callable[[dict[str, Any] | None], None]
+"""How long typing must rest before a request is sent."""
+OnAnswer = Callable[[dict[str, Any] | None], None]
 USES = {"prompt_feature": "prompt", "answer_feature": "answer", "system_feature": "system", "type_feature": "type"}
-"""Setting of a column → what the column is for."""
+"""Setting of a column → the role of that column."""
 SPLITS = {"train": "Train", "valid": "Valid", "test": "Test"}
 GLANCE = 2000
-"""Prompts that are counted for a glance, spread over the dataset; a look at the page counts them all."""
+"""Prompts that are counted for the line on Train, spread over the dataset; the Dataset page has them all counted."""
 
 
 class Dataset(QObject):
     """What is known of the draft's dataset.
 
-    Attributes: state – none (no dataset is chosen), reading, absent (on Hugging Face, not here), fetching, ready, or
-    failed; said – the answer to `preview`; choices – {configs, splits}; split – the one that is looked at; counts; faults;
-    fetched – (bytes so far, bytes in all or None).
-    Signals: changed – any of these; counted – `counts`; replaced – rows that were shown are others now.
+    Attributes:
+        state – none (no dataset is chosen), reading, absent (on the Hub, not on this machine), fetching, ready, or failed.
+        preview – the answer to the question `preview`.
+        choices – {configs, splits} that the Hub offers.
+        split – the split on show.
+        counts – token counts of that split's prompts, or None.
+        faults – all problems of the dataset and its mapping.
+        download_progress – (bytes so far, bytes in all or None).
+
+    Signals:
+        changed – any attribute but `counts`.
+        counts_changed – `counts`.
+        rows_replaced – the rows of the split are others now.
     """
 
     changed = Signal()
@@ -65,16 +74,16 @@ class Dataset(QObject):
         self._rest_timer.timeout.connect(lambda: self.refresh())
         self._draft.changed.connect(self._on_changed)
 
-    # Who looks
+    # Watching
 
-    def watch(self, who: QObject, *, whole: bool = True) -> None:
-        """`who` shows this from now on; `whole` wants every prompt counted, otherwise a glance will do."""
-        self._watchers[id(who)] = whole
+    def watch(self, watcher: QObject, *, count_all: bool = True) -> None:
+        """`watcher` shows this from now on. `count_all`: count every prompt, otherwise a sample of GLANCE is enough."""
+        self._watchers[id(watcher)] = count_all
         self.refresh(again=True)
 
-    def unwatch(self, who: QObject) -> None:
-        """`who` shows it no longer: what nobody waits for is taken back."""
-        self._watchers.pop(id(who), None)
+    def unwatch(self, watcher: QObject) -> None:
+        """`watcher` shows it no longer; requests that no watcher needs are cancelled."""
+        self._watchers.pop(id(watcher), None)
         if not self._watchers:
             self._rest_timer.stop()
             if self._reading:
@@ -86,19 +95,19 @@ class Dataset(QObject):
     # Asking
 
     def settings(self) -> dict[str, Any]:
-        """The settings that questions go with, each of the right type."""
+        """The settings that every request carries, each of the right type."""
         valid_values = self._draft.valid_values()
         return {key: valid_values[key] for key in (*DEPENDS, *ROOM)}
 
     @property
-    def room(self) -> int:
-        """Tokens that Max Seq leaves for a prompt beside the completion."""
+    def prompt_limit(self) -> int:
+        """Tokens that a prompt may have: Max Seq less the completion length."""
         valid_values = self._draft.valid_values()
         return valid_values["max_seq_length"] - valid_values["max_completion_length"]
 
     def download(self) -> None:
-        """Bring a dataset of Hugging Face onto this machine, and read it. It goes on whoever looks; another dataset
-        calls it off, and what has arrived is kept."""
+        """Download a dataset from the Hub, then read it. It continues without watchers. Choosing another dataset cancels it, and
+        the bytes so far are kept."""
         self._cancel("_fetching")
         self.download_progress = (0, None)
         self._set_state("fetching", {})
@@ -107,8 +116,8 @@ class Dataset(QObject):
             id=self.settings()["data"].strip(), repo_type="dataset",
         )  # fmt: skip
 
-    def _on_download_progress(self, told: dict[str, Any]) -> None:
-        self.download_progress = (told["done"], told["total"])
+    def _on_download_progress(self, progress: dict[str, Any]) -> None:
+        self.download_progress = (progress["done"], progress["total"])
         self.changed.emit()
 
     def _on_downloaded(self) -> None:
@@ -119,7 +128,7 @@ class Dataset(QObject):
         self.refresh(again=True)
 
     def refresh(self, again: bool = False) -> None:
-        """Ask for what is not known yet, if anybody looks; `again` whether the files are still what they were."""
+        """Request what is not known yet, if there are watchers. `again`: even if the settings are unchanged, as files may not be."""
         self._rest_timer.stop()
         if not self._watchers:
             return
@@ -140,7 +149,7 @@ class Dataset(QObject):
             self._set_state("reading", {})
         self._reading = self._service.ask(
             "preview",
-            lambda preview: self._on_preview(preview, known),
+            lambda answer: self._on_preview(answer, known),
             on_refused=self._on_refused,
             owner=self,
             settings=settings,
@@ -148,31 +157,34 @@ class Dataset(QObject):
         )
         self._fetch = False
 
-    def rows(self, start: int, count: int, answer: Take, owner: QObject) -> int:
-        """Ask for a part of the split that is looked at; returns the question's number."""
-        return self._request_rows("preview_rows", answer, None, owner, start=start, count=count)
+    def request_rows(self, start: int, count: int, on_answer: OnAnswer, owner: QObject) -> int:
+        """Request a range of rows of the split; returns the request's number. None is answered where there is nothing to show."""
+        return self._request("preview_rows", on_answer, None, owner, start=start, count=count)
 
-    def row(self, index: int, answer: Take, owner: QObject) -> int:
-        """Ask for one row in full, with its prompt as the model will see it; it is answered twice while that takes long."""
-        return self._request_rows("preview_row", answer, answer, owner, index=index)
+    def request_row(self, index: int, on_answer: OnAnswer, owner: QObject) -> int:
+        """Request one row in full with its rendered prompt. It is answered twice where rendering must load the tokenizer first."""
+        return self._request("preview_row", on_answer, on_answer, owner, index=index)
 
     def cancel(self, number: int) -> None:
         self._service.cancel(number)
 
-    def _request_rows(self, question: str, answer: Take, told: Take | None, owner: QObject, **which: int) -> int:
-        """What comes after the settings have changed is None, as is what could not be answered."""
+    def _request(
+        self, question: str, on_answer: OnAnswer, on_progress: OnAnswer | None, owner: QObject, **which: int
+    ) -> int:
+        """An answer that comes after the settings have changed is replaced by None, as is a refusal."""
         settings, split = self.settings(), self.split
 
-        def current(take: Take) -> Take:
-            return lambda preview: take(preview if (self.settings(), self.split) == (settings, split) else None)
+        def current(callback: OnAnswer) -> OnAnswer:
+            return lambda answer: callback(answer if (self.settings(), self.split) == (settings, split) else None)
 
         return self._service.ask(
-            question, current(answer), on_progress=current(told) if told else None, on_refused=lambda _: answer(None), owner=owner,
+            question, current(on_answer), on_progress=current(on_progress) if on_progress else None,
+            on_refused=lambda _: on_answer(None), owner=owner,
             settings=settings, split=split, **which,
         )  # fmt: skip
 
     def set_split(self, split: str) -> None:
-        """Look at another split."""
+        """Show another split."""
         if split != self.split and split in self.splits:
             self.split = split
             self._cancel("_counting")
@@ -186,7 +198,7 @@ class Dataset(QObject):
 
     @property
     def splits(self) -> dict[str, dict[str, Any]]:
-        """Split → {rows, source, unanswered, repeated}, of those that have rows."""
+        """Split → {rows, source, unanswered, repeated}, of the splits that have rows."""
         return self.preview.get("splits", {})
 
     @property
@@ -194,25 +206,25 @@ class Dataset(QObject):
         return [column["name"] for column in self.preview.get("columns", ())]
 
     @property
-    def likely(self) -> dict[str, str]:
-        """Setting → the column that it probably is, where the one that is set does not exist."""
+    def suggested_columns(self) -> dict[str, str]:
+        """Setting → the column that it probably is, where the column that is set does not exist."""
         return self.preview.get("likely", {})
 
     def accept_suggestions(self) -> None:
-        """Map the columns as they probably are."""
-        self._draft.update(self.likely)
+        """Map the columns as suggested."""
+        self._draft.update(self.suggested_columns)
 
     def split_choices(self) -> list[str]:
-        """Names of splits that a menu can offer."""
+        """Names of splits for a menu."""
         return self.choices["splits"] or self.preview.get("names", [])
 
     def summary_line(self) -> tuple[str, bool]:
-        """(what is known of it, in a line; whether something is wrong with it)."""
+        """(a summary in one line, whether it states a problem)."""
         if self.faults:
             return self.faults[0].sentence, True
         columns, valid_values = self.columns, self._draft.valid_values()
         return summary_line(self.state, self.splits, {valid_values[key]: use for key, use in USES.items() if valid_values[key] in columns},
-                         self.counts if self.split == "train" else None, self.room), False  # fmt: skip
+                         self.counts if self.split == "train" else None, self.prompt_limit), False  # fmt: skip
 
     # Answers
 
@@ -226,17 +238,17 @@ class Dataset(QObject):
                 self._requested_for |= {key: self.settings()[key]}
             self.changed.emit()
 
-    def _on_preview(self, preview: dict[str, Any], known: bool) -> None:
-        """`known` says that the settings are those of the answer before this one: it may be the same."""
+    def _on_preview(self, answer: dict[str, Any], known: bool) -> None:
+        """`known`: the settings are those of the answer before this one, so it may be the same."""
         self._reading = 0
-        if known and preview == {"absent": False, **self.preview}:
+        if known and answer == {"absent": False, **self.preview}:
             self._request_counts()
             return
-        if preview["absent"]:
+        if answer["absent"]:
             self._set_state("absent", {})
             return
-        self._set_state("ready" if preview["splits"] else "failed", preview)
-        self._request_choices(preview["form"])
+        self._set_state("ready" if answer["splits"] else "failed", answer)
+        self._request_choices(answer["form"])
         self._request_counts()
 
     def _on_refused(self, faults: list[Fault]) -> None:
@@ -252,17 +264,17 @@ class Dataset(QObject):
         self.rows_replaced.emit()
 
     def _collect_faults(self) -> None:
-        """All that is wrong, once each."""
-        told = [Fault(**fault) for fault in self.preview.get("faults", ())]
-        self.faults = list(dict.fromkeys([*told, *self._count_faults]))
+        """All faults, without repetitions."""
+        of_preview = [Fault(**fault) for fault in self.preview.get("faults", ())]
+        self.faults = list(dict.fromkeys([*of_preview, *self._count_faults]))
 
     def _request_choices(self, form: str) -> None:
-        """A dataset of Hugging Face is asked for its configurations and splits once, beside everything else."""
+        """Request the configurations and splits of a dataset on the Hub, once per dataset."""
         settings = self.settings()
-        wanted = (settings["data"], settings["dataset_config"]) if form == "hub" else ()
-        if wanted != self._choices_for:
-            self._choices_for, self.choices = wanted, {"configs": [], "splits": []}
-            if wanted:
+        dataset = (settings["data"], settings["dataset_config"]) if form == "hub" else ()
+        if dataset != self._choices_for:
+            self._choices_for, self.choices = dataset, {"configs": [], "splits": []}
+            if dataset:
                 self._service.ask("preview_choices", self._on_choices, owner=self, settings=settings)
 
     def _on_choices(self, choices: dict[str, list[str]]) -> None:
@@ -272,7 +284,7 @@ class Dataset(QObject):
     # Counting
 
     def _request_counts(self) -> None:
-        """Have the prompts of the split counted, unless they are, or are being counted."""
+        """Request the token counts of the split's prompts, unless they are known or requested."""
         if self._counting or not self._watchers or not self.can_count:
             return
         most = None if any(self._watchers.values()) else GLANCE
@@ -280,27 +292,27 @@ class Dataset(QObject):
         if self.counts is not None and self.counts.done and self.counts.seen >= min(rows, most or rows):
             return
         self._counting = self._service.ask(
-            "preview_counts", lambda preview: self._on_counts(preview, done=True), on_progress=self._on_counts,
+            "preview_counts", lambda answer: self._on_counts(answer, done=True), on_progress=self._on_counts,
             on_refused=self._on_counts_refused, owner=self, settings=self.settings(), split=self.split, most=most,
         )  # fmt: skip
 
     @property
     def can_count(self) -> bool:
-        """Whether there are rows, with a column of prompts."""
+        """Whether there are rows and a column of prompts."""
         return self.split in self.splits and self._draft.valid_values()["prompt_feature"] in self.columns
 
-    def _on_counts(self, preview: dict[str, Any], done: bool = False) -> None:
-        lengths = () if preview["no_tokens"] else tuple((int(tokens), int(rows)) for tokens, rows in preview["lengths"])
-        self.counts = Counts(preview["rows"], preview["seen"], preview["refused"], lengths, preview["no_tokens"], done)
+    def _on_counts(self, answer: dict[str, Any], done: bool = False) -> None:
+        lengths = () if answer["no_tokens"] else tuple((int(tokens), int(rows)) for tokens, rows in answer["lengths"])
+        self.counts = Counts(answer["rows"], answer["seen"], answer["refused"], lengths, answer["no_tokens"], done)
         self._counting = 0 if done else self._counting
-        faults = [Fault(**fault) for fault in preview["faults"]]
+        faults = [Fault(**fault) for fault in answer["faults"]]
         if faults != self._count_faults:
             self._count_faults = faults
             self._collect_faults()
             self.changed.emit()
         self.counts_changed.emit()
         if done:
-            self._request_counts()  # somebody may have come meanwhile who wants more than a glance
+            self._request_counts()  # a watcher that wants all of them may have come meanwhile
 
     def _on_counts_refused(self, faults: list[Fault]) -> None:
         self._counting, self._count_faults = 0, faults
@@ -308,7 +320,7 @@ class Dataset(QObject):
         self.changed.emit()
 
     def _cancel(self, question: str) -> None:
-        """Take a question back, if it is open."""
+        """Cancel a request, if it is pending."""
         if number := getattr(self, question):
             self._service.cancel(number)
             setattr(self, question, 0)

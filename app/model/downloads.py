@@ -1,6 +1,6 @@
-"""Downloads from the Hub that this window has begun: how far each is, and pausing, going on and giving up.
+"""Downloads from the Hub that this window has started: progress, pause, resume, discard.
 
-They go on whatever page is looked at. What has arrived of one that ends early is kept, also beyond this session.
+They continue whichever page is shown. The bytes of one that ends early are kept, also beyond this session.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from app.model.service import Service
 from backend.spec.faults import Fault
 
 WINDOW_S = 6.0
-"""The speed is that of the last few seconds."""
+"""Seconds over which the speed is averaged."""
 
 State = Literal["running", "paused", "failed", "done"]
 
 
 @dataclass(slots=True)
 class Download:
-    """One model or dataset on its way. `done` and `total` in bytes, None until known; `sentence` says why it failed."""
+    """One model or dataset being downloaded. `done` and `total` in bytes, None until known; `sentence` says why it failed."""
 
     id: str
     repo_type: str
@@ -48,14 +48,19 @@ class Download:
         speed = self.speed
         return (self.total - self.done) / speed if speed and self.total is not None else None
 
-    def mark(self, now: float) -> None:
+    def add_sample(self, now: float) -> None:
         self.samples.append((now, self.done))
         while self.samples[-1][0] - self.samples[0][0] > WINDOW_S:
             self.samples.popleft()
 
 
 class Downloads(QObject):
-    """Signals: changed(Download); finished(Download) – it is on this machine now."""
+    """All downloads of this window.
+
+    Signals:
+        changed(Download) – its state or progress.
+        finished(Download) – it is on this machine now.
+    """
 
     changed = Signal(object)
     finished = Signal(object)
@@ -63,22 +68,22 @@ class Downloads(QObject):
     def __init__(self, service: Service, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._service = service
-        self._known: dict[tuple[str, str], Download] = {}
+        self._downloads: dict[tuple[str, str], Download] = {}
 
     def of(self, repo_type: str) -> list[Download]:
-        """Those that are not over."""
+        """Downloads that have not finished."""
         return [
             download
-            for download in self._known.values()
+            for download in self._downloads.values()
             if download.repo_type == repo_type and download.state != "done"
         ]
 
     def find(self, repo_type: str, id_: str) -> Download | None:
-        return self._known.get((repo_type, id_))
+        return self._downloads.get((repo_type, id_))
 
     def start(self, repo_type: str, id_: str) -> Download:
-        """Begin, or go on with what was paused or failed."""
-        download = self._known.setdefault((repo_type, id_), Download(id_, repo_type))
+        """Start a download, or resume one that was paused or failed."""
+        download = self._downloads.setdefault((repo_type, id_), Download(id_, repo_type))
         if download.number:
             return download
         download.state, download.phase, download.sentence = "running", "asking", ""
@@ -87,7 +92,7 @@ class Downloads(QObject):
             "download",
             lambda _: self._end(download, "done"),
             on_refused=lambda faults: self._on_refused(download, faults),
-            on_progress=lambda told: self._on_progress(download, told),
+            on_progress=lambda progress: self._on_progress(download, progress),
             owner=self,
             id=id_,
             repo_type=repo_type,
@@ -96,23 +101,24 @@ class Downloads(QObject):
         return download
 
     def pause(self, download: Download) -> None:
-        """Stop for now; what has arrived stays."""
+        """Stop for now; the bytes so far are kept."""
         if download.number:
             self._service.cancel(download.number)
             self._end(download, "paused")
 
     def discard(self, download: Download) -> None:
-        """Stop, and throw away what has arrived of the files that are not whole."""
+        """Stop, and delete the incomplete files."""
         self.pause(download)
-        self._known.pop((download.repo_type, download.id), None)
+        self._downloads.pop((download.repo_type, download.id), None)
         download.state = "done"
         self._service.ask("discard", lambda _: None, id=download.id, repo_type=download.repo_type)
         self.changed.emit(download)
 
-    def _on_progress(self, download: Download, told: dict[str, Any]) -> None:
-        download.phase, download.done, download.total = told["phase"], told["done"], told["total"] or download.total
+    def _on_progress(self, download: Download, progress: dict[str, Any]) -> None:
+        download.phase, download.done = progress["phase"], progress["done"]
+        download.total = progress["total"] or download.total
         if download.phase == "downloading":
-            download.mark(time.monotonic())
+            download.add_sample(time.monotonic())
         self.changed.emit(download)
 
     def _on_refused(self, download: Download, faults: list[Fault]) -> None:

@@ -108,7 +108,7 @@ class RewardBench(QObject):
         """Score what lies on the bench, asking first where code was not allowed yet."""
         if not self.groups:
             return
-        if not self.consent.given(self.draft.values()):
+        if not self.consent.obtain(self.draft.values()):
             self.stale = True
             self.refused.emit(DECLINED)
             self.changed.emit()

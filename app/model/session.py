@@ -1,6 +1,6 @@
-"""What the pages share: the draft being edited, the run being looked at, the app's own preferences.
+"""The state that the pages share: the draft, the run on show, preferences, and the services made on first use.
 
-Pages talk to one another only through this object's signals; none of them imports another.
+Pages communicate only through this object's signals; none of them imports another.
 """
 
 from __future__ import annotations
@@ -34,15 +34,25 @@ if TYPE_CHECKING:
 
 
 class Session(QObject):
-    """The session.
+    """One window's state.
 
-    Attributes: draft, prefs, desk, downloads, consent, bench; run – the run that Monitor and Completions show, or None.
-    Signals: page_wanted(key of a page); field_wanted(key of a setting, to be shown and focused on the Train page);
-    run_changed – `run` is another one now; run_state_changed(its state); export_wanted(RunFolder) – its model;
-    settings_wanted(RunFolder) – into the form; presets_wanted; rows_wanted(numbers of rows, from 1, to try rewards on);
-    message(one sentence for the status strip).
-    Hooks: estimate(Config) – the memory of a run, as a Footprint or None; go_on_without_memory(Footprint) – whether to
-    train all the same where it surely does not suffice.
+    Attributes:
+        prefs, draft, consent, time_forecast – made at once.
+        service, downloads, dataset, reward_bench – made on first use.
+        run – the run that Monitor and Completions show, or None.
+        estimate_memory(Config) – the memory of a run, None where it is not known. Tests replace it.
+        confirm_over_memory(MemoryParts) – whether to train although memory surely does not suffice. Set by the window.
+
+    Signals:
+        page_requested(str) – show the page with this key.
+        field_requested(str) – show and focus this setting on the Train page.
+        run_changed – `run` is another one now.
+        run_state_changed(str) – the state of `run`.
+        export_requested(RunFolder) – export this run's model.
+        settings_requested(RunFolder) – load this run's settings into the form.
+        presets_requested – show the presets.
+        reward_rows_requested(list[int]) – sample on these rows of the training split, counted from 1.
+        message(str) – one sentence for the status strip.
     """
 
     page_requested = Signal(str)
@@ -67,14 +77,14 @@ class Session(QObject):
         self._reward_bench: RewardBench | None = None
         self.consent = Consent(self.prefs.folder / "trusted.json")
         self.time_forecast = TimeForecast(self)
-        self.estimate: MemoryEstimator = self._estimate
+        self.estimate_memory: MemoryEstimator = self._estimate_memory
         self.confirm_over_memory: Callable[[MemoryParts], bool] = lambda _footprint: False
         self.draft.changed.connect(self._remember_file)
         self.draft.saved.connect(self._remember_file)
 
     @property
     def service(self) -> Service:
-        """Where pages ask what takes time; one for the session, made when it is first needed."""
+        """Where pages ask what takes time; one for the session, made on first use."""
         if self._service is None:
             from app.model.service import Service
 
@@ -83,7 +93,7 @@ class Session(QObject):
 
     @property
     def downloads(self) -> Downloads:
-        """What is on its way from the Hub; made when it is first needed."""
+        """What is on its way from the Hub; made on first use."""
         if self._downloads is None:
             from app.model.downloads import Downloads
 
@@ -111,11 +121,11 @@ class Session(QObject):
 
     @property
     def is_training(self) -> bool:
-        """Whether a run of this session is alive, also while another one is looked at."""
+        """Whether a run of this session is alive, even while another one is shown."""
         return self._live_folder() is not None or (self.run is not None and self.run.is_live)
 
     def stop_training(self) -> None:
-        """Tell the live run to save and end."""
+        """Ask the live run to save and stop."""
         live = self._live_folder()
         if self.run is not None and (live is None or self.run.folder.path == live.path):
             self.run.send("stop")
@@ -126,7 +136,7 @@ class Session(QObject):
         return self._training if self._training is not None and self._training.is_locked() else None
 
     def start_run(self) -> None:
-        """Train what the form says in a process of its own; with problems, go to the first one instead."""
+        """Train with the form's settings in a new process. Shows the first problem instead where there are any."""
         if self._is_busy() or self._shows_problem() or not self._fits_memory():
             return
         if not self._may_run_code(self.draft.values()):
@@ -141,7 +151,7 @@ class Session(QObject):
         self.page_requested.emit("monitor")
 
     def resume_run(self, folder: RunFolder) -> None:
-        """Go on with a run from its newest checkpoint, in a process of its own, and look at it."""
+        """Resume a run from its newest checkpoint in a new process, and show it."""
         from app.model.processes import resume_training
 
         if self._is_busy():
@@ -161,14 +171,14 @@ class Session(QObject):
         self.page_requested.emit("monitor")
 
     def _may_run_code(self, settings: Mapping[str, Any]) -> bool:
-        """Whether a person's own reward code may run; where it may not, that is said."""
-        may = self.consent.given(settings)
-        if not may:
+        """Whether the user's own reward code may run; emits a message where it may not."""
+        allowed = self.consent.obtain(settings)
+        if not allowed:
             self.message.emit("The reward file was not allowed to run, so nothing was started.")
-        return may
+        return allowed
 
     def _is_busy(self) -> bool:
-        """Whether a run is alive already, which is then said."""
+        """Whether a run is alive already; emits a message if so."""
         if self.is_training:
             self.message.emit("One run at a time: stop the present run first, or let it finish.")
         return self.is_training
@@ -182,28 +192,27 @@ class Session(QObject):
             self.message.emit(faults[0].sentence + (rest if len(faults) > 1 else ""))
         return bool(faults)
 
-    def _estimate(self, settings: config.Config) -> MemoryParts | None:
+    def _estimate_memory(self, settings: config.Config) -> MemoryParts | None:
         from app.model.memory import memory_parts_of
 
         counts = self.dataset.counts
         return memory_parts_of(settings, counts.longest if counts is not None and counts.has_tokens else None)
 
     def memory_parts(self) -> MemoryParts | None:
-        """The memory that the form's run would need; None while that cannot be known."""
+        """The memory that a run of the form would need; None while that cannot be estimated."""
         try:
-            return self.estimate(self.draft.config())
+            return self.estimate_memory(self.draft.config())
         except Mistake:
             return None
 
     def _fits_memory(self) -> bool:
-        """Whether the run fits, may fit, or is wanted all the same."""
+        """Whether the run fits, may fit, or the user confirms it all the same."""
         memory_parts = self.memory_parts()
         if memory_parts is None or memory_parts.verdict != "over":
             return True
         if self.confirm_over_memory(memory_parts):
-            self.draft.set(
-                "memory_limit", math.ceil(memory_parts.total / GB)
-            )  # or the trainer would refuse in its turn
+            # The trainer makes the same estimate, and would refuse in its turn.
+            self.draft.set("memory_limit", math.ceil(memory_parts.total / GB))
             return True
         self.message.emit(f"Not started. {memory_parts.sentence}")
         return False
@@ -221,7 +230,7 @@ class Session(QObject):
         return folder
 
     def open_run(self, path: Path) -> None:
-        """Look at this run, live or finished."""
+        """Show this run, live or finished."""
         from app.model.run import Run  # brings numpy, which the first paint does not wait for
 
         self._release_run()
@@ -230,7 +239,7 @@ class Session(QObject):
         self.run_changed.emit()
 
     def close_run(self) -> None:
-        """Stop looking at a run; a live one goes on training."""
+        """Show no run; a live one goes on training."""
         if self.run is not None:
             self._release_run()
             self.run_changed.emit()
@@ -242,7 +251,7 @@ class Session(QObject):
             self.run = None
 
     def reattach(self) -> bool:
-        """Look at the newest run that is still training, if there is one: the window may have been closed on it."""
+        """Show the newest run that is still training, if there is one: an earlier window may have started it."""
         live = next((run for run in places.all_runs() if run.is_locked()), None)
         if live is None:
             return False
@@ -252,7 +261,7 @@ class Session(QObject):
         return True
 
     def restore(self) -> None:
-        """Bring back the form of the last session, or the demo on the first launch."""
+        """Restore the form of the last session, or load the demo on the first launch."""
         try:
             if self.prefs.draft_file.exists():
                 self.draft.restore(self.prefs.config_file)
@@ -263,7 +272,7 @@ class Session(QObject):
             self.message.emit(f"{mistake.faults[0].sentence} The form shows the defaults.")
 
     def load_config(self, path: Path) -> None:
-        """Open a YAML file in the form; one that cannot be taken over leaves the form as it was and says why."""
+        """Open a YAML file in the form. One that cannot be read leaves the form unchanged and emits why."""
         path = Path(path).resolve()
         if self._load_form(path):
             self.prefs.remember(path)
@@ -272,14 +281,16 @@ class Session(QObject):
             self.message.emit(f"Opened {path.name}.{note}")
 
     def apply_preset(self, preset: Preset) -> None:
-        """Take a preset's settings over, and show them."""
+        """Apply a preset to the form, and show it."""
         self.draft.apply(preset)
         self.page_requested.emit("train")
         self.message.emit(f"{preset.title} is set. Undo brings back what was there.")
 
     def use_data(self, name: str) -> None:
-        """Train on this file, folder or id: with the columns that can be seen at once, and, where the form still holds the
-        demo or no model, with a model and settings to begin with."""
+        """Set the dataset to this file, folder or Hub id, and map the columns that can be guessed from it.
+
+        A form that still holds the demo or no model also gets a model and settings to start from.
+        """
         path = Path(name).expanduser()
         columns, called = guessed(columns_of(path)), path.name or name
         values = {"data": name, **columns}
@@ -293,12 +304,12 @@ class Session(QObject):
             self.message.emit(columns_sentence(called, columns))
 
     def _first_values(self) -> dict[str, Any]:
-        """What somebody begins with who has nothing but data."""
+        """The form of a user who has nothing but data."""
         quick = preset(places.resources() / "presets" / "fast_try.yaml")
         return {**quick.values, "model": model_to_begin_with(), "system_prompt": SYSTEM_PROMPT}
 
     def try_rewards(self, rows: list[int]) -> None:
-        """Have the bench sample the model on these rows of the training split, counted from 1."""
+        """Have the reward bench sample the model on these rows of the training split, counted from 1."""
         self.page_requested.emit("rewards")
         self.reward_rows_requested.emit(rows)
 
@@ -309,12 +320,12 @@ class Session(QObject):
         self.field_requested.emit(key)
 
     def _remember_file(self, key: str = "") -> None:
-        """The file behind the form may be another one."""
+        """Remember the file behind the form, which may be another one when all settings change (`key` empty)."""
         if not key and self.prefs.config_file != self.draft.path:
             self.prefs.config_file = self.draft.path
 
     def load_settings(self, folder: RunFolder) -> None:
-        """Bring a run's settings into the form. Saving asks for a place of its own: the run's file is a record."""
+        """Load a run's settings into the form. Saving then asks for a new file: the run's own is a record."""
         if self._load_form(folder.config, as_preset=True):
             self.message.emit(f"These are the settings of {folder.name}.")
 

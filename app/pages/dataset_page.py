@@ -199,13 +199,13 @@ class DatasetPage(QWidget):
         self.mapping.show_faults(dataset.faults)
         elsewhere = (fault.sentence for fault in dataset.faults if fault.setting not in self.mapping.fields)
         self.path.show_problem(" ".join(elsewhere))
-        self.mapping.show_likely(dataset.likely)
+        self.mapping.show_likely(dataset.suggested_columns)
         self._show_which()
         self._show_counts()
         self.table.say(self._instead())
         self._show_enabled()
-        self.model.set_room(dataset.room)
-        self.detail.set_room(dataset.room)
+        self.model.set_room(dataset.prompt_limit)
+        self.detail.set_room(dataset.prompt_limit)
 
     def _offer_names(self) -> None:
         dataset = self.dataset
@@ -230,10 +230,10 @@ class DatasetPage(QWidget):
         shown.show_figure("repeated", about.get("repeated"))
         shown.show_figure("refused", counts.refused if counts else None, sample=counts is not None and not counts.done)
         has_tokens = counts is not None and counts.has_tokens
-        too_long, whole = counts.too_long(dataset.room) if counts and has_tokens else (None, True)
+        too_long, whole = counts.too_long(dataset.prompt_limit) if counts and has_tokens else (None, True)
         shown.show_figure("too_long", too_long, sample=not whole)
         instead = counts.no_tokens if counts else UNCOUNTED if dataset.splits and not dataset.can_count else ""
-        shown.histogram.show_lengths(counts.lengths if counts and has_tokens else (), dataset.room, instead)
+        shown.histogram.show_lengths(counts.lengths if counts and has_tokens else (), dataset.prompt_limit, instead)
         shown.about.setText(self._about_lengths())
         shown.about.setToolTip(shown.about.text())
         shown.show_progress(*((counts.seen, counts.rows) if counts and not counts.done else (0, 0)))
@@ -247,7 +247,7 @@ class DatasetPage(QWidget):
             return "Counting tokens…" if dataset.can_count else ""
         if not counts.has_tokens:
             return ""
-        return f"median {counts.median:,} · longest {counts.longest:,} · {max(0, dataset.room):,} fit"
+        return f"median {counts.median:,} · longest {counts.longest:,} · {max(0, dataset.prompt_limit):,} fit"
 
     # Rows to try rewards on
 
@@ -280,7 +280,7 @@ class DatasetPage(QWidget):
         self._generation += 1
         self._had_tokens = False
         rows = dataset.splits.get(dataset.split, {}).get("rows", 0)
-        self.model.show_rows(rows, self._headings() if rows else [], dataset.room)
+        self.model.show_rows(rows, self._headings() if rows else [], dataset.prompt_limit)
         self.table.begin(self._instead())
         if not rows:
             self.detail.show_nothing()
@@ -290,7 +290,7 @@ class DatasetPage(QWidget):
         """The columns in use first, in the order of their menus; before all others the one that holds the prompts."""
         valid_values = self.draft.valid_values()
         uses = {valid_values[key]: use for key, use in reversed(USES.items())}
-        wide = self.dataset.likely.get("prompt_feature", valid_values["prompt_feature"])
+        wide = self.dataset.suggested_columns.get("prompt_feature", valid_values["prompt_feature"])
         found = [
             Heading(one["name"], uses.get(one["name"], ""), one["kind"] == "number", one["name"] == wide)
             for one in self.dataset.preview["columns"]
@@ -320,7 +320,7 @@ class DatasetPage(QWidget):
             else:
                 self.model.put(start, said["rows"], said["tokens"])
 
-        self.dataset.rows(start, PART, put, owner=self)
+        self.dataset.request_rows(start, PART, put, owner=self)
 
     def _ask_row(self) -> None:
         """Show the row that the cursor has come to rest on; the one asked for before is wanted no longer."""
@@ -334,6 +334,6 @@ class DatasetPage(QWidget):
         def show(said: dict[str, Any] | None) -> None:
             self._asked_row = self._asked_row if said and said.get("loading") else 0
             if said is not None and generation == self._generation:
-                self.detail.show_row(index, said, self.dataset.room)
+                self.detail.show_row(index, said, self.dataset.prompt_limit)
 
-        self._asked_row = self.dataset.row(index, show, owner=self)
+        self._asked_row = self.dataset.request_row(index, show, owner=self)

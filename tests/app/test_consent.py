@@ -62,22 +62,24 @@ def test_every_file_that_a_run_would_execute_is_found(mine: Path, tmp_path: Path
 def test_asked_once_and_again_after_a_change(mine: Path, tmp_path: Path) -> None:
     asked, settings = Asked(True), {"reward_functions_file": str(mine)}
     consent = Consent(tmp_path / "trusted.json", asked)
-    assert consent.given(settings) and [one.changed for one in asked.requests] == [False]
-    assert consent.given(settings) and Consent(tmp_path / "trusted.json").given(settings), "remembered across sessions"
+    assert consent.obtain(settings) and [one.changed for one in asked.requests] == [False]
+    assert consent.obtain(settings) and Consent(tmp_path / "trusted.json").obtain(settings), (
+        "remembered across sessions"
+    )
     assert len(asked.requests) == 1
     mine.write_text(CODE + "\n")
     assert consent.trusted(settings) != {str(mine): read_code(mine).fingerprint}
-    assert consent.given(settings) and [one.changed for one in asked.requests] == [False, True]
+    assert consent.obtain(settings) and [one.changed for one in asked.requests] == [False, True]
     assert consent.trusted(settings) == {str(mine): read_code(mine).fingerprint}
-    assert consent.given({"reward_functions": ["r1_int"]}) and len(asked.requests) == 2, "what ships needs no consent"
+    assert consent.obtain({"reward_functions": ["r1_int"]}) and len(asked.requests) == 2, "what ships needs no consent"
 
 
 def test_a_refusal_is_not_remembered_as_consent(mine: Path, tmp_path: Path) -> None:
     asked, settings = Asked(False), {"reward_functions_file": str(mine)}
     consent = Consent(tmp_path / "trusted.json", asked)
-    assert not consent.given(settings) and not consent.given(settings)
+    assert not consent.obtain(settings) and not consent.obtain(settings)
     assert len(asked.requests) == 2 and not (tmp_path / "trusted.json").exists()
-    assert not Consent(tmp_path / "other.json").given(settings), "with nobody to ask, nothing runs"
+    assert not Consent(tmp_path / "other.json").obtain(settings), "with nobody to ask, nothing runs"
 
 
 def test_run_starts_nothing_without_consent(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -587,7 +587,7 @@ def test_the_memory_stands_in_the_sentence_and_as_a_bar(page: TrainPage, qtbot):
         MemoryPart("Logits", 3e9),
         MemoryPart("Adapters", 1e6),
     )
-    page.session.estimate = lambda config: MemoryParts(parts, 16e9, "Shorter completions need less.")
+    page.session.estimate_memory = lambda config: MemoryParts(parts, 16e9, "Shorter completions need less.")
     page._show_problems()
     assert plain(page.launch.summary.text()).endswith("1,000 steps, 9.8 GB.")
     bar = page.launch.memory
@@ -595,7 +595,7 @@ def test_the_memory_stands_in_the_sentence_and_as_a_bar(page: TrainPage, qtbot):
     assert plain(bar.sentence.text()) == "Needs about 9.8 GB of 16.0 GB."
     assert "Weights 4.0 GB" in plain(bar.accessibleDescription()) and "Other 1 MB" in plain(bar.accessibleDescription())
     assert not bar.advice.isVisible()
-    page.session.estimate = lambda config: MemoryParts(parts, 8e9, "Shorter completions need less.")
+    page.session.estimate_memory = lambda config: MemoryParts(parts, 8e9, "Shorter completions need less.")
     page._show_problems()
     assert plain(bar.sentence.text()) == "Needs about 9.8 GB, and this machine has only 8.0 GB to give."
     assert bar.advice.isVisible()
@@ -622,7 +622,7 @@ def test_a_run_that_surely_does_not_fit_starts_only_when_a_person_insists(
     started: list[str] = []
     monkeypatch.setattr("app.model.processes.start_training", lambda text, run: started.append(run.name))
     mend(page.draft)
-    page.session.estimate = lambda config: MemoryParts((MemoryPart("Weights", 10e9),), 4e9)
+    page.session.estimate_memory = lambda config: MemoryParts((MemoryPart("Weights", 10e9),), 4e9)
     said: list[str] = []
     page.session.message.connect(said.append)
     page.session.start_run()

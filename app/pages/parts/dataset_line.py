@@ -30,7 +30,7 @@ class DatasetLine(QPushButton):
         self.setCursor(Qt.CursorShape.PointingHandCursor)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         self._soon = QTimer(self, singleShot=True, interval=WAIT_MS)
-        self._soon.timeout.connect(lambda: dataset.watch(self, whole=False))
+        self._soon.timeout.connect(lambda: dataset.watch(self, count_all=False))
         self.clicked.connect(lambda _checked=False: self.wanted.emit())
         for signal in (dataset.changed, dataset.counts_changed):
             signal.connect(self.refresh)
