@@ -1,7 +1,7 @@
 """Presets: YAML files whose first comment lines are a title and a sentence, and what each would change in a form.
 
-A preset says how to train, never what: model, data and rewards stay a person's own unless its third line says that it
-replaces them. Whoever adds one adds a file to resources/presets.
+A preset sets how to train, not what: model, data and rewards stay as they are unless its third line says that it replaces
+everything. To add one, add a file to resources/presets.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ OWN = (
     *("prompt_feature", "answer_feature", "type_feature", "system_feature", "dataset_config"),
     *("train_split", "valid_split", "test_split", "reward_functions", "reward_weights", "reward_functions_file"),
 )
-"""What a person chose for this very task."""
+"""Settings of the user's task, which a preset may not change."""
 REPLACES = "Replaces: everything"
-"""The third line of a preset that is a whole task of its own."""
+"""The third line of a preset that is a complete task of its own."""
 ORDER = ("demo", "fast_try", "reasoning", "small_memory", "gspo", "dapo", "dr_grpo", "full_small")
 
 
@@ -40,11 +40,11 @@ class Preset:
     replaces: bool
 
     def applied(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """A whole form after it, from the form before it."""
+        """All values of the form after the preset, from those before it."""
         return {**(defaults() if self.replaces else values), **self.values}
 
     def changes(self, values: Mapping[str, Any]) -> list[tuple[Setting, Any, Any]]:
-        """(setting, value before, value after) of everything that would become another one, in the form's order."""
+        """(setting, value before, value after) of every setting that would change, in the form's order."""
         after = self.applied(values)
         return [
             (about, values[key], after[key])
@@ -54,13 +54,13 @@ class Preset:
 
 
 def presets(folder: Path | None = None) -> list[Preset]:
-    """Every preset, the usual ones first, then others by name. Raises Mistake for a file that is none."""
-    files = sorted((folder or places.resources() / "presets").glob("*.yaml"), key=_place)
+    """Every preset, the shipped ones first, then others by name. Raises Mistake for an invalid file."""
+    files = sorted((folder or places.resources() / "presets").glob("*.yaml"), key=_order)
     return [preset(file) for file in files]
 
 
 def preset(file: Path) -> Preset:
-    """Raises Mistake where title or sentence is missing, a key is unknown, or a person's own choices would be lost."""
+    """Read one preset. Raises Mistake where title or sentence is missing, a key is unknown, or settings of the task would change."""
     title, sentence, *more = [*_comments(file), "", ""]
     if not title or not sentence:
         raise Mistake("preset", f"{file.name} must begin with two comment lines: its title, and a sentence.")
@@ -94,5 +94,5 @@ def _comments(file: Path) -> list[str]:
     return lines
 
 
-def _place(file: Path) -> tuple[int, str]:
+def _order(file: Path) -> tuple[int, str]:
     return (ORDER.index(file.stem) if file.stem in ORDER else len(ORDER), file.stem)

@@ -1,7 +1,7 @@
-"""What lies on the reward bench: groups of completions, what each reward function gives them, and what that means.
+"""The reward bench: groups of completions, their scores by each reward function, and the findings about those scores.
 
-It asks the desk and holds the answers; it scores nothing itself and knows no widget. Settings come from the draft, and
-no code of a person's runs without their consent.
+It sends questions to the service and holds the answers; it scores nothing itself and knows no widget. Settings come from the draft,
+and the user's code runs only with consent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from backend.spec.faults import Fault
 from backend.spec.rewards import catalog
 
 SETTLE_MS = 300
-"""How long weights must rest before completions are scored again by themselves."""
+"""How long settings must rest before completions are scored again automatically."""
 SCORING_SETTINGS = ("reward_functions", "reward_weights", "reward_functions_file", "scale_rewards", "multi_objective_aggregation",
           "advantage_baseline", "max_completion_length")  # fmt: skip
 """Settings that scores, rewards or advantages depend on."""
@@ -29,12 +29,24 @@ Group = dict[str, Any]
 
 
 class RewardBench(QObject):
-    """Attributes: groups – lines as completions.jsonl has them, scores laid in; functions – what each function came to;
-    findings – the verdict; failed – where a reward file could not be loaded, and why; cases – rerun with the last
-    scoring; origin – where the completions are from; seconds – that scoring took; means – function → its mean score.
+    """The completions on the bench and their scores.
 
-    Signals: changed – any of these; busy_changed(what is being done, or ""); progress(done, of; of is 0 where that is
-    not known); refused(sentence).
+    Attributes:
+        groups – rows as in completions.jsonl, with scores added.
+        functions – the result of each reward function.
+        findings – the verdict on the scores.
+        failed – where a reward file could not be loaded, and why; else None.
+        cases – the kept cases, scored again with everything else.
+        origin – where the completions are from.
+        seconds – how long scoring took.
+        stale – the scores are older than the settings.
+        means – function → its mean score.
+
+    Signals:
+        changed – any attribute.
+        busy_changed(str) – what is being done, or "".
+        progress(int, int) – done and total; the total is 0 where it is not known.
+        refused(str) – a sentence for the user.
     """
 
     changed = Signal()
@@ -55,20 +67,20 @@ class RewardBench(QObject):
         self.steps: list[int] = []
         self.step: int | None = None
         self.stale = False
-        self._number: int | None = None
+        self._request: int | None = None
         self._rest_timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
         self._rest_timer.timeout.connect(self.score_quietly)
         draft.changed.connect(self._on_setting)
 
-    # Where completions come from
+    # Loading completions
 
     def sample(self, how: str, count: int, numbers: Sequence[int], group_size: int, seed: int) -> None:
-        """Draw completions from the chosen model and score them."""
-        about = {"how": how, "count": count, "numbers": list(numbers), "group_size": group_size, "seed": seed}
-        self._fetch("sample", "Sampling", "sampled from the model", settings=self.draft.values(), **about)
+        """Sample completions from the chosen model and score them."""
+        choice = {"how": how, "count": count, "numbers": list(numbers), "group_size": group_size, "seed": seed}
+        self._fetch("sample", "Sampling", "sampled from the model", settings=self.draft.values(), **choice)
 
     def load_run(self, folder: Path, step: int | None) -> None:
-        """Bring back what a run wrote at a step, the newest by default."""
+        """Load the completions that a run wrote at a step, the newest by default."""
         self._fetch("run_completions", "Reading the run", "", run=str(folder), step=step)
 
     def load_file(self, path: Path) -> None:
@@ -78,9 +90,9 @@ class RewardBench(QObject):
         self._fetch("read_completions", "Reading what was pasted", "pasted", text=text)
 
     def cancel(self) -> None:
-        """Give up what is being done; what lies on the bench stays."""
-        if self._number is not None:
-            self.service.cancel(self._number)
+        """Cancel the pending request; the completions stay."""
+        if self._request is not None:
+            self.service.cancel(self._request)
         self._end_request()
 
     def _fetch(self, question: str, what: str, origin: str, **about: Any) -> None:
@@ -94,9 +106,9 @@ class RewardBench(QObject):
 
         self._ask(question, what, answered, **about)
 
-    def _set_groups(self, answer: Any, lines: list[Group], origin: str) -> None:
+    def _set_groups(self, answer: Any, groups: list[Group], origin: str) -> None:
         self.steps, self.step = (answer["steps"], answer["step"]) if isinstance(answer, dict) else ([], None)
-        self.groups, self.origin = lines, origin
+        self.groups, self.origin = groups, origin
         self.functions, self.findings, self.failed = [], [], None
         self._end_request()
         self.changed.emit()
@@ -105,7 +117,7 @@ class RewardBench(QObject):
     # Scoring
 
     def score(self) -> None:
-        """Score what lies on the bench, asking first where code was not allowed yet."""
+        """Score the completions, after asking for consent where it is missing."""
         if not self.groups:
             return
         if not self.consent.obtain(self.draft.values()):
@@ -116,7 +128,7 @@ class RewardBench(QObject):
         self._score()
 
     def score_quietly(self) -> None:
-        """Score again where that takes no question; else it can be seen that the scores are old."""
+        """Score again if that needs no consent and nothing is pending; otherwise mark the scores as stale."""
         if not self.groups:
             return
         if self.busy or self.consent.unconfirmed(self.draft.values()):
@@ -128,10 +140,10 @@ class RewardBench(QObject):
     def _score(self) -> None:
         self._rest_timer.stop()
         settings = self.draft.values()
-        given = {key: settings[key] for key in (*SCORING_SETTINGS, "reward_timeout")}
-        bare = [_without_scores(line) for line in self.groups]
+        scoring = {key: settings[key] for key in (*SCORING_SETTINGS, "reward_timeout")}
+        groups = [_without_scores(group) for group in self.groups]
         self._ask(
-            "score", "Scoring", self._on_scores, settings=given, groups=bare, trusted=self.consent.trusted(settings)
+            "score", "Scoring", self._on_scores, settings=scoring, groups=groups, trusted=self.consent.trusted(settings)
         )
 
     def _on_scores(self, answer: dict[str, Any]) -> None:
@@ -141,38 +153,36 @@ class RewardBench(QObject):
         if self.failed is None:
             self.functions, self.findings = answer["functions"], answer["findings"]
             self.seconds, self.cases = answer["seconds"], answer.get("cases") or []
-            for line, scored in zip(self.groups, answer["scored"], strict=True):
-                line["completions"] = [one | marks for one, marks in zip(line["completions"], scored, strict=True)]
+            for group, scored in zip(self.groups, answer["scored"], strict=True):
+                group["completions"] = [row | scores for row, scores in zip(group["completions"], scored, strict=True)]
         self.changed.emit()
 
     @property
     def means(self) -> dict[str, float]:
-        """Function → the mean of what it gave; functions that failed or had no opinion are left out."""
-        made = [one.get("rewards") or {} for line in self.groups for one in line["completions"]]
-        known = {
-            one["name"]: [marks[one["name"]] for marks in made if marks.get(one["name"]) is not None]
-            for one in self.functions
-        }
-        return {name: sum(scores) / len(scores) for name, scores in known.items() if scores}
+        """Function → its mean score; functions without any score are left out."""
+        rewards = [completion.get("rewards") or {} for group in self.groups for completion in group["completions"]]
+        names = [function["name"] for function in self.functions]
+        by_name = {name: [scores[name] for scores in rewards if scores.get(name) is not None] for name in names}
+        return {name: sum(scores) / len(scores) for name, scores in by_name.items() if scores}
 
     @property
     def count(self) -> int:
         """Completions on the bench."""
-        return sum(len(line["completions"]) for line in self.groups)
+        return sum(len(group["completions"]) for group in self.groups)
 
     # Cases
 
     @property
     def reward_file(self) -> Path | None:
-        """The person's file, where one is chosen and there."""
+        """The user's reward file, where one is set and exists."""
         text = str(self.draft.value("reward_functions_file") or "").strip()
         path = catalog.locate_reward_file(text) if text else None
         return path if path is not None and path.is_file() else None
 
     def keep_case(self, group: Mapping[str, Any], completion: Mapping[str, Any]) -> None:
-        """Keep a scored completion with the reward file, with the scores that the file's own functions gave it."""
+        """Keep a scored completion as a case of the reward file, with the scores by that file's own functions."""
         file = self.reward_file
-        own = self._own_names(file) if file else set()
+        own = self._names_of_file(file) if file else set()
         expected = {name: score for name, score in (completion.get("rewards") or {}).items() if name in own}
         if file is None or not expected:
             self.refused.emit(
@@ -184,13 +194,13 @@ class RewardBench(QObject):
             file, do="keep", group=_without_scores(group), completion=completion["text"], expected=expected, calls=calls
         )
 
-    def remove_case(self, place: int) -> None:
-        """Throw away the case at this place."""
+    def remove_case(self, index: int) -> None:
+        """Remove the case at this index."""
         if self.reward_file is not None:
-            self._cases(self.reward_file, do="drop", place=place)
+            self._cases(self.reward_file, do="drop", place=index)
 
-    def _own_names(self, file: Path) -> set[str]:
-        """Names under which functions of the file are scored now."""
+    def _names_of_file(self, file: Path) -> set[str]:
+        """Names under which functions of the file are scored, given the settings."""
         shipped = {entry.name for entry in catalog.builtin_rewards()}
         names = {catalog.metric_name(str(entry)): str(entry) for entry in self.draft.value("reward_functions")}
         registered = {entry.name for entry in catalog.rewards_in_file(file)}
@@ -208,16 +218,16 @@ class RewardBench(QObject):
     def _ask(self, question: str, what: str, answered: Any, **about: Any) -> None:
         self.cancel()
         self._set_busy(what)
-        self._number = self.service.ask(
+        self._request = self.service.ask(
             question, answered, on_refused=self._on_refused, on_progress=self._on_progress, owner=self, **about
         )
 
-    def _on_progress(self, told: dict[str, Any]) -> None:
-        if "scoring" in told:
-            self._set_busy(f"Scoring with {told['scoring']}")
-        elif "phase" in told:
-            self._set_busy(told["phase"].capitalize())
-            self.progress.emit(told.get("done", 0), told.get("of", 0))
+    def _on_progress(self, progress: dict[str, Any]) -> None:
+        if "scoring" in progress:
+            self._set_busy(f"Scoring with {progress['scoring']}")
+        elif "phase" in progress:
+            self._set_busy(progress["phase"].capitalize())
+            self.progress.emit(progress.get("done", 0), progress.get("of", 0))
 
     def _on_refused(self, faults: list[Fault]) -> None:
         self._end_request()
@@ -225,7 +235,7 @@ class RewardBench(QObject):
         self.changed.emit()
 
     def _end_request(self) -> None:
-        self._number = None
+        self._request = None
         self._set_busy("")
 
     def _set_busy(self, what: str) -> None:
@@ -238,8 +248,8 @@ class RewardBench(QObject):
             self._rest_timer.start()
 
 
-def _without_scores(line: Mapping[str, Any]) -> Group:
-    """A line without the scores that were laid in: what is sent to be scored."""
+def _without_scores(group: Mapping[str, Any]) -> Group:
+    """The group without its scores, as it is sent to be scored."""
     kept = ("text", "tokens", "stop")
-    completions = [{key: one[key] for key in kept if key in one} for one in line["completions"]]
-    return {**line, "completions": completions}
+    completions = [{key: row[key] for key in kept if key in row} for row in group["completions"]]
+    return {**group, "completions": completions}

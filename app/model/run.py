@@ -1,7 +1,7 @@
-"""One run, live or reopened: reads its folder a slice at a time and says when there is news.
+"""One run, live or archived: follows its folder in short slices on the event loop and signals what is new.
 
-Everything it knows comes from the diary, the lock and the files beside them, so a page cannot tell a run that this
-window started from one found in the archive. It starts no process and writes nothing but control words.
+All it knows comes from the diary, the lock and the files beside them, so pages treat a run of this window and one from the archive
+alike. It starts no process and writes nothing but control words.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from backend.spec.places import RunFolder
 from backend.spec.rewards.catalog import metric_name, split_names
 
 LIVE_MS, IDLE_MS, BEHIND_MS = 250, 1000, 4
-"""Between looks at the folder: of a live run, of one that has ended, while there is more to read than one look takes."""
+"""Polling intervals: of a live run, of one that has ended, and while there is more to read than one poll takes."""
 SLICE = 96 << 10
 """Bytes of diary parsed in one go: about 3 ms."""
 BUDGET_S = 0.015
-"""Reading time a look may take before the event loop gets its turn."""
+"""Time that a poll may read before it returns to the event loop."""
 LOG_TAIL = 64 << 10
 _SETTING = re.compile(r"^[a-z_]+: ")
 
@@ -38,9 +38,9 @@ class Run(QObject):
     """A run folder being followed.
 
     Signals:
-        changed – new events were read; at most about four times a second.
-        state_changed(str) – another state; see `app.model.run_state.State`.
-        restarted – the diary was cut back (a resume) and is being read from its start; forget what was shown.
+        changed – new events were read; emitted about four times a second at most.
+        state_changed(str) – the new state, an `app.model.run_state.State`.
+        restarted – a resume cut the diary back, and it is being read again from its start: discard what was shown.
     """
 
     changed = Signal()
@@ -80,19 +80,14 @@ class Run(QObject):
         return self._state in LIVE
 
     @property
-    def caught_up(self) -> bool:
-        """Whether the diary was read to its end; false for the first moments of a long one."""
-        return self._at_end
-
-    @property
     def step(self) -> int:
         """The newest step whose metrics were read; 0 before the first."""
         return self._run_state.step
 
     @property
     def iterations(self) -> int | None:
-        told = self._run_state.iterations or self.config.get("iters")
-        return told if isinstance(told, int) and not isinstance(told, bool) else None
+        iterations = self._run_state.iterations or self.config.get("iters")
+        return iterations if isinstance(iterations, int) and not isinstance(iterations, bool) else None
 
     @property
     def phase(self) -> str:
@@ -100,7 +95,7 @@ class Run(QObject):
 
     @property
     def phase_progress(self) -> float | None:
-        """Share of the phase that is done, 0 to 1, where the trainer says."""
+        """Share of the phase that is done, 0 to 1, where the trainer reports it."""
         return self._run_state.phase_progress
 
     @property
@@ -110,7 +105,7 @@ class Run(QObject):
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds of work left, or None while nobody can say."""
+        """Estimated seconds of work left, None while that is unknown."""
         return self._run_state.eta_s(time.time()) if self.is_live else None
 
     @property
@@ -132,18 +127,24 @@ class Run(QObject):
 
     @property
     def problem(self) -> str:
-        """Why a failed or crashed run came to nothing, as one sentence; empty for every other."""
+        """Why a failed or crashed run ended, as one sentence; empty in any other state."""
         if self._state == "failed":
-            told = (self.ending or {}).get("sentence")
-            return _sentences(told) if isinstance(told, str) and told else "The run failed; the log may tell why."
+            sentence = (self.ending or {}).get("sentence")
+            return (
+                _sentences(sentence)
+                if isinstance(sentence, str) and sentence
+                else "The run failed; the log may tell why."
+            )
         if self._state != "crashed":
             return ""
         when = f"after step {self.step}" if self.step else "before its first step"
-        said = next((line.strip() for line in reversed(self.log_tail(20)) if line.strip()), "")
-        return f"The training process ended {when} without saying why." + (f" Its last words: {said}" if said else "")
+        last_words = next((line.strip() for line in reversed(self.log_tail(20)) if line.strip()), "")
+        return f"The training process ended {when} without saying why." + (
+            f" Its last words: {last_words}" if last_words else ""
+        )
 
     def send(self, word: str) -> None:
-        """Leave a control word (pause, resume, save, stop) for the trainer. Raises Mistake when that cannot be done."""
+        """Write a control word (pause, resume, save, stop) for the trainer. Raises Mistake where that fails."""
         try:
             self.folder.say(word)
         except OSError as error:
@@ -152,15 +153,15 @@ class Run(QObject):
         self.poll()
 
     def expect_process(self) -> None:
-        """Somebody has just started a process for this run: it counts as starting until that process holds the lock."""
+        """A process was just launched for this run: it counts as starting until that process holds the lock."""
         self._stop_requested = False
         self._expected_until = time.monotonic() + YOUNG_S
         self.poll()
 
     # ── numbers ─────────────────────────────────────────────────────────────────────────────────
 
-    def names(self) -> list[str]:
-        """Every metric met so far."""
+    def metric_names(self) -> list[str]:
+        """Every metric read so far."""
         return self._run_state.steps.names()
 
     @property
@@ -210,12 +211,12 @@ class Run(QObject):
 
     @property
     def reward_names(self) -> list[str]:
-        """Reward functions in the order of the config, then any that only the diary names: places are colours."""
-        config, names = self.config, self.names()
+        """Reward functions in the order of the config, then those that only the diary names. Their indices are their colours."""
+        config, names = self.config, self.metric_names()
         key = (self._config[0], len(names))
         if key != self._reward_names[0]:
-            met = [name.split("/")[1] for name in names if name.startswith("rewards/") and name.count("/") == 2]
-            self._reward_names = (key, list(dict.fromkeys([*_configured_rewards(config), *met])))
+            in_diary = [name.split("/")[1] for name in names if name.startswith("rewards/") and name.count("/") == 2]
+            self._reward_names = (key, list(dict.fromkeys([*_configured_rewards(config), *in_diary])))
         return self._reward_names[1]
 
     def log_tail(self, n: int = 200) -> list[str]:
@@ -225,7 +226,7 @@ class Run(QObject):
         return [line.rstrip("\r").rpartition("\r")[2] for line in lines[-n:]]
 
     def completion_steps(self) -> list[int]:
-        """Steps that have completions, rising."""
+        """Steps that have completions, ascending."""
         return self._index.steps()
 
     def groups(self, step: int | None = None) -> list[Row]:
@@ -235,8 +236,8 @@ class Run(QObject):
     # ── following ───────────────────────────────────────────────────────────────────────────────
 
     def poll(self) -> None:
-        """Read what is new, within the budget, and say so. The timer calls it; calling it oftener does no harm."""
-        locked = self.folder.is_locked()  # before reading: who lets go of the lock has written everything
+        """Read what is new, within BUDGET_S, and emit signals. The timer calls it; extra calls do no harm."""
+        locked = self.folder.is_locked()  # before reading: a trainer writes everything before it releases the lock
         deadline = time.perf_counter() + BUDGET_S
         self._at_end = self._read_diary(deadline)
         more_rows = self._index.advance()
@@ -286,9 +287,9 @@ class Run(QObject):
             self.state_changed.emit(state)
 
     def _repeat_stop(self) -> None:
-        """Say stop again where it was said too early: a trainer deletes the words it finds when it starts."""
-        heard = self._run_state.stopping or self.folder.control.exists() or self.folder.control_taken.exists()
-        if not heard:
+        """Write stop again where it came too early: a starting trainer deletes the control words that it finds."""
+        is_received = self._run_state.stopping or self.folder.control.exists() or self.folder.control_taken.exists()
+        if not is_received:
             self.folder.say("stop")
 
     def _may_be_coming(self, locked: bool) -> bool:
@@ -300,9 +301,9 @@ class Run(QObject):
         return self._run_state.is_empty and is_young(self.folder)
 
     def _emit_changed(self) -> None:
-        moment = time.monotonic()
-        if self._has_news and (moment - self._last_changed) * 1000 >= LIVE_MS * 0.9:
-            self._has_news, self._last_changed = False, moment
+        now = time.monotonic()
+        if self._has_news and (now - self._last_changed) * 1000 >= LIVE_MS * 0.9:
+            self._has_news, self._last_changed = False, now
             self.changed.emit()
 
 
@@ -312,14 +313,14 @@ def newest_checkpoint(folder: RunFolder) -> int | None:
     return max((int(name) for name in names if name.isdigit()), default=None)
 
 
-def _sentences(told: str) -> str:
-    """Faults as sentences alone: the setting that stands before each is for programs, and named in the sentence."""
-    return " ".join(_SETTING.sub("", line) for line in told.splitlines())
+def _sentences(faults: str) -> str:
+    """Faults without their `setting: ` prefixes, which are for programs; the sentences name the settings themselves."""
+    return " ".join(_SETTING.sub("", line) for line in faults.splitlines())
 
 
 def _configured_rewards(config: dict[str, Any]) -> list[str]:
-    named = config.get("reward_functions") or list(DEFAULT_REWARDS)
-    return [metric_name(name) for name in split_names(named)] if isinstance(named, str | list) else []
+    names = config.get("reward_functions") or list(DEFAULT_REWARDS)
+    return [metric_name(name) for name in split_names(names)] if isinstance(names, str | list) else []
 
 
 def _stamp(path: Path) -> int:
@@ -331,7 +332,7 @@ def _stamp(path: Path) -> int:
 
 
 def _last_lines(path: Path, most: int) -> bytes:
-    """The last whole lines of a file, at most about `most` bytes."""
+    """The last whole lines of a file, in at most `most` bytes."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -29,13 +29,13 @@ PHASE_WORDS = {
 }
 
 _RATE_WINDOW = 50
-"""Steps that the time left is worked out from: long enough to be calm, short enough to follow longer completions."""
+"""Steps that the time left is estimated from: enough for a steady figure, few enough to follow completions that grow longer."""
 _KEPT = 200
-"""Notes and health findings remembered; the diary has them all."""
+"""Notes and health findings kept in memory; the diary has them all."""
 
 
 class RunState:
-    """The state of one run as its diary tells it. `apply` the events in order; `clear` when they are void."""
+    """The state of one run, as far as its diary was read. `apply` the events in order; `clear` when the diary was cut back."""
 
     def __init__(self) -> None:
         self.clear()
@@ -58,7 +58,7 @@ class RunState:
         self._step_times: deque[tuple[int, float]] = deque(maxlen=_RATE_WINDOW + 1)
 
     def clear_process(self) -> None:
-        """A new process is about to go on with this run: what the old one said of its end no longer holds."""
+        """Forget what holds for one process only: a new one is about to resume this run, and the old ending is void."""
         self.started = self.ending = None
         self.phase, self.phase_progress = "", None
         self.paused = self.stopping = False
@@ -66,18 +66,18 @@ class RunState:
         self._step_times.clear()
 
     def apply(self, event: Event) -> None:
-        """One event; kinds that are not known, and fields of the wrong type, are passed over."""
+        """Apply one event. Unknown kinds and fields of the wrong type are skipped."""
         kind = event.get("kind")
         if kind not in KINDS:
             return
         self._clock.take(event)
-        reader = getattr(self, f"_on_{'ending' if kind in ENDINGS else kind}", None)
-        if reader is not None:  # a checkpoint tells nothing that is kept here
-            reader(event)
+        handler = getattr(self, f"_on_{'ending' if kind in ENDINGS else kind}", None)
+        if handler is not None:  # nothing of a checkpoint is kept here
+            handler(event)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was taken yet."""
+        """Whether no event was applied yet."""
         return self._clock.last_t is None
 
     def state(self, *, is_locked: bool, may_be_coming: bool, stop_requested: bool = False) -> State:
@@ -94,26 +94,26 @@ class RunState:
     def elapsed_s(self, now: float | None = None) -> float:
         """Seconds spent on steps, evaluation and saving; loading and pauses are not counted.
 
-        `now` (unix seconds) adds what has gone by since the last event of a run that is alive.
+        `now` (unix seconds) adds the time since the last event of a run that is alive.
         """
         return self._clock.seconds + self._clock.since_last(now)
 
     def eta_s(self, now: float | None = None) -> float | None:
-        """Seconds left at the pace of the last steps, or None while that cannot be said."""
+        """Estimated seconds left, from the rate of the last steps; None while there is no step."""
         if self.ending or not self.iterations or not self._step_times:
             return None
         (first, then), (last, at) = self._step_times[0], self._step_times[-1]
-        pace = (at - then) / (last - first) if last > first else at / last if last == 1 else None
-        if pace is None:
+        seconds_per_step = (at - then) / (last - first) if last > first else at / last if last == 1 else None
+        if seconds_per_step is None:
             return None
-        return max(0.0, pace * max(0, self.iterations - last) - (self.elapsed_s(now) - at))
+        return max(0.0, seconds_per_step * max(0, self.iterations - last) - (self.elapsed_s(now) - at))
 
     def _on_started(self, event: Event) -> None:
         self.clear_process()
         self.started = event
-        told = event.get("iterations")
-        if isinstance(told, int) and told > 0:
-            self.iterations = told
+        iterations = event.get("iterations")
+        if isinstance(iterations, int) and iterations > 0:
+            self.iterations = iterations
 
     def _on_phase(self, event: Event) -> None:
         phase = event.get("phase", event.get("name"))
@@ -142,7 +142,7 @@ class RunState:
         step, metrics = event.get("step"), event.get("metrics")
         if not _is_count(step) or not isinstance(metrics, dict):
             return
-        if event.get("split") == "test":  # once, at the end: a result, not a curve
+        if event.get("split") == "test":  # measured once, at the end: a result, not a curve
             self.test_metrics = metrics
         else:
             self.evals.append(step, metrics)
@@ -160,7 +160,7 @@ class RunState:
 
 
 def progress_of(event: Event) -> float | None:
-    """Share of a phase that is done, 0 to 1, from `progress`, or `done` of `total`; None where it does not say."""
+    """Share of a phase that is done, 0 to 1, from `progress`, or `done` of `total`; None where the event has neither."""
     progress, done, total = (number(event.get(key)) for key in ("progress", "done", "total"))
     share = done / total if total > 0 else progress
     return min(1.0, max(0.0, share)) if share == share else None

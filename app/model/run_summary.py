@@ -1,4 +1,4 @@
-"""A run in words, from sound settings: what it will do, and what is worth knowing before it starts. Text only."""
+"""A run in words, from valid settings: what it will do, and what to know before it starts. Text only."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def summary(values: Values, seconds: float | None = None, memory: str = "") -> s
 
 
 def duration_text(seconds: float) -> str:
-    """“about 40 s”, “about 12 min”, “about 1 h 20 min”, “about 2 d 3 h”: no finer than a forecast can be, and never broken
-    between a figure and its unit."""
+    """“about 40 s”, “about 12 min”, “about 1 h 20 min”, “about 2 d 3 h”: no finer than a forecast can be, with no-break
+    spaces throughout."""
     return f"about {_span(seconds)}".replace(" ", "\u00a0")
 
 
@@ -54,12 +54,12 @@ def columns_sentence(file: str, columns: Mapping[str, str]) -> str:
         "type_feature": "types",
         "system_feature": "systems",
     }
-    found = [f"{names[key]} from {column}" for key, column in columns.items()]
-    return f"{file}: {', '.join(found)}."
+    parts = [f"{names[key]} from {column}" for key, column in columns.items()]
+    return f"{file}: {', '.join(parts)}."
 
 
 def changed_labels(keys: list[str]) -> str:
-    """What was changed, in the words of the form: what stands behind Undo in the menu."""
+    """What was changed, by the labels of the form: the words after Undo in the menu."""
     if set(keys) <= {"reward_functions", "reward_weights"}:
         return SETTINGS[keys[0]].label
     first = SETTINGS[keys[0]].label
@@ -67,18 +67,18 @@ def changed_labels(keys: list[str]) -> str:
 
 
 def _prompts(values: Values) -> int:
-    """How many prompts a step samples for."""
+    """Prompts per step."""
     return values["batch_size"] * values["gradient_accumulation_steps"] * values["steps_per_generation"]
 
 
 def _steps(values: Values) -> int:
-    """How many steps the run has; 0 where the length of the dataset decides."""
+    """Steps of the run; 0 where the length of the dataset decides."""
     staged = _staged(values["stages"])
     return staged or (0 if values["epochs"] > 0 else values["iters"])
 
 
 def details(values: Values) -> list[str]:
-    """Short phrases without a full stop, the weightiest first."""
+    """Short phrases without a full stop, the most important first."""
     found = [_learner(values), _rewards(values), _reference(values)]
     found += _updates(values)
     if steps := _steps(values):
@@ -90,13 +90,13 @@ def details(values: Values) -> list[str]:
 
 
 def _staged(stages: Any) -> int:
-    """Steps of all stages together; 0 where there are none, or none that can be read yet."""
+    """Steps of all stages together; 0 where there are none, or none that is valid yet."""
     given = [stage.get("iters") for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
     return sum(iters for iters in given if isinstance(iters, int))
 
 
 def _updates(values: Values) -> list[str]:
-    """How often the weights change in a step, where it is more than once."""
+    """Optimizer updates per step, where there is more than one."""
     batches, again = values["steps_per_generation"], values["num_iterations"]
     if batches * again == 1:
         return []
@@ -109,7 +109,7 @@ def count_text(number: int, one: str, many: str = "") -> str:
 
 
 def choice_label(key: str, value: str) -> str:
-    """The word on screen for a menu's value."""
+    """The label of a menu's value."""
     return next((choice.label for choice in SETTINGS[key].choices if choice.value == value), value)
 
 

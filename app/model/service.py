@@ -1,6 +1,6 @@
-"""The window's desk: questions go to one warm backend process, and answers come back on the GUI thread.
+"""Client of `python -m backend serve`: questions go to one warm process, answers come back as callbacks on the GUI thread.
 
-Nothing here waits. The process starts with the first question, never with the window; it ends with the window.
+No call blocks but `close`. The process starts with the first question, not with the window, and ends with the window.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from PySide6.QtCore import QCoreApplication, QObject, QProcess, QProcessEnvironment, QTimer
+from PySide6.QtCore import QCoreApplication, QObject, QProcess, QTimer
 
-from backend.spec.command import backend_command, backend_environment
+from app.model.processes import process_environment
+from backend.spec.command import backend_command
 from backend.spec.faults import Fault
 
 OnAnswer = Callable[[Any], None]
@@ -20,11 +21,11 @@ OnRefused = Callable[[list[Fault]], None]
 OnProgress = Callable[[dict[str, Any]], None]
 
 GRACE_MS = 1500
-"""How long the process may take to end once nothing more is asked, before it is killed."""
+"""How long the process may take to end after its stdin was closed, before it is killed."""
 PATIENCE = 2
-"""How many processes in a row may die without having answered anything."""
+"""How many processes in a row may die without an answer before no more are started."""
 TAIL = 2000
-"""Characters of what the process printed that are kept, for when it dies."""
+"""Characters of stderr that are kept for the sentence about a process that died."""
 
 
 @dataclass(slots=True)
@@ -33,11 +34,11 @@ class _Question:
     on_refused: OnRefused | None
     on_progress: OnProgress | None
     owner: int | None
-    """Its key among the owners."""
+    """The owner's key in `_by_owner`."""
 
 
 class Service(QObject):
-    """Asks `python -m backend serve`; what may be asked stands in `backend.serve.questions`."""
+    """Sends questions to one `serve` process; `backend.serve.questions` lists them."""
 
     def __init__(self, parent: QObject | None = None, command: list[str] | None = None) -> None:
         super().__init__(parent)
@@ -60,8 +61,10 @@ class Service(QObject):
         owner: QObject | None = None,
         **arguments: Any,
     ) -> int:
-        """Ask; one of `on_answer(what was answered)` and `on_refused(faults)` is called later, `on_progress(progress)` before it any
-        number of times. A question is dropped when its `owner` is destroyed. Returns the number that `cancel` takes.
+        """Send a question; `arguments` go with it as JSON. Returns the number that `cancel` takes.
+
+        Later it calls either `on_answer(answer)` or `on_refused(faults)`, and `on_progress(…)`
+        any number of times before. The question is cancelled when its `owner` is destroyed.
         """
         self._last = number = self._last + 1
         self._questions[number] = _Question(
@@ -74,12 +77,12 @@ class Service(QObject):
         return number
 
     def cancel(self, number: int) -> None:
-        """Take a question back: nothing is called for it any more. Nothing happens where it is answered already."""
+        """Cancel a question: none of its callbacks is called any more. Does nothing where it was answered already."""
         if self._take(number) is not None:
             self._send({"cancel": number})
 
     def close(self) -> None:
-        """Take every question back and let the process end. Later questions are refused."""
+        """Cancel every question and end the process. Later questions are refused."""
         self._closed = True
         for number in list(self._questions):
             self.cancel(number)
@@ -102,7 +105,7 @@ class Service(QObject):
         return key
 
     def _take(self, number: int) -> _Question | None:
-        """The question, which is open no longer; None where it was not."""
+        """Remove and return a pending question; None where it is not pending."""
         question = self._questions.pop(number, None)
         if question is not None and question.owner in self._by_owner:
             self._by_owner[question.owner].discard(number)
@@ -115,22 +118,19 @@ class Service(QObject):
     # The process
 
     def _start(self) -> bool:
-        """Have a process to ask; False where it died too often."""
+        """Start the process unless it runs; False where it has died too often."""
         if self._process is None and self._deaths < PATIENCE:
             self._waiting = b""
             self._process = self._make_process()
-            self._process.start()  # may end at once where nothing can be started
+            self._process.start()  # clears self._process again where it cannot be started
         return self._process is not None
 
     def _make_process(self) -> QProcess:
         process = QProcess(self)
         process.setProgram(self._command[0])
         process.setArguments(self._command[1:])
-        environment = QProcessEnvironment()
-        for name, value in backend_environment().items():
-            environment.insert(name, value)
-        process.setProcessEnvironment(environment)
-        # To methods of ours: a lambda that held the process would be let go in the middle of the process's own end.
+        process.setProcessEnvironment(process_environment())
+        # Bound methods: a lambda that held the process would be destroyed while the process emits `finished`.
         process.readyReadStandardOutput.connect(self._read)
         process.readyReadStandardError.connect(self._read_stderr)
         process.finished.connect(self._on_finished)
@@ -138,7 +138,7 @@ class Service(QObject):
         return process
 
     def _send(self, message: dict[str, Any]) -> None:
-        if self._process is not None:  # what is written before it has started waits in Qt's buffer
+        if self._process is not None:  # Qt buffers what is written before it has started
             self._process.write(json.dumps(message, default=str).encode() + b"\n")
 
     def _read(self) -> None:
@@ -152,8 +152,8 @@ class Service(QObject):
 
     def _read_stderr(self) -> None:
         if self._process is not None:
-            heard = bytes(self._process.readAllStandardError().data()).decode(errors="replace")
-            self.last_words = (self.last_words + heard)[-TAIL:]
+            text = bytes(self._process.readAllStandardError().data()).decode(errors="replace")
+            self.last_words = (self.last_words + text)[-TAIL:]
 
     def _dispatch(self, message: dict[str, Any]) -> None:
         if "progress" in message:
@@ -179,7 +179,7 @@ class Service(QObject):
     def _on_finished(self) -> None:
         self._read()
         self._read_stderr()
-        if self._process is None:  # closed by ourselves
+        if self._process is None:  # closed by `close`
             return
         self._process.deleteLater()
         self._process = None

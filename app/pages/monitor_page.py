@@ -157,12 +157,14 @@ class MonitorPage(QWidget):
 
     def _find_curves(self, run: Run) -> None:
         """Which curves each chart has; those of the reward functions from the start, so that no chart moves later."""
-        key = (run, len(run.names()), len(run.eval_metric_names()), tuple(run.reward_names))
+        key = (run, len(run.metric_names()), len(run.eval_metric_names()), tuple(run.reward_names))
         if key == self._curves_for:
             return
         self._curves_for = key
         coming = [f"rewards/{name}/{kind}" for name in run.reward_names for kind in ("mean", "std")]
-        steps, evals = (list(dict.fromkeys([*names, *coming])) for names in (run.names(), run.eval_metric_names()))
+        steps, evals = (
+            list(dict.fromkeys([*names, *coming])) for names in (run.metric_names(), run.eval_metric_names())
+        )
         self._curves = [
             charts.curves_of(chart, evals if chart.held_out else steps, run.reward_names) for chart in CHARTS
         ]

@@ -59,7 +59,7 @@ def look_at(qtbot, session: Session, page: MonitorPage):
 
     def open_it(folder: RunFolder) -> None:
         session.open_run(folder.path)
-        qtbot.waitUntil(lambda: session.run.caught_up, timeout=5000)
+        qtbot.waitUntil(lambda: session.run._at_end, timeout=5000)
         session.run.changed.emit()
         qtbot.waitUntil(lambda: not page.grid._turns.isActive(), timeout=5000)
 

@@ -55,7 +55,7 @@ def watch(qtbot):
 
 def read_on(run: Run) -> None:
     run.poll()
-    while not run.caught_up:
+    while not run._at_end:
         run.poll()
 
 
