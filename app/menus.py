@@ -1,4 +1,4 @@
-"""Every menu entry, once: its word, its shortcut, its icon, and the method of the window that it calls."""
+"""The table of menu entries: text, shortcut, icon, and the slot that each calls; and the QActions made from it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Keys = str | QKeySequence.StandardKey
 
 @dataclass(frozen=True, slots=True)
 class MenuEntry:
-    """`slot` is a method of the window or, where `page` names one, of that page, which is then shown; what `starts_disabled` is
-    disabled until the page says that it can be done. `icon` is one of ours, where the toolbar shows the action."""
+    """One action. `slot` is a method of the window or, where `page` is set, of that page, which is then shown. `starts_disabled`:
+    until that page enables it. `icon`: the name of our icon, for actions in the toolbar."""
 
     name: str
     text: str
@@ -93,7 +93,7 @@ MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
         ),
     ),
 }
-"""None is a line between entries."""
+"""None is a separator."""
 RUN_ACTIONS = ("run", "pause", "stop", "save_now")
 THEMES = {"system": ("As the system", "Ctrl+Alt+0"), "light": ("Light", "Ctrl+Alt+1"), "dark": ("Dark", "Ctrl+Alt+2")}
 
@@ -102,7 +102,7 @@ class Menus(QObject):
     """The window's actions by name, its menus and its toolbar's icons."""
 
     def __init__(self, window: FileWindow) -> None:
-        super().__init__(window)  # so that its slots are cut when the window goes
+        super().__init__(window)  # so that its slots are disconnected when the window is deleted
         self.by_name: dict[str, QAction] = {}
         self._window = window
         for title, entries in MENUS.items():
@@ -117,12 +117,12 @@ class Menus(QObject):
         return self.by_name[name]
 
     def update_icons(self) -> None:
-        """Draw the icons in the theme's colours."""
+        """Redraw the icons in the theme's colours."""
         for entry in (entry for entries in MENUS.values() for entry in entries if entry and entry.icon):
             self[entry.name].setIcon(icon(entry.icon))
 
-    def follow(self, state: str) -> None:
-        """Enable what a run in this state allows; "" is no run."""
+    def show_state(self, state: str) -> None:
+        """Enable the actions that a run in this state allows; "" is no run."""
         self["run"].setEnabled(state in ("", "finished", "stopped", "failed", "crashed"))
         self["pause"].setEnabled(state in ("running", "paused"))
         self["pause"].setText("Resume" if state == "paused" else "Pause")
@@ -133,18 +133,18 @@ class Menus(QObject):
         for name in ("open_folder", "open_log"):
             self[name].setEnabled(bool(state))
 
-    def set_enabled(self, able: Mapping[str, bool]) -> None:
-        """What a page says of its entries: name → whether it can be done now."""
-        for name, can in able.items():
-            self[name].setEnabled(can)
+    def set_enabled(self, enabled: Mapping[str, bool]) -> None:
+        """Action → whether it is enabled, as a page reports it."""
+        for name, is_enabled in enabled.items():
+            self[name].setEnabled(is_enabled)
 
     def follow_history(self, history: QUndoStack) -> None:
-        """“Undo Temperature”: enabled and named by what would be undone."""
+        """Enable and name Undo and Redo after the next step: “Undo Temperature”."""
         for name in ("undo", "redo"):
             self[name].setEnabled(False)
         history.canUndoChanged.connect(self["undo"].setEnabled)
         history.canRedoChanged.connect(self["redo"].setEnabled)
-        # Methods and no lambdas: they are cut when the window goes, and the history says its last word after that.
+        # Bound methods, no lambdas: they are disconnected when the window is deleted, and the history still emits after that.
         history.undoTextChanged.connect(self._name_undo)
         history.redoTextChanged.connect(self._name_redo)
 
@@ -155,34 +155,34 @@ class Menus(QObject):
         self["redo"].setText(f"Redo {what}".strip())
 
     def _recent_menu(self) -> QMenu:
-        """Filled whenever it is about to be seen, as another window may have opened a file meanwhile."""
+        """Filled whenever it opens, as another window may have opened a file meanwhile."""
         menu = QMenu("Open recent", self._window)
         menu.aboutToShow.connect(lambda: self._fill_recent(menu))
-        files = self["presets"].associatedObjects()
-        file_menu = next(one for one in files if isinstance(one, QMenu))
+        shown_in = self["presets"].associatedObjects()
+        file_menu = next(menu for menu in shown_in if isinstance(menu, QMenu))
         file_menu.insertMenu(self["presets"], menu)
         return menu
 
     def _fill_recent(self, menu: QMenu) -> None:
         menu.clear()
         prefs = self._window.session.prefs
-        there = [path for path in prefs.recent_files if path.exists()]
-        for path in there:
+        existing = [path for path in prefs.recent_files if path.exists()]
+        for path in existing:
             action = menu.addAction(f"{path.name}  –  {path.parent}")
             action.triggered.connect(lambda _checked, path=path: self._window.open_path(path))
-        if there:
+        if existing:
             menu.addSeparator()
-        menu.addAction("Clear the list", prefs.forget_recent).setEnabled(bool(there))
+        menu.addAction("Clear the list", prefs.forget_recent).setEnabled(bool(existing))
 
     def _action(self, entry: MenuEntry, call: Callable[[], object] | None = None) -> QAction:
         action = QAction(entry.text, self._window)
         action.setShortcut(QKeySequence(entry.keys))
         keys = action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
         action.setToolTip(f"{entry.tip or entry.text} ({keys})" if keys else entry.tip or entry.text)
-        # Not connected directly: `triggered` says whether the action is checked, which no slot of ours asks.
+        # Not connected directly: `triggered` passes whether the action is checked, which our slots do not take.
         on_page = partial(self._window.do_on_page, entry.page, entry.slot) if entry.page else None
-        done = call or on_page or getattr(self._window, entry.slot)
-        action.triggered.connect(lambda _checked: done())
+        run = call or on_page or getattr(self._window, entry.slot)
+        action.triggered.connect(lambda _checked: run())
         # An icon in a menu would repeat what the toolbar shows.
         action.setIconVisibleInMenu(False)
         action.setEnabled(not entry.starts_disabled)
@@ -196,9 +196,11 @@ class Menus(QObject):
             menu.addAction(self._action(entry, partial(window.show_page, page.key)))
         menu.addSeparator()
         menu.addAction(
-            self._action(MenuEntry("earlier", "Earlier completions", "Ctrl+[", "go_back", page="completions"))
+            self._action(MenuEntry("earlier", "Earlier completions", "Ctrl+[", "show_earlier", page="completions"))
         )
-        menu.addAction(self._action(MenuEntry("later", "Later completions", "Ctrl+]", "go_on", page="completions")))
+        menu.addAction(
+            self._action(MenuEntry("later", "Later completions", "Ctrl+]", "show_later", page="completions"))
+        )
         menu.addSeparator()
         menu.addAction(self._action(MenuEntry("sidebar", "Collapse sidebar", "Ctrl+B", "toggle_sidebar")))
         menu.addSeparator()

@@ -1,4 +1,4 @@
-"""Where the pages stand: each is built when it is first shown, and in a window wider than it can use it has the middle."""
+"""The stack of pages: each is built when it is first shown, and centred in a window wider than it can use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from app.pages import PAGES
 
 
 class PageStack(QStackedWidget):
-    """Attributes: pages – those built so far, by key."""
+    """The central widget.
+
+    Attributes:
+        pages – the pages built so far, by key.
+    """
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -20,7 +24,7 @@ class PageStack(QStackedWidget):
         self.pages: dict[str, QWidget] = {}
 
     def show_page(self, key: str) -> QWidget:
-        """Show a page, building it the first time. Raises KeyError for what is no page."""
+        """Show a page, building it the first time. Raises KeyError for an unknown key."""
         if key not in self._entries:
             raise KeyError(f"There is no page {key}.")
         if key not in self.pages:
@@ -32,7 +36,7 @@ class PageStack(QStackedWidget):
 
     @property
     def current_key(self) -> str:
-        """The key of the page that is looked at; "" before the first."""
+        """The key of the current page; "" before the first."""
         return next((key for key, page in self.pages.items() if page is self.currentWidget()), "")
 
     def resizeEvent(self, event: QResizeEvent) -> None:

@@ -1,7 +1,7 @@
 """The frame: sidebar, menus, toolbar, the pages (each built when first shown) and the status strip.
 
-It knows pages by their list and runs by their state; what a page holds is the page's business. It never loads the
-engine, and it never shows an error in a box of its own: errors are sentences in the strip or on the page.
+It knows pages by their list and runs by their state, and not what a page contains. It never loads the engine, and shows no error
+dialogs: errors are sentences in the strip or on the page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
-from app.drop_target import Dropped, dropped
+from app.drop_target import DroppedFile, dropped_file
 from app.file_menu import FileWindow
 from app.menus import RUN_ACTIONS, Menus
 from app.model.consent import ConsentRequest
@@ -48,7 +48,7 @@ NAME = "GRPO Studio"
 MINIMUM = (880, 600)
 FIRST_SIZE = (1280, 800)
 FORM_PAGES = ("train", "dataset", "rewards")
-"""Pages that show the form, or a part of it."""
+"""Pages that show settings of the form."""
 NARROW = 1000
 """Below this width the sidebar shows icons alone, whatever was chosen."""
 
@@ -56,7 +56,10 @@ NARROW = 1000
 class Window(FileWindow):
     """The main window.
 
-    Attributes: studio; commands; stage – where the pages are.
+    Attributes:
+        session, history – the state and its undo stack.
+        menus – the actions by name.
+        sidebar, toolbar, page_stack, strip – its parts.
     """
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
@@ -72,7 +75,7 @@ class Window(FileWindow):
         self._undo_keys = UndoKeys(self)
         self._connect()
         self._show_title()
-        self._follow_run()
+        self._connect_run()
         self._restore_geometry()
 
     # Building
@@ -123,7 +126,7 @@ class Window(FileWindow):
         session.consent.ask = self.ask_about_code
         session.export_requested.connect(self.show_export)
         session.settings_requested.connect(self.open_settings)
-        session.run_changed.connect(self._follow_run)
+        session.run_changed.connect(self._connect_run)
         session.run_state_changed.connect(self._show_state)
         session.draft.changed.connect(self._show_title)
         session.draft.saved.connect(self._show_title)
@@ -139,7 +142,7 @@ class Window(FileWindow):
     # Pages
 
     def show_page(self, key: str) -> None:
-        """Show a page. Raises KeyError for what is no page."""
+        """Show a page. Raises KeyError for an unknown key."""
         is_new = key not in self.pages
         page: Any = self.page_stack.show_page(key)
         if is_new and hasattr(page, "enabled_actions_changed"):
@@ -155,21 +158,21 @@ class Window(FileWindow):
 
     @property
     def current_page(self) -> str:
-        """The key of the page that is looked at; "" before the first."""
+        """The key of the current page; "" before the first."""
         return self.page_stack.current_key
 
-    def do_on_page(self, key: str, what: str) -> None:
-        """Show a page, and have it do something that a menu offers."""
+    def do_on_page(self, key: str, slot: str) -> None:
+        """Show a page, and call one of its slots for a menu."""
         self.show_page(key)
-        getattr(self.pages[key], what)()
+        getattr(self.pages[key], slot)()
 
     def copy(self) -> None:
-        """Copy what is chosen where the cursor is: text, rows of a table, the values of a chart."""
-        place: Any = QApplication.focusWidget()
-        if isinstance(place, QLabel):
-            QApplication.clipboard().setText(place.selectedText())
-        elif hasattr(place, "copy"):
-            place.copy()
+        """Copy the selection of the widget with the focus: text, rows of a table, the values of a chart."""
+        widget: Any = QApplication.focusWidget()
+        if isinstance(widget, QLabel):
+            QApplication.clipboard().setText(widget.selectedText())
+        elif hasattr(widget, "copy"):
+            widget.copy()
 
     def toggle_sidebar(self) -> None:
         prefs = self.session.prefs
@@ -186,7 +189,7 @@ class Window(FileWindow):
         self._fit_sidebar()
 
     def set_theme(self, mode: str) -> None:
-        """Dress the whole application, now and at the next launch."""
+        """Apply a theme, now and at the next launch."""
         self.session.prefs.theme = mode
         app = QApplication.instance()
         assert isinstance(app, QApplication)
@@ -236,8 +239,8 @@ class Window(FileWindow):
     def _state(self) -> str:
         return self.session.run.state if self.session.run is not None else ""
 
-    def _follow_run(self) -> None:
-        """Listen to the run that is looked at now; the one before is gone with its connections."""
+    def _connect_run(self) -> None:
+        """Connect to the run that is shown now; the one before was deleted with its connections."""
         if self.session.run is not None:
             self.session.run.changed.connect(self._show_progress)
         self._was_live = None
@@ -245,11 +248,11 @@ class Window(FileWindow):
 
     def _show_state(self, _state: str = "") -> None:
         run = self.session.run
-        self.menus.follow(self._state())
+        self.menus.show_state(self._state())
         self.strip.show_state(self._state())
         self._show_progress()
         live = run is not None and run.is_live
-        if live != self._was_live:  # what was said of the run while it lived, or of how it had ended, is over
+        if live != self._was_live:  # a sentence about the run while it was live, or about its ending, is void
             self._was_live = live
             self.strip.show_sentence(run.problem if run is not None else "")
 
@@ -270,7 +273,7 @@ class Window(FileWindow):
         self._step_history(self.history.redo)
 
     def _step_history(self, step: Callable[[], None]) -> None:
-        """Undo acts upon the form, so a page that shows it is looked at then."""
+        """Undo changes the form, so show a page of the form first."""
         if self.current_page not in FORM_PAGES:
             self.show_page("train")
         step()
@@ -285,24 +288,24 @@ class Window(FileWindow):
     # Drops
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        if dropped(event.mimeData()) is not None:
+        if dropped_file(event.mimeData()) is not None:
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        what = dropped(event.mimeData())
-        if what is not None:
+        file = dropped_file(event.mimeData())
+        if file is not None:
             event.acceptProposedAction()
-            # Answered after the drop is over: a question would hold up the program that the file came from.
-            QTimer.singleShot(0, self, lambda: self.open_dropped(what))
+            # After the drop has ended: a modal question would block the program that the file comes from.
+            QTimer.singleShot(0, self, lambda: self.open_dropped(file))
 
-    def open_dropped(self, what: Dropped) -> None:
-        """Do with a file what it is for, wherever on the window it was dropped."""
-        if what.kind == "config":
-            self.open_path(what.path)
-        elif what.kind == "data":
-            self.session.use_data(str(what.path))
+    def open_dropped(self, file: DroppedFile) -> None:
+        """Open a config, or put any other file into its setting, wherever on the window it was dropped."""
+        if file.kind == "config":
+            self.open_path(file.path)
+        elif file.kind == "data":
+            self.session.use_data(str(file.path))
         else:
-            self.session.use_path(what.kind, what.path)
+            self.session.use_path(file.kind, file.path)
 
     # Questions, each in a method of its own so that tests can answer them
 
@@ -316,7 +319,7 @@ class Window(FileWindow):
         )
 
     def ask_about_memory(self, memory_parts: MemoryParts) -> bool:
-        """Whether to train all the same where the memory surely does not suffice."""
+        """Whether to train although memory surely does not suffice."""
         answer = ask(
             self,
             memory_parts.sentence,
@@ -326,8 +329,8 @@ class Window(FileWindow):
         return answer == "yes"
 
     def ask_about_code(self, requests: Sequence[ConsentRequest]) -> bool:
-        """Whether a person's own reward code may run."""
-        return allowed([ShownCode(one.code, one.changed) for one in requests], self)
+        """Whether the user's own reward code may run."""
+        return allowed([ShownCode(request.code, request.changed) for request in requests], self)
 
     def closeEvent(self, event: QCloseEvent) -> None:
         if self.session.is_training:

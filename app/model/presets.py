@@ -65,23 +65,17 @@ def preset(file: Path) -> Preset:
     if not title or not sentence:
         raise Mistake("preset", f"{file.name} must begin with two comment lines: its title, and a sentence.")
     replaces = REPLACES in more
-    values, faults = translate(_with_empty(config.read(file)))
+    raw = config.read(file)
+    values, faults = translate({key: value for key, value in raw.items() if value is not None})
     faults += [fault for fault in config.problems({"model": "a/b", "data": "a/b"} | values) if fault.setting not in OWN]
     if faults:
         raise Mistake(faults)
     taken = [key for key in values if key in OWN]
     if taken and not replaces:
         raise Mistake("preset", f"{file.name} sets {taken[0]}, but does not say that it replaces everything.")
-    return Preset(file.stem, title, sentence, values | _emptied(config.read(file)), replaces)
-
-
-def _with_empty(raw: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in raw.items() if value is not None}
-
-
-def _emptied(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that the preset empties: `epsilon_high: null` is a choice, where None is a value of its own."""
-    return {key: None for key, value in raw.items() if value is None and key in SETTINGS and SETTINGS[key].optional}
+    # `epsilon_high: null` is a choice: None is a value of an optional setting.
+    emptied = {key: None for key in raw if raw[key] is None and key in SETTINGS and SETTINGS[key].optional}
+    return Preset(file.stem, title, sentence, values | emptied, replaces)
 
 
 def _comments(file: Path) -> list[str]:

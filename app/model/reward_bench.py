@@ -64,8 +64,6 @@ class RewardBench(QObject):
         self.failed: dict[str, Any] | None = None
         self.seconds: float | None = None
         self.origin, self.busy = "", ""
-        self.steps: list[int] = []
-        self.step: int | None = None
         self.stale = False
         self._request: int | None = None
         self._rest_timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
@@ -77,17 +75,17 @@ class RewardBench(QObject):
     def sample(self, how: str, count: int, numbers: Sequence[int], group_size: int, seed: int) -> None:
         """Sample completions from the chosen model and score them."""
         choice = {"how": how, "count": count, "numbers": list(numbers), "group_size": group_size, "seed": seed}
-        self._fetch("sample", "Sampling", "sampled from the model", settings=self.draft.values(), **choice)
+        self._load("sample", "Sampling", "sampled from the model", settings=self.draft.values(), **choice)
 
     def load_run(self, folder: Path, step: int | None) -> None:
         """Load the completions that a run wrote at a step, the newest by default."""
-        self._fetch("run_completions", "Reading the run", "", run=str(folder), step=step)
+        self._load("run_completions", "Reading the run", "", run=str(folder), step=step)
 
     def load_file(self, path: Path) -> None:
-        self._fetch("read_completions", f"Reading {path.name}", f"from {path.name}", path=str(path))
+        self._load("read_completions", f"Reading {path.name}", f"from {path.name}", path=str(path))
 
     def load_text(self, text: str) -> None:
-        self._fetch("read_completions", "Reading what was pasted", "pasted", text=text)
+        self._load("read_completions", "Reading what was pasted", "pasted", text=text)
 
     def cancel(self) -> None:
         """Cancel the pending request; the completions stay."""
@@ -95,19 +93,17 @@ class RewardBench(QObject):
             self.service.cancel(self._request)
         self._end_request()
 
-    def _fetch(self, question: str, what: str, origin: str, **about: Any) -> None:
-        def answered(answer: Any) -> None:
+    def _load(self, question: str, activity: str, origin: str, **arguments: Any) -> None:
+        def on_answer(answer: Any) -> None:
             if isinstance(answer, list):
-                self._set_groups(answer, answer, origin)
-            else:
-                self._set_groups(
-                    answer, answer["groups"], origin or f"from {Path(about['run']).name}, step {answer['step']}"
-                )
+                self._set_groups(answer, origin)
+            else:  # of a run
+                step = f"from {Path(arguments['run']).name}, step {answer['step']}"
+                self._set_groups(answer["groups"], origin or step)
 
-        self._ask(question, what, answered, **about)
+        self._ask(question, activity, on_answer, **arguments)
 
-    def _set_groups(self, answer: Any, groups: list[Group], origin: str) -> None:
-        self.steps, self.step = (answer["steps"], answer["step"]) if isinstance(answer, dict) else ([], None)
+    def _set_groups(self, groups: list[Group], origin: str) -> None:
         self.groups, self.origin = groups, origin
         self.functions, self.findings, self.failed = [], [], None
         self._end_request()
@@ -190,14 +186,14 @@ class RewardBench(QObject):
             )
             return
         calls = {catalog.metric_name(str(entry)): str(entry) for entry in self.draft.value("reward_functions")}
-        self._cases(
+        self._edit_cases(
             file, do="keep", group=_without_scores(group), completion=completion["text"], expected=expected, calls=calls
         )
 
     def remove_case(self, index: int) -> None:
         """Remove the case at this index."""
         if self.reward_file is not None:
-            self._cases(self.reward_file, do="drop", place=index)
+            self._edit_cases(self.reward_file, do="drop", place=index)
 
     def _names_of_file(self, file: Path) -> set[str]:
         """Names under which functions of the file are scored, given the settings."""
@@ -206,20 +202,20 @@ class RewardBench(QObject):
         registered = {entry.name for entry in catalog.rewards_in_file(file)}
         return {name for name, entry in names.items() if entry.partition("(")[0] not in shipped - registered}
 
-    def _cases(self, file: Path, **about: Any) -> None:
-        self._ask("reward_cases", "Keeping the case", lambda answer: self._after_cases(), file=str(file), **about)
+    def _edit_cases(self, file: Path, **edit: Any) -> None:
+        self._ask("reward_cases", "Keeping the case", lambda answer: self._on_cases_edited(), file=str(file), **edit)
 
-    def _after_cases(self) -> None:
+    def _on_cases_edited(self) -> None:
         self._end_request()
         self.score_quietly()
 
     # Asking
 
-    def _ask(self, question: str, what: str, answered: Any, **about: Any) -> None:
+    def _ask(self, question: str, activity: str, on_answer: Any, **arguments: Any) -> None:
         self.cancel()
-        self._set_busy(what)
+        self._set_busy(activity)
         self._request = self.service.ask(
-            question, answered, on_refused=self._on_refused, on_progress=self._on_progress, owner=self, **about
+            question, on_answer, on_refused=self._on_refused, on_progress=self._on_progress, owner=self, **arguments
         )
 
     def _on_progress(self, progress: dict[str, Any]) -> None:
@@ -238,10 +234,10 @@ class RewardBench(QObject):
         self._request = None
         self._set_busy("")
 
-    def _set_busy(self, what: str) -> None:
-        if what != self.busy:
-            self.busy = what
-            self.busy_changed.emit(what)
+    def _set_busy(self, activity: str) -> None:
+        if activity != self.busy:
+            self.busy = activity
+            self.busy_changed.emit(activity)
 
     def _on_setting(self, key: str) -> None:
         if self.groups and (key in SCORING_SETTINGS or not key):

@@ -295,7 +295,7 @@ class Session(QObject):
         columns, called = guessed(columns_of(path)), path.name or name
         values = {"data": name, **columns}
         if self.draft.is_demo or not str(self.draft.value("model")).strip():
-            self.draft.start(self._first_values() | values, f"Data {called}")
+            self.draft.start_from(self._first_values() | values, f"Data {called}")
         else:
             self.draft.update(values, f"Data {called}")
         self.page_requested.emit("train")

@@ -1,7 +1,7 @@
-"""The Dataset page: what will it learn from? Splits and columns as they really are, what is missing or too long, and for
-every row the exact prompt that the model will see.
+"""The Dataset page: what will it learn from?
 
-Columns and splits chosen here are written into the draft; what is shown comes from `app.model.dataset`.
+Composes the path field, the mapping of columns and splits, the counts with their histogram, the table of rows, and the detail of one
+row with the exact prompt that the model will see. Choices are written into the draft; what is shown comes from `app.model.dataset`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from backend.spec.config import SETTINGS
 
 UNCOUNTED = "Choose the column with the prompts, and their tokens are counted."
 SHARES = (3, 2)
-"""Width of the left cards against the right ones."""
+"""Relative widths of the left and right cards."""
 MOVED_MS = 60
-"""How long the cursor must rest on a row before it is shown in full: holding an arrow key asks for no row in passing."""
+"""How long the cursor must rest on a row before that row is requested: a held arrow key requests none on its way."""
 TRY = "Sample the model on the selected rows, and see what your rewards make of it (Ctrl+Shift+D)"
 TRY_NOT = f"The model is sampled on rows of the training split, {MOST_ROWS:,} at most."
 EMPTY = ("No dataset is chosen yet", "A csv, json, jsonl or parquet file with a question and an answer in each row is enough; "
@@ -52,7 +52,9 @@ ABSENT = ("This dataset is not on this machine yet", "It is fetched from Hugging
 
 
 class DatasetPage(QWidget):
-    """Signals: able_changed(what of the Rewards menu can be done here now, as `enabled_actions` tells it)."""
+    """Signals:
+    enabled_actions_changed(dict) – `enabled_actions()` returns this now.
+    """
 
     enabled_actions_changed = Signal(dict)
 
@@ -60,22 +62,22 @@ class DatasetPage(QWidget):
         super().__init__(parent)
         self.session, self.draft = session, session.draft
         self.dataset: Dataset = session.dataset
-        self._asked_row = 0
+        self._row_request = 0
         self._generation = 0
         self._had_tokens = False
-        self._moved = QTimer(self, singleShot=True, interval=MOVED_MS)
-        self._moved.timeout.connect(self._ask_row)
+        self._rest_timer = QTimer(self, singleShot=True, interval=MOVED_MS)
+        self._rest_timer.timeout.connect(self._request_row)
         self._compose()
         self._lay_out()
         self._order_tabs()
         self._connect()
         self._show_all()
-        self._show_rows()  # Train's line may have had them read before this page was first looked at
+        self._show_rows()  # the line on Train may have had them read before this page was built
 
-    # Composition
+    # Building
 
     def _compose(self) -> None:
-        # Whatever stands in the page is made in its place: moved there afterwards, all of it would be dressed again.
+        # Widgets are created with their final parent: reparented later, Qt would restyle all of them again.
         self.path = PathField(SETTINGS["data"], self)
         self.path.label.hide()
         body = self._body = QWidget(self)
@@ -87,7 +89,7 @@ class DatasetPage(QWidget):
         self.model = RowModel(self)
         self.table = RowTable(self.model)
         self.detail = RowDetail(self.parts)
-        self.tried = button("Try rewards", self.try_rewards)
+        self.try_button = button("Try rewards", self.try_rewards)
         self.nothing, self.absent = Nothing(*EMPTY), Nothing(*ABSENT)
 
     def _lay_out(self) -> None:
@@ -102,7 +104,7 @@ class DatasetPage(QWidget):
         for card, share in zip((self.mapping, self.counts), SHARES, strict=True):
             card.setSizePolicy(
                 QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred
-            )  # the shares decide, not the words
+            )  # SHARES decide the widths, not the texts
             band.addWidget(card, share)
         body, parts = self._body, self.parts
         parts.addWidget(self._rows_card())
@@ -135,7 +137,7 @@ class DatasetPage(QWidget):
         head.addWidget(self.shown)
         head.addWidget(self.which)
         head.addStretch(1)
-        head.addWidget(self.tried)
+        head.addWidget(self.try_button)
         column = QVBoxLayout(card)
         column.setContentsMargins(4, 4, 4, 4)
         column.setSpacing(4)
@@ -150,7 +152,7 @@ class DatasetPage(QWidget):
             *self.mapping.stops(),
             self.which,
             self.table,
-            self.tried,
+            self.try_button,
             *views,
             self.detail.pane,
         ]
@@ -166,8 +168,8 @@ class DatasetPage(QWidget):
         self.dataset.counts_changed.connect(self._show_counts)
         self.dataset.rows_replaced.connect(self._show_rows)
         self.which.activated.connect(lambda _: self.dataset.set_split(self.which.currentData()))
-        self.model.wanted.connect(self._ask_part)
-        self.table.chosen.connect(lambda _: self._moved.start())
+        self.model.wanted.connect(self._request_part)
+        self.table.chosen.connect(lambda _: self._rest_timer.start())
         self.table.selected.connect(self._show_enabled)
         self.nothing.wanted.connect(lambda: self.path.choose_file())
         self.absent.wanted.connect(self.dataset.download)
@@ -181,7 +183,7 @@ class DatasetPage(QWidget):
         super().hideEvent(event)
         self.dataset.unwatch(self)
 
-    # What the draft and the dataset say
+    # Showing the draft and the dataset
 
     def _on_changed(self, key: str) -> None:
         if not key or key == "data" or key in self.mapping.fields:
@@ -202,7 +204,7 @@ class DatasetPage(QWidget):
         self.mapping.show_likely(dataset.suggested_columns)
         self._show_which()
         self._show_counts()
-        self.table.say(self._instead())
+        self.table.say(self._placeholder())
         self._show_enabled()
         self.model.set_room(dataset.prompt_limit)
         self.detail.set_room(dataset.prompt_limit)
@@ -238,7 +240,7 @@ class DatasetPage(QWidget):
         shown.about.setToolTip(shown.about.text())
         shown.show_progress(*((counts.seen, counts.rows) if counts and not counts.done else (0, 0)))
         if has_tokens and not self._had_tokens:
-            self.model.forget()  # the tokenizer is warm now, and can tell the lengths of the rows in view
+            self.model.forget()  # the tokenizer is loaded now: rows requested again have lengths
         self._had_tokens = has_tokens
 
     def _about_lengths(self) -> str:
@@ -252,25 +254,25 @@ class DatasetPage(QWidget):
     # Rows to try rewards on
 
     def enabled_actions(self) -> dict[str, bool]:
-        """Entry of the Rewards menu → whether it can be done now."""
+        """Action of the Rewards menu → whether it is enabled."""
         return {
             "try_rows": self.dataset.split == "train" and 0 < sum(map(len, self.table.selected_rows())) <= MOST_ROWS
         }
 
     def try_rewards(self) -> None:
-        """Have the bench sample the model on the selected rows."""
+        """Have the reward bench sample the model on the selected rows."""
         self.session.try_rewards([row + 1 for part in self.table.selected_rows() for row in part])
 
     def _show_enabled(self) -> None:
         enabled_actions = self.enabled_actions()
         rows = self.table.selected_rows()
         count = sum(map(len, rows))
-        self.tried.setText(
+        self.try_button.setText(
             f"Try rewards on row {rows[0].start + 1:,}" if count == 1 else f"Try rewards on {count:,} rows"
         )
-        self.tried.setVisible(bool(count))
-        self.tried.setEnabled(enabled_actions["try_rows"])
-        self.tried.setToolTip(TRY if enabled_actions["try_rows"] else TRY_NOT)
+        self.try_button.setVisible(bool(count))
+        self.try_button.setEnabled(enabled_actions["try_rows"])
+        self.try_button.setToolTip(TRY if enabled_actions["try_rows"] else TRY_NOT)
         self.enabled_actions_changed.emit(enabled_actions)
 
     # Rows
@@ -281,13 +283,13 @@ class DatasetPage(QWidget):
         self._had_tokens = False
         rows = dataset.splits.get(dataset.split, {}).get("rows", 0)
         self.model.show_rows(rows, self._headings() if rows else [], dataset.prompt_limit)
-        self.table.begin(self._instead())
+        self.table.begin(self._placeholder())
         if not rows:
             self.detail.show_nothing()
-        self._show_enabled()  # rows that are gone were selected without a word
+        self._show_enabled()  # a model reset drops the selection without a signal
 
     def _headings(self) -> list[Heading]:
-        """The columns in use first, in the order of their menus; before all others the one that holds the prompts."""
+        """Mapped columns first, in the order of their menus; the prompt column before all others."""
         valid_values = self.draft.valid_values()
         uses = {valid_values[key]: use for key, use in reversed(USES.items())}
         wide = self.dataset.suggested_columns.get("prompt_feature", valid_values["prompt_feature"])
@@ -298,8 +300,8 @@ class DatasetPage(QWidget):
         order = [*USES.values(), ""]
         return sorted(found, key=lambda heading: (not heading.wide, order.index(heading.use)))
 
-    def _instead(self) -> str:
-        """What stands where the rows would."""
+    def _placeholder(self) -> str:
+        """The text in place of the rows."""
         data, state = self.draft.value("data"), self.dataset.state
         if state == "fetching":
             done, total = self.dataset.download_progress
@@ -309,31 +311,31 @@ class DatasetPage(QWidget):
             return f"Reading {Path(data).name}…"
         return "No rows could be read; what is wrong stands above."
 
-    def _ask_part(self, start: int) -> None:
+    def _request_part(self, start: int) -> None:
         generation = self._generation
 
-        def put(said: dict[str, Any] | None) -> None:
+        def put(answer: dict[str, Any] | None) -> None:
             if generation != self._generation:
                 return
-            if said is None:
+            if answer is None:
                 self.model.release(start)
             else:
-                self.model.put(start, said["rows"], said["tokens"])
+                self.model.put(start, answer["rows"], answer["tokens"])
 
         self.dataset.request_rows(start, PART, put, owner=self)
 
-    def _ask_row(self) -> None:
-        """Show the row that the cursor has come to rest on; the one asked for before is wanted no longer."""
+    def _request_row(self) -> None:
+        """Request the row under the cursor, and cancel the request for the one before."""
         index = self.table.currentIndex().row()
         if index < 0:
             return
-        if self._asked_row:
-            self.dataset.cancel(self._asked_row)
+        if self._row_request:
+            self.dataset.cancel(self._row_request)
         generation = self._generation
 
-        def show(said: dict[str, Any] | None) -> None:
-            self._asked_row = self._asked_row if said and said.get("loading") else 0
-            if said is not None and generation == self._generation:
-                self.detail.show_row(index, said, self.dataset.prompt_limit)
+        def show(answer: dict[str, Any] | None) -> None:
+            self._row_request = self._row_request if answer and answer.get("loading") else 0
+            if answer is not None and generation == self._generation:
+                self.detail.show_row(index, answer, self.dataset.prompt_limit)
 
-        self._asked_row = self.dataset.request_row(index, show, owner=self)
+        self._row_request = self.dataset.request_row(index, show, owner=self)

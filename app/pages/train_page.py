@@ -1,6 +1,7 @@
-"""The Train page: what will it do? The form in SPEC's reading order, and beside it the plan, its problems and Run.
+"""The Train page: what will it do?
 
-The fields come from the list of settings; which cards there are, and what stands between them, is composed here.
+Composes the form (one card per section of settings, with the reward table, the dataset line and the pickers among its fields) and
+the launch column beside it: the plan in words, memory, problems, help, the command and Run. The fields come from SETTINGS.
 """
 
 from __future__ import annotations
@@ -24,14 +25,13 @@ from app.widgets.form.path_field import PathField
 from app.widgets.form.setting_search import SettingSearch
 from app.widgets.rewards.reward_panel import RewardPanel
 from backend.spec.config import SECTIONS, SETTINGS, sections
-from backend.spec.faults import Fault
 
 REWARD_FIELDS = ("reward_functions_file", "reward_functions", "reward_weights")
-"""Shown below the reward table, in this order, and not among the other fields of their block."""
+"""Shown below the reward table, in this order, and not among the other fields of their section."""
 SETTLE_MS = 150
-"""How long typing must rest before problems are shown: nobody is told off in the middle of a number."""
+"""How long typing must rest before problems are shown: half a number is no problem."""
 ROOMY = 1000
-"""From this width on the column beside the form takes its full width."""
+"""From this width on the launch column has its full width."""
 DEMO = (
     "The demo is loaded: a small bundled model learns, from rewards alone, to work sums out instead of guessing them. "
     "It takes about a minute and downloads nothing."
@@ -42,7 +42,7 @@ class TrainPage(QWidget):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session, self.draft = session, session.draft
-        # Whatever stands in the page is made in its place: moved there afterwards, all of it would be dressed again.
+        # Widgets are created with their final parent: reparented later, Qt would restyle all of them again.
         content = self._content = QWidget(self)
         self.form, self.launch = Form(content), LaunchColumn(content)
         self.rewards = RewardPanel(self.form.page)
@@ -57,9 +57,9 @@ class TrainPage(QWidget):
         self._connect()
         self.picking = Picking(session, self.form.fields.values(), self)
         self._show_values()
-        self._rest_timer.start(0)  # judging all settings may wait until the page is there
+        self._rest_timer.start(0)  # validating all settings can wait until the page is built
 
-    # Composition
+    # Building
 
     def _compose(self) -> None:
         self.banner = self._banner()
@@ -85,7 +85,7 @@ class TrainPage(QWidget):
         self._tabs.insert(self._tabs.index(self.form.fields["data"].stops()[-1]) + 1, self.dataset_line)
 
     def _add_rewards(self, card: Card) -> list[QWidget]:
-        """The table and the fields that belong to it; returns where Tab halts in them."""
+        """Add the reward table and its fields to the card; returns their widgets in tab order."""
         below = FieldGrid((SETTINGS[key] for key in REWARD_FIELDS), card)
         card.middle.addWidget(self.rewards)
         card.middle.addWidget(below)
@@ -170,7 +170,7 @@ class TrainPage(QWidget):
             theme.scaled(launch_column.NARROW_WIDTH if self.width() < theme.scaled(ROOMY) else launch_column.WIDTH)
         )
 
-    # What the draft says
+    # Showing the draft
 
     def _on_changed(self, key: str) -> None:
         if not key:
@@ -215,7 +215,7 @@ class TrainPage(QWidget):
         self.left_out.show_keys(None, {})
 
     def _show_run_button(self, _state: str = "") -> None:
-        """One button stands out: the demo's while its banner is there, else Run."""
+        """One button is primary: the demo's while its banner is visible, else Run."""
         training = self.session.is_training
         self.banner.setVisible(self.draft.is_demo and not training)
         self.launch.set_run("Run", primary=not self.draft.is_demo, enabled=not training)
@@ -223,14 +223,15 @@ class TrainPage(QWidget):
     def _show_problems(self) -> None:
         self._rest_timer.stop()
         faults = self.draft.problems()
-        # The table shows what is wrong with the names: the line with the same names below it need not repeat it.
+        # The reward table shows problems with the names, so the field below it need not.
         self.form.show_problems(fault for fault in faults if fault.setting != "reward_functions")
-        self.rewards.show_problem(_first(faults, "reward_functions"))
+        of_names = (fault.sentence for fault in faults if fault.setting == "reward_functions")
+        self.rewards.show_problem(next(of_names, ""))
         self.launch.show_problems(faults)
         self._show_memory()
 
     def _show_memory(self) -> None:
-        """What the run will need, once typing rests: an estimate reads the model's files."""
+        """Estimate memory, only once typing rests: it reads the model's files."""
         memory_parts = self.session.memory_parts()
         self._memory = amount(memory_parts.total) if memory_parts is not None else ""
         self.launch.show_footprint(memory_parts)
@@ -246,7 +247,7 @@ class TrainPage(QWidget):
         self.search.begin()
 
     def reveal(self, key: str) -> None:
-        """Go to a setting; where it does not apply now, go to the one that decides, and say so."""
+        """Show and focus a setting; where it does not apply, the setting that it depends on, with a message."""
         if key == "reward_functions":
             self.form.scroll_to(self.rewards)
             self.rewards.table.setFocus(Qt.FocusReason.ShortcutFocusReason)
@@ -260,18 +261,14 @@ class TrainPage(QWidget):
             self.session.message.emit(f"{about.label} applies only with another choice of {decides.label}.")
 
 
-def _first(faults: list[Fault], key: str) -> str:
-    return next((fault.sentence for fault in faults if fault.setting == key), "")
-
-
 def _not_applicable(title: str, sentence: str) -> QWidget:
     row = QWidget()
     across = QHBoxLayout(row)
     across.setContentsMargins(2 * theme.SPACE, 0, 2 * theme.SPACE, 0)
     across.setSpacing(theme.SPACE)
-    name, said = QLabel(title), QLabel(sentence)
-    name.setFont(theme.heading_font())
-    said.setProperty("role", "muted")
-    across.addWidget(name)
-    across.addWidget(said, 1)
+    heading, text = QLabel(title), QLabel(sentence)
+    heading.setFont(theme.heading_font())
+    text.setProperty("role", "muted")
+    across.addWidget(heading)
+    across.addWidget(text, 1)
     return row

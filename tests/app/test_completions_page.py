@@ -60,7 +60,7 @@ def test_the_page_shows_the_newest_step_and_follows(qtbot, page: CompletionsPage
     assert page.step.text() == "7"
 
 
-def test_earlier_and_later_step_over_what_is_missing(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+def test_earlier_and_later_skip_steps_without_completions(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=1, ending=None)
     rows = JsonLines(folder.completions)
     rows.append({"step": 4, "prompt": "p", "completions": []})
@@ -83,7 +83,7 @@ def test_choosing_a_line_shows_it_in_full(qtbot, page: CompletionsPage, tmp_path
     assert formats[0].length == len("<think>") and formats[0].format.foreground().color() == theme.palette().accent
 
 
-def test_in_a_wide_page_the_completion_stands_beside_the_table(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+def test_in_a_wide_page_the_completion_is_beside_the_table(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
     page.session.open_run(made_up_runs.make_run(tmp_path / "runs" / "one", steps=1).path)
     table = page.table.parentWidget()
     qtbot.waitUntil(lambda: page.model.rowCount() > 0)
@@ -96,7 +96,7 @@ def test_in_a_wide_page_the_completion_stands_beside_the_table(qtbot, page: Comp
         assert table.width() > page.detail.width() or not beside
 
 
-def test_reading_a_completion_of_a_live_run_keeps_its_step(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+def test_selecting_a_completion_of_a_live_run_stops_following(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
     """The next step, a second later, took the text away from under the reader's eyes."""
     folder = made_up_runs.make_run(tmp_path / "run", steps=2, ending=None, now=True)
     handle = hold_lock(folder)
@@ -129,7 +129,7 @@ GROUP = {
 }  # fmt: skip
 
 
-def test_a_group_as_written_becomes_lines(qtbot) -> None:
+def test_a_group_of_any_shape_becomes_table_rows(qtbot) -> None:
     model = CompletionModel()
     model.show_groups([GROUP, {"step": 1}], ["f", "g"], ["F", "G"])
     assert model.rowCount() == 5 and model.rowCount(model.index(0, 0)) == 0

@@ -46,7 +46,7 @@ def told(draft: Draft, key: str) -> list[str]:
     return [fault.sentence for fault in draft.problems() if fault.setting == key]
 
 
-def test_begins_with_the_defaults_and_says_what_is_missing(draft: Draft):
+def test_a_new_draft_has_the_defaults_and_lacks_model_and_data(draft: Draft):
     assert {key: draft.value(key) for key in SETTINGS} == {key: about.default for key, about in SETTINGS.items()}
     assert [fault.setting for fault in draft.problems()] == ["model", "data"]
 
@@ -72,7 +72,7 @@ def test_the_same_value_again_is_no_change(draft: Draft, qtbot):
         draft.set("iters", 1000.0)
 
 
-def test_several_values_change_before_anyone_hears(draft: Draft):
+def test_update_sets_all_values_before_it_emits_changed(draft: Draft):
     seen = []
     draft.changed.connect(
         lambda key: seen.append((key, draft.value("reward_functions"), draft.value("reward_weights")))
@@ -128,9 +128,7 @@ def test_a_path_that_is_not_there_is_a_problem_and_an_id_is_not(draft: Draft, tm
 
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "just-a-word", "a/b/c", "{folder}", "{file}"])
 @pytest.mark.parametrize("key", ["model", "data", "reference_model_path"])
-def test_a_name_that_cannot_be_one_has_the_sentence_that_check_prints(
-    draft: Draft, tmp_path: Path, key: str, name: str
-):
+def test_an_impossible_name_has_the_same_sentence_as_check(draft: Draft, tmp_path: Path, key: str, name: str):
     (tmp_path / "empty").mkdir()
     (tmp_path / "rows.txt").write_text("")
     name = name.format(folder=tmp_path / "empty", file=tmp_path / "rows.txt")
@@ -160,14 +158,14 @@ def check_of(key: str, name: str) -> list[str]:
     return []
 
 
-def test_a_reference_that_nothing_asks_for_is_not_judged(draft: Draft):
+def test_an_unused_reference_is_not_checked(draft: Draft):
     sound(draft).update({"reference_model_path": "/nowhere", "beta": 0})
     assert not draft.problems()
     draft.set("beta", 0.1)
     assert told(draft, "reference_model_path")
 
 
-def test_keys_of_other_trainings_are_left_out_and_told(draft: Draft, tmp_path: Path):
+def test_keys_of_other_trainings_are_left_out_and_listed(draft: Draft, tmp_path: Path):
     text = "model: a/b\ndata: a/b\ntrain: true\nqat_bits: 8\njudge: null\ndpo_cpo_loss_type: sigmoid\ndelta: 50.0\n"
     (tmp_path / "theirs.yaml").write_text(
         text + "optimizer: adamw\noptimizer_config: {adamw: {betas: [0.8, 0.9]}, muon: {}}\n"
@@ -178,7 +176,7 @@ def test_keys_of_other_trainings_are_left_out_and_told(draft: Draft, tmp_path: P
     assert (draft.config().adam_beta1, draft.config().adam_beta2) == (0.8, 0.9)
 
 
-def test_a_file_for_mlx_lm_lora_means_the_same_when_it_comes_back(tmp_path: Path):
+def test_a_config_exported_for_mlx_lm_lora_loads_back_equal(tmp_path: Path):
     given = {
         "model": "a/b", "data": "c/d", "train_type": "dora", "rank": 4, "quantization": "8", "lr_schedule": "linear",
         "lr_final": 1e-6, "lr_decay_fraction": 0.5, "adam_beta2": 0.95, "lora_keys": ["self_attn.q_proj"], "epsilon_high": 0.3,
@@ -192,7 +190,7 @@ def test_a_file_for_mlx_lm_lora_means_the_same_when_it_comes_back(tmp_path: Path
     assert back == config.parse({key: value for key, value in given.items() if key != "scale_rewards"})
 
 
-def test_a_file_in_the_seed_s_words_opens(draft: Draft, tmp_path: Path):
+def test_a_config_in_mlx_lm_loras_spelling_loads(draft: Draft, tmp_path: Path):
     (tmp_path / "grpo.yaml").write_text(SEED_STYLE)
     draft.load(tmp_path / "grpo.yaml")
     assert not draft.problems()
@@ -208,9 +206,7 @@ def test_a_file_in_the_seed_s_words_opens(draft: Draft, tmp_path: Path):
     ("text", "word"),
     [("temprature: 1", "temperature"), ("- a", "a list"), ("a: [", "line"), ("tools: 2", "not built yet")],
 )
-def test_a_file_with_no_place_in_the_form_is_refused_and_changes_nothing(
-    draft: Draft, tmp_path: Path, text: str, word: str
-):
+def test_a_file_with_unknown_keys_is_refused_and_changes_nothing(draft: Draft, tmp_path: Path, text: str, word: str):
     (tmp_path / "bad.yaml").write_text(text)
     draft.set("seed", 7)
     with pytest.raises(Mistake, match=word):
@@ -219,7 +215,7 @@ def test_a_file_with_no_place_in_the_form_is_refused_and_changes_nothing(
     assert draft.path is None
 
 
-def test_a_value_that_is_merely_wrong_is_taken_and_shown(draft: Draft, tmp_path: Path):
+def test_an_invalid_value_is_loaded_and_becomes_a_problem(draft: Draft, tmp_path: Path):
     (tmp_path / "cold.yaml").write_text("model: a/b\ndata: a/b\ntemperature: 0\n")
     draft.load(tmp_path / "cold.yaml")
     assert told(draft, "temperature")
@@ -256,7 +252,7 @@ def test_dirty_means_different_from_the_file(draft: Draft, tmp_path: Path):
     assert not draft.dirty, "1e-5 typed and 1e-05 read are one number"
 
 
-def test_the_form_survives_a_quit(tmp_path: Path, qapp):
+def test_restore_brings_back_invalid_values_and_the_path(tmp_path: Path, qapp):
     first = Draft(tmp_path / "draft.yaml")
     sound(first).save(tmp_path / "c.yaml")
     first.update({"learning_rate": "oops", "epochs": "x", "iters": 7, "system_prompt": "Zeile 1\nZeile 2 – ü"})
@@ -286,7 +282,7 @@ def test_typing_is_written_to_disk_by_itself(tmp_path: Path, qtbot, monkeypatch:
     assert config.read(draft.autosave)["seed"] == 11
 
 
-def test_an_unwritable_place_is_said_once_and_loses_nothing(tmp_path: Path, qtbot):
+def test_autosaving_to_an_unwritable_path_emits_a_sentence_and_keeps_the_values(tmp_path: Path, qtbot):
     draft = Draft(tmp_path / "no" / "such" / "folder" / "draft.yaml")
     draft.set("seed", 11)
     with qtbot.waitSignal(draft.save_failed) as heard:
@@ -295,12 +291,12 @@ def test_an_unwritable_place_is_said_once_and_loses_nothing(tmp_path: Path, qtbo
     assert draft.value("seed") == 11
 
 
-def test_a_model_at_the_root_keeps_its_name(draft: Draft):
+def test_a_model_folder_at_the_root_keeps_its_name(draft: Draft):
     draft.update({"model": "/base", "train_type": "full"})
     assert "Trains every weight of /base" in draft.details()
 
 
-def test_words_for_the_run(draft: Draft):
+def test_summary_and_details_of_a_run(draft: Draft):
     sound(draft).update({"group_size": 8, "batch_size": "4", "gradient_accumulation_steps": 4, "iters": 60})
     assert draft.summary() == "8 completions for each of 16 prompts a step, 60 steps."
     assert "7,680 completions in all" in draft.details()
@@ -317,7 +313,7 @@ def test_words_for_the_run(draft: Draft):
     ]
 
 
-def test_words_do_not_fail_on_anything_typed(draft: Draft):
+def test_summary_and_problems_accept_any_raw_value(draft: Draft):
     for key in SETTINGS:
         draft.set(key, "§ 1e-")
         assert draft.summary()
@@ -326,7 +322,7 @@ def test_words_do_not_fail_on_anything_typed(draft: Draft):
     assert draft.problems()
 
 
-def test_the_command_trains_what_is_on_disk(draft: Draft, tmp_path: Path):
+def test_the_command_names_the_file_on_disk(draft: Draft, tmp_path: Path):
     sound(draft).flush()
     assert draft.command()[-2:] == ["train", str(tmp_path / "draft.yaml")]
     assert config.load(draft.command()[-1]) == draft.config()
@@ -334,7 +330,7 @@ def test_the_command_trains_what_is_on_disk(draft: Draft, tmp_path: Path):
     assert draft.command_text().endswith("c d.yaml'"), "a path with a space is quoted"
 
 
-def test_the_demo_is_known_until_it_is_touched(draft: Draft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_demo_is_recognised_until_it_is_changed(draft: Draft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "demo.yaml").write_text("model: a/b\ndata: a/b\niters: 60\n")
     monkeypatch.setattr(places, "demo_config", lambda: tmp_path / "demo.yaml")
     draft.load(tmp_path / "demo.yaml", as_preset=True)
@@ -362,7 +358,7 @@ def test_short_names_and_comma_text_become_full_names():
     ("value", "text"),
     [(1e-5, "1e-5"), (2.5e-7, "2.5e-7"), (20.0, "20"), (0.95, "0.95"), (-1, "-1"), (1e20, "1e20"), ("1e-", "1e-")],
 )
-def test_numbers_are_shown_as_people_type_them(value: float, text: str):
+def test_numbers_are_formatted_as_people_type_them(value: float, text: str):
     assert value_text.number_text(value) == text
     assert isinstance(value, str) or float(value_text.number_text(value)) == value
 
@@ -371,18 +367,18 @@ def test_numbers_are_shown_as_people_type_them(value: float, text: str):
     "items",
     [[], ["a"], ["a", "b c"], ["a, b"], ['say "so"', "x"], ["\n\n"], ["\\n"], ["  lead", "trail "], ["</s>", ","]],
 )
-def test_lists_travel_through_a_line(items: list[str]):
+def test_lists_survive_the_round_trip_through_a_line(items: list[str]):
     assert value_text.list_value(value_text.list_text(items)) == items
 
 
 @pytest.mark.parametrize(
     "value", [{}, {"enable_thinking": False}, {"a": "b", "n": 3, "t": "3", "deep": {"x": [1, "y"]}, "none": None}]
 )
-def test_mappings_travel_through_lines(value: dict):
+def test_mappings_survive_the_round_trip_through_lines(value: dict):
     assert value_text.mapping_value(value_text.mapping_text(value)) == value
 
 
-def test_a_mapping_that_is_none_stays_text():
+def test_text_that_is_no_mapping_stays_text():
     assert value_text.mapping_value("enable_thinking") == "enable_thinking"
 
 

@@ -93,7 +93,7 @@ def test_an_unknown_metric_appears_in_other_and_nowhere_else() -> None:
     assert [title for title, metrics in found.items() if "mine/own" in metrics] == ["Other"]
 
 
-def test_a_reward_keeps_the_colour_of_its_place_in_the_config() -> None:
+def test_a_reward_has_the_colour_of_its_index_in_the_config() -> None:
     chart = next(chart for chart in CHARTS if chart.title == "Rewards per function")
     names = ["rewards/new/mean", "rewards/b/mean", "rewards/a/mean"]
     curves = curves_of(chart, names, ["a", "b", "new"])
@@ -102,14 +102,14 @@ def test_a_reward_keeps_the_colour_of_its_place_in_the_config() -> None:
     assert [curve.label for curve in curves_of(chart, ["rewards/r1_count_xml/mean"], ["r1_count_xml"])] == ["XML Count"]
 
 
-def test_what_a_chart_finds_by_itself_has_a_word_and_a_colour_of_its_own(qapp) -> None:
+def test_a_curve_matched_by_a_pattern_has_a_label_and_a_colour_of_its_own(qapp) -> None:
     chart = next(chart for chart in CHARTS if chart.title == "Step time")
     curves = curves_of(chart, ["time/save", "time/other", "time/extra"], [])
     assert [curve.label for curve in curves[-3:]] == ["Saving", "Other", "extra"]
     assert len({curve.colour for curve in curves}) == len(curves)
 
 
-def test_memory_has_no_zeros_in_front() -> None:
+def test_small_memory_figures_change_their_unit() -> None:
     told = [figure(value, "GB").replace("\u202f", " ") for value in (1.234, 0.0488, None)]
     assert told == ["1.23 GB", "48.8 MB", "–"]
 
@@ -130,7 +130,7 @@ def test_a_tile_has_room_for_its_text(qtbot, monkeypatch: pytest.MonkeyPatch, sc
     assert len(lines) == 2 and max(lines) >= figures - 1, "the label, and below it the whole figure"
 
 
-def test_an_empty_chart_says_what_it_waits_for() -> None:
+def test_an_empty_chart_has_a_placeholder() -> None:
     kl = next(chart for chart in CHARTS if chart.title.startswith("KL"))
     held_out = next(chart for chart in CHARTS if chart.held_out)
     assert "KL is off" in placeholder(kl, {"beta": 0})
@@ -151,7 +151,7 @@ def test_without_a_run_there_is_one_button_and_it_leads_to_train(qtbot, page: Mo
     assert wanted.args == ["train"]
 
 
-def test_a_finished_run_tells_its_result_first(page: MonitorPage, look_at, tmp_path: Path, session: Session) -> None:
+def test_a_finished_run_shows_its_result_first(page: MonitorPage, look_at, tmp_path: Path, session: Session) -> None:
     look_at(made_up_runs.make_run(tmp_path / "run", steps=60))
     rewards = session.run.series("reward")[1]
     before, after = monitor_page._changes(session.run)[0].before, monitor_page._changes(session.run)[0].after
@@ -173,7 +173,7 @@ def test_tab_goes_from_the_result_to_the_charts_to_the_log(page: MonitorPage, lo
     assert [widget for widget in chain if widget in wanted] == wanted
 
 
-def test_the_charts_of_the_rewards_stand_there_from_the_start(page: MonitorPage, look_at, tmp_path: Path) -> None:
+def test_the_reward_charts_are_visible_before_the_first_step(page: MonitorPage, look_at, tmp_path: Path) -> None:
     """They came with the first step, and pushed every other chart on."""
     look_at(made_up_runs.make_run(tmp_path / "run", steps=0, ending=None))
     shown = plot(page, "Rewards per function")
@@ -228,13 +228,13 @@ def test_closing_the_run_empties_the_page(page: MonitorPage, look_at, tmp_path: 
     assert page.nothing.isVisible()
 
 
-def test_a_default_name_is_told_in_two_parts() -> None:
+def test_a_default_run_name_is_split_into_name_and_time() -> None:
     assert titled("qwen-lora-grpo-2025-11-03-140509") == ("qwen-lora-grpo", "3 Nov 2025, 14:05")
     assert titled("qwen-lora-grpo-2025-11-03-140509-2") == ("qwen-lora-grpo-2", "3 Nov 2025, 14:05")
     assert titled("mine-2025-99-03-140509") == ("mine-2025-99-03-140509", "") and titled("first") == ("first", "")
 
 
-def test_a_tile_tells_the_difference_with_the_digits_of_its_figure(qtbot) -> None:
+def test_a_tile_shows_the_change_with_the_precision_of_its_figure(qtbot) -> None:
     tile = Tile("Memory", unit="GB")
     qtbot.addWidget(tile)
     for now, start, said in ((0.1062, 0.1056, "+0.001"), (0.1062, 0.1061, ""), (2.5, 1.0, "+1.50"), (0.0, 0.5, "−0.500"), (0.0467, 0.0441, "+2.6"), (2.5e6, 1e6, "+1.50M")):  # fmt: skip
@@ -267,7 +267,7 @@ diary.write("finished", step=step, sentence="Done.")
 
 
 @pytest.mark.alone
-def test_fifty_steps_a_second_never_hold_up_the_window(
+def test_fifty_steps_a_second_never_block_the_event_loop(
     qtbot, page: MonitorPage, session: Session, tmp_path: Path
 ) -> None:
     folder = RunFolder(tmp_path / "run")
@@ -294,7 +294,7 @@ def test_fifty_steps_a_second_never_hold_up_the_window(
 # ── the log, the export, the figures ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_log_is_followed_without_tearing_a_character(qtbot, tmp_path: Path) -> None:
+def test_the_log_view_joins_a_split_character(qtbot, tmp_path: Path) -> None:
     path, view = tmp_path / "log.txt", LogView()
     qtbot.addWidget(view)
     path.write_bytes("one\nté".encode()[:-1])
@@ -311,7 +311,7 @@ def test_the_log_is_followed_without_tearing_a_character(qtbot, tmp_path: Path) 
     assert view.text.toPlainText().endswith("end")
 
 
-def test_export_composes_the_command_and_shows_how_it_ended(qtbot, tmp_path: Path) -> None:
+def test_the_export_panel_builds_the_command_and_shows_the_outcome(qtbot, tmp_path: Path) -> None:
     from app.model.processes import VerbProcess
 
     printed = "import sys; print('Folding.', file=sys.stderr); print('Checking.', file=sys.stderr); "
@@ -340,7 +340,7 @@ def test_export_composes_the_command_and_shows_how_it_ended(qtbot, tmp_path: Pat
     assert not panel.start.isEnabled()
 
 
-def test_figures_read_well() -> None:
+def test_figures_are_formatted_with_three_digits_and_a_unit() -> None:
     thin = "\u202f"
     assert [figure(x) for x in (0, 7, 0.5, 0.01234, 12.345, 1234.5, 123456.0, 1.5e9, 2e-5)] == [
         "0", "7", "0.500", "0.0123", "12.3", "1,234", "123k", "1.50G", "2.00e−5"]  # fmt: skip

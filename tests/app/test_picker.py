@@ -282,7 +282,7 @@ def test_speed_and_time_left_are_those_of_the_last_seconds():
     one = Download("a/b", "model", total=1000)
     for t in range(20):
         one.done = t * 10 if t < 10 else 100 + (t - 10) * 50
-        one.mark(float(t))
+        one.add_sample(float(t))
     assert one.speed == pytest.approx(50) and one.remaining_s == pytest.approx((1000 - one.done) / 50)
 
 

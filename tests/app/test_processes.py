@@ -119,7 +119,7 @@ def python(qtbot, text: str) -> tuple[ProcessOutcome, list[str]]:
     return outcome_of(qtbot, sys.executable, "-c", text)
 
 
-def test_a_character_cut_in_two_by_the_pipe_arrives_whole(qtbot) -> None:
+def test_a_character_split_between_two_reads_is_decoded(qtbot) -> None:
     # A window that decodes each read by itself shows two replacement marks here.
     outcome, lines = python(
         qtbot,
@@ -135,7 +135,7 @@ def test_only_the_last_state_of_a_progress_line_counts(qtbot) -> None:
     assert python(qtbot, "print('10 %\\r50 %\\r100 %\\r\\nSaved.')")[1] == ["100 %", "Saved."]
 
 
-def test_a_failure_speaks_with_the_sentence_of_stderr(qtbot) -> None:
+def test_a_failure_has_the_last_line_of_stderr_as_its_sentence(qtbot) -> None:
     outcome, lines = python(
         qtbot, "import sys; print('working'); print('The folder is full.', file=sys.stderr); sys.exit(2)"
     )
@@ -143,19 +143,19 @@ def test_a_failure_speaks_with_the_sentence_of_stderr(qtbot) -> None:
     assert sorted(lines) == ["The folder is full.", "working"]
 
 
-def test_silence_is_put_into_words(qtbot) -> None:
+def test_a_process_that_prints_nothing_has_a_sentence(qtbot) -> None:
     assert python(qtbot, "pass")[0].sentence == "Done."
     assert python(qtbot, "import sys; sys.exit(1)")[0].sentence == "It ended without saying why."
 
 
-def test_killed_and_missing_programs_end_too(qtbot, tmp_path: Path) -> None:
+def test_killed_and_missing_programs_emit_done(qtbot, tmp_path: Path) -> None:
     killed = python(qtbot, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")[0]
     assert (killed.ok, killed.exit_code) == (False, -1)
     missing = outcome_of(qtbot, str(tmp_path / "nothing"))[0]
     assert not missing.ok and "cannot be started" in missing.sentence
 
 
-def test_a_task_can_be_cancelled(qtbot) -> None:
+def test_a_verb_can_be_cancelled(qtbot) -> None:
     short = VerbProcess([sys.executable, "-c", "print('on', flush=True); import time; time.sleep(60)"])
     short.line.connect(lambda _line: short.cancel())
     with qtbot.waitSignal(short.done, timeout=10_000) as ended:

@@ -98,7 +98,7 @@ def test_the_clock_leaves_out_loading_and_pauses() -> None:
     assert run_state.eta_s(1039) == pytest.approx(7 * (2 + 0.5 + 2) / 2 - 1), "it counts down between steps"
 
 
-def test_the_clock_stands_still_between_a_crash_and_its_resume() -> None:
+def test_the_clock_stops_between_a_crash_and_its_resume() -> None:
     run_state = RunState()
     for t, kind in ((0, "started"), (0, "phase"), (10, "step"), (5000, "started"), (5000, "phase"), (5004, "step")):
         run_state.apply({"kind": kind, "t": t, "phase": "sampling", "step": t, "metrics": {}, "iterations": 9})
@@ -125,7 +125,7 @@ def test_null_and_missing_metrics_are_gaps() -> None:
     assert series.latest("kl") == series.first("kl") == 0.5
 
 
-def test_a_step_that_comes_again_replaces_what_came_after_it() -> None:
+def test_a_step_that_comes_again_replaces_itself_and_all_later_ones() -> None:
     series = Series()
     for step in range(1, 3000):
         series.append(step, {"a": step})
@@ -158,7 +158,7 @@ def test_state_comes_from_the_diary_and_the_lock(watch, tmp_path: Path) -> None:
     assert states[-1] == "stopped"
 
 
-def test_a_fresh_folder_is_starting_until_its_process_had_its_time(watch, tmp_path: Path) -> None:
+def test_a_new_folder_is_starting_until_its_grace_is_over(watch, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     folder.config.write_text("iters: 5\n")
@@ -178,7 +178,7 @@ def test_a_fresh_folder_is_starting_until_its_process_had_its_time(watch, tmp_pa
     )
 
 
-def test_a_stop_that_was_said_too_early_is_said_again(watch, tmp_path: Path) -> None:
+def test_a_stop_that_the_starting_trainer_deleted_is_sent_again(watch, tmp_path: Path) -> None:
     # A trainer deletes the words it finds when it starts, so that a stop said while it was loading was lost.
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
@@ -197,14 +197,14 @@ def test_a_stop_that_was_said_too_early_is_said_again(watch, tmp_path: Path) -> 
         assert run.state == "stopping" and not folder.control.exists()
 
 
-def test_a_failure_is_told_in_sentences_alone(watch, tmp_path: Path) -> None:
+def test_the_problem_of_a_failed_run_leaves_out_the_names_of_settings(watch, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=1, ending=None)
     two = "data: There is no file rows.jsonl.\nreward_weights: There are 2 weights for 3 functions."
     Diary(folder.events).write("failed", step=1, sentence=two)
     assert watch(folder).problem == "There is no file rows.jsonl. There are 2 weights for 3 functions."
 
 
-def test_a_dead_run_is_crashed_at_once_when_opened(watch, tmp_path: Path) -> None:
+def test_an_unlocked_run_without_an_ending_is_crashed_at_once(watch, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending=None)
     assert watch(folder).state == "crashed"
 
@@ -240,7 +240,7 @@ def test_a_diary_that_was_cut_back_is_read_again(watch, tmp_path: Path) -> None:
     assert run.completion_steps() == list(range(1, 20))
 
 
-def test_half_lines_wait_and_garbage_is_passed_over(watch, tmp_path: Path) -> None:
+def test_incomplete_lines_wait_and_invalid_ones_are_skipped(watch, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     folder.config.write_text("iters: 5\n")
@@ -256,7 +256,7 @@ def test_half_lines_wait_and_garbage_is_passed_over(watch, tmp_path: Path) -> No
     assert run.step == 1 and run.latest("reward") == 0.5
 
 
-def test_saying_something_where_nothing_can_be_written_is_a_mistake(watch, tmp_path: Path) -> None:
+def test_sending_a_word_to_an_unwritable_folder_is_a_mistake(watch, tmp_path: Path) -> None:
     run = watch(RunFolder(tmp_path / "gone"))
     with pytest.raises(Mistake, match="cannot be written"):
         run.send("stop")
@@ -280,7 +280,7 @@ def test_completions_are_found_by_step(watch, tmp_path: Path) -> None:
     assert run.groups(31) == []
 
 
-def test_completion_rows_of_any_shape_and_size(tmp_path: Path) -> None:
+def test_the_index_accepts_rows_of_any_shape_and_size(tmp_path: Path) -> None:
     path = tmp_path / "completions.jsonl"
     index = CompletionIndex(path)
     assert index.advance() is False and index.rows() == []

@@ -74,7 +74,7 @@ def until(qtbot: QtBot, true: Callable[[], object]) -> None:
     qtbot.waitUntil(lambda: bool(true()), timeout=10_000)
 
 
-def test_answers_come_back_later_and_not_at_once(qtbot: QtBot, service: Service):
+def test_ask_returns_at_once_and_calls_back_later(qtbot: QtBot, service: Service):
     heard = Heard()
     began = time.monotonic()
     heard.ask(service, "echo", name="é")
@@ -91,21 +91,21 @@ def test_one_process_answers_everything(qtbot: QtBot, service: Service):
     assert len(set(heard.answers)) == 1
 
 
-def test_a_refusal_names_its_setting(qtbot: QtBot, service: Service):
+def test_on_refused_gets_the_faults(qtbot: QtBot, service: Service):
     heard = Heard()
     heard.ask(service, "refuse")
     until(qtbot, lambda: heard.faults)
     assert heard.faults == [Fault("model", "There is no model x.")]
 
 
-def test_an_answer_cut_anywhere_is_whole(qtbot: QtBot, service: Service):
+def test_an_answer_in_pieces_is_joined(qtbot: QtBot, service: Service):
     heard = Heard()
     heard.ask(service, "slow")
     until(qtbot, lambda: heard.answers)
     assert heard.answers == ["é" * 9]
 
 
-def test_what_is_taken_back_is_heard_of_no_more(qtbot: QtBot, service: Service, cancelled: Path):
+def test_a_cancelled_question_calls_nothing_back(qtbot: QtBot, service: Service, cancelled: Path):
     heard, after = Heard(), Heard()
     number = heard.ask(service, "echo")
     service.cancel(number)
@@ -115,7 +115,7 @@ def test_what_is_taken_back_is_heard_of_no_more(qtbot: QtBot, service: Service, 
     assert cancelled.read_text() == f"{number}\n"
 
 
-def test_a_question_goes_with_its_owner(qtbot: QtBot, service: Service, cancelled: Path):
+def test_a_question_is_cancelled_when_its_owner_is_destroyed(qtbot: QtBot, service: Service, cancelled: Path):
     heard, after, owner = Heard(), Heard(), QObject()
     number = heard.ask(service, "echo", owner=owner)
     del owner
@@ -124,7 +124,7 @@ def test_a_question_goes_with_its_owner(qtbot: QtBot, service: Service, cancelle
     assert not heard.answers and cancelled.read_text() == f"{number}\n"
 
 
-def test_a_process_that_dies_refuses_in_a_sentence_and_is_replaced(qtbot: QtBot, service: Service):
+def test_a_process_that_dies_refuses_its_questions_and_is_replaced(qtbot: QtBot, service: Service):
     heard, again = Heard(), Heard()
     heard.ask(service, "die")
     until(qtbot, lambda: heard.faults)
@@ -134,7 +134,7 @@ def test_a_process_that_dies_refuses_in_a_sentence_and_is_replaced(qtbot: QtBot,
     assert again.answers == [{"x": 2}]
 
 
-def test_one_that_dies_again_and_again_is_started_no_more(qtbot: QtBot, service: Service):
+def test_a_process_that_dies_twice_in_a_row_is_not_started_again(qtbot: QtBot, service: Service):
     for tries in range(1, 4):
         heard = Heard()
         heard.ask(service, "die")
@@ -144,14 +144,14 @@ def test_one_that_dies_again_and_again_is_started_no_more(qtbot: QtBot, service:
     assert service._process is None
 
 
-def test_a_command_that_cannot_be_started_is_said(qtbot: QtBot):
+def test_a_command_that_cannot_be_started_refuses(qtbot: QtBot):
     service, heard = Service(command=["/nowhere/python"]), Heard()
     heard.ask(service, "echo")
     until(qtbot, lambda: heard.faults)
     assert "No such file" in heard.faults[0].sentence or "execve" in heard.faults[0].sentence
 
 
-def test_closing_ends_the_process_and_refuses_what_comes_later(qtbot: QtBot, service: Service):
+def test_close_ends_the_process_and_refuses_later_questions(qtbot: QtBot, service: Service):
     heard, late = Heard(), Heard()
     heard.ask(service, "pid")
     until(qtbot, lambda: heard.answers)
@@ -163,7 +163,7 @@ def test_closing_ends_the_process_and_refuses_what_comes_later(qtbot: QtBot, ser
     assert late.faults == [Fault("", "The window is closing.")]
 
 
-def test_the_session_has_one_desk_and_starts_nothing_for_it(qtbot: QtBot, tmp_path: Path):
+def test_the_session_has_one_service_and_starts_no_process_for_it(qtbot: QtBot, tmp_path: Path):
     session = Session(Prefs(tmp_path / "prefs"))
     assert session.service is session.service and session.service._process is None
 

@@ -126,7 +126,7 @@ def test_the_sidebar_shows_icons_alone_in_a_narrow_window(window: Window, qtbot)
     assert window.session.prefs.sidebar_collapsed
 
 
-def test_a_page_stands_in_the_middle_of_a_window_that_it_cannot_use(window: Window, qtbot):
+def test_a_page_is_centred_in_a_window_wider_than_it_can_use(window: Window, qtbot):
     window.resize(2560, 1440)
     for entry in PAGES:
         window.show_page(entry.key)
@@ -141,14 +141,14 @@ def test_a_page_stands_in_the_middle_of_a_window_that_it_cannot_use(window: Wind
 # Menus
 
 
-def test_every_entry_finds_what_it_calls(window: Window):
+def test_every_menu_entry_names_an_existing_slot(window: Window):
     entries = [entry for menu in MENUS.values() for entry in menu if entry]
     for entry in entries:
         page = next((page for page in PAGES if page.key == entry.page), None)
         assert callable(getattr(page.load() if page else window, entry.slot)), entry.name
 
 
-def test_the_rewards_menu_goes_to_its_page_and_follows_what_it_can_do(window: Window, monkeypatch):
+def test_the_rewards_menu_shows_its_page_and_follows_its_enabled_actions(window: Window, monkeypatch):
     waiting = [entry.name for menu in MENUS.values() for entry in menu if entry and entry.starts_disabled]
     assert len(waiting) > 4 and not any(window.menus[name].isEnabled() for name in waiting)
     window.show_page("rewards")
@@ -177,7 +177,7 @@ def test_every_action_and_every_entry_of_a_menu_has_a_shortcut_of_its_own(window
     assert set(bare) <= {"Quit"}
 
 
-def test_copy_takes_what_is_chosen_where_the_cursor_is(window: Window):
+def test_copy_copies_the_selection_of_the_focused_widget(window: Window):
     window.activateWindow()
     window.show_page("train")
     search = window.pages["train"].search
@@ -188,7 +188,7 @@ def test_copy_takes_what_is_chosen_where_the_cursor_is(window: Window):
     assert QApplication.clipboard().text() == "temperature"
 
 
-def test_menus_lead_to_pages_and_themes(window: Window):
+def test_menu_entries_switch_pages_and_themes(window: Window):
     window.menus["train"].trigger()
     assert "train" in window.pages
     (dark,) = [
@@ -227,7 +227,7 @@ def test_buttons_and_strip_follow_the_run(window: Window, session: Session):
     assert not window.strip.left.isVisible()
 
 
-def test_a_sentence_about_a_run_goes_with_what_it_said(window: Window, session: Session):
+def test_a_sentence_about_a_run_goes_once_its_state_contradicts_it(window: Window, session: Session):
     """“… is still training” stood beside “Finished”, and the problem of a failed run beside its resumed one."""
     run = look_at(session, FakeRun("starting"))
     session.message.emit("first is still training.")
@@ -247,13 +247,13 @@ def test_a_sentence_about_a_run_goes_with_what_it_said(window: Window, session: 
     assert window.strip.sentence.text() == ""
 
 
-def test_every_state_has_a_word(window: Window, session: Session):
+def test_the_strip_has_a_word_for_every_state(window: Window, session: Session):
     for state in filter(None, WORDS):
         look_at(session, FakeRun(state))
         assert window.strip.state.text() == WORDS[state]
 
 
-def test_the_buttons_say_their_word_to_the_run(window: Window, session: Session):
+def test_the_toolbar_sends_control_words_to_the_run(window: Window, session: Session):
     run = look_at(session, FakeRun())
     window.menus["pause"].trigger()
     run.become("paused")
@@ -263,7 +263,9 @@ def test_the_buttons_say_their_word_to_the_run(window: Window, session: Session)
     assert run.sent == ["pause", "resume", "save", "stop"]
 
 
-def test_run_makes_a_folder_and_trains_what_the_form_says(session: Session, monkeypatch: pytest.MonkeyPatch):
+def test_run_makes_a_folder_and_starts_a_training_with_the_forms_settings(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+):
     started: list[tuple[str, RunFolder]] = []
     monkeypatch.setattr("app.model.processes.start_training", lambda text, run: started.append((text, run)))
     shown: list[str] = []
@@ -300,7 +302,7 @@ def test_a_second_run_is_refused_while_one_is_live(window: Window, session: Sess
     assert window.strip.sentence.text().startswith("One run at a time")
 
 
-def test_opening_finds_the_run_that_is_still_training(session: Session, qtbot):
+def test_reattach_opens_the_run_that_is_still_training(session: Session, qtbot):
     old = make_run_folder("old")
     old.config.write_text("model: a\n")
     old.events.write_text(
@@ -343,7 +345,7 @@ def test_closing_without_a_live_run_asks_nothing(window: Window, session: Sessio
     assert "seed: 5" in session.prefs.draft_file.read_text(), "the form is on disk"
 
 
-def test_the_window_comes_back_as_it_was(window: Window, session: Session, qtbot):
+def test_size_and_theme_are_restored(window: Window, session: Session, qtbot):
     window.resize(900, 640)
     window.set_theme("dark")
     window.close()
@@ -389,7 +391,7 @@ def test_rows_dropped_anywhere_become_the_dataset_with_its_columns(window: Windo
     assert window.history.undoText() == "Data rows.csv"
 
 
-def test_rows_dropped_on_the_demo_begin_a_form_for_them(window: Window, tmp_path: Path, qtbot, monkeypatch):
+def test_rows_dropped_on_the_demo_start_a_form_with_a_default_model(window: Window, tmp_path: Path, qtbot, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "nothing"))
     draft = window.session.draft
     window.session.restore()
@@ -405,7 +407,7 @@ def test_rows_dropped_on_the_demo_begin_a_form_for_them(window: Window, tmp_path
     assert draft.is_demo
 
 
-def test_a_model_and_a_reward_file_find_their_fields(window: Window, tmp_path: Path, qtbot):
+def test_a_dropped_model_or_reward_file_sets_its_setting(window: Window, tmp_path: Path, qtbot):
     draft = window.session.draft
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
@@ -420,16 +422,14 @@ def test_a_model_and_a_reward_file_find_their_fields(window: Window, tmp_path: P
     assert draft.values() == before
 
 
-def test_the_desktop_can_open_a_config(window: Window, tmp_path: Path):
+def test_a_file_open_event_opens_the_config(window: Window, tmp_path: Path):
     (tmp_path / "mine.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
     opener = FileOpener(window.open_path)
     assert opener.eventFilter(window, QFileOpenEvent(str(tmp_path / "mine.yaml")))
     assert window.session.draft.value("seed") == 3
 
 
-def test_recent_files_are_offered_newest_first_and_only_those_that_are_there(
-    window: Window, tmp_path: Path, monkeypatch
-):
+def test_recent_files_lists_existing_files_newest_first(window: Window, tmp_path: Path, monkeypatch):
     for name in ("a", "b", "gone"):
         (tmp_path / f"{name}.yaml").write_text("model: a/b\ndata: a/b\n")
         window.open_path(tmp_path / f"{name}.yaml")
@@ -446,7 +446,7 @@ def test_recent_files_are_offered_newest_first_and_only_those_that_are_there(
     assert window.session.prefs.recent_files == []
 
 
-def test_a_config_is_written_for_mlx_lm_lora_and_says_what_was_left_out(window: Window, tmp_path: Path, monkeypatch):
+def test_export_for_mlx_lm_lora_names_the_settings_left_out(window: Window, tmp_path: Path, monkeypatch):
     window.session.draft.update({"model": "a/b", "data": "a/b", "scale_rewards": "none"})
     monkeypatch.setattr(window, "choose_export_path", lambda: tmp_path / "theirs.yaml")
     window.menus["export_config"].trigger()
@@ -457,7 +457,7 @@ def test_a_config_is_written_for_mlx_lm_lora_and_says_what_was_left_out(window: 
     assert "lora_parameters:" in (tmp_path / "theirs.yaml").read_text()
 
 
-def test_presets_are_shown_and_taken(window: Window):
+def test_applying_a_preset_is_one_undo_step(window: Window):
     window.session.draft.update({"model": "a/b", "data": "a/b"})
     window.show_page("train")
     window.pages["train"].presets.click()
@@ -483,7 +483,7 @@ def test_the_copied_command_runs_in_a_terminal_anywhere(session: Session, tmp_pa
     assert next(fault.sentence for fault in session.draft.problems() if fault.setting == "model") in done.stderr
 
 
-def test_two_windows_keep_a_form_each(tmp_path: Path, qapp):
+def test_two_windows_autosave_to_files_of_their_own(tmp_path: Path, qapp):
     one, other = Prefs(tmp_path / "shared"), Prefs(tmp_path / "shared")
     assert (one.claim(), other.claim()) == (1, 2)
     first, second = Session(one), Session(other)
@@ -539,7 +539,7 @@ def test_save_marks_the_form_as_saved(window: Window, tmp_path: Path, monkeypatc
     assert window.session.prefs.config_file == tmp_path / "mine.yaml"
 
 
-def test_a_place_that_cannot_be_written_is_a_sentence(window: Window, tmp_path: Path, monkeypatch):
+def test_saving_to_an_unwritable_path_shows_a_sentence(window: Window, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(window, "choose_save_path", lambda: tmp_path / "no" / "where.yaml")
     window.menus["save_as"].trigger()
     assert "cannot be written" in window.strip.sentence.text()
@@ -555,7 +555,7 @@ def test_the_first_launch_shows_the_demo(session: Session):
     assert not session.draft.problems()
 
 
-def test_a_missing_demo_is_said_and_the_defaults_shown(session: Session, demo: Path):
+def test_a_missing_demo_shows_a_message_and_the_defaults(session: Session, demo: Path):
     demo.unlink()
     said: list[str] = []
     session.message.connect(said.append)
@@ -594,14 +594,14 @@ def contrast(one: QColor, other: QColor) -> float:
 
 @pytest.mark.parametrize("colours", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
 @pytest.mark.parametrize("role", ["text", "muted", "warning", "bad", "good", "accent", "kl", "clip", "length"])
-def test_words_can_be_read(colours: theme.Palette, role: str):
+def test_text_colours_have_a_contrast_of_at_least_4_5(colours: theme.Palette, role: str):
     for ground in ("window", "card", "field"):
         assert contrast(getattr(colours, role), getattr(colours, ground)) >= 4.5, ground
     assert contrast(colours.text, colours.selection) >= 4.5
     assert contrast(colours.accent_text, colours.accent) >= 4.5
 
 
-def test_a_change_of_theme_reaches_what_is_shown(window: Window, qapp: QApplication, qtbot):
+def test_a_change_of_theme_repaints_the_window(window: Window, qapp: QApplication, qtbot):
     window.set_theme("light")
     window.show_page("train")
     light = window.grab().toImage().pixelColor(300, 300)
@@ -647,7 +647,7 @@ def test_a_bundled_app_is_its_own_trainer(monkeypatch):
     assert seen == [["grpo-studio-backend", "check", "c.yaml"]]
 
 
-def test_a_picture_of_a_page(tmp_path: Path):
+def test_screenshot_saves_the_page_as_png(tmp_path: Path):
     picture = tmp_path / "train.png"
     arguments = ["--screenshot", str(picture), "--page", "train", "--theme", "dark", "--size", "900x620"]
     at_once = "import sys, app.__main__ as start; start.SCREENSHOT_MS = 50; sys.exit(start.main())"
