@@ -1,4 +1,4 @@
-"""The Completions page: every completion of a step with its scores; it follows the run until somebody picks a step."""
+"""The Completions page: every completion of a step with its scores; it follows the run until a step is picked."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_in_a_wide_page_the_completion_is_beside_the_table(qtbot, page: Completi
 
 
 def test_selecting_a_completion_of_a_live_run_stops_following(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
-    """The next step, a second later, took the text away from under the reader's eyes."""
+    """The next step, a second later, replaced the text that was being read."""
     folder = made_up_runs.make_run(tmp_path / "run", steps=2, ending=None, now=True)
     handle = hold_lock(folder)
     try:

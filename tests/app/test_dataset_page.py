@@ -1,5 +1,5 @@
-"""The Dataset page, driven through its widgets: menus of what is really there, rows as they come into view, the prompt of
-a row, counts, faults beside what they concern; and the one line that Train keeps of it."""
+"""The Dataset page, driven through its widgets: mapping menus, rows requested when visible, the rendered prompt, counts, faults; and
+the line that summarises the dataset on Train."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def counted(qtbot, page: DatasetPage) -> Counts:
 
 
 def choose(menu: QComboBox, text: str) -> None:
-    """As if a person had opened the menu and taken the entry."""
+    """As if the user had opened the menu and chosen the entry."""
     menu.setCurrentIndex(menu.findText(text))
     menu.activated.emit(menu.currentIndex())
 
@@ -367,7 +367,7 @@ def test_fast_scrolling_requests_only_where_it_ends(qtbot, page: DatasetPage, tm
 
 
 def test_constant_scrolling_has_two_requests_pending_at_most(qtbot, qapp) -> None:
-    """A timer that every glance started anew never fired while the table was scrolled."""
+    """A timer that every paint restarted never fired while the table was scrolled."""
     model = RowModel()
     wanted: list[int] = []
     model.wanted.connect(wanted.append)
@@ -475,7 +475,7 @@ def test_the_line_on_train_summarises_a_sample_and_stops_when_hidden(
     line = DatasetLine(session.dataset)
     qtbot.addWidget(line)
     line.show()
-    assert line.text() == "" and session.service.asked == [], "not while the window opens"
+    assert line.text() == "" and session.service.asked == [], "not at once: the window may still be opening"
     qtbot.waitUntil(lambda: "too long" in line.text(), timeout=PATIENCE_MS)
     assert line.text() == "12 rows · question → prompt, solution → answer · 12 too long"
     assert session.service.of("preview_counts")[0]["most"] == datasets.GLANCE
@@ -496,7 +496,7 @@ def test_the_line_on_train_summarises_a_sample_and_stops_when_hidden(
 def test_a_page_opened_later_shows_the_rows_that_the_line_requested(
     qtbot, session: Session, tmp_path: Path, model: Path
 ) -> None:
-    """Its table stayed empty: the rows had been read for the line on Train before the page was there to hear of it."""
+    """Its table stayed empty: the line on Train had requested the rows before the page was connected."""
     session.draft.update({"data": rows_in(tmp_path), "model": str(model)} | MAPPED)
     line = DatasetLine(session.dataset)
     qtbot.addWidget(line)

@@ -1,6 +1,6 @@
-"""The first-time test: somebody who has only questions and answers in a CSV gets to a running job, without reading anything.
+"""The first-time user: from a CSV of questions and answers to a running job, with a limited number of clicks.
 
-The path is written down in docs/first-run.md; whoever makes it longer has to change both.
+docs/first-run.md describes the path; a longer one must change both.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "first-run.md"
 
 
 class Hand:
-    """Does what a hand does, and counts: a drop and a click are one each."""
+    """Drops and clicks as the user would, and counts them."""
 
     def __init__(self) -> None:
         self.did: list[str] = []
 
     def drop(self, on: QWidget, path: Path) -> None:
-        """Onto the middle of the window, and onto whatever takes it there."""
+        """Drop on the middle of the window: the widget there, or the first of its parents that accepts the file."""
         mime = QMimeData()
         mime.setUrls([QUrl.fromLocalFile(str(path))])
-        mime.setText(path.as_uri())  # as file managers do, and ordinary lines would take that
+        mime.setText(path.as_uri())  # as file managers do, and line edits accept text
         rest = (Qt.DropAction.CopyAction, mime, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier)
         target = on.childAt(on.rect().center()) or on
-        while not _enters(target, rest):  # what does not want it leaves it to what it stands in
-            assert target is not on, "nobody takes the file"
+        while not _enters(target, rest):  # what a widget does not accept goes to its parent
+            assert target is not on, "no widget accepts the file"
             target = target.parentWidget()
         QApplication.sendEvent(target, QDropEvent(QPointF(5, 5), *rest))
         self.did.append("drop")
@@ -126,5 +126,5 @@ def test_from_a_csv_to_a_running_job_in_six_clicks(window: Window, questions: Pa
     assert "step" in kinds(run), run.folder.log.read_text()
     assert window.current_page == "monitor"
     assert len(hand.did) <= MOST_CLICKS
-    told = [line for line in DOCUMENT.read_text().splitlines() if line[:2].rstrip(".").isdigit()]
-    assert len(told) == len(hand.did), "docs/first-run.md tells the same steps"
+    steps = [line for line in DOCUMENT.read_text().splitlines() if line[:2].rstrip(".").isdigit()]
+    assert len(steps) == len(hand.did), "docs/first-run.md tells the same steps"

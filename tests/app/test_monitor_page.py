@@ -1,4 +1,4 @@
-"""The Monitor page: what a run's folder says is what a person sees, live or from the archive, and the window never waits."""
+"""The Monitor page shows what the run folder holds, live or archived, and never blocks the event loop."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ def session(page: MonitorPage) -> Session:
 
 @pytest.fixture
 def look_at(qtbot, session: Session, page: MonitorPage):
-    """Open a folder and wait until the page has drawn it."""
+    """Open a folder and wait until the page has painted it."""
 
-    def open_it(folder: RunFolder) -> None:
+    def open_run(folder: RunFolder) -> None:
         session.open_run(folder.path)
         qtbot.waitUntil(lambda: session.run._at_end, timeout=5000)
         session.run.changed.emit()
         qtbot.waitUntil(lambda: not page.grid._turns.isActive(), timeout=5000)
 
-    return open_it
+    return open_run
 
 
 def plot(page: MonitorPage, title: str):
@@ -110,13 +110,13 @@ def test_a_curve_matched_by_a_pattern_has_a_label_and_a_colour_of_its_own(qapp) 
 
 
 def test_small_memory_figures_change_their_unit() -> None:
-    told = [figure(value, "GB").replace("\u202f", " ") for value in (1.234, 0.0488, None)]
-    assert told == ["1.23 GB", "48.8 MB", "–"]
+    figures = [figure(value, "GB").replace("\u202f", " ") for value in (1.234, 0.0488, None)]
+    assert figures == ["1.23 GB", "48.8 MB", "–"]
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.5])
 def test_a_tile_has_room_for_its_text(qtbot, monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
-    """At one and a half times the usual size the figure lost its head, and the caption its feet."""
+    """At a text scale of 1.5 the figure was cut at the top and the caption at the bottom."""
     monkeypatch.setattr(theme, "_scale", [scale])
     tile = Tile("Reward", unit="tokens")
     qtbot.addWidget(tile)
@@ -164,7 +164,7 @@ def test_a_finished_run_shows_its_result_first(page: MonitorPage, look_at, tmp_p
 
 
 def test_tab_goes_from_the_result_to_the_charts_to_the_log(page: MonitorPage, look_at, tmp_path: Path) -> None:
-    """The buttons of the result are made last, and came last."""
+    """The buttons of the verdict are created last, and were last in the tab order."""
     look_at(made_up_runs.make_run(tmp_path / "run", steps=30))
     chain = [page.smoothing]
     while chain[-1].nextInFocusChain() is not page.smoothing:
@@ -174,7 +174,7 @@ def test_tab_goes_from_the_result_to_the_charts_to_the_log(page: MonitorPage, lo
 
 
 def test_the_reward_charts_are_visible_before_the_first_step(page: MonitorPage, look_at, tmp_path: Path) -> None:
-    """They came with the first step, and pushed every other chart on."""
+    """They appeared with the first step, and moved every other chart."""
     look_at(made_up_runs.make_run(tmp_path / "run", steps=0, ending=None))
     shown = plot(page, "Rewards per function")
     assert shown.isVisible() and shown._waiting.text() == "Waits for the first step."

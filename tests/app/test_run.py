@@ -1,4 +1,4 @@
-"""A run followed from its folder: the numbers, the state, the clock, and an event loop that never waits."""
+"""A run followed from its folder: metrics, state, clock, and an event loop that is never blocked."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.support.latency import LatencyProbe
 
 
 @contextmanager
-def alive(folder: RunFolder):
-    """A trainer holds the run's lock."""
+def locked(folder: RunFolder):
+    """Hold the run's lock as a trainer does."""
     handle = os.open(folder.lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(handle, fcntl.LOCK_EX)
     try:
@@ -39,16 +39,16 @@ def alive(folder: RunFolder):
 
 @pytest.fixture
 def watch(qtbot):
-    """Open a folder as the window does, read to its end."""
+    """Open a folder as the window does, and read it to its end."""
     opened: list[Run] = []
 
-    def open_it(folder: RunFolder) -> Run:
+    def open_run(folder: RunFolder) -> Run:
         run = Run(folder)
         opened.append(run)
         read_on(run)
         return run
 
-    yield open_it
+    yield open_run
     for run in opened:
         run.close()
 
@@ -59,8 +59,8 @@ def read_on(run: Run) -> None:
         run.poll()
 
 
-def grow_old(folder: RunFolder) -> None:
-    """Have everything in the folder be written an hour ago."""
+def make_old(folder: RunFolder) -> None:
+    """Set the time of every file in the folder to an hour ago."""
     for path in folder.path.iterdir():
         os.utime(path, (time.time() - 3600,) * 2)
 
@@ -95,7 +95,7 @@ def test_the_clock_leaves_out_loading_and_pauses() -> None:
         run_state.apply({"kind": kind, "t": t, **more})
     assert run_state.elapsed_s() == pytest.approx(2 + 2 + 0.5 + 2)
     assert run_state.eta_s(1038) == pytest.approx(7 * (2 + 0.5 + 2) / 2)
-    assert run_state.eta_s(1039) == pytest.approx(7 * (2 + 0.5 + 2) / 2 - 1), "it counts down between steps"
+    assert run_state.eta_s(1039) == pytest.approx(7 * (2 + 0.5 + 2) / 2 - 1), "it decreases between steps"
 
 
 def test_the_clock_stops_between_a_crash_and_its_resume() -> None:
@@ -106,10 +106,10 @@ def test_the_clock_stops_between_a_crash_and_its_resume() -> None:
 
 
 def test_a_trainer_that_loads_before_it_says_started_does_not_move_the_clock() -> None:
-    """It says that it is loading first: forty idle seconds before a resume counted as work."""
+    """The `loading` phase comes before `started`: forty idle seconds before a resume were counted as work."""
     run_state = RunState()
-    told = ((0, "loading"), (2, "sampling"), (42, "loading"), (44, "sampling"), (47, "saving"))
-    for t, phase in told:
+    phases = ((0, "loading"), (2, "sampling"), (42, "loading"), (44, "sampling"), (47, "saving"))
+    for t, phase in phases:
         run_state.apply({"kind": "phase", "t": t, "phase": phase})
     assert run_state.elapsed_s() == pytest.approx(3)
 
@@ -137,7 +137,7 @@ def test_a_step_that_comes_again_replaces_itself_and_all_later_ones() -> None:
 
 def test_state_comes_from_the_diary_and_the_lock(watch, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=5, ending=None)
-    with alive(folder):
+    with locked(folder):
         run = watch(folder)
         states = []
         run.state_changed.connect(states.append)
@@ -164,14 +164,14 @@ def test_a_new_folder_is_starting_until_its_grace_is_over(watch, tmp_path: Path)
     folder.config.write_text("iters: 5\n")
     run = watch(folder)
     assert (run.state, run.iterations, run.is_live) == ("starting", 5, True)
-    with alive(folder):  # the lock is taken before the diary begins
-        grow_old(folder)
+    with locked(folder):  # the lock is taken before the diary begins
+        make_old(folder)
         read_on(run)
         assert run.state == "starting"
     read_on(run)
     assert run.state == "crashed"
     folder.log.write_text("Traceback …\nModuleNotFoundError: No module named 'mlx'\n")
-    grow_old(folder)
+    make_old(folder)
     assert run.problem == (
         "The training process ended before its first step without saying why. "
         "Its last words: ModuleNotFoundError: No module named 'mlx'"
@@ -179,13 +179,13 @@ def test_a_new_folder_is_starting_until_its_grace_is_over(watch, tmp_path: Path)
 
 
 def test_a_stop_that_the_starting_trainer_deleted_is_sent_again(watch, tmp_path: Path) -> None:
-    # A trainer deletes the words it finds when it starts, so that a stop said while it was loading was lost.
+    # A starting trainer deletes the control words that it finds, so a stop sent while it was loading was lost.
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     folder.config.write_text("iters: 5\n")
     run = watch(folder)
     run.send("stop")
-    with alive(folder):
+    with locked(folder):
         folder.control.unlink()
         diary = Diary(folder.events)
         diary.write("started", iterations=5)
@@ -215,7 +215,7 @@ def test_a_relaunched_run_is_starting_until_the_lock_is_taken(watch, tmp_path: P
     assert run.state == "failed" and run.problem == made_up_runs.SENTENCES["failed"]
     run.expect_process()
     assert run.state == "starting"
-    with alive(folder):
+    with locked(folder):
         made_up_runs.write(Diary(folder.events), made_up_runs.Clock(), "started", iterations=60, resumed_from=3)
         read_on(run)
         assert run.state == "running"
@@ -226,8 +226,8 @@ def test_a_relaunched_run_is_starting_until_the_lock_is_taken(watch, tmp_path: P
 def test_a_diary_that_was_cut_back_is_read_again(watch, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=40, ending=None)
     run = watch(folder)
-    again = []
-    run.restarted.connect(lambda: again.append(run.step))
+    restarts = []
+    run.restarted.connect(lambda: restarts.append(run.step))
     text = folder.events.read_bytes()
     cut_back(folder.events, text.rindex(b"\n", 0, text.index(b'"step": 20, "metrics"')) + 1)
     rows = folder.completions.read_bytes()
@@ -235,7 +235,7 @@ def test_a_diary_that_was_cut_back_is_read_again(watch, tmp_path: Path) -> None:
     diary = Diary(folder.events)
     made_up_runs.write(diary, made_up_runs.Clock(), "started", iterations=60, resumed_from=19)
     read_on(run)
-    assert again == [0] and run.step == 19
+    assert restarts == [0] and run.step == 19
     assert run.series("reward")[0].tolist() == list(range(1, 20))
     assert run.completion_steps() == list(range(1, 20))
 
@@ -313,7 +313,9 @@ def test_a_summary_reads_only_the_ends_of_a_diary(tmp_path: Path) -> None:
     fresh = summary(empty)
     assert (fresh.state, fresh.model, fresh.iterations, fresh.reward) == ("starting", "some/model", 12, None)
     os.utime(empty.config, (0, 1000))
-    assert (summary(empty).state, summary(empty).began) == ("crashed", 1000), "nobody is on the way any more"
+    assert (summary(empty).state, summary(empty).began) == ("crashed", 1000), (
+        "too old for a process that is still starting"
+    )
 
 
 def test_before_and_after_average_over_several_steps() -> None:

@@ -1,4 +1,4 @@
-"""Undo and redo: every act upon the form, in steps a person would count, with typing in one go as one of them."""
+"""Undo and redo: every change of the form is one step, and typing without a pause is one too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frame: pages built when first shown, Run/Pause/Stop by state, questions on closing, files, themes, first launch."""
+"""The main window: pages built when first shown, actions by the run's state, questions on closing, files, themes, first launch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from backend.spec.places import RunFolder, hold_lock, make_run_folder
 
 
 class FakeRun(QObject):
-    """A run as far as the window looks at it."""
+    """What the window uses of a `Run`."""
 
     changed = Signal()
     state_changed = Signal(str)
@@ -286,12 +286,12 @@ def test_run_makes_a_folder_and_starts_a_training_with_the_forms_settings(
 def test_a_runs_folder_that_cannot_be_made_is_one_sentence(session: Session, tmp_path: Path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "file" / "runs"))
-    said: list[str] = []
-    session.message.connect(said.append)
+    messages: list[str] = []
+    session.message.connect(messages.append)
     session.restore()
     session.start_run()
-    assert len(said) == 1
-    assert "cannot be written" in said[0]
+    assert len(messages) == 1
+    assert "cannot be written" in messages[0]
     assert session.run is None
 
 
@@ -557,10 +557,10 @@ def test_the_first_launch_shows_the_demo(session: Session):
 
 def test_a_missing_demo_shows_a_message_and_the_defaults(session: Session, demo: Path):
     demo.unlink()
-    said: list[str] = []
-    session.message.connect(said.append)
+    messages: list[str] = []
+    session.message.connect(messages.append)
     session.restore()
-    assert said == [f"There is no file {demo}. The form shows the defaults."]
+    assert messages == [f"There is no file {demo}. The form shows the defaults."]
 
 
 def test_a_later_launch_shows_the_form_as_it_was(session: Session):
