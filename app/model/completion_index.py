@@ -99,9 +99,9 @@ class CompletionIndex:
 
 
 def _step_of(line: bytes) -> int | None:
-    found = _STEP.match(line)
-    if found:
-        return int(found[1])
+    match = _STEP.match(line)
+    if match:
+        return int(match[1])
     row = parse_line(line)
     step = row.get("step") if row else None
     return step if isinstance(step, int) else None

@@ -252,14 +252,14 @@ class Run(QObject):
     def _read_diary(self, deadline: float) -> bool:
         """Whether the end was reached before the deadline."""
         while True:
-            place = self._follower.place
+            position = self._follower.place
             events = self._follower.read()
             if self._follower.restarted:
                 self._start_over()
             for event in events:
                 self._run_state.apply(event)
             self._has_news = self._has_news or bool(events)
-            if not events and self._follower.place == place:
+            if not events and self._follower.place == position:
                 return True
             if time.perf_counter() > deadline:
                 return False

@@ -79,20 +79,20 @@ def _steps(values: Values) -> int:
 
 def details(values: Values) -> list[str]:
     """Short phrases without a full stop, the most important first."""
-    found = [_learner(values), _rewards(values), _reference(values)]
-    found += _updates(values)
+    phrases = [_learner(values), _rewards(values), _reference(values)]
+    phrases += _updates(values)
     if steps := _steps(values):
-        found.append(f"{values['group_size'] * _prompts(values) * steps:,} completions in all")
-    found.append(_pauses(values))
+        phrases.append(f"{values['group_size'] * _prompts(values) * steps:,} completions in all")
+    phrases.append(_pauses(values))
     if values["lm_studio_name"].strip():
-        found.append(f"Goes to LM Studio as {values['lm_studio_name'].strip()}")
-    return found
+        phrases.append(f"Goes to LM Studio as {values['lm_studio_name'].strip()}")
+    return phrases
 
 
 def _staged(stages: Any) -> int:
     """Steps of all stages together; 0 where there are none, or none that is valid yet."""
-    given = [stage.get("iters") for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
-    return sum(iters for iters in given if isinstance(iters, int))
+    iters_of = [stage.get("iters") for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+    return sum(iters for iters in iters_of if isinstance(iters, int))
 
 
 def _updates(values: Values) -> list[str]:

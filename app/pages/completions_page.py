@@ -175,9 +175,9 @@ class CompletionsPage(QWidget):
         steps = self._run.completion_steps() if self._run else []
         if not steps or self._shown is None:
             return
-        place = steps.index(_nearest(steps, self._shown[1])) + by
-        if 0 <= place < len(steps):
-            self.pick(steps[place])
+        index = steps.index(_nearest(steps, self._shown[1])) + by
+        if 0 <= index < len(steps):
+            self.pick(steps[index])
 
 
 def _nearest(steps: list[int], step: int) -> int:

@@ -109,8 +109,8 @@ class DatasetPage(QWidget):
         body, parts = self._body, self.parts
         parts.addWidget(self._rows_card())
         parts.addWidget(self.detail)
-        for place, share in enumerate(SHARES):
-            parts.setStretchFactor(place, share)
+        for index, share in enumerate(SHARES):
+            parts.setStretchFactor(index, share)
         parts.setSizes([1000 * share for share in SHARES])
         below = QVBoxLayout(body)
         below.setContentsMargins(0, 0, 0, 0)
@@ -122,8 +122,8 @@ class DatasetPage(QWidget):
         column.setSpacing(12)
         column.addLayout(head)
         self._stack = QStackedLayout()
-        for one in (self.nothing, self.absent, body):
-            self._stack.addWidget(one)
+        for view in (self.nothing, self.absent, body):
+            self._stack.addWidget(view)
         column.addLayout(self._stack, 1)
 
     def _rows_card(self) -> QFrame:
@@ -156,12 +156,12 @@ class DatasetPage(QWidget):
             *views,
             self.detail.pane,
         ]
-        for one, following in pairwise(stops):
-            QWidget.setTabOrder(one, following)
+        for widget, following in pairwise(stops):
+            QWidget.setTabOrder(widget, following)
 
     def _connect(self) -> None:
-        for one in (self.path, self.mapping):
-            one.edited.connect(self.draft.set)
+        for source in (self.path, self.mapping):
+            source.edited.connect(self.draft.set)
         self.mapping.accepted.connect(self.dataset.accept_suggestions)
         self.draft.changed.connect(self._on_changed)
         self.dataset.changed.connect(self._show_all)
@@ -293,12 +293,12 @@ class DatasetPage(QWidget):
         valid_values = self.draft.valid_values()
         uses = {valid_values[key]: use for key, use in reversed(USES.items())}
         wide = self.dataset.suggested_columns.get("prompt_feature", valid_values["prompt_feature"])
-        found = [
-            Heading(one["name"], uses.get(one["name"], ""), one["kind"] == "number", one["name"] == wide)
-            for one in self.dataset.preview["columns"]
+        headings = [
+            Heading(column["name"], uses.get(column["name"], ""), column["kind"] == "number", column["name"] == wide)
+            for column in self.dataset.preview["columns"]
         ]
         order = [*USES.values(), ""]
-        return sorted(found, key=lambda heading: (not heading.wide, order.index(heading.use)))
+        return sorted(headings, key=lambda heading: (not heading.wide, order.index(heading.use)))
 
     def _placeholder(self) -> str:
         """The text in place of the rows."""

@@ -194,8 +194,8 @@ class MonitorPage(QWidget):
         show = getattr(self, f"_show_{run.state}", None)
         if show is not None:
             show(run)
-        for one, following in pairwise([self.smoothing, *self.verdict.buttons(), self.grid]):
-            QWidget.setTabOrder(one, following)
+        for widget, following in pairwise([self.smoothing, *self.verdict.buttons(), self.grid]):
+            QWidget.setTabOrder(widget, following)
 
     def _show_paused(self, run: Run) -> None:
         self.verdict.tell("Paused", "warning", "The run waits where it is; nothing is lost.",

@@ -223,8 +223,8 @@ class RewardsPage(QWidget):
 
     def _show_enabled(self) -> None:
         enabled_actions = self.enabled_actions()
-        for one, name in ((self.again, "score"), (self.keep, "keep_case"), (self.drop, "drop_case")):
-            one.setEnabled(enabled_actions[name])
+        for widget, name in ((self.again, "score"), (self.keep, "keep_case"), (self.drop, "drop_case")):
+            widget.setEnabled(enabled_actions[name])
         self.enabled_actions_changed.emit(enabled_actions)
 
     def _choose(self, row: dict[str, Any], completion: dict[str, Any] | None) -> None:

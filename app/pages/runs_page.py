@@ -82,14 +82,14 @@ class RunsPage(QWidget):
         head.addWidget(self.search, 1)
         buttons = QHBoxLayout()
         buttons.setSpacing(theme.SPACE)
-        for one in (
+        for action in (
             self.open_button,
             self.resume_button,
             self.export_button,
             self.settings_button,
             self.folder_button,
         ):
-            buttons.addWidget(one)
+            buttons.addWidget(action)
         buttons.addStretch(1)
         buttons.addWidget(self.trash_button)
         shown = QWidget()
@@ -156,8 +156,8 @@ class RunsPage(QWidget):
     def _show_choice(self) -> None:
         """Enable the buttons that apply to the selected run."""
         row = self.table.chosen()
-        for one in (self.open_button, self.settings_button, self.folder_button):
-            one.setEnabled(row is not None)
+        for action in (self.open_button, self.settings_button, self.folder_button):
+            action.setEnabled(row is not None)
         self.resume_button.setEnabled(row is not None and row.state in RESUMABLE)
         self.export_button.setEnabled(row is not None and row.state not in LIVE and row.step > 0)
         self.trash_button.setEnabled(row is not None and row.state not in LIVE)

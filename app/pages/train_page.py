@@ -90,13 +90,13 @@ class TrainPage(QWidget):
         card.middle.addWidget(self.rewards)
         card.middle.addWidget(below)
         self.form.adopt(below.fields)
-        return [*self.rewards.stops(), *(stop for one in below.fields for stop in one.stops())]
+        return [*self.rewards.stops(), *(stop for field in below.fields for stop in field.stops())]
 
     def _order_tabs(self) -> None:
         first = (self.presets, self.search, self.run_demo, self.left_out.close_button)
         chain = [*first, *self._tabs, self.launch.run, self.launch.copy]
-        for one, following in pairwise(chain):
-            QWidget.setTabOrder(one, following)
+        for widget, following in pairwise(chain):
+            QWidget.setTabOrder(widget, following)
 
     def _banner(self) -> QFrame:
         banner = QFrame()

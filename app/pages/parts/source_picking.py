@@ -33,12 +33,14 @@ class Picking(QObject):
         self._pickers: dict[str, Picker] = {}
         self._field: PathField | None = None
         self._fields = {
-            one.about.key: one for one in fields if isinstance(one, PathField) and one.about.kind in QUESTIONS
+            field.about.key: field for field in fields if isinstance(field, PathField) and field.about.kind in QUESTIONS
         }
-        self._rest_timers = {key: self._timer(one) for key, one in self._fields.items() if one.about.kind == "model"}
-        for one in self._fields.values():
-            one.offer_list()
-            one.pick_wanted.connect(lambda one=one: self.open(one))
+        self._rest_timers = {
+            key: self._timer(field) for key, field in self._fields.items() if field.about.kind == "model"
+        }
+        for field in self._fields.values():
+            field.offer_list()
+            field.pick_wanted.connect(lambda field=field: self.open(field))
         session.draft.changed.connect(self._on_changed)
         session.field_requested.connect(self._on_changed)  # Run was refused: the problem may have been fixed on disk
         self._on_changed("")
@@ -85,7 +87,7 @@ class Picking(QObject):
         )
 
     def _typed(self, kind: str) -> list[str]:
-        return [str(one.value()) for one in self._fields.values() if one.about.kind == kind and one.value()]
+        return [str(field.value()) for field in self._fields.values() if field.about.kind == kind and field.value()]
 
     def _search(self, kind: str, words: str) -> None:
         picker = self._pickers[kind]
