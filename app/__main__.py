@@ -1,4 +1,4 @@
-"""Start GRPO Studio: make the application, open the window. Everything else is elsewhere.
+"""The entry point of GRPO Studio: parse arguments, make the application, open the window.
 
 With no display on Linux it trains the bundled demo in the terminal instead. In a bundled app the same executable,
 called with `--backend VERB …`, is the trainer.
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 NO_DISPLAY = "No display was found, so the demo runs here in the terminal."
 SCREENSHOT_MS = 900
-"""How long a page may settle before its picture is taken."""
+"""How long a page may settle before its screenshot."""
 READ_AHEAD_MS = 300
-"""After the first paint: until then nothing competes with it."""
+"""Delay of importing the other pages, so that nothing competes with the first paint."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = sys.argv[1:] if arguments is None else arguments
-    if given[:1] == [BUNDLED_FLAG]:
-        return be_backend(given[1:])
-    options = parse(given)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == [BUNDLED_FLAG]:
+        return run_backend(arguments[1:])
+    options = parse(arguments)
     if options.runs_dir:
         os.environ[places.RUNS_VARIABLE] = str(Path(options.runs_dir).expanduser().resolve())
     if options.screenshot:
-        os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")  # a picture needs no display
+        os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")  # a screenshot needs no display
     if not has_display():
         print(NO_DISPLAY, flush=True)
-        run_demo_here()
+        exec_demo()
     return show_window(options)
 
 
@@ -55,20 +55,20 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def be_backend(arguments: list[str]) -> int:
-    """Be the trainer. A bundled app has no other executable, so this one line may reach into `backend.__main__`, by
-    name and only here; the window's process never comes this way."""
+def run_backend(arguments: list[str]) -> int:
+    """Run the trainer in this process. A bundled app has one executable, so `backend.__main__` is imported here, by name; the
+    window's own process never does so."""
     sys.argv = ["grpo-studio-backend", *arguments]
     return importlib.import_module("backend.__main__").main() or 0
 
 
 def has_display() -> bool:
-    wanted = ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")
-    return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in wanted)
+    variables = ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")
+    return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in variables)
 
 
-def run_demo_here() -> None:
-    """Become the backend's `demo`; does not return."""
+def exec_demo() -> None:
+    """Replace this process by the backend's `demo`; does not return."""
     command = backend_command("demo")
     os.execve(command[0], command, backend_environment())
 
@@ -84,7 +84,7 @@ def show_window(options: argparse.Namespace) -> int:
     from app.pages import read_ahead
     from app.window import NAME, Window
 
-    # Qt's loop would keep Python from seeing Ctrl+C; the form is on disk and the trainer lives on, so simply end.
+    # In Qt's event loop Python never sees Ctrl+C. The form is autosaved and the trainer is detached, so just end.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     app = QApplication(sys.argv[:1])
     app.setApplicationName(NAME)
@@ -100,22 +100,22 @@ def show_window(options: argparse.Namespace) -> int:
     window.show()
     QTimer.singleShot(READ_AHEAD_MS, read_ahead)
     if options.screenshot:
-        take_picture(app, window, options.screenshot)
+        save_screenshot(app, window, options.screenshot)
     return app.exec()
 
 
 def open_session(window: Window, options: argparse.Namespace) -> None:
-    """The form of the last session or the file that was named, and a run that is still training."""
+    """Restore the last form or load the given config, and show a run that is still training."""
     session = window.session
     session.restore()
     if options.config:
         session.load_config(options.config)
     live = session.reattach()
-    window.show_page("train")  # the largest page, in any case: made before the first paint, it holds nobody up later
+    window.show_page("train")  # the slowest page to build: before the first paint it delays no click
     window.show_page(options.page or ("monitor" if live and not options.config else "train"))
 
 
-def take_picture(app: QApplication, window: Window, path: Path) -> None:
+def save_screenshot(app: QApplication, window: Window, path: Path) -> None:
     from PySide6.QtCore import QTimer
 
     def save() -> None:

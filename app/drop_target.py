@@ -1,4 +1,4 @@
-"""What a file that is dropped on the window is for. Only its name and what lies beside it are looked at."""
+"""What a file that is dropped on the window is used for, by its name and, for a folder, what it contains."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ Kind = Literal["config", "data", "model", "reward_functions_file"]
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
-    """`kind` is what to do with it: open it, or put it into the setting of that name."""
+class DroppedFile:
+    """`kind` is its use: a config to open, or the setting to put its path into."""
 
     kind: Kind
     path: Path
 
 
-def dropped(mime: QMimeData) -> Dropped | None:
-    """What is being dropped; None for anything but one file or folder of a kind we can use."""
+def dropped_file(mime: QMimeData) -> DroppedFile | None:
+    """The file or folder being dropped; None for anything but a single one of a known kind."""
     urls = mime.urls()
     if len(urls) != 1 or not urls[0].isLocalFile():
         return None
     path = Path(urls[0].toLocalFile())
     kind = kind_of(path)
-    return Dropped(kind, path) if kind else None
+    return DroppedFile(kind, path) if kind else None
 
 
 def kind_of(path: Path) -> Kind | None:
-    """A folder is a model where it holds one, else a dataset."""
+    """A folder with a config.json is a model, any other a dataset."""
     suffix = path.suffix.lower()
     if path.is_dir():
         return "model" if (path / "config.json").is_file() else "data"

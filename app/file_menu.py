@@ -1,5 +1,6 @@
-"""What the File menu does: the form into files and out of them, presets, recent files, and the question before anything is
-lost. One half of the window, in a file of its own.
+"""The File menu's slots: open, save and export configs, apply presets, and ask before edits are lost.
+
+The base class of `app.window.Window`, which does the rest.
 """
 
 from __future__ import annotations
@@ -19,12 +20,19 @@ from backend.spec.places import RunFolder
 
 
 class FileWindow(QMainWindow):
-    """A window with a form that lives in files. Whoever is one has `session` and `strip`, and can show pages."""
+    """The part of the main window that opens and saves configs. `app.window.Window` sets `session` and `strip` and overrides the
+    abstract methods, which the menus call as well."""
 
     session: Session
     strip: Strip
 
     def show_page(self, key: str) -> None:
+        raise NotImplementedError
+
+    def do_on_page(self, key: str, slot: str) -> None:
+        raise NotImplementedError
+
+    def set_theme(self, mode: str) -> None:
         raise NotImplementedError
 
     def new_config(self) -> None:
@@ -33,7 +41,7 @@ class FileWindow(QMainWindow):
             self.show_page("train")
 
     def show_presets(self) -> None:
-        """Offer the presets; the one that is taken can be undone like any edit."""
+        """Show the presets; applying one can be undone like any edit."""
         try:
             panel = PresetPanel(presets(), self.session.draft.values(), self)
         except Mistake as mistake:
@@ -43,12 +51,12 @@ class FileWindow(QMainWindow):
         panel.open()
 
     def copy_command(self) -> None:
-        """The command that does what Run does, to be pasted into a terminal."""
-        QApplication.clipboard().setText(self.session.draft.shown_command())
+        """Copy the command that does what Run does in a terminal."""
+        QApplication.clipboard().setText(self.session.draft.command_text())
         self.strip.show_sentence("Copied the command that trains what the form says.")
 
     def export_config(self) -> None:
-        """Write the form as a file for mlx-lm-lora, and say what of it that program has no setting for."""
+        """Write the form as a config for mlx-lm-lora, and show which settings that program lacks."""
         try:
             text, missing = mlx_lm_lora_yaml(self.session.draft.config())
             path = self.choose_export_path()
@@ -80,12 +88,12 @@ class FileWindow(QMainWindow):
             self.session.load_config(path)
 
     def open_settings(self, run: RunFolder) -> None:
-        """Bring a run's settings into the form, after asking about edits that would be lost."""
+        """Load a run's settings into the form, after asking about edits that would be lost."""
         if self._may_replace_form():
             self.session.load_settings(run)
 
     def save_config(self) -> bool:
-        """Save where the form came from; False when that was called off or failed."""
+        """Save to the form's file; False when that was cancelled or failed."""
         path = self.session.draft.path
         return self._save_to(path) if path is not None else self.save_config_as()
 
@@ -109,7 +117,7 @@ class FileWindow(QMainWindow):
         return True
 
     def _may_replace_form(self) -> bool:
-        """Whether the form may be replaced: it is saved, or the person lets it go."""
+        """Whether the form may be replaced: it is saved, or the user discards the edits."""
         if not self.session.draft.dirty:
             return True
         answer = self.ask_about_edits()

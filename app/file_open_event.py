@@ -1,4 +1,4 @@
-"""A config that is double-clicked in Finder comes to the running application as an event, and not as an argument."""
+"""On macOS a config that is double-clicked in Finder reaches the running application as a QFileOpenEvent, not as an argument."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from PySide6.QtGui import QFileOpenEvent
 
 
 class FileOpener(QObject):
-    """An event filter of the application: hands every file that the desktop wants opened to `take`."""
+    """An event filter of the application: calls `open_path` with every file that the desktop asks to open."""
 
-    def __init__(self, take: Callable[[Path], None], parent: QObject | None = None) -> None:
+    def __init__(self, open_path: Callable[[Path], None], parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self._take = take
+        self._open_path = open_path
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() == QEvent.Type.FileOpen and isinstance(event, QFileOpenEvent) and event.file():
-            self._take(Path(event.file()))
+            self._open_path(Path(event.file()))
             return True
         return super().eventFilter(watched, event)

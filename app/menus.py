@@ -1,30 +1,27 @@
-"""Every menu entry, once: its word, its shortcut, its icon, and the method of the window that it calls."""
+"""The table of menu entries: text, shortcut, icon, and the slot that each calls; and the QActions made from it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject
 from PySide6.QtGui import QAction, QActionGroup, QKeySequence, QUndoStack
 from PySide6.QtWidgets import QMenu
 
 from app import theme
+from app.file_menu import FileWindow
 from app.pages import PAGES
 from app.widgets.basic.icons import icon
-
-if TYPE_CHECKING:
-    from app.window import Window
 
 Keys = str | QKeySequence.StandardKey
 
 
 @dataclass(frozen=True, slots=True)
 class MenuEntry:
-    """`slot` is a method of the window or, where `page` names one, of that page, which is then shown; what `waits` is
-    disabled until the page says that it can be done. `icon` is one of ours, where the toolbar shows the action."""
+    """One action. `slot` is a method of the window or, where `page` is set, of that page, which is then shown. `starts_disabled`:
+    until that page enables it. `icon`: the name of our icon, for actions in the toolbar."""
 
     name: str
     text: str
@@ -33,7 +30,7 @@ class MenuEntry:
     icon: str = ""
     tip: str = ""
     page: str = ""
-    waits: bool = False
+    starts_disabled: bool = False
 
 
 _STANDARD = QKeySequence.StandardKey
@@ -73,23 +70,30 @@ MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
     "Rewards": (
         MenuEntry("sample", "Sample completions", "Ctrl+D", "sample", page="rewards"),
         MenuEntry(
-            "try_rows", "Try rewards on the chosen rows", "Ctrl+Shift+D", "try_rewards", page="dataset", waits=True
+            "try_rows",
+            "Try rewards on the chosen rows",
+            "Ctrl+Shift+D",
+            "try_rewards",
+            page="dataset",
+            starts_disabled=True,
         ),
         MenuEntry("read_completions", "Open completions…", "Ctrl+Alt+O", "read_completions", page="rewards"),
         MenuEntry("paste_completions", "Paste completions", "Ctrl+Shift+V", "paste_completions", page="rewards"),
         None,
-        MenuEntry("score", "Score again", "Ctrl+Return", "score", page="rewards", waits=True),
-        MenuEntry("cancel", "Cancel", "Ctrl+Alt+.", "cancel", page="rewards", waits=True),
+        MenuEntry("score", "Score again", "Ctrl+Return", "score", page="rewards", starts_disabled=True),
+        MenuEntry("cancel", "Cancel", "Ctrl+Alt+.", "cancel", page="rewards", starts_disabled=True),
         None,
-        MenuEntry("keep_case", "Keep as case", "Ctrl+K", "keep_case", page="rewards", waits=True),
-        MenuEntry("drop_case", "Remove the case", "Ctrl+Backspace", "drop_case", page="rewards", waits=True),
+        MenuEntry("keep_case", "Keep as case", "Ctrl+K", "keep_case", page="rewards", starts_disabled=True),
+        MenuEntry("drop_case", "Remove the case", "Ctrl+Backspace", "drop_case", page="rewards", starts_disabled=True),
         None,
         MenuEntry("new_file", "New reward file…", "Ctrl+Alt+N", "new_file", page="rewards"),
         MenuEntry("open_file", "Open reward file…", "Ctrl+Alt+R", "open_file", page="rewards"),
-        MenuEntry("save_file", "Save reward file and score", "Ctrl+Alt+S", "save_file", page="rewards", waits=True),
+        MenuEntry(
+            "save_file", "Save reward file and score", "Ctrl+Alt+S", "save_file", page="rewards", starts_disabled=True
+        ),
     ),
 }
-"""None is a line between entries."""
+"""None is a separator."""
 RUN_ACTIONS = ("run", "pause", "stop", "save_now")
 THEMES = {"system": ("As the system", "Ctrl+Alt+0"), "light": ("Light", "Ctrl+Alt+1"), "dark": ("Dark", "Ctrl+Alt+2")}
 
@@ -97,8 +101,8 @@ THEMES = {"system": ("As the system", "Ctrl+Alt+0"), "light": ("Light", "Ctrl+Al
 class Menus(QObject):
     """The window's actions by name, its menus and its toolbar's icons."""
 
-    def __init__(self, window: Window) -> None:
-        super().__init__(window)  # so that its slots are cut when the window goes
+    def __init__(self, window: FileWindow) -> None:
+        super().__init__(window)  # so that its slots are disconnected when the window is deleted
         self.by_name: dict[str, QAction] = {}
         self._window = window
         for title, entries in MENUS.items():
@@ -107,18 +111,18 @@ class Menus(QObject):
                 menu.addAction(self._action(entry)) if entry else menu.addSeparator()
         self.recent = self._recent_menu()
         self._view_menu()
-        self.dress()
+        self.update_icons()
 
     def __getitem__(self, name: str) -> QAction:
         return self.by_name[name]
 
-    def dress(self) -> None:
-        """Draw the icons in the theme's colours."""
+    def update_icons(self) -> None:
+        """Redraw the icons in the theme's colours."""
         for entry in (entry for entries in MENUS.values() for entry in entries if entry and entry.icon):
             self[entry.name].setIcon(icon(entry.icon))
 
-    def follow(self, state: str) -> None:
-        """Enable what a run in this state allows; "" is no run."""
+    def show_state(self, state: str) -> None:
+        """Enable the actions that a run in this state allows; "" is no run."""
         self["run"].setEnabled(state in ("", "finished", "stopped", "failed", "crashed"))
         self["pause"].setEnabled(state in ("running", "paused"))
         self["pause"].setText("Resume" if state == "paused" else "Pause")
@@ -129,18 +133,18 @@ class Menus(QObject):
         for name in ("open_folder", "open_log"):
             self[name].setEnabled(bool(state))
 
-    def enable(self, able: Mapping[str, bool]) -> None:
-        """What a page says of its entries: name → whether it can be done now."""
-        for name, can in able.items():
-            self[name].setEnabled(can)
+    def set_enabled(self, enabled: Mapping[str, bool]) -> None:
+        """Action → whether it is enabled, as a page reports it."""
+        for name, is_enabled in enabled.items():
+            self[name].setEnabled(is_enabled)
 
     def follow_history(self, history: QUndoStack) -> None:
-        """“Undo Temperature”: enabled and named by what would be undone."""
+        """Enable and name Undo and Redo after the next step: “Undo Temperature”."""
         for name in ("undo", "redo"):
             self[name].setEnabled(False)
         history.canUndoChanged.connect(self["undo"].setEnabled)
         history.canRedoChanged.connect(self["redo"].setEnabled)
-        # Methods and no lambdas: they are cut when the window goes, and the history says its last word after that.
+        # Bound methods, no lambdas: they are disconnected when the window is deleted, and the history still emits after that.
         history.undoTextChanged.connect(self._name_undo)
         history.redoTextChanged.connect(self._name_redo)
 
@@ -151,37 +155,37 @@ class Menus(QObject):
         self["redo"].setText(f"Redo {what}".strip())
 
     def _recent_menu(self) -> QMenu:
-        """Filled whenever it is about to be seen, as another window may have opened a file meanwhile."""
+        """Filled whenever it opens, as another window may have opened a file meanwhile."""
         menu = QMenu("Open recent", self._window)
         menu.aboutToShow.connect(lambda: self._fill_recent(menu))
-        files = self["presets"].associatedObjects()
-        file_menu = next(one for one in files if isinstance(one, QMenu))
+        shown_in = self["presets"].associatedObjects()
+        file_menu = next(menu for menu in shown_in if isinstance(menu, QMenu))
         file_menu.insertMenu(self["presets"], menu)
         return menu
 
     def _fill_recent(self, menu: QMenu) -> None:
         menu.clear()
         prefs = self._window.session.prefs
-        there = [path for path in prefs.recent_files if path.exists()]
-        for path in there:
+        existing = [path for path in prefs.recent_files if path.exists()]
+        for path in existing:
             action = menu.addAction(f"{path.name}  –  {path.parent}")
             action.triggered.connect(lambda _checked, path=path: self._window.open_path(path))
-        if there:
+        if existing:
             menu.addSeparator()
-        menu.addAction("Clear the list", prefs.forget_recent).setEnabled(bool(there))
+        menu.addAction("Clear the list", prefs.forget_recent).setEnabled(bool(existing))
 
     def _action(self, entry: MenuEntry, call: Callable[[], object] | None = None) -> QAction:
         action = QAction(entry.text, self._window)
         action.setShortcut(QKeySequence(entry.keys))
         keys = action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
         action.setToolTip(f"{entry.tip or entry.text} ({keys})" if keys else entry.tip or entry.text)
-        # Not connected directly: `triggered` says whether the action is checked, which no slot of ours asks.
+        # Not connected directly: `triggered` passes whether the action is checked, which our slots do not take.
         on_page = partial(self._window.do_on_page, entry.page, entry.slot) if entry.page else None
-        done = call or on_page or getattr(self._window, entry.slot)
-        action.triggered.connect(lambda _checked: done())
+        run = call or on_page or getattr(self._window, entry.slot)
+        action.triggered.connect(lambda _checked: run())
         # An icon in a menu would repeat what the toolbar shows.
         action.setIconVisibleInMenu(False)
-        action.setEnabled(not entry.waits)
+        action.setEnabled(not entry.starts_disabled)
         self.by_name[entry.name] = action
         return action
 
@@ -192,9 +196,11 @@ class Menus(QObject):
             menu.addAction(self._action(entry, partial(window.show_page, page.key)))
         menu.addSeparator()
         menu.addAction(
-            self._action(MenuEntry("earlier", "Earlier completions", "Ctrl+[", "go_back", page="completions"))
+            self._action(MenuEntry("earlier", "Earlier completions", "Ctrl+[", "show_earlier", page="completions"))
         )
-        menu.addAction(self._action(MenuEntry("later", "Later completions", "Ctrl+]", "go_on", page="completions")))
+        menu.addAction(
+            self._action(MenuEntry("later", "Later completions", "Ctrl+]", "show_later", page="completions"))
+        )
         menu.addSeparator()
         menu.addAction(self._action(MenuEntry("sidebar", "Collapse sidebar", "Ctrl+B", "toggle_sidebar")))
         menu.addSeparator()

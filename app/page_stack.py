@@ -1,4 +1,4 @@
-"""Where the pages stand: each is built when it is first shown, and in a window wider than it can use it has the middle."""
+"""The stack of pages: each is built when it is first shown, and centred in a window wider than it can use."""
 
 from __future__ import annotations
 
@@ -11,28 +11,32 @@ from app.pages import PAGES
 
 
 class PageStack(QStackedWidget):
-    """Attributes: pages – those built so far, by key."""
+    """The central widget.
+
+    Attributes:
+        pages – the pages built so far, by key.
+    """
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._studio = session
+        self._session = session
         self._entries = {entry.key: entry for entry in PAGES}
         self.pages: dict[str, QWidget] = {}
 
     def show_page(self, key: str) -> QWidget:
-        """Show a page, building it the first time. Raises KeyError for what is no page."""
+        """Show a page, building it the first time. Raises KeyError for an unknown key."""
         if key not in self._entries:
             raise KeyError(f"There is no page {key}.")
         if key not in self.pages:
-            self.pages[key] = self._entries[key].build(self._studio, self)
+            self.pages[key] = self._entries[key].build(self._session, self)
             self.addWidget(self.pages[key])
         self.setCurrentWidget(self.pages[key])
         self._fit()
         return self.pages[key]
 
     @property
-    def shown(self) -> str:
-        """The key of the page that is looked at; "" before the first."""
+    def current_key(self) -> str:
+        """The key of the current page; "" before the first."""
         return next((key for key, page in self.pages.items() if page is self.currentWidget()), "")
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -40,6 +44,6 @@ class PageStack(QStackedWidget):
         self._fit()
 
     def _fit(self) -> None:
-        if self.shown:
-            side = max(0, self.width() - theme.scaled(self._entries[self.shown].widest)) // 2
+        if self.current_key:
+            side = max(0, self.width() - theme.scaled(self._entries[self.current_key].widest)) // 2
             self.setContentsMargins(side, 0, side, 0)

@@ -1,4 +1,4 @@
-"""What the window asks people."""
+"""The modal question with three answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QMessageBox, QWidget
 
 
 def ask(parent: QWidget, question: str, detail: str, answers: Mapping[str, str]) -> str:
-    """The key of the answer among three: the first is what Return means, the last what Escape means."""
+    """Ask, and return the key of the answer. There are three: Return chooses the first, Escape the last."""
     box = QMessageBox(QMessageBox.Icon.NoIcon, "", question, parent=parent)
     box.setInformativeText(detail)
     role = QMessageBox.ButtonRole

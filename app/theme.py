@@ -1,4 +1,4 @@
-"""Colours, type and spacing, light and dark: the only file with a hex code.
+"""Colours, fonts and spacing, light and dark: the only file with colour codes.
 
 Widgets ask for a role (`palette().muted`), never for a colour, and repaint on `signals.changed`. Fusion with a small
 stylesheet on Linux; on macOS the native controls stay native and only cards, captions and the Run button are ours.
@@ -21,7 +21,6 @@ SPACE = 8
 """The grid: every margin and gap is a multiple (or half) of this."""
 GUTTER = 2 * SPACE
 """Between the content of a page and its edge."""
-RADIUS = 8
 BODY, CAPTION, TITLE = 13, 11, 20
 """Type sizes in pixels, before the desktop's text scaling."""
 LARGEST_SCALE = 2.0
@@ -40,7 +39,7 @@ class Palette:
     text: QColor
     muted: QColor
     faint: QColor
-    """Disabled text and other things that may be overlooked."""
+    """Disabled text and other things of little weight."""
     hairline: QColor
     outline: QColor
     """The edge of something that can be edited or pressed."""
@@ -130,28 +129,30 @@ _DASHES = (Qt.PenStyle.SolidLine, Qt.PenStyle.DashLine, Qt.PenStyle.DotLine, Qt.
 
 
 class _Signals(QObject):
-    """Signals: changed – the palette is another one now; ask for colours again and repaint."""
+    """Signals:
+    changed – `palette()` returns another one now; repaint.
+    """
 
     changed = Signal()
 
 
 signals = _Signals()
 _scale: list[float] = []
-"""The text scale once it was asked for: widgets ask hundreds of times, and it holds as long as the application."""
-_now = {"dark": False, "mode": "system", "following": False, "asking": False}
+"""Cache of `text_scale`, empty before the first call: widgets call it hundreds of times, and it never changes."""
+_current = {"dark": False, "mode": "system", "is_connected": False, "is_applying": False}
 
 
 def palette() -> Palette:
-    """The colours in force."""
-    return DARK if _now["dark"] else LIGHT
+    """The current colours."""
+    return DARK if _current["dark"] else LIGHT
 
 
 def is_dark() -> bool:
-    return bool(_now["dark"])
+    return bool(_current["dark"])
 
 
 def reward_colour(index: int) -> QColor:
-    """The colour of the reward function at this place among those ticked; after eight they repeat, with dashes."""
+    """The colour of the reward function with this index among those ticked; after eight they repeat, dashed."""
     return QColor(_REWARDS[is_dark()][index % 8])
 
 
@@ -180,7 +181,7 @@ def caption_font() -> QFont:
 
 
 def figures_font(size: int = BODY, weight: QFont.Weight = QFont.Weight.Normal) -> QFont:
-    """For numbers that change in place or stand in columns: every digit as wide as the next."""
+    """Tabular figures, all of one width: for numbers in columns or that change in place."""
     font = _font(size, weight)
     if hasattr(font, "setFeature"):  # Qt 6.7
         font.setFeature(QFont.Tag("tnum"), 1)
@@ -195,7 +196,7 @@ def mono_font(size: int = 12) -> QFont:
 
 
 def text_scale() -> float:
-    """How much larger than usual the desktop (or QT_FONT_DPI) wants text: 1 to 2."""
+    """The desktop's text scale (or that of QT_FONT_DPI), 1 to 2."""
     if not _scale:
         screen = QGuiApplication.primaryScreen()
         wanted = screen.logicalDotsPerInch() / USUAL_DPI if screen is not None else 1.0
@@ -204,7 +205,7 @@ def text_scale() -> float:
 
 
 def scaled(size: int) -> int:
-    """A length that text must fit into, in pixels, as large as the desktop wants text to be."""
+    """A length in pixels that contains text, multiplied by the desktop's text scale."""
     return round(size * text_scale())
 
 
@@ -220,49 +221,49 @@ def _font(size: int, weight: QFont.Weight = QFont.Weight.Normal) -> QFont:
 
 
 def apply(app: QApplication, mode: str = "system") -> None:
-    """Dress the application. `mode` is system (follow the desktop, also when it changes later), light or dark."""
+    """Apply a theme to the application. `mode` is system (follow the desktop, also when it changes later), light or dark."""
     if mode not in MODES:
         raise ValueError(f"mode must be one of {MODES}, not {mode!r}")
-    first = not _now["following"]
-    _now.update(mode=mode, following=True, asking=True)
+    first = not _current["is_connected"]
+    _current.update(mode=mode, is_connected=True, is_applying=True)
     if first:
-        QGuiApplication.styleHints().colorSchemeChanged.connect(lambda _scheme: _follow(app))
+        QGuiApplication.styleHints().colorSchemeChanged.connect(lambda _scheme: _on_scheme_changed(app))
         if sys.platform != "darwin":
             app.setStyle("Fusion")
     app.setStyleSheet("")
     _ask_platform_for(mode)
-    _now["asking"] = False
-    _dress(app)
+    _current["is_applying"] = False
+    _apply_palette(app)
 
 
 def mode() -> str:
-    return str(_now["mode"])
+    return str(_current["mode"])
 
 
-def _follow(app: QApplication) -> None:
-    """The desktop's scheme is another one now; where we asked for it, `apply` dresses anyway."""
-    if not _now["asking"]:
-        _dress(app)
+def _on_scheme_changed(app: QApplication) -> None:
+    """The desktop's colour scheme changed. Where `apply` itself asked for it, `apply` continues with the palette."""
+    if not _current["is_applying"]:
+        _apply_palette(app)
 
 
 def _ask_platform_for(mode: str) -> None:
-    """Native controls, menus and title bars follow where the platform can (Qt 6.8)."""
+    """Have native controls, menus and title bars follow the theme where the platform can (Qt 6.8)."""
     scheme = {"light": Qt.ColorScheme.Light, "dark": Qt.ColorScheme.Dark}.get(mode, Qt.ColorScheme.Unknown)
     hints = QGuiApplication.styleHints()
     if hasattr(hints, "setColorScheme"):
         hints.setColorScheme(scheme)
 
 
-def _dress(app: QApplication) -> None:
-    wanted = _now["mode"]
+def _apply_palette(app: QApplication) -> None:
+    mode = _current["mode"]
     system_dark = QGuiApplication.styleHints().colorScheme() == Qt.ColorScheme.Dark
-    _now["dark"] = wanted == "dark" or (wanted == "system" and system_dark)
+    _current["dark"] = mode == "dark" or (mode == "system" and system_dark)
     colours = palette()
-    app.setStyleSheet("")  # a sheet laid over another makes Qt work out every widget anew for each of its parents
+    app.setStyleSheet("")  # replacing one stylesheet by another makes Qt restyle every widget once per ancestor
     if app.font() != body_font():
         app.setFont(body_font())
     app.setPalette(_qt_palette(colours))
-    app.setStyleSheet(_sheet(colours))
+    app.setStyleSheet(_stylesheet(colours))
     signals.changed.emit()
 
 
@@ -292,8 +293,8 @@ def _qt_palette(colours: Palette) -> QPalette:
     return qt
 
 
-def _sheet(colours: Palette) -> str:
-    """The stylesheet: our own parts everywhere, the controls too where Fusion draws them."""
+def _stylesheet(colours: Palette) -> str:
+    """The stylesheet with colours and lengths filled in: our roles everywhere, controls only where Fusion draws them."""
     text = OURS if sys.platform == "darwin" else CONTROLS + OURS
     for role in sorted((role.name for role in fields(Palette)), key=len, reverse=True):
         text = text.replace(f"@{role}", getattr(colours, role).name())

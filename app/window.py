@@ -1,7 +1,7 @@
 """The frame: sidebar, menus, toolbar, the pages (each built when first shown) and the status strip.
 
-It knows pages by their list and runs by their state; what a page holds is the page's business. It never loads the
-engine, and it never shows an error in a box of its own: errors are sentences in the strip or on the page.
+It knows pages by their list and runs by their state, and not what a page contains. It never loads the engine, and shows no error
+dialogs: errors are sentences in the strip or on the page.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
-from app.drop_target import Dropped, dropped
+from app.drop_target import DroppedFile, dropped_file
 from app.file_menu import FileWindow
 from app.menus import RUN_ACTIONS, Menus
-from app.model.consent import Request
+from app.model.consent import ConsentRequest
 from app.model.memory_parts import MemoryParts
 from app.model.processes import VerbProcess
 from app.model.session import Session
@@ -48,7 +48,7 @@ NAME = "GRPO Studio"
 MINIMUM = (880, 600)
 FIRST_SIZE = (1280, 800)
 FORM_PAGES = ("train", "dataset", "rewards")
-"""Pages that show the form, or a part of it."""
+"""Pages that show settings of the form."""
 NARROW = 1000
 """Below this width the sidebar shows icons alone, whatever was chosen."""
 
@@ -56,7 +56,10 @@ NARROW = 1000
 class Window(FileWindow):
     """The main window.
 
-    Attributes: studio; commands; stage – where the pages are.
+    Attributes:
+        session, history – the state and its undo stack.
+        menus – the actions by name.
+        sidebar, toolbar, page_stack, strip – its parts.
     """
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
@@ -68,25 +71,25 @@ class Window(FileWindow):
         self.setUnifiedTitleAndToolBarOnMac(True)
         self._build()
         self.history = History(session.draft, self)
-        self.commands.follow_history(self.history)
+        self.menus.follow_history(self.history)
         self._undo_keys = UndoKeys(self)
         self._connect()
         self._show_title()
-        self._follow_run()
+        self._connect_run()
         self._restore_geometry()
 
     # Building
 
     def _build(self) -> None:
-        self.commands = Menus(self)
-        self.sidebar, self.stage, self.strip = Sidebar(PAGES), PageStack(self.session), Strip()
+        self.menus = Menus(self)
+        self.sidebar, self.page_stack, self.strip = Sidebar(PAGES), PageStack(self.session), Strip()
         self._build_toolbar()
         content = QWidget()
         across = QHBoxLayout(content)
         across.setContentsMargins(0, 0, 0, 0)
         across.setSpacing(0)
         across.addWidget(self.sidebar)
-        across.addWidget(self.stage, 1)
+        across.addWidget(self.page_stack, 1)
         whole = QWidget()
         column = QVBoxLayout(whole)
         column.setContentsMargins(0, 0, 0, 0)
@@ -112,25 +115,25 @@ class Window(FileWindow):
         self.toolbar.setIconSize(theme.scaled_size(QSize(icons.SIZE, icons.SIZE)))
         self.toolbar.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         for name in RUN_ACTIONS:
-            self.toolbar.addAction(self.commands[name])
+            self.toolbar.addAction(self.menus[name])
         self.addToolBar(self.toolbar)
 
     def _connect(self) -> None:
         session = self.session
         self.sidebar.chosen.connect(self.show_page)
-        session.page_wanted.connect(self.show_page)
+        session.page_requested.connect(self.show_page)
         session.message.connect(self.strip.show_sentence)
         session.consent.ask = self.ask_about_code
-        session.export_wanted.connect(self.show_export)
-        session.settings_wanted.connect(self.open_settings)
-        session.run_changed.connect(self._follow_run)
+        session.export_requested.connect(self.show_export)
+        session.settings_requested.connect(self.open_settings)
+        session.run_changed.connect(self._connect_run)
         session.run_state_changed.connect(self._show_state)
         session.draft.changed.connect(self._show_title)
         session.draft.saved.connect(self._show_title)
-        session.draft.trouble.connect(self.strip.show_sentence)
-        session.presets_wanted.connect(self.show_presets)
-        session.go_on_without_memory = self.ask_about_memory
-        theme.signals.changed.connect(self.commands.dress)
+        session.draft.save_failed.connect(self.strip.show_sentence)
+        session.presets_requested.connect(self.show_presets)
+        session.confirm_over_memory = self.ask_about_memory
+        theme.signals.changed.connect(self.menus.update_icons)
 
     def _restore_geometry(self) -> None:
         if not self.restoreGeometry(self.session.prefs.geometry):
@@ -139,37 +142,37 @@ class Window(FileWindow):
     # Pages
 
     def show_page(self, key: str) -> None:
-        """Show a page. Raises KeyError for what is no page."""
+        """Show a page. Raises KeyError for an unknown key."""
         is_new = key not in self.pages
-        page: Any = self.stage.show_page(key)
-        if is_new and hasattr(page, "able_changed"):
-            page.able_changed.connect(self.commands.enable)
-            self.commands.enable(page.able())
+        page: Any = self.page_stack.show_page(key)
+        if is_new and hasattr(page, "enabled_actions_changed"):
+            page.enabled_actions_changed.connect(self.menus.set_enabled)
+            self.menus.set_enabled(page.enabled_actions())
         self.sidebar.show_page(key)
         self.sidebar.buttons[key].setFocus()
 
     @property
     def pages(self) -> dict[str, Any]:
         """The pages built so far, by key."""
-        return self.stage.pages
+        return self.page_stack.pages
 
     @property
-    def shown_page(self) -> str:
-        """The key of the page that is looked at; "" before the first."""
-        return self.stage.shown
+    def current_page(self) -> str:
+        """The key of the current page; "" before the first."""
+        return self.page_stack.current_key
 
-    def do_on_page(self, key: str, what: str) -> None:
-        """Show a page, and have it do something that a menu offers."""
+    def do_on_page(self, key: str, slot: str) -> None:
+        """Show a page, and call one of its slots for a menu."""
         self.show_page(key)
-        getattr(self.pages[key], what)()
+        getattr(self.pages[key], slot)()
 
     def copy(self) -> None:
-        """Copy what is chosen where the cursor is: text, rows of a table, the values of a chart."""
-        place: Any = QApplication.focusWidget()
-        if isinstance(place, QLabel):
-            QApplication.clipboard().setText(place.selectedText())
-        elif hasattr(place, "copy"):
-            place.copy()
+        """Copy the selection of the widget with the focus: text, rows of a table, the values of a chart."""
+        widget: Any = QApplication.focusWidget()
+        if isinstance(widget, QLabel):
+            QApplication.clipboard().setText(widget.selectedText())
+        elif hasattr(widget, "copy"):
+            widget.copy()
 
     def toggle_sidebar(self) -> None:
         prefs = self.session.prefs
@@ -179,14 +182,14 @@ class Window(FileWindow):
     def _fit_sidebar(self) -> None:
         collapsed = self.session.prefs.sidebar_collapsed
         self.sidebar.set_collapsed(collapsed or self.width() < theme.scaled(NARROW))
-        self.commands["sidebar"].setText("Widen sidebar" if collapsed else "Collapse sidebar")
+        self.menus["sidebar"].setText("Widen sidebar" if collapsed else "Collapse sidebar")
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._fit_sidebar()
 
     def set_theme(self, mode: str) -> None:
-        """Dress the whole application, now and at the next launch."""
+        """Apply a theme, now and at the next launch."""
         self.session.prefs.theme = mode
         app = QApplication.instance()
         assert isinstance(app, QApplication)
@@ -198,13 +201,13 @@ class Window(FileWindow):
         self.session.start_run()
 
     def pause(self) -> None:
-        self._say("resume" if self._state() == "paused" else "pause")
+        self._send("resume" if self._state() == "paused" else "pause")
 
     def stop(self) -> None:
-        self._say("stop")
+        self._send("stop")
 
     def save_now(self) -> None:
-        self._say("save")
+        self._send("save")
 
     def resume(self) -> None:
         if self.session.run is not None:
@@ -226,18 +229,18 @@ class Window(FileWindow):
         if self.session.run is not None:
             show_file(self.session.run.folder.log)
 
-    def _say(self, word: str) -> None:
+    def _send(self, word: str) -> None:
         try:
             if self.session.run is not None:
-                self.session.run.say(word)
+                self.session.run.send(word)
         except Mistake as mistake:
             self.strip.show_sentence(mistake.faults[0].sentence)
 
     def _state(self) -> str:
         return self.session.run.state if self.session.run is not None else ""
 
-    def _follow_run(self) -> None:
-        """Listen to the run that is looked at now; the one before is gone with its connections."""
+    def _connect_run(self) -> None:
+        """Connect to the run that is shown now; the one before was deleted with its connections."""
         if self.session.run is not None:
             self.session.run.changed.connect(self._show_progress)
         self._was_live = None
@@ -245,11 +248,11 @@ class Window(FileWindow):
 
     def _show_state(self, _state: str = "") -> None:
         run = self.session.run
-        self.commands.follow(self._state())
+        self.menus.show_state(self._state())
         self.strip.show_state(self._state())
         self._show_progress()
         live = run is not None and run.is_live
-        if live != self._was_live:  # what was said of the run while it lived, or of how it had ended, is over
+        if live != self._was_live:  # a sentence about the run while it was live, or about its ending, is void
             self._was_live = live
             self.strip.show_sentence(run.problem if run is not None else "")
 
@@ -264,14 +267,14 @@ class Window(FileWindow):
     # The form
 
     def undo(self) -> None:
-        self._move_in_time(self.history.undo)
+        self._step_history(self.history.undo)
 
     def redo(self) -> None:
-        self._move_in_time(self.history.redo)
+        self._step_history(self.history.redo)
 
-    def _move_in_time(self, step: Callable[[], None]) -> None:
-        """Undo acts upon the form, so a page that shows it is looked at then."""
-        if self.shown_page not in FORM_PAGES:
+    def _step_history(self, step: Callable[[], None]) -> None:
+        """Undo changes the form, so show a page of the form first."""
+        if self.current_page not in FORM_PAGES:
             self.show_page("train")
         step()
 
@@ -285,24 +288,24 @@ class Window(FileWindow):
     # Drops
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        if dropped(event.mimeData()) is not None:
+        if dropped_file(event.mimeData()) is not None:
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        what = dropped(event.mimeData())
-        if what is not None:
+        file = dropped_file(event.mimeData())
+        if file is not None:
             event.acceptProposedAction()
-            # Answered after the drop is over: a question would hold up the program that the file came from.
-            QTimer.singleShot(0, self, lambda: self.take_dropped(what))
+            # After the drop has ended: a modal question would block the program that the file comes from.
+            QTimer.singleShot(0, self, lambda: self.open_dropped(file))
 
-    def take_dropped(self, what: Dropped) -> None:
-        """Do with a file what it is for, wherever on the window it was dropped."""
-        if what.kind == "config":
-            self.open_path(what.path)
-        elif what.kind == "data":
-            self.session.take_data(str(what.path))
+    def open_dropped(self, file: DroppedFile) -> None:
+        """Open a config, or put any other file into its setting, wherever on the window it was dropped."""
+        if file.kind == "config":
+            self.open_path(file.path)
+        elif file.kind == "data":
+            self.session.use_data(str(file.path))
         else:
-            self.session.take_path(what.kind, what.path)
+            self.session.use_path(file.kind, file.path)
 
     # Questions, each in a method of its own so that tests can answer them
 
@@ -316,7 +319,7 @@ class Window(FileWindow):
         )
 
     def ask_about_memory(self, memory_parts: MemoryParts) -> bool:
-        """Whether to train all the same where the memory surely does not suffice."""
+        """Whether to train although memory surely does not suffice."""
         answer = ask(
             self,
             memory_parts.sentence,
@@ -325,9 +328,9 @@ class Window(FileWindow):
         )
         return answer == "yes"
 
-    def ask_about_code(self, requests: Sequence[Request]) -> bool:
-        """Whether a person's own reward code may run."""
-        return allowed([ShownCode(one.code, one.changed) for one in requests], self)
+    def ask_about_code(self, requests: Sequence[ConsentRequest]) -> bool:
+        """Whether the user's own reward code may run."""
+        return allowed([ShownCode(request.code, request.changed) for request in requests], self)
 
     def closeEvent(self, event: QCloseEvent) -> None:
         if self.session.is_training:

@@ -1,7 +1,7 @@
-"""Which metrics share a plot, in what order, under what title: a table. One line here is one chart on the page.
+"""The table of charts: which metrics share a plot, in what order, under what title. One entry is one chart on the Monitor page.
 
-A metric that no chart names appears by itself in the last one, Other. Nothing is drawn here: a colour is the name of a
-role in the palette, or a reward function's place.
+A metric that no chart names appears in the last one, Other. Nothing is drawn here: a colour is the name of a palette role, or the
+index of a reward function.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Chart:
 
     title: str
     axis: str
-    """What the axis of values counts, with its unit where it has one."""
+    """Label of the y axis, with its unit where it has one."""
     unit: str
     help: str
     curves: tuple[Curve, ...] = ()
@@ -48,8 +48,8 @@ class Chart:
     held_out: bool = False
     """Whether it shows evaluations on held-out prompts instead of training steps."""
 
-    def claims(self, metric: str) -> bool:
-        """Whether this chart is the place of the metric."""
+    def shows(self, metric: str) -> bool:
+        """Whether the metric belongs to this chart."""
         return any(metric in curve.metrics for curve in self.curves) or fnmatchcase(metric, self.pattern)
 
 
@@ -94,37 +94,39 @@ CHARTS: tuple[Chart, ...] = (
     Chart("Other", "value", "", "Every other metric in the diary.", pattern="*"),
 )
 """In the order of the page. `Other` is last, because it takes what is left."""
-PARTS = {"rollout": "Sampling", "reward": "Rewards", "train": "Learning", "save": "Saving", "other": "Other"}
-"""The parts of a step, by their names in metrics."""
+PHASE_LABELS = {"rollout": "Sampling", "reward": "Rewards", "train": "Learning", "save": "Saving", "other": "Other"}
+"""Labels of a step's phases, by their names in time/* metrics."""
 # fmt: on
 
 
 def curves_of(
     chart: Chart, names: Iterable[str], rewards: list[str], charts: tuple[Chart, ...] = CHARTS
 ) -> list[Curve]:
-    """The chart's curves in a run that has these metrics: those it lists, then those its pattern finds.
+    """The chart's curves in a run that has these metrics: those it lists, then those that match its pattern.
 
     `names` are the metrics of the chart's kind (steps, or evaluations where it is `held_out`); `rewards` the run's reward
-    functions, whose places are their colours. The chart's own curves are there before they have data.
+    functions, whose indices are their colours. Listed curves are returned before they have data.
     """
-    found = [
+    matched = [
         name for name in names if fnmatchcase(name, chart.pattern) and not any(name in c.metrics for c in chart.curves)
     ]
     earlier = (
-        [one for one in charts[: charts.index(chart)] if one.held_out == chart.held_out] if chart in charts else []
+        [other for other in charts[: charts.index(chart)] if other.held_out == chart.held_out]
+        if chart in charts
+        else []
     )
-    found = [name for name in found if not any(one.claims(name) for one in earlier)]
-    by_place = sorted(found, key=lambda name: _place(name, rewards))
-    return [*chart.curves, *(_found(chart, name, place, rewards) for place, name in enumerate(by_place))]
+    matched = [name for name in matched if not any(other.shows(name) for other in earlier)]
+    by_reward = sorted(matched, key=lambda name: _reward_index(name, rewards))
+    return [*chart.curves, *(_matched_curve(chart, name, index, rewards) for index, name in enumerate(by_reward))]
 
 
 def label_of(reward: str) -> str:
-    """The short name of a reward function: ours have one, a person's keeps its own."""
+    """The label of a shipped reward function; the user's functions keep their names."""
     return next((entry.label for entry in builtin_rewards() if entry.name == reward), reward)
 
 
-def waiting_for(chart: Chart, config: Mapping[str, Any]) -> str:
-    """What an empty chart says, given the run's settings."""
+def placeholder(chart: Chart, config: Mapping[str, Any]) -> str:
+    """The text in an empty chart, given the run's settings."""
     if any(curve.metric == "kl" for curve in chart.curves) and kl_is_off(config):
         return "KL is off: its weight is 0, so no reference is computed."
     if chart.held_out:
@@ -148,16 +150,16 @@ def _reward_in(name: str) -> str:
     return rest.rpartition("/")[0] if head == "rewards" else ""
 
 
-def _place(name: str, rewards: list[str]) -> int:
+def _reward_index(name: str, rewards: list[str]) -> int:
     reward = _reward_in(name)
     return rewards.index(reward) if reward in rewards else len(rewards)
 
 
-def _found(chart: Chart, name: str, place: int, rewards: list[str]) -> Curve:
+def _matched_curve(chart: Chart, name: str, index: int, rewards: list[str]) -> Curve:
     reward = _reward_in(name)
     if reward:
-        return Curve(name, label_of(reward), f"reward:{_place(name, rewards)}")
+        return Curve(name, label_of(reward), f"reward:{_reward_index(name, rewards)}")
     short = name.removeprefix(chart.pattern.rstrip("*"))
     taken = {curve.colour for curve in chart.curves}
     spare = [colour for colour in SPARE_COLOURS if colour not in taken] or SPARE_COLOURS
-    return Curve(name, PARTS.get(short, short), spare[place % len(spare)])
+    return Curve(name, PHASE_LABELS.get(short, short), spare[index % len(spare)])

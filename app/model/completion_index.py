@@ -1,6 +1,6 @@
-"""Where each step's rows stand in completions.jsonl, so that any step can be read from a file of any size.
+"""Byte offsets of each step's rows in completions.jsonl, so that any step of a file of any size can be read at once.
 
-It notes byte offsets as the file grows and parses a row only when somebody looks at it. It knows no Qt.
+It records offsets as the file grows, and parses a row only when it is read. It knows no Qt.
 """
 
 from __future__ import annotations
@@ -13,51 +13,51 @@ from pathlib import Path
 from backend.spec.completions import GroupRow, parse_group_row
 
 _STEP = re.compile(rb'^\s*\{\s*"step":\s*(\d+)\b')
-"""The step stands first in a row; a row written otherwise is parse_line whole."""
+"""The step comes first in a row as the trainer writes it; any other row is parsed in full."""
 
 SLICE = 1 << 20
-"""Bytes looked at in one call of `advance`."""
+"""Bytes read in one call of `advance`."""
 
 
 class CompletionIndex:
-    """Steps → places in the file, in the order written."""
+    """Step → byte range in the file, in the order written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.clear()
 
     def clear(self) -> None:
-        self._place = 0  # end of the last whole line that was noted
-        self._pieces: list[bytes] = []  # read, but its newline has not come yet
+        self._offset = 0  # end of the last complete line that was indexed
+        self._partial: list[bytes] = []  # read, but its newline was not written yet
         self._steps: list[int] = []
         self._starts: list[int] = []
         self._ends: list[int] = []
 
     def steps(self) -> list[int]:
-        """Steps that have rows, rising."""
+        """Steps that have rows, ascending."""
         return self._steps
 
     def advance(self) -> bool:
-        """Note the rows in the next slice of the file; returns whether there is more to look at."""
-        waiting = sum(map(len, self._pieces))
+        """Index the rows in the next slice of the file; returns whether there is more to read."""
+        waiting = sum(map(len, self._partial))
         try:
             with self.path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                if size < self._place + waiting:  # cut back under our feet: start over
+                if size < self._offset + waiting:  # truncated by a resume: start over
                     self.clear()
                     waiting = 0
-                file.seek(self._place + waiting)
+                file.seek(self._offset + waiting)
                 chunk = file.read(SLICE)
         except OSError:
             self.clear()
             return False
         whole, newline, rest = chunk.rpartition(b"\n")
         if newline:
-            self._note(b"".join(self._pieces) + whole)
-            self._pieces = [rest] if rest else []
+            self._note(b"".join(self._partial) + whole)
+            self._partial = [rest] if rest else []
         elif chunk:
-            self._pieces.append(chunk)
-        return bool(chunk) and size > self._place + sum(map(len, self._pieces))
+            self._partial.append(chunk)
+        return bool(chunk) and size > self._offset + sum(map(len, self._partial))
 
     def rows(self, step: int | None = None) -> list[GroupRow]:
         """The rows of a step as written (of the newest one by default); none for a step that has none."""
@@ -77,14 +77,14 @@ class CompletionIndex:
 
     def _note(self, whole: bytes) -> None:
         for line in whole.split(b"\n"):
-            end = self._place + len(line) + 1
+            end = self._offset + len(line) + 1
             step = _step_of(line)
             if step is not None:
-                self._note_row(step, self._place, end)
-            self._place = end
+                self._note_row(step, self._offset, end)
+            self._offset = end
 
     def _note_row(self, step: int, start: int, end: int) -> None:
-        while self._steps and self._steps[-1] > step:  # steps only rise: what came after is void
+        while self._steps and self._steps[-1] > step:  # a step that comes again replaces all later ones
             for column in (self._steps, self._starts, self._ends):
                 column.pop()
         if self._steps and self._steps[-1] == step:
@@ -96,8 +96,8 @@ class CompletionIndex:
 
 
 def _step_of(line: bytes) -> int | None:
-    found = _STEP.match(line)
-    if found:
-        return int(found[1])
+    match = _STEP.match(line)
+    if match:
+        return int(match[1])
     row = parse_group_row(line)
     return row["step"] if row else None

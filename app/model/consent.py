@@ -1,8 +1,7 @@
-"""Whether a person's reward code may run: asked before it runs for the first time, and again when it has changed.
+"""Consent to run the user's reward code: asked before a file first runs, and again when its contents have changed.
 
-Consent is for contents, not for names: what is remembered is a file's path with the SHA-256 of what stood in it. The
-command line does not ask, for there the person names the file. Nothing here runs anything, and no widget is known; the
-window puts its dialog into `ask`.
+What is stored is each file's path with the SHA-256 of its contents. The command line does not ask, as the user names the file
+there. Nothing here runs code or knows a widget: the window sets `ask` to its dialog.
 """
 
 from __future__ import annotations
@@ -19,52 +18,52 @@ from backend.spec.rewards.user_code import CodeFile, code_files, read_code
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """Code that wants to run. `changed`: earlier contents of this file were allowed."""
+class ConsentRequest:
+    """Code that needs consent. `changed`: earlier contents of this file were allowed."""
 
     code: CodeFile
     changed: bool
 
 
-Ask = Callable[[Sequence[Request]], bool]
+Ask = Callable[[Sequence[ConsentRequest]], bool]
 
 
-def refuse(_requests: Sequence[Request]) -> bool:
-    """With nobody there to be asked, nothing is allowed."""
+def refuse_all(_requests: Sequence[ConsentRequest]) -> bool:
+    """The answer where there is no user to ask."""
     return False
 
 
 class Consent:
-    """What this person has allowed. `ask` shows requests and returns the answer."""
+    """What the user has allowed. `ask` shows requests and returns the answer."""
 
-    def __init__(self, file: Path, ask: Ask = refuse) -> None:
+    def __init__(self, file: Path, ask: Ask = refuse_all) -> None:
         self.ask = ask
         self._file = file
 
-    def given(self, settings: Mapping[str, Any], base: Path | None = None) -> bool:
-        """Whether everything that a run with these raw settings executes may run; asks for what was not asked yet.
+    def obtain(self, settings: Mapping[str, Any], base: Path | None = None) -> bool:
+        """Whether all user code that a run with these raw settings executes may run; asks about what is not allowed yet.
 
         Relative paths in the settings are taken from the folder `base`.
         """
-        wanting = self.wanting(settings, base)
-        if wanting and not self.ask(wanting):
+        requests = self.unconfirmed(settings, base)
+        if requests and not self.ask(requests):
             return False
-        for request in wanting:
+        for request in requests:
             self.allow(request.code)
         return True
 
-    def wanting(self, settings: Mapping[str, Any], base: Path | None = None) -> list[Request]:
-        """The code that was not allowed as it is now; empty for settings with no code of the person's own."""
+    def unconfirmed(self, settings: Mapping[str, Any], base: Path | None = None) -> list[ConsentRequest]:
+        """The code whose present contents are not allowed yet; empty for settings without user code."""
         allowed = self._allowed()
         codes = [code for code in map(_code, code_files(settings, base)) if code is not None]
         return [
-            Request(code, str(code.path) in allowed)
+            ConsentRequest(code, str(code.path) in allowed)
             for code in codes
             if allowed.get(str(code.path)) != code.fingerprint
         ]
 
     def trusted(self, settings: Mapping[str, Any], base: Path | None = None) -> dict[str, str]:
-        """Path → fingerprint of the allowed code among these settings', for the process that is to run it and no other."""
+        """Path → SHA-256 of the allowed code that these settings name. The process that runs code refuses all other contents."""
         allowed = self._allowed()
         return {str(path): allowed[str(path)] for path in code_files(settings, base) if str(path) in allowed}
 
@@ -72,7 +71,7 @@ class Consent:
         return self._allowed().get(str(code.path)) == code.fingerprint
 
     def allow(self, code: CodeFile) -> None:
-        """Remember these contents; a preferences folder that cannot be written means being asked again."""
+        """Remember these contents. Where the file cannot be written, the user is asked again next time."""
         allowed = self._allowed() | {str(code.path): code.fingerprint}
         aside = self._file.with_name(f".{self._file.name}.{os.getpid()}")
         try:
@@ -83,10 +82,10 @@ class Consent:
 
     def _allowed(self) -> dict[str, str]:
         try:
-            told = json.loads(self._file.read_text(encoding="utf-8"))
+            stored = json.loads(self._file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return {str(path): str(found) for path, found in told.items()} if isinstance(told, dict) else {}
+        return {str(path): str(fingerprint) for path, fingerprint in stored.items()} if isinstance(stored, dict) else {}
 
 
 def _code(path: Path) -> CodeFile | None:

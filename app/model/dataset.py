@@ -1,216 +1,227 @@
-"""The dataset of the draft, looked into by the helper process: one for the session, shared by whoever shows it.
+"""The draft's dataset as the helper process reads it: one object per session, shared by all widgets that show it.
 
-It asks while somebody looks, takes questions back when nobody does, and never shows an answer that belongs to settings
-that have changed since. It reads no file itself and knows no widget.
+It asks while a widget watches, cancels its requests when none does, and drops answers to settings that have changed since. It
+reads no file itself and knows no widget.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.model.dataset_counts import Counts, in_a_line
+from app.model.dataset_counts import Counts, summary_line
+from app.model.draft import Draft
+from app.model.service import Service
 from backend.spec.config import keys_used_by
 from backend.spec.faults import Fault
-
-if TYPE_CHECKING:
-    from app.model.session import Session
 
 DEPENDS = keys_used_by("rows", "row_view")
 """Settings that an answer depends on."""
 ROOM = keys_used_by("prompt_limit")
-"""Settings that decide which prompts are too long; their lengths are known whatever these are."""
+"""Settings that decide which prompts are too long; a change of theirs needs no new count."""
 SETTLE_MS = 250
-"""How long typing must rest before anything is asked."""
-Take = Callable[[dict[str, Any] | None], None]
+"""How long typing must rest before a request is sent."""
+OnAnswer = Callable[[dict[str, Any] | None], None]
 USES = {"prompt_feature": "prompt", "answer_feature": "answer", "system_feature": "system", "type_feature": "type"}
-"""Setting of a column → what the column is for."""
+"""Setting of a column → the role of that column."""
 SPLITS = {"train": "Train", "valid": "Valid", "test": "Test"}
 GLANCE = 2000
-"""Prompts that are counted for a glance, spread over the dataset; a look at the page counts them all."""
+"""Prompts that are counted for the line on Train, spread over the dataset; the Dataset page has them all counted."""
 
 
 class Dataset(QObject):
     """What is known of the draft's dataset.
 
-    Attributes: state – none (no dataset is chosen), reading, absent (on Hugging Face, not here), fetching, ready, or
-    failed; said – the answer to `preview`; choices – {configs, splits}; split – the one that is looked at; counts; faults;
-    fetched – (bytes so far, bytes in all or None).
-    Signals: changed – any of these; counted – `counts`; replaced – rows that were shown are others now.
+    Attributes:
+        state – none (no dataset is chosen), reading, absent (on the Hub, not on this machine), fetching, ready, or failed.
+        preview – the answer to the question `preview`.
+        choices – {configs, splits} that the Hub offers.
+        split – the split on show.
+        counts – token counts of that split's prompts, or None.
+        faults – all problems of the dataset and its mapping.
+        download_progress – (bytes so far, bytes in all or None).
+
+    Signals:
+        changed – any attribute but `counts`.
+        counts_changed – `counts`.
+        rows_replaced – the rows of the split are others now.
     """
 
     changed = Signal()
-    counted = Signal()
-    replaced = Signal()
+    counts_changed = Signal()
+    rows_replaced = Signal()
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self._studio, self._draft = session, session.draft
-        self.state, self.said, self.split = "none", dict[str, Any](), "train"
+    def __init__(self, draft: Draft, service: Service, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._draft, self._service = draft, service
+        self.state, self.preview, self.split = "none", dict[str, Any](), "train"
         self.choices: dict[str, list[str]] = {"configs": [], "splits": []}
         self.counts: Counts | None = None
         self.faults: list[Fault] = []
         self._count_faults: list[Fault] = []
         self._watchers: dict[int, bool] = {}
-        self._asked_for: dict[str, Any] | None = None
+        self._requested_for: dict[str, Any] | None = None
         self._reading = self._counting = self._fetching = 0
-        self.fetched: tuple[int, int | None] = (0, None)
+        self.download_progress: tuple[int, int | None] = (0, None)
         self._choices_for: tuple[Any, ...] = ()
         self._fetch = False
-        self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
-        self._settle.timeout.connect(lambda: self.look())
+        self._rest_timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
+        self._rest_timer.timeout.connect(lambda: self.refresh())
         self._draft.changed.connect(self._on_changed)
 
-    # Who looks
+    # Watching
 
-    def watch(self, who: QObject, *, whole: bool = True) -> None:
-        """`who` shows this from now on; `whole` wants every prompt counted, otherwise a glance will do."""
-        self._watchers[id(who)] = whole
-        self.look(again=True)
+    def watch(self, watcher: QObject, *, count_all: bool = True) -> None:
+        """`watcher` shows this from now on. `count_all`: count every prompt, otherwise a sample of GLANCE is enough."""
+        self._watchers[id(watcher)] = count_all
+        self.refresh(again=True)
 
-    def leave(self, who: QObject) -> None:
-        """`who` shows it no longer: what nobody waits for is taken back."""
-        self._watchers.pop(id(who), None)
+    def unwatch(self, watcher: QObject) -> None:
+        """`watcher` shows it no longer; requests that no watcher needs are cancelled."""
+        self._watchers.pop(id(watcher), None)
         if not self._watchers:
-            self._settle.stop()
+            self._rest_timer.stop()
             if self._reading:
-                self._stop("_reading")
-                self._asked_for = None
+                self._cancel("_reading")
+                self._requested_for = None
         if not any(self._watchers.values()):
-            self._stop("_counting")
+            self._cancel("_counting")
 
     # Asking
 
     def settings(self) -> dict[str, Any]:
-        """The settings that questions go with, each of the right type."""
-        sound = self._draft.sound()
-        return {key: sound[key] for key in (*DEPENDS, *ROOM)}
+        """The settings that every request carries, each of the right type."""
+        valid_values = self._draft.valid_values()
+        return {key: valid_values[key] for key in (*DEPENDS, *ROOM)}
 
     @property
-    def room(self) -> int:
-        """Tokens that Max Seq leaves for a prompt beside the completion."""
-        sound = self._draft.sound()
-        return sound["max_seq_length"] - sound["max_completion_length"]
+    def prompt_limit(self) -> int:
+        """Tokens that a prompt may have: Max Seq less the completion length."""
+        valid_values = self._draft.valid_values()
+        return valid_values["max_seq_length"] - valid_values["max_completion_length"]
 
-    def fetch(self) -> None:
-        """Bring a dataset of Hugging Face onto this machine, and read it. It goes on whoever looks; another dataset
-        calls it off, and what has arrived is kept."""
-        self._stop("_fetching")
-        self.fetched = (0, None)
-        self._become("fetching", {})
-        self._fetching = self._studio.service.ask(
-            "download", lambda _: self._fetch_done(), told=self._take_progress, refused=self._refused, owner=self,
+    def download(self) -> None:
+        """Download a dataset from the Hub, then read it. It continues without watchers. Choosing another dataset cancels it, and
+        the bytes so far are kept."""
+        self._cancel("_fetching")
+        self.download_progress = (0, None)
+        self._set_state("fetching", {})
+        self._fetching = self._service.ask(
+            "download", lambda _: self._on_downloaded(), on_progress=self._on_download_progress, on_refused=self._on_refused, owner=self,
             id=self.settings()["data"].strip(), repo_type="dataset",
         )  # fmt: skip
 
-    def _take_progress(self, told: dict[str, Any]) -> None:
-        self.fetched = (told["done"], told["total"])
+    def _on_download_progress(self, progress: dict[str, Any]) -> None:
+        self.download_progress = (progress["done"], progress["total"])
         self.changed.emit()
 
-    def _fetch_done(self) -> None:
+    def _on_downloaded(self) -> None:
         self._fetching, self._fetch, self.state = 0, True, "reading"
-        self.look()
+        self.refresh()
 
-    def read_again(self) -> None:
-        self.look(again=True)
+    def reload(self) -> None:
+        self.refresh(again=True)
 
-    def look(self, again: bool = False) -> None:
-        """Ask for what is not known yet, if anybody looks; `again` whether the files are still what they were."""
-        self._settle.stop()
+    def refresh(self, again: bool = False) -> None:
+        """Request what is not known yet, if there are watchers. `again`: even if the settings are unchanged, as files may not be."""
+        self._rest_timer.stop()
         if not self._watchers:
             return
         settings = self.settings()
-        if self._asked_for == settings and not self._fetch and not again:
-            self._count()
+        if self._requested_for == settings and not self._fetch and not again:
+            self._request_counts()
             return
-        if self._fetching and self._asked_for and self._asked_for["data"] == settings["data"]:
+        if self._fetching and self._requested_for and self._requested_for["data"] == settings["data"]:
             return
         for question in ("_reading", "_counting", "_fetching"):
-            self._stop(question)
-        known = self._asked_for == settings
-        self._asked_for = settings
+            self._cancel(question)
+        known = self._requested_for == settings
+        self._requested_for = settings
         if not settings["data"].strip():
-            self._become("none", {})
+            self._set_state("none", {})
             return
         if self.state in ("none", "failed", "absent", "fetching"):
-            self._become("reading", {})
-        self._reading = self._studio.service.ask(
+            self._set_state("reading", {})
+        self._reading = self._service.ask(
             "preview",
-            lambda said: self._take(said, known),
-            refused=self._refused,
+            lambda answer: self._on_preview(answer, known),
+            on_refused=self._on_refused,
             owner=self,
             settings=settings,
             fetch=self._fetch,
         )
         self._fetch = False
 
-    def rows(self, start: int, count: int, answer: Take, owner: QObject) -> int:
-        """Ask for a part of the split that is looked at; returns the question's number."""
-        return self._ask_rows("preview_rows", answer, None, owner, start=start, count=count)
+    def request_rows(self, start: int, count: int, on_answer: OnAnswer, owner: QObject) -> int:
+        """Request a range of rows of the split; returns the request's number. None is answered where there is nothing to show."""
+        return self._request("preview_rows", on_answer, None, owner, start=start, count=count)
 
-    def row(self, index: int, answer: Take, owner: QObject) -> int:
-        """Ask for one row in full, with its prompt as the model will see it; it is answered twice while that takes long."""
-        return self._ask_rows("preview_row", answer, answer, owner, index=index)
+    def request_row(self, index: int, on_answer: OnAnswer, owner: QObject) -> int:
+        """Request one row in full with its rendered prompt. It is answered twice where rendering must load the tokenizer first."""
+        return self._request("preview_row", on_answer, on_answer, owner, index=index)
 
     def cancel(self, number: int) -> None:
-        self._studio.service.cancel(number)
+        self._service.cancel(number)
 
-    def _ask_rows(self, question: str, answer: Take, told: Take | None, owner: QObject, **which: int) -> int:
-        """What comes after the settings have changed is None, as is what could not be answered."""
+    def _request(
+        self, question: str, on_answer: OnAnswer, on_progress: OnAnswer | None, owner: QObject, **which: int
+    ) -> int:
+        """An answer that comes after the settings have changed is replaced by None, as is a refusal."""
         settings, split = self.settings(), self.split
 
-        def current(take: Take) -> Take:
-            return lambda said: take(said if (self.settings(), self.split) == (settings, split) else None)
+        def current(callback: OnAnswer) -> OnAnswer:
+            return lambda answer: callback(answer if (self.settings(), self.split) == (settings, split) else None)
 
-        return self._studio.service.ask(
-            question, current(answer), told=current(told) if told else None, refused=lambda _: answer(None), owner=owner,
+        return self._service.ask(
+            question, current(on_answer), on_progress=current(on_progress) if on_progress else None,
+            on_refused=lambda _: on_answer(None), owner=owner,
             settings=settings, split=split, **which,
         )  # fmt: skip
 
     def set_split(self, split: str) -> None:
-        """Look at another split."""
+        """Show another split."""
         if split != self.split and split in self.splits:
             self.split = split
-            self._stop("_counting")
+            self._cancel("_counting")
             self.counts, self._count_faults = None, []
-            self._judge()
+            self._collect_faults()
             self.changed.emit()
-            self.replaced.emit()
-            self._count()
+            self.rows_replaced.emit()
+            self._request_counts()
 
     # What is known
 
     @property
     def splits(self) -> dict[str, dict[str, Any]]:
-        """Split → {rows, source, unanswered, repeated}, of those that have rows."""
-        return self.said.get("splits", {})
+        """Split → {rows, source, unanswered, repeated}, of the splits that have rows."""
+        return self.preview.get("splits", {})
 
     @property
     def columns(self) -> list[str]:
-        return [column["name"] for column in self.said.get("columns", ())]
+        return [column["name"] for column in self.preview.get("columns", ())]
 
     @property
-    def likely(self) -> dict[str, str]:
-        """Setting → the column that it probably is, where the one that is set does not exist."""
-        return self.said.get("likely", {})
+    def suggested_columns(self) -> dict[str, str]:
+        """Setting → the column that it probably is, where the column that is set does not exist."""
+        return self.preview.get("likely", {})
 
-    def take_likely(self) -> None:
-        """Map the columns as they probably are."""
-        self._draft.update(self.likely)
+    def accept_suggestions(self) -> None:
+        """Map the columns as suggested."""
+        self._draft.update(self.suggested_columns)
 
     def split_choices(self) -> list[str]:
-        """Names of splits that a menu can offer."""
-        return self.choices["splits"] or self.said.get("names", [])
+        """Names of splits for a menu."""
+        return self.choices["splits"] or self.preview.get("names", [])
 
-    def in_a_line(self) -> tuple[str, bool]:
-        """(what is known of it, in a line; whether something is wrong with it)."""
+    def summary_line(self) -> tuple[str, bool]:
+        """(a summary in one line, whether it states a problem)."""
         if self.faults:
             return self.faults[0].sentence, True
-        columns, sound = self.columns, self._draft.sound()
-        return in_a_line(self.state, self.splits, {sound[key]: use for key, use in USES.items() if sound[key] in columns},
-                         self.counts if self.split == "train" else None, self.room), False  # fmt: skip
+        columns, valid_values = self.columns, self._draft.valid_values()
+        return summary_line(self.state, self.splits, {valid_values[key]: use for key, use in USES.items() if valid_values[key] in columns},
+                         self.counts if self.split == "train" else None, self.prompt_limit), False  # fmt: skip
 
     # Answers
 
@@ -218,101 +229,95 @@ class Dataset(QObject):
         if not key or key in DEPENDS:
             if key in ("", "data"):
                 self.split = "train"
-            self._settle.start()
+            self._rest_timer.start()
         elif key in ROOM:
-            if self._asked_for is not None:
-                self._asked_for |= {key: self.settings()[key]}
+            if self._requested_for is not None:
+                self._requested_for |= {key: self.settings()[key]}
             self.changed.emit()
 
-    def _take(self, said: dict[str, Any], known: bool) -> None:
-        """`known` says that the settings are those of the answer before this one: it may be the same."""
+    def _on_preview(self, answer: dict[str, Any], known: bool) -> None:
+        """`known`: the settings are those of the answer before this one, so it may be the same."""
         self._reading = 0
-        if known and said == {"absent": False, **self.said}:
-            self._count()
+        if known and answer == {"absent": False, **self.preview}:
+            self._request_counts()
             return
-        if said["absent"]:
-            self._become("absent", {})
+        if answer["absent"]:
+            self._set_state("absent", {})
             return
-        self._become("ready" if said["splits"] else "failed", said)
-        self._ask_choices(said["form"])
-        self._count()
+        self._set_state("ready" if answer["splits"] else "failed", answer)
+        self._request_choices(answer["form"])
+        self._request_counts()
 
-    def _refused(self, faults: list[Fault]) -> None:
-        self._reading, self._fetching, self._asked_for = 0, 0, None
-        self._become("failed", {"faults": [fault.to_dict() for fault in faults]})
+    def _on_refused(self, faults: list[Fault]) -> None:
+        self._reading, self._fetching, self._requested_for = 0, 0, None
+        self._set_state("failed", {"faults": [fault.to_dict() for fault in faults]})
 
-    def _become(self, state: str, said: dict[str, Any]) -> None:
-        self.state, self.said, self.counts, self._count_faults = state, said, None, []
+    def _set_state(self, state: str, preview: dict[str, Any]) -> None:
+        self.state, self.preview, self.counts, self._count_faults = state, preview, None, []
         if self.split not in self.splits:
             self.split = next(iter(self.splits), "train")
-        self._judge()
+        self._collect_faults()
         self.changed.emit()
-        self.replaced.emit()
+        self.rows_replaced.emit()
 
-    def _judge(self) -> None:
-        """All that is wrong, once each."""
-        told = [Fault(**fault) for fault in self.said.get("faults", ())]
-        self.faults = list(dict.fromkeys([*told, *self._count_faults]))
+    def _collect_faults(self) -> None:
+        """All faults, without repetitions."""
+        of_preview = [Fault(**fault) for fault in self.preview.get("faults", ())]
+        self.faults = list(dict.fromkeys([*of_preview, *self._count_faults]))
 
-    def _ask_choices(self, form: str) -> None:
-        """A dataset of Hugging Face is asked for its configurations and splits once, beside everything else."""
+    def _request_choices(self, form: str) -> None:
+        """Request the configurations and splits of a dataset on the Hub, once per dataset."""
         settings = self.settings()
-        wanted = (settings["data"], settings["dataset_config"]) if form == "hub" else ()
-        if wanted != self._choices_for:
-            self._choices_for, self.choices = wanted, {"configs": [], "splits": []}
-            if wanted:
-                self._studio.service.ask("preview_choices", self._take_choices, owner=self, settings=settings)
+        dataset = (settings["data"], settings["dataset_config"]) if form == "hub" else ()
+        if dataset != self._choices_for:
+            self._choices_for, self.choices = dataset, {"configs": [], "splits": []}
+            if dataset:
+                self._service.ask("preview_choices", self._on_choices, owner=self, settings=settings)
 
-    def _take_choices(self, choices: dict[str, list[str]]) -> None:
+    def _on_choices(self, choices: dict[str, list[str]]) -> None:
         self.choices = choices
         self.changed.emit()
 
     # Counting
 
-    def _count(self) -> None:
-        """Have the prompts of the split counted, unless they are, or are being counted."""
+    def _request_counts(self) -> None:
+        """Request the token counts of the split's prompts, unless they are known or requested."""
         if self._counting or not self._watchers or not self.can_count:
             return
         most = None if any(self._watchers.values()) else GLANCE
         rows = self.splits[self.split]["rows"]
         if self.counts is not None and self.counts.done and self.counts.seen >= min(rows, most or rows):
             return
-        self._counting = self._studio.service.ask(
-            "preview_counts", lambda said: self._take_counts(said, done=True), told=self._take_counts,
-            refused=self._counting_refused, owner=self, settings=self.settings(), split=self.split, most=most,
+        self._counting = self._service.ask(
+            "preview_counts", lambda answer: self._on_counts(answer, done=True), on_progress=self._on_counts,
+            on_refused=self._on_counts_refused, owner=self, settings=self.settings(), split=self.split, most=most,
         )  # fmt: skip
 
     @property
     def can_count(self) -> bool:
-        """Whether there are rows, with a column of prompts."""
-        return self.split in self.splits and self._draft.sound()["prompt_feature"] in self.columns
+        """Whether there are rows and a column of prompts."""
+        return self.split in self.splits and self._draft.valid_values()["prompt_feature"] in self.columns
 
-    def _take_counts(self, said: dict[str, Any], done: bool = False) -> None:
-        lengths = () if said["no_tokens"] else tuple((int(tokens), int(rows)) for tokens, rows in said["lengths"])
-        self.counts = Counts(said["rows"], said["seen"], said["refused"], lengths, said["no_tokens"], done)
+    def _on_counts(self, answer: dict[str, Any], done: bool = False) -> None:
+        lengths = () if answer["no_tokens"] else tuple((int(tokens), int(rows)) for tokens, rows in answer["lengths"])
+        self.counts = Counts(answer["rows"], answer["seen"], answer["refused"], lengths, answer["no_tokens"], done)
         self._counting = 0 if done else self._counting
-        faults = [Fault(**fault) for fault in said["faults"]]
+        faults = [Fault(**fault) for fault in answer["faults"]]
         if faults != self._count_faults:
             self._count_faults = faults
-            self._judge()
+            self._collect_faults()
             self.changed.emit()
-        self.counted.emit()
+        self.counts_changed.emit()
         if done:
-            self._count()  # somebody may have come meanwhile who wants more than a glance
+            self._request_counts()  # a watcher that wants all of them may have come meanwhile
 
-    def _counting_refused(self, faults: list[Fault]) -> None:
+    def _on_counts_refused(self, faults: list[Fault]) -> None:
         self._counting, self._count_faults = 0, faults
-        self._judge()
+        self._collect_faults()
         self.changed.emit()
 
-    def _stop(self, question: str) -> None:
-        """Take a question back, if it is open."""
+    def _cancel(self, question: str) -> None:
+        """Cancel a request, if it is pending."""
         if number := getattr(self, question):
-            self._studio.service.cancel(number)
+            self._service.cancel(number)
             setattr(self, question, 0)
-
-
-def dataset_of(session: Session) -> Dataset:
-    """The session's one Dataset, made when it is first wanted."""
-    found = session.findChild(Dataset)
-    return found if found is not None else Dataset(session)

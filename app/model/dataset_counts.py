@@ -1,4 +1,4 @@
-"""What is known of a dataset in numbers, and in one line of words."""
+"""Token counts of a dataset's prompts, and its summary in one line of text."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LINES = {
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What is known of the prompts' lengths: `seen` of `rows` rows, of which training would refuse `refused`.
+    """Prompt lengths in tokens, counted over `seen` of `rows` rows, of which training would refuse `refused`.
 
-    `lengths` are (tokens, rows) rising, or nothing, and then `no_tokens` says why. `done` once nothing more is counted.
+    `lengths` is a histogram of (tokens, rows), ascending; where it is empty, `no_tokens` says why. `done`: counting has ended.
     """
 
     rows: int
@@ -37,7 +37,7 @@ class Counts:
         return self.lengths[-1][0] if self.lengths else 0
 
     @property
-    def middle(self) -> int:
+    def median(self) -> int:
         """The median length."""
         half = sum(rows for _, rows in self.lengths) / 2
         passed = 0
@@ -47,29 +47,29 @@ class Counts:
                 return tokens
         return 0
 
-    def too_long(self, room: int) -> tuple[int, bool]:
-        """(rows whose prompt has more than `room` tokens, whether that was counted: of a part it is worked out)."""
-        found = sum(rows for tokens, rows in self.lengths if tokens > room)
-        whole = self.seen >= self.rows
-        return (found if whole else round(found * self.rows / max(1, self.seen))), whole
+    def too_long(self, limit: int) -> tuple[int, bool]:
+        """(rows whose prompt has more than `limit` tokens, whether all rows were counted; otherwise the number is extrapolated)."""
+        counted = sum(rows for tokens, rows in self.lengths if tokens > limit)
+        is_exact = self.seen >= self.rows
+        return (counted if is_exact else round(counted * self.rows / max(1, self.seen))), is_exact
 
 
-def in_a_line(
-    state: str, splits: Mapping[str, Mapping[str, Any]], uses: Mapping[str, str], counts: Counts | None, room: int
+def summary_line(
+    state: str, splits: Mapping[str, Mapping[str, Any]], uses: Mapping[str, str], counts: Counts | None, limit: int
 ) -> str:
-    """“2,048 rows · question → prompt, answer → answer · 3 too long”. `uses` says what a column is for, `counts` are those
-    of the training rows, `room` is how many tokens a prompt may have."""
+    """“2,048 rows · question → prompt, answer → answer · 3 too long”. `uses` maps a column to its
+    role, `counts` are those of the training split, `limit` is how many tokens a prompt may have."""
     if state in _LINES or "train" not in splits:
         return _LINES.get(state, "")
     held = "".join(f" + {about['rows']:,} {split}" for split, about in splits.items() if split != "train")
     mapped = ", ".join(f"{column} → {use}" for column, use in uses.items())
     missing = splits["train"]["unanswered"]
-    parts = [f"{splits['train']['rows']:,} rows{held}", mapped, _too_long(counts, room)]
+    parts = [f"{splits['train']['rows']:,} rows{held}", mapped, _too_long(counts, limit)]
     return " · ".join(part for part in [*parts, f"{missing:,} without an answer" if missing else ""] if part)
 
 
-def _too_long(counts: Counts | None, room: int) -> str:
+def _too_long(counts: Counts | None, limit: int) -> str:
     if counts is None or not counts.has_tokens:
         return ""
-    rows, whole = counts.too_long(room)
-    return f"{'' if whole else 'about '}{rows:,} too long" if rows else ""
+    rows, is_exact = counts.too_long(limit)
+    return f"{'' if is_exact else 'about '}{rows:,} too long" if rows else ""

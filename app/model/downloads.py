@@ -1,6 +1,6 @@
-"""Downloads from the Hub that this window has begun: how far each is, and pausing, going on and giving up.
+"""Downloads from the Hub that this window has started: progress, pause, resume, discard.
 
-They go on whatever page is looked at. What has arrived of one that ends early is kept, also beyond this session.
+They continue whichever page is shown. The bytes of one that ends early are kept, also beyond this session.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from app.model.service import Service
 from backend.spec.faults import Fault
 
 WINDOW_S = 6.0
-"""The speed is that of the last few seconds."""
+"""Seconds over which the speed is averaged."""
 
 State = Literal["running", "paused", "failed", "done"]
 
 
 @dataclass(slots=True)
 class Download:
-    """One model or dataset on its way. `done` and `total` in bytes, None until known; `sentence` says why it failed."""
+    """One model or dataset being downloaded. `done` and `total` in bytes, None until known; `sentence` says why it failed."""
 
     id: str
     repo_type: str
@@ -33,14 +33,14 @@ class Download:
     total: int | None = None
     sentence: str = ""
     number: int = 0
-    marks: deque[tuple[float, int]] = field(default_factory=deque)
+    samples: deque[tuple[float, int]] = field(default_factory=deque)
 
     @property
     def speed(self) -> float | None:
         """Bytes a second; None until that is known."""
-        if self.state != "running" or len(self.marks) < 2:
+        if self.state != "running" or len(self.samples) < 2:
             return None
-        (t0, first), (t1, last) = self.marks[0], self.marks[-1]
+        (t0, first), (t1, last) = self.samples[0], self.samples[-1]
         return (last - first) / (t1 - t0) if t1 > t0 else None
 
     @property
@@ -48,14 +48,19 @@ class Download:
         speed = self.speed
         return (self.total - self.done) / speed if speed and self.total is not None else None
 
-    def mark(self, now: float) -> None:
-        self.marks.append((now, self.done))
-        while self.marks[-1][0] - self.marks[0][0] > WINDOW_S:
-            self.marks.popleft()
+    def add_sample(self, now: float) -> None:
+        self.samples.append((now, self.done))
+        while self.samples[-1][0] - self.samples[0][0] > WINDOW_S:
+            self.samples.popleft()
 
 
 class Downloads(QObject):
-    """Signals: changed(Download); finished(Download) – it is on this machine now."""
+    """All downloads of this window.
+
+    Signals:
+        changed(Download) – its state or progress.
+        finished(Download) – it is on this machine now.
+    """
 
     changed = Signal(object)
     finished = Signal(object)
@@ -63,60 +68,65 @@ class Downloads(QObject):
     def __init__(self, service: Service, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._service = service
-        self._known: dict[tuple[str, str], Download] = {}
+        self._downloads: dict[tuple[str, str], Download] = {}
 
     def of(self, repo_type: str) -> list[Download]:
-        """Those that are not over."""
-        return [one for one in self._known.values() if one.repo_type == repo_type and one.state != "done"]
+        """Downloads that have not finished."""
+        return [
+            download
+            for download in self._downloads.values()
+            if download.repo_type == repo_type and download.state != "done"
+        ]
 
     def find(self, repo_type: str, id_: str) -> Download | None:
-        return self._known.get((repo_type, id_))
+        return self._downloads.get((repo_type, id_))
 
     def start(self, repo_type: str, id_: str) -> Download:
-        """Begin, or go on with what was paused or failed."""
-        one = self._known.setdefault((repo_type, id_), Download(id_, repo_type))
-        if one.number:
-            return one
-        one.state, one.phase, one.sentence = "running", "asking", ""
-        one.marks.clear()
-        one.number = self._service.ask(
+        """Start a download, or resume one that was paused or failed."""
+        download = self._downloads.setdefault((repo_type, id_), Download(id_, repo_type))
+        if download.number:
+            return download
+        download.state, download.phase, download.sentence = "running", "asking", ""
+        download.samples.clear()
+        download.number = self._service.ask(
             "download",
-            lambda _: self._end(one, "done"),
-            refused=lambda faults: self._fail(one, faults),
-            told=lambda told: self._hear(one, told),
+            lambda _: self._end(download, "done"),
+            on_refused=lambda faults: self._on_refused(download, faults),
+            on_progress=lambda progress: self._on_progress(download, progress),
             owner=self,
             id=id_,
             repo_type=repo_type,
         )
-        self.changed.emit(one)
-        return one
+        self.changed.emit(download)
+        return download
 
-    def pause(self, one: Download) -> None:
-        """Stop for now; what has arrived stays."""
-        if one.number:
-            self._service.cancel(one.number)
-            self._end(one, "paused")
+    def pause(self, download: Download) -> None:
+        """Stop for now; the bytes so far are kept."""
+        if download.number:
+            self._service.cancel(download.number)
+            self._end(download, "paused")
 
-    def give_up(self, one: Download) -> None:
-        """Stop, and throw away what has arrived of the files that are not whole."""
-        self.pause(one)
-        self._known.pop((one.repo_type, one.id), None)
-        one.state = "done"
-        self._service.ask("discard", lambda _: None, id=one.id, repo_type=one.repo_type)
-        self.changed.emit(one)
+    def discard(self, download: Download) -> None:
+        """Stop, and delete the incomplete files."""
+        self.pause(download)
+        self._downloads.pop((download.repo_type, download.id), None)
+        download.state = "done"
+        self._service.ask("discard", lambda _: None, id=download.id, repo_type=download.repo_type)
+        self.changed.emit(download)
 
-    def _hear(self, one: Download, told: dict[str, Any]) -> None:
-        one.phase, one.done, one.total = told["phase"], told["done"], told["total"] or one.total
-        if one.phase == "downloading":
-            one.mark(time.monotonic())
-        self.changed.emit(one)
+    def _on_progress(self, download: Download, progress: dict[str, Any]) -> None:
+        download.phase, download.done = progress["phase"], progress["done"]
+        download.total = progress["total"] or download.total
+        if download.phase == "downloading":
+            download.add_sample(time.monotonic())
+        self.changed.emit(download)
 
-    def _fail(self, one: Download, faults: list[Fault]) -> None:
-        one.sentence = faults[0].sentence
-        self._end(one, "failed")
+    def _on_refused(self, download: Download, faults: list[Fault]) -> None:
+        download.sentence = faults[0].sentence
+        self._end(download, "failed")
 
-    def _end(self, one: Download, state: State) -> None:
-        one.number, one.state = 0, state
-        self.changed.emit(one)
+    def _end(self, download: Download, state: State) -> None:
+        download.number, download.state = 0, state
+        self.changed.emit(download)
         if state == "done":
-            self.finished.emit(one)
+            self.finished.emit(download)

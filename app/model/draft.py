@@ -1,7 +1,7 @@
 """The config being edited: the one place in the app where a setting has a value.
 
-It holds what the form holds, raw and unjudged ("1e-" is a fine thing to be half way through typing), keeps it on disk
-across quits and crashes, and says what is wrong with it. It knows no widget and starts nothing.
+It holds the form's raw values, unvalidated ("1e-" may be half typed), autosaves them, so that they survive quits and crashes, and
+lists their problems. It knows no widget and starts nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.model import run_summary
 from app.model.form_step import FormState, FormStep
-from app.model.form_values import Values, alike, defaults, reading, same, values_from
+from app.model.form_values import Values, defaults, is_equivalent, is_identical, typed_value, values_from
 from app.model.presets import Preset
 from backend.spec import config, places
 from backend.spec.aliases import ignored_keys
@@ -31,25 +31,32 @@ from backend.spec.rewards.catalog import RewardEntry
 AUTOSAVE_MS = 400
 """How long typing must rest before the form is written to disk."""
 TYPED = ("int", "float", "text", "prose", "file", "model", "dataset", "list", "numbers", "mapping", "stages")
-"""Kinds of settings that are typed key by key: what is typed in one go is undone in one."""
+"""Kinds of settings that are typed letter by letter: typing without a pause is one undo step."""
 
 
 class Draft(QObject):
     """Raw settings by key; every key of SETTINGS is always there.
 
-    Attributes: path – the YAML file it was opened from or saved to, or None; left_out – what that file says and no setting
-    of ours is, key → why.
-    Signals: changed(key, or "" when all may have changed); edited(Edit) – by a person, and it can be undone; begun –
-    nothing before this can be undone; judged – `problems` may say something else, though no setting was changed; saved;
-    trouble(a sentence, when autosaving fails).
+    Attributes:
+        path – the YAML file it was opened from or saved to, or None.
+        left_out – keys of that file that are no settings of ours → why.
+        autosave – where the form is kept between launches, or None.
+
+    Signals:
+        changed(str) – this setting, or "" when all may have changed.
+        edited(FormStep) – a change by the user that can be undone.
+        history_cleared – nothing before this can be undone.
+        problems_changed – `problems` may differ, though no setting was changed.
+        saved – it was written to `path`.
+        save_failed(str) – autosaving failed; a sentence.
     """
 
     changed = Signal(str)
     edited = Signal(object)
-    begun = Signal()
-    judged = Signal()
+    history_cleared = Signal()
+    problems_changed = Signal()
     saved = Signal()
-    trouble = Signal(str)
+    save_failed = Signal(str)
 
     def __init__(self, autosave: Path | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -71,65 +78,65 @@ class Draft(QObject):
         return copy.deepcopy(self._values)
 
     def set(self, key: str, value: Any) -> None:
-        """Take a value as it stands in the form. Raises KeyError for what is no setting."""
+        """Set one raw value. Raises KeyError for an unknown key."""
         self.update({key: value})
 
     def update(self, values: Mapping[str, Any], what: str = "") -> None:
-        """Take several at once: whoever hears of the first change sees all of them. `what` names the act for undoing it,
-        else the settings do."""
-        fresh = {key: value for key, value in values.items() if not same(self._values[key], value)}
-        if not fresh:
+        """Set several at once: all are set before the first `changed` is emitted. `what` names the undo step, by default after
+        the settings."""
+        new = {key: value for key, value in values.items() if not is_identical(self._values[key], value)}
+        if not new:
             return
-        before, one = self.state, next(iter(fresh))
-        self._values = self._values | fresh
-        typed = one if len(fresh) == 1 and not what and SETTINGS[one].kind in TYPED else ""
-        self.edited.emit(FormStep(what or run_summary.act(list(fresh)), before, self.state, typed))
-        self._tell(list(fresh))
+        before, first = self.state, next(iter(new))
+        self._values = self._values | new
+        typed = first if len(new) == 1 and not what and SETTINGS[first].kind in TYPED else ""
+        self.edited.emit(FormStep(what or run_summary.changed_labels(list(new)), before, self.state, typed))
+        self._emit_changed(list(new))
 
-    def _tell(self, keys: list[str]) -> None:
+    def _emit_changed(self, keys: list[str]) -> None:
         self._timer.start()
         for key in keys:
             self.changed.emit(key)
 
     def reset(self) -> None:
-        """Every setting back to its default, with no file behind it."""
+        """Set every setting to its default, with no file behind the form."""
         self._replace(defaults(), None, "New config")
 
     def apply(self, preset: Preset) -> None:
-        """Take a preset's settings over; one that replaces everything leaves no file behind the form."""
+        """Apply a preset. One that replaces everything leaves no file behind the form."""
         if preset.replaces:
             self._replace(preset.applied(self._values), None, preset.title)
         else:
             self.update(preset.applied(self._values), preset.title)
 
-    def start(self, values: Mapping[str, Any], what: str) -> None:
-        """Another form: these values, the defaults for the others, and no file behind it."""
+    def start_from(self, values: Mapping[str, Any], what: str) -> None:
+        """Replace the form: these values, defaults for the others, no file behind it."""
         self._replace(defaults() | dict(values), None, what)
 
     @property
     def state(self) -> FormState:
-        """All that it is now; values are replaced and never changed in place, so it stays as it is."""
+        """A snapshot. Values are replaced and never changed in place, so it stays valid."""
         return FormState(dict(self._values), self._on_disk, self.path)
 
-    def go_to(self, state: FormState, *, file_too: bool = False) -> None:
-        """Be as it was, or as it was to become: the one way back and forth. The file behind the form stays, since it may
-        have been saved meanwhile, unless it was the file that was changed."""
-        keys = [key for key in SETTINGS if not same(self._values[key], state.values[key])]
+    def restore_state(self, state: FormState, *, with_file: bool = False) -> None:
+        """Undo or redo to a snapshot. The file behind the form stays, as it may have been saved meanwhile, unless `with_file`:
+        the step had changed the file itself."""
+        keys = [key for key in SETTINGS if not is_identical(self._values[key], state.values[key])]
         self._values = dict(state.values)
-        if file_too:
+        if with_file:
             self._on_disk, self.path, self.left_out = state.on_disk, state.path, {}
-        self._tell([""] if file_too else keys)
+        self._emit_changed([""] if with_file else keys)
 
     @property
     def dirty(self) -> bool:
-        """Whether it differs from the file it came from (or, without one, from what it began with)."""
-        return not all(alike(self._values[key], self._on_disk[key]) for key in SETTINGS)
+        """Whether it differs from its file (without one, from the values it started with)."""
+        return not all(is_equivalent(self._values[key], self._on_disk[key]) for key in SETTINGS)
 
     # Files
 
     def load(self, path: Path, *, as_preset: bool = False) -> None:
-        """Take over a YAML file. Raises Mistake, and stays as it is, where the file has what the form has no place for;
-        a value that is merely wrong is taken over and shown with its problem. A preset is not saved over."""
+        """Load a YAML file. Raises Mistake, and changes nothing, where the file has unknown keys; an invalid value is loaded and
+        becomes a problem. `as_preset`: Save does not write over this file."""
         raw = config.read(path)
         values, faults = values_from(raw)
         if faults:
@@ -137,16 +144,16 @@ class Draft(QObject):
         self._replace(values, None if as_preset else Path(path), f"Open {Path(path).name}", ignored_keys(raw))
 
     def save(self, path: Path) -> None:
-        """Write the YAML file, whole or not at all. Raises Mistake when it cannot be written."""
+        """Write the YAML file atomically. Raises Mistake when it cannot be written."""
         _write(path, self.as_yaml())
         self.path = path
         self._on_disk = self.values()
         self.saved.emit()
 
     def restore(self, path: Path | None) -> list[Fault]:
-        """Bring back the autosaved form, and the file that it belongs to if that can still be read.
+        """Restore the autosaved form, and the file that it belongs to if that can still be read.
 
-        Raises Mistake when the autosaved form cannot be read; returns what of it has no place here any more.
+        Raises Mistake when the autosaved form cannot be read; returns faults for its keys that are settings no more.
         """
         assert self.autosave is not None
         values, faults = values_from(config.read(self.autosave))
@@ -155,14 +162,14 @@ class Draft(QObject):
             try:
                 self._on_disk, _ = values_from(config.read(path))
                 self.path = path
-            except Mistake:  # the file was spoilt meanwhile: the form stands without it, as unsaved
+            except Mistake:  # the file was broken meanwhile: the form is kept as unsaved
                 self._on_disk = defaults()
-        self._tell([""])
-        self.begun.emit()
+        self._emit_changed([""])
+        self.history_cleared.emit()
         return faults
 
     def flush(self) -> None:
-        """Autosave now. The untouched demo is not kept: a later version may bring a better one, elsewhere on disk."""
+        """Autosave now. The unchanged demo is not stored: a later version may ship another one, elsewhere on disk."""
         self._timer.stop()
         if self.autosave is None:
             return
@@ -172,31 +179,31 @@ class Draft(QObject):
         try:
             _write(self.autosave, self._raw_yaml())
         except Mistake as mistake:
-            self.trouble.emit(mistake.faults[0].sentence)
+            self.save_failed.emit(mistake.faults[0].sentence)
 
     def _replace(self, values: Values, path: Path | None, what: str, left: dict[str, str] | None = None) -> None:
         before = self.state
         self._values, self._on_disk, self.path = values, copy.deepcopy(values), path
         self.left_out = left or {}
         self.edited.emit(FormStep(what, before, self.state))
-        self._tell([""])
+        self._emit_changed([""])
 
-    # What it amounts to
+    # Problems, config and summary
 
     def problems(self) -> list[Fault]:
-        """Everything wrong with it that can be known without the trainer, in the form's order."""
-        found = [*config.problems(self._values), *self._reward_faults(), *source_faults(self.sound_config())]
-        if not any(fault.setting == "model" for fault in found):
-            found += self._refusal()
+        """All problems that can be found without the trainer, in the form's order."""
+        faults = [*config.problems(self._values), *self._reward_faults(), *source_faults(self.sound_config())]
+        if not any(fault.setting == "model" for fault in faults):
+            faults += self._refusal()
         order = list(SETTINGS)
-        return sorted(found, key=lambda fault: order.index(fault.setting) if fault.setting in order else -1)
+        return sorted(faults, key=lambda fault: order.index(fault.setting) if fault.setting in order else -1)
 
     def refuse_model(self, name: str, sentence: str) -> None:
-        """What somebody found out who can look into models: why this one cannot be loaded, or "". It is a problem for as
-        long as the form names that model."""
+        """Set why this model cannot be trained, as the service found out, or "". It is a problem for as long as the form names
+        that model."""
         if self._refused != (name, sentence):
             self._refused = (name, sentence)
-            self.judged.emit()
+            self.problems_changed.emit()
 
     def _refusal(self) -> list[Fault]:
         name, sentence = self._refused
@@ -205,56 +212,56 @@ class Draft(QObject):
         return [Fault("model", f"{name if name.count('/') == 1 else Path(name).name} cannot be trained. {sentence}")]
 
     def config(self) -> Config:
-        """The settings as the trainer would read them. Raises Mistake."""
+        """The settings as the trainer reads them. Raises Mistake where there are problems."""
         return config.parse(self._values)
 
     def as_yaml(self) -> str:
-        """The text to save: the resolved settings; where there are problems, what stands in the form."""
+        """The text to save: the resolved settings, or the raw values where there are problems."""
         try:
             return config.dump(self.config())
         except Mistake:
             return self._raw_yaml()
 
     def _raw_yaml(self) -> str:
-        """All that stands in the form. Written apart from the rest, epochs do not push out the iterations, which are
-        wanted again once epochs are back at 0."""
+        """All raw values. `dump` drops iters beside epochs, so epochs are dumped apart: the form needs iters again once epochs are
+        back at 0."""
         rest = {key: value for key, value in self._values.items() if key != "epochs"}
         return f"{config.dump(rest)}\n{config.dump({'epochs': self._values['epochs']})}"
 
-    def sound(self) -> Values:
-        """A value of the right type for every setting: the default stands in where the form's cannot be read."""
-        return {key: reading(about, self._values[key]) for key, about in SETTINGS.items()}
+    def valid_values(self) -> Values:
+        """A value of the right type for every setting: the default where the raw value cannot be converted."""
+        return {key: typed_value(setting, self._values[key]) for key, setting in SETTINGS.items()}
 
     def sound_config(self) -> Config:
         """The same as a Config, for what takes typed settings. It is not validated: limits and cross-checks may be broken."""
-        return Config.model_construct(**self.sound())
+        return Config.model_construct(**self.valid_values())
 
     def summary(self, seconds: float | None = None, memory: str = "") -> str:
-        """What the run will do, in a sentence; with the time for one completion and the memory where they are known."""
+        """What the run will do, in a sentence. `seconds` per completion and `memory` are included where they are known."""
         return run_summary.summary(self.sound_config(), seconds, memory)
 
     def details(self) -> list[str]:
-        """What else is worth knowing before pressing Run, a short phrase each."""
+        """What else to know before pressing Run, in short phrases."""
         return run_summary.details(self.sound_config())
 
     def command(self) -> list[str]:
-        """The command that does in a terminal what Run does here."""
+        """The command that does in a terminal what Run does."""
         saved = self.path if self.path is not None and not self.dirty else self.autosave
         file = places.demo_config() if self.is_demo else saved
         return backend_command("train", str(file or "config.yaml"))
 
-    def shown_command(self) -> str:
+    def command_text(self) -> str:
         return shell_line(self.command())
 
     def short_command(self) -> str:
-        """The same with names in place of paths: enough to know it by."""
+        """`command_text` with file names in place of paths."""
         return shell_line([Path(word).name for word in self.command() if word != "-P"])
 
     @property
     def is_demo(self) -> bool:
-        """Whether it is the bundled demo, untouched."""
+        """Whether it is the bundled demo, unchanged."""
         demo = self._demo
-        return demo is not None and all(alike(self._values[key], demo[key]) for key in SETTINGS)
+        return demo is not None and all(is_equivalent(self._values[key], demo[key]) for key in SETTINGS)
 
     @cached_property
     def _demo(self) -> Values | None:
@@ -266,8 +273,8 @@ class Draft(QObject):
     # Rewards
 
     def rewards(self) -> list[RewardEntry]:
-        """Every reward function that can be ticked: the built-in ones, those of the person's file, then each entry that is
-        more than a name (arguments, `file.py::function`), under the entry itself."""
+        """Every reward function that can be ticked: the shipped ones, those of the user's file, then each entry of the setting that
+        is more than a name (arguments, `file.py::function`), under that entry."""
         known, names = self._known_rewards(), self._values["reward_functions"]
         plain = {entry.name for entry in known}
         called = [text for text in map(str, names if isinstance(names, list) else ()) if text not in plain]
@@ -275,11 +282,11 @@ class Draft(QObject):
         return known + [entry for entry in entries if entry is not None]
 
     def _known_rewards(self) -> list[RewardEntry]:
-        own = self._own_rewards()[0]
+        own = self._user_rewards()[0]
         replaced = {entry.name for entry in own}
         return [entry for entry in catalog.builtin_rewards() if entry.name not in replaced] + own
 
-    def _own_rewards(self) -> tuple[list[RewardEntry], list[Fault]]:
+    def _user_rewards(self) -> tuple[list[RewardEntry], list[Fault]]:
         path = self._reward_file()
         if path is None:
             return [], []
@@ -289,13 +296,13 @@ class Draft(QObject):
             return [], mistake.faults
 
     def _reward_faults(self) -> list[Fault]:
-        own, faults = self._own_rewards()
+        own, faults = self._user_rewards()
         path = self._reward_file()
         if path is not None and not own and not faults and not self._file_computes_names():
-            return [Fault("reward_functions_file", _registers_nothing(path))]
+            return [Fault("reward_functions_file", _no_rewards_sentence(path))]
         names = self._values["reward_functions"]
         if faults or not isinstance(names, list) or self._file_computes_names():
-            return faults  # what a broken file would have registered cannot be known
+            return faults  # a broken file does not tell which names it registers
         return catalog.reward_faults([str(name) for name in names], self._known_rewards())
 
     def _reward_file(self) -> Path | None:
@@ -307,8 +314,8 @@ class Draft(QObject):
         return path is not None and catalog.computes_names(path)
 
 
-def _registers_nothing(path: Path) -> str:
-    """What to do about a reward file in which no function is registered: TRL's are named one by one."""
+def _no_rewards_sentence(path: Path) -> str:
+    """The sentence about a reward file that registers no function. Plain functions, as TRL's, must be named one by one."""
     plain = catalog.plain_rewards_in_file(path)
     if plain:
         how = f"name its functions among the reward functions instead, as {path}::{plain[0].name}"

@@ -1,4 +1,4 @@
-"""One act upon the form as it was before and as it is after, so that it can be undone. Plain data: it undoes nothing."""
+"""One undoable change of the form: its state before and after. Plain data; `app.model.undo` applies it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class FormState:
-    """All that a draft is: the value of every setting, those of the file behind it, and where that file lies."""
+    """The whole state of a draft: the value of every setting, the values on disk, and the path of that file."""
 
     values: Mapping[str, Any]
     on_disk: Mapping[str, Any]
@@ -19,7 +19,7 @@ class FormState:
 
 @dataclass(frozen=True, slots=True)
 class FormStep:
-    """`what` follows the word Undo in the menu; `typed` is the setting that was typed into, "" for any other act."""
+    """`what` follows the word Undo in the menu; `typed` is the setting that was typed into, "" for any other change."""
 
     what: str
     before: FormState
@@ -27,10 +27,10 @@ class FormStep:
     typed: str = ""
 
     @property
-    def is_of_the_file(self) -> bool:
-        """Whether another file stands behind the form after it."""
+    def replaces_file(self) -> bool:
+        """Whether the form belongs to another file afterwards."""
         return self.before.path != self.after.path or self.before.on_disk is not self.after.on_disk
 
     @property
-    def changes_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         return self.before == self.after

@@ -1,4 +1,4 @@
-"""Raw values of a form: where they come from, how one is read, and when two of them say the same. Nothing is judged."""
+"""Raw values of a form: read from a config, converted to their types, compared. Nothing is validated here."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def defaults() -> Values:
 
 
 def values_from(raw: Mapping[str, Any]) -> tuple[Values, list[Fault]]:
-    """(a value for every setting, what of `raw` has no place in the form). Other programs' spellings are understood."""
-    given, misread = translate(raw)
-    homeless = [fault for fault in config.problems(raw) if fault.setting not in SETTINGS and fault not in misread]
-    values = defaults() | {key: value for key, value in given.items() if key in SETTINGS}
+    """(a value for every setting, faults for the keys of `raw` that are no setting). Aliases of other programs are translated."""
+    translated, misread = translate(raw)
+    unknown = [fault for fault in config.problems(raw) if fault.setting not in SETTINGS and fault not in misread]
+    values = defaults() | {key: value for key, value in translated.items() if key in SETTINGS}
     if isinstance(values["reward_functions"], list):
         values["reward_functions"] = [catalog.canonical_entry(str(name)) for name in values["reward_functions"]]
-    return values, [*misread, *homeless]
+    return values, [*misread, *unknown]
 
 
-def reading(about: Setting, raw: Any) -> Any:
-    """`raw` as the type of its setting; the default where it cannot be read so."""
+def typed_value(about: Setting, raw: Any) -> Any:
+    """`raw` converted to the type of its setting; the default where that fails."""
     if about.optional and raw in ("", None):
         return None
     try:
@@ -45,16 +45,16 @@ def reading(about: Setting, raw: Any) -> Any:
     return raw if fits else about.default
 
 
-def same(one: Any, other: Any) -> bool:
+def is_identical(left: Any, right: Any) -> bool:
     """Equal and of one type: 1, 1.0 and True are three values in a form."""
-    return type(one) is type(other) and one == other
+    return type(left) is type(right) and left == right
 
 
-def alike(one: Any, other: Any) -> bool:
-    """Equal to a reader: 1e-5 typed and 1e-05 read are one number, None and "" are both empty."""
-    if one == other or (one in (None, "") and other in (None, "")):
+def is_equivalent(left: Any, right: Any) -> bool:
+    """Equal in meaning: 1e-5 typed and 1e-05 read are one number, None and "" are both empty."""
+    if left == right or (left in (None, "") and right in (None, "")):
         return True
     try:
-        return not isinstance(one, bool) and float(str(one)) == float(str(other))
+        return not isinstance(left, bool) and float(str(left)) == float(str(right))
     except ValueError:
         return False

@@ -1,4 +1,4 @@
-"""What a run will need of this machine's memory, as the window shows it. The sums are `backend.spec.memory.estimate`'s."""
+"""The memory of a run as the window shows it, from the figures of `backend.spec.memory.estimate`."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ NAMES = {
 
 
 def memory_parts_of(config: Config, prompt: int | None = None) -> MemoryParts | None:
-    """The memory of a run at the moment that needs most; None for a model that is not here or says too little of itself.
+    """The memory of a run in its largest phase; None for a model that is not on this machine or lacks facts in its config.
 
     `prompt` is the length of the longest prompt in tokens, where it is known.
     """
     folder = local_folder(config.model)
     shape = shape_of(folder) if folder is not None else None
-    return _shown(estimate(config, shape, machine_bytes(), prompt)) if shape is not None else None
+    return _memory_parts(estimate(config, shape, machine_bytes(), prompt)) if shape is not None else None
 
 
-def _shown(found: Estimate) -> MemoryParts:
-    # The estimate has cut the step up until it fits, if it can: what is still too large has nothing left to give.
-    named = [(NAMES.get(one.name, (one.name, "")), one.bytes) for one in found.largest.allocations]
+def _memory_parts(result: Estimate) -> MemoryParts:
+    # The estimate has already chosen chunk sizes that fit, if any do. What is still too large cannot be made smaller: no slack.
+    named = [(NAMES.get(part.name, (part.name, "")), part.bytes) for part in result.largest.allocations]
     parts = tuple(MemoryPart(name, size, about) for (name, about), size in named)
-    return MemoryParts(parts, room=found.limit, advice=found.advice, slack=0.0)
+    return MemoryParts(parts, limit=result.limit, advice=result.advice, slack=0.0)

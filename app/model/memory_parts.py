@@ -1,6 +1,6 @@
-"""The memory that a run will need, as the window shows it: parts that add up, against what this machine has.
+"""The memory that a run will need, as the window shows it: parts that add up, against this machine's limit.
 
-Plain data. Whoever can estimate makes one from a config; here nothing is worked out.
+Plain data: `app.model.memory` makes it from an estimate; nothing is estimated here.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class MemoryPart:
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """`room` is what a process may use of this machine's memory, in bytes. `advice` says what to change, in a sentence.
+    """`limit` is what a process may use of this machine's memory, in bytes. `advice` says what to change, in a sentence.
 
     `slack` is how far the estimate may be off, as a share of it: beyond that, a run that does not fit surely does not.
     """
 
     parts: tuple[MemoryPart, ...]
-    room: float
+    limit: float
     advice: str = ""
     slack: float = 0.15
 
@@ -41,22 +41,22 @@ class MemoryParts:
     @property
     def verdict(self) -> str:
         """fits, tight (it may not fit) or over (it surely does not)."""
-        if self.total * (1 + self.slack) <= self.room:
+        if self.total * (1 + self.slack) <= self.limit:
             return "fits"
-        return "over" if self.total * (1 - self.slack) > self.room else "tight"
+        return "over" if self.total * (1 - self.slack) > self.limit else "tight"
 
     @property
     def sentence(self) -> str:
-        needs, room = amount(self.total), amount(self.room)
+        needs, limit = amount(self.total), amount(self.limit)
         return {
-            "fits": f"Needs about {needs} of {room}.",
-            "tight": f"Needs about {needs}; this machine has {room} to give, so it may not fit.",
-            "over": f"Needs about {needs}, and this machine has only {room} to give.",
+            "fits": f"Needs about {needs} of {limit}.",
+            "tight": f"Needs about {needs}; this machine has {limit} to give, so it may not fit.",
+            "over": f"Needs about {needs}, and this machine has only {limit} to give.",
         }[self.verdict]
 
 
-Estimate = Callable[[Config], MemoryParts | None]
-"""Works out what a run needs; None where that is not known, as for a model that is not on this machine yet."""
+MemoryEstimator = Callable[[Config], MemoryParts | None]
+"""Estimates what a run needs; None where that is not known, as for a model that is not on this machine yet."""
 
 
 def amount(size: float) -> str:

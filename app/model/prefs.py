@@ -1,4 +1,4 @@
-"""The app's own few settings, typed: how the window looked and where people last were. Nothing about training.
+"""The app's own settings, typed: window geometry, theme, recent files. Nothing about training.
 
 One folder holds them (`prefs.ini`) and the autosaved form (`draft.yaml`); GRPO_STUDIO_PREFS moves it, as tests do.
 """
@@ -16,11 +16,11 @@ FOLDER_VARIABLE = "GRPO_STUDIO_PREFS"
 RECENT = 10
 """Recent files that are kept."""
 SLOTS = 100
-"""Windows at a time that each keep a form of their own."""
+"""Windows at a time that can each have a form of their own."""
 
 
 def default_folder() -> Path:
-    """The platform's folder for a person's application data; beside it `places.runs_folder` puts the runs."""
+    """The platform's folder for application data; beside it `places.runs_folder` puts the runs."""
     moved = os.environ.get(FOLDER_VARIABLE)
     if moved:
         return Path(moved).expanduser()
@@ -40,9 +40,9 @@ class Prefs(QObject):
         self._settings = QSettings(str(self.folder / "prefs.ini"), QSettings.Format.IniFormat)
 
     def claim(self) -> int:
-        """Take the first form that no other window has, for as long as this process lives; returns its number, from 1.
+        """Lock the first form that no other window has, for the life of this process; returns its number, from 1.
 
-        Two windows that wrote one file would undo each other's edits without a word.
+        Two windows with one file would overwrite each other's edits silently.
         """
         for number in range(1, SLOTS + 1):
             handle = os.open(self.folder / f"draft-{number}.lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -56,14 +56,14 @@ class Prefs(QObject):
         return self.slot
 
     def release(self) -> None:
-        """Let another window have the form."""
+        """Unlock the form for another window."""
         if self._claimed is not None:
             os.close(self._claimed)
             self._claimed = None
 
     @property
     def draft_file(self) -> Path:
-        """Where the form is kept between two launches; a second window has a file of its own."""
+        """Where the form is stored between launches; a second window has a file of its own."""
         return self.folder / ("draft.yaml" if self.slot == 1 else f"draft-{self.slot}.yaml")
 
     @property
@@ -80,7 +80,7 @@ class Prefs(QObject):
 
     @property
     def last_folder(self) -> Path:
-        """Where the last file was chosen."""
+        """The folder in which a file was last chosen."""
         return self._path("last_folder") or Path.home()
 
     @last_folder.setter
@@ -93,8 +93,8 @@ class Prefs(QObject):
         return [Path(text) for text in self._text("recent_files").split("\n") if text]
 
     def remember(self, path: Path) -> None:
-        """Put a config at the head of the recent ones."""
-        others = [one for one in self.recent_files if one != path]
+        """Put a config first among the recent files."""
+        others = [recent for recent in self.recent_files if recent != path]
         self._settings.setValue("recent_files", "\n".join(map(str, [path, *others][:RECENT])))
         self.last_folder = path.parent
 
@@ -111,11 +111,11 @@ class Prefs(QObject):
         self._settings.setValue("open_cards", " ".join(sorted(now)))
 
     def used(self, kind: str) -> list[str]:
-        """Models or datasets that were lately chosen, the latest first."""
+        """Models or datasets that were chosen recently, the latest first."""
         return [text for text in self._text(f"used_{kind}").split("\n") if text]
 
     def remember_used(self, kind: str, name: str) -> None:
-        others = [one for one in self.used(kind) if one != name]
+        others = [recent for recent in self.used(kind) if recent != name]
         self._settings.setValue(f"used_{kind}", "\n".join([name, *others][:RECENT]))
 
     def favourites(self, kind: str) -> set[str]:
@@ -144,7 +144,7 @@ class Prefs(QObject):
 
     @property
     def geometry(self) -> QByteArray:
-        """What QWidget.saveGeometry gave; empty before the first quit."""
+        """The bytes of QWidget.saveGeometry; empty before the first quit."""
         value = self._settings.value("geometry")
         return value if isinstance(value, QByteArray) else QByteArray()
 

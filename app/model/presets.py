@@ -1,7 +1,7 @@
 """Presets: YAML files whose first comment lines are a title and a sentence, and what each would change in a form.
 
-A preset says how to train, never what: model, data and rewards stay a person's own unless its third line says that it
-replaces them. Whoever adds one adds a file to resources/presets.
+A preset sets how to train, not what: model, data and rewards stay as they are unless its third line says that it replaces
+everything. To add one, add a file to resources/presets.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.model.form_values import alike, defaults
+from app.model.form_values import defaults, is_equivalent
 from backend.spec import config, places
 from backend.spec.aliases import translate
 from backend.spec.config import SETTINGS, keys_used_by
@@ -19,9 +19,9 @@ from backend.spec.faults import Mistake
 from backend.spec.setting import Setting
 
 OWN = keys_used_by("task")
-"""What a person chose for this very task."""
+"""Settings of the user's task, which a preset may not change."""
 REPLACES = "Replaces: everything"
-"""The third line of a preset that is a whole task of its own."""
+"""The third line of a preset that is a complete task of its own."""
 ORDER = ("demo", "fast_try", "reasoning", "small_memory", "gspo", "dapo", "dr_grpo", "full_small")
 
 
@@ -36,46 +36,42 @@ class Preset:
     replaces: bool
 
     def applied(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """A whole form after it, from the form before it."""
+        """All values of the form after the preset, from those before it."""
         return {**(defaults() if self.replaces else values), **self.values}
 
     def changes(self, values: Mapping[str, Any]) -> list[tuple[Setting, Any, Any]]:
-        """(setting, value before, value after) of everything that would become another one, in the form's order."""
+        """(setting, value before, value after) of every setting that would change, in the form's order."""
         after = self.applied(values)
         return [
-            (about, values[key], after[key]) for key, about in SETTINGS.items() if not alike(values[key], after[key])
+            (about, values[key], after[key])
+            for key, about in SETTINGS.items()
+            if not is_equivalent(values[key], after[key])
         ]
 
 
 def presets(folder: Path | None = None) -> list[Preset]:
-    """Every preset, the usual ones first, then others by name. Raises Mistake for a file that is none."""
-    files = sorted((folder or places.resources() / "presets").glob("*.yaml"), key=_place)
+    """Every preset, the shipped ones first, then others by name. Raises Mistake for an invalid file."""
+    files = sorted((folder or places.resources() / "presets").glob("*.yaml"), key=_order)
     return [preset(file) for file in files]
 
 
 def preset(file: Path) -> Preset:
-    """Raises Mistake where title or sentence is missing, a key is unknown, or a person's own choices would be lost."""
+    """Read one preset. Raises Mistake where title or sentence is missing, a key is unknown, or settings of the task would change."""
     title, sentence, *more = [*_comments(file), "", ""]
     if not title or not sentence:
         raise Mistake("preset", f"{file.name} must begin with two comment lines: its title, and a sentence.")
     replaces = REPLACES in more
-    values, faults = translate(_with_empty(config.read(file)))
+    raw = config.read(file)
+    values, faults = translate({key: value for key, value in raw.items() if value is not None})
     faults += [fault for fault in config.problems({"model": "a/b", "data": "a/b"} | values) if fault.setting not in OWN]
     if faults:
         raise Mistake(faults)
     taken = [key for key in values if key in OWN]
     if taken and not replaces:
         raise Mistake("preset", f"{file.name} sets {taken[0]}, but does not say that it replaces everything.")
-    return Preset(file.stem, title, sentence, values | _emptied(config.read(file)), replaces)
-
-
-def _with_empty(raw: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in raw.items() if value is not None}
-
-
-def _emptied(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that the preset empties: `epsilon_high: null` is a choice, where None is a value of its own."""
-    return {key: None for key, value in raw.items() if value is None and key in SETTINGS and SETTINGS[key].optional}
+    # `epsilon_high: null` is a choice: None is a value of an optional setting.
+    emptied = {key: None for key in raw if raw[key] is None and key in SETTINGS and SETTINGS[key].optional}
+    return Preset(file.stem, title, sentence, values | emptied, replaces)
 
 
 def _comments(file: Path) -> list[str]:
@@ -88,5 +84,5 @@ def _comments(file: Path) -> list[str]:
     return lines
 
 
-def _place(file: Path) -> tuple[int, str]:
+def _order(file: Path) -> tuple[int, str]:
     return (ORDER.index(file.stem) if file.stem in ORDER else len(ORDER), file.stem)

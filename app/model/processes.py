@@ -1,7 +1,7 @@
-"""Backend processes: a training that outlives the window, and a short verb whose output the window wants.
+"""Backend processes: trainings, which outlive the window, and short verbs, whose output the window reads.
 
-A training is let go at once: it has its own session, writes into its run's log.txt, and is followed through the run's
-folder only (`app.model.run`), never through a pipe or a pid. A `VerbProcess` belongs to the window and ends with it.
+A training is detached: it has its own session (setsid), writes into its run's log.txt, and is followed through the run folder only
+(`app.model.run`), never through a pipe or a pid. A `VerbProcess` is a child of the window and ends with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 
 GRACE_MS = 3000
-"""How long a task that was asked to end may take before it is killed."""
+"""How long a cancelled verb may take to end before it is killed."""
 
 
 def start_training(config_text: str, run: RunFolder) -> None:
@@ -30,44 +30,44 @@ def start_training(config_text: str, run: RunFolder) -> None:
 
 
 def resume_training(run: RunFolder) -> None:
-    """Go on with a run from its newest checkpoint, detached. Raises Mistake when the process cannot be started."""
+    """Resume a run from its newest checkpoint, detached. Raises Mistake when the process cannot be started."""
     start_detached(backend_command("resume", str(run.path)), run)
 
 
 def start_detached(command: list[str], run: RunFolder) -> None:
-    """Start a process that the end of this one does not touch; what it prints is appended to the run's log.txt.
+    """Start a process that survives this one; its stdout and stderr are appended to the run's log.txt.
 
-    Qt gives a detached child a session, and so a process group, of its own: neither closing the window nor Ctrl-C in
+    Qt calls setsid for a detached child, so it has a process group of its own: neither closing the window nor Ctrl-C in
     the terminal that opened it reaches the training. Raises Mistake when the process cannot be started.
     """
     process = QProcess()
     process.setProgram(command[0])
     process.setArguments(command[1:])
-    process.setProcessEnvironment(_environment())
+    process.setProcessEnvironment(process_environment())
     process.setWorkingDirectory(str(run.path))
     process.setStandardInputFile(QProcess.nullDevice())
     process.setStandardOutputFile(str(run.log), QProcess.OpenModeFlag.Append)
     process.setStandardErrorFile(str(run.log), QProcess.OpenModeFlag.Append)
-    started = process.startDetached()  # PySide gives (ok, pid); nobody here trusts a pid
+    started = process.startDetached()  # PySide returns (ok, pid); the pid is not used
     if not (started[0] if isinstance(started, tuple) else started):
         raise Mistake("run", f"{command[0]} cannot be started: {process.errorString()}.")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessOutcome:
-    """How a task ended. `sentence` is for people: the last line of what it printed, or why it came to nothing."""
+    """How a verb ended. `sentence` is for the user: the last line that it printed, or why there is none."""
 
     ok: bool
     exit_code: int
     """The process's exit status; −1 when it never started or was killed."""
     sentence: str
     output: str
-    """Every line that was printed, as read; between the two streams the order is not certain."""
+    """Every line printed, in the order read; the order between the two streams is not certain."""
 
 
 @dataclass
 class _Stream:
-    """Bytes become lines: an unfinished character or line waits for the next read."""
+    """Bytes to lines: an incomplete character or line is kept for the next read."""
 
     decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -86,11 +86,11 @@ class _Stream:
 
 
 class VerbProcess(QObject):
-    """One short backend verb (export, check): start it, hear its lines, learn how it ended.
+    """One short backend verb (export, check) as a child process.
 
     Signals:
-        line(str) – a whole line was printed, on either stream.
-        done(Outcome) – it ended; emitted once.
+        line(str) – a line was printed, on either stream.
+        done(ProcessOutcome) – it ended; emitted once.
     """
 
     line = Signal(str)
@@ -106,12 +106,12 @@ class VerbProcess(QObject):
         self._process = QProcess(self)
         self._process.setProgram(command[0])
         self._process.setArguments(command[1:])
-        self._process.setProcessEnvironment(_environment())
+        self._process.setProcessEnvironment(process_environment())
         self._process.setStandardInputFile(QProcess.nullDevice())
-        self._process.readyReadStandardOutput.connect(self._read_out)
-        self._process.readyReadStandardError.connect(self._read_err)
-        self._process.finished.connect(self._ended)
-        self._process.errorOccurred.connect(self._went_wrong)
+        self._process.readyReadStandardOutput.connect(self._read_stdout)
+        self._process.readyReadStandardError.connect(self._read_stderr)
+        self._process.finished.connect(self._on_finished)
+        self._process.errorOccurred.connect(self._on_error)
 
     def start(self) -> None:
         self._process.start()
@@ -121,33 +121,33 @@ class VerbProcess(QObject):
         return self._process.state() != QProcess.ProcessState.NotRunning
 
     def cancel(self) -> None:
-        """Ask it to end, and after a moment insist. `done` follows."""
+        """Terminate it, and kill it after GRACE_MS. `done` follows."""
         if self.is_running:
             self._cancelled = True
             self._process.terminate()
             QTimer.singleShot(GRACE_MS, self._process, self._process.kill)
 
-    def _read_out(self) -> None:
-        self._heard(self._out.feed(bytes(self._process.readAllStandardOutput().data())))
+    def _read_stdout(self) -> None:
+        self._emit_lines(self._out.feed(bytes(self._process.readAllStandardOutput().data())))
 
-    def _read_err(self) -> None:
-        self._heard(self._err.feed(bytes(self._process.readAllStandardError().data())))
+    def _read_stderr(self) -> None:
+        self._emit_lines(self._err.feed(bytes(self._process.readAllStandardError().data())))
 
-    def _heard(self, lines: Iterable[str]) -> None:
+    def _emit_lines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self._printed.append(line)
             self.line.emit(line)
 
-    def _went_wrong(self, error: QProcess.ProcessError) -> None:
+    def _on_error(self, error: QProcess.ProcessError) -> None:
         if error == QProcess.ProcessError.FailedToStart:  # the others are followed by `finished`
             self._finish(False, -1, f"{self.command[0]} cannot be started: {self._process.errorString()}.")
 
-    def _ended(self, code: int, status: QProcess.ExitStatus) -> None:
+    def _on_finished(self, code: int, status: QProcess.ExitStatus) -> None:
         for stream, rest in (
             (self._out, self._process.readAllStandardOutput()),
             (self._err, self._process.readAllStandardError()),
         ):
-            self._heard(stream.feed(bytes(rest.data()), final=True))
+            self._emit_lines(stream.feed(bytes(rest.data()), final=True))
         crashed = status == QProcess.ExitStatus.CrashExit
         ok = code == 0 and not crashed
         self._finish(ok, -1 if crashed else code, self._sentence(ok, crashed))
@@ -158,9 +158,9 @@ class VerbProcess(QObject):
         if crashed:
             return "The process was killed before it was done."
         for stream in (self._out, self._err) if ok else (self._err, self._out):
-            said = next((line.strip() for line in reversed(stream.lines) if line.strip()), "")
-            if said:
-                return said
+            last_line = next((line.strip() for line in reversed(stream.lines) if line.strip()), "")
+            if last_line:
+                return last_line
         return "Done." if ok else "It ended without saying why."
 
     def _finish(self, ok: bool, code: int, sentence: str) -> None:
@@ -169,7 +169,8 @@ class VerbProcess(QObject):
             self.done.emit(self.outcome)
 
 
-def _environment() -> QProcessEnvironment:
+def process_environment() -> QProcessEnvironment:
+    """The environment of every backend process."""
     environment = QProcessEnvironment()
     for name, value in backend_environment().items():
         environment.insert(name, value)

@@ -1,7 +1,7 @@
-"""What lies on the reward bench: groups of completions, what each reward function gives them, and what that means.
+"""The reward bench: groups of completions, their scores by each reward function, and the findings about those scores.
 
-It asks the desk and holds the answers; it scores nothing itself and knows no widget. Settings come from the draft, and
-no code of a person's runs without their consent.
+It sends questions to the service and holds the answers; it scores nothing itself and knows no widget. Settings come from the draft,
+and the user's code runs only with consent.
 """
 
 from __future__ import annotations
@@ -20,21 +20,33 @@ from backend.spec.faults import Fault
 from backend.spec.rewards import catalog
 
 SETTLE_MS = 300
-"""How long weights must rest before completions are scored again by themselves."""
-MARKED = keys_used_by("scoring")
+"""How long settings must rest before completions are scored again automatically."""
+SCORING_SETTINGS = keys_used_by("scoring")
 """Settings that scores, rewards or advantages depend on."""
 DECLINED = "The reward file was not allowed to run, so nothing was scored."
 
-Line = dict[str, Any]
+Group = dict[str, Any]
 
 
 class RewardBench(QObject):
-    """Attributes: groups – lines as completions.jsonl has them, scores laid in; functions – what each function came to;
-    findings – the verdict; failed – where a reward file could not be loaded, and why; cases – rerun with the last
-    scoring; origin – where the completions are from; seconds – that scoring took; means – function → its mean score.
+    """The completions on the bench and their scores.
 
-    Signals: changed – any of these; busy_changed(what is being done, or ""); progress(done, of; of is 0 where that is
-    not known); refused(sentence).
+    Attributes:
+        groups – rows as in completions.jsonl, with scores added.
+        functions – the result of each reward function.
+        findings – the verdict on the scores.
+        failed – where a reward file could not be loaded, and why; else None.
+        cases – the kept cases, scored again with everything else.
+        origin – where the completions are from.
+        seconds – how long scoring took.
+        stale – the scores are older than the settings.
+        means – function → its mean score.
+
+    Signals:
+        changed – any attribute.
+        busy_changed(str) – what is being done, or "".
+        progress(int, int) – done and total; the total is 0 where it is not known.
+        refused(str) – a sentence for the user.
     """
 
     changed = Signal()
@@ -45,68 +57,66 @@ class RewardBench(QObject):
     def __init__(self, draft: Draft, service: Service, consent: Consent, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.draft, self.service, self.consent = draft, service, consent
-        self.groups: list[Line] = []
+        self.groups: list[Group] = []
         self.functions: list[dict[str, Any]] = []
         self.findings: list[dict[str, str]] = []
         self.cases: list[dict[str, Any]] = []
         self.failed: dict[str, Any] | None = None
         self.seconds: float | None = None
         self.origin, self.busy = "", ""
-        self.steps: list[int] = []
-        self.step: int | None = None
         self.stale = False
-        self._number: int | None = None
-        self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
-        self._settle.timeout.connect(self.score_quietly)
+        self._request: int | None = None
+        self._rest_timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
+        self._rest_timer.timeout.connect(self.score_quietly)
         draft.changed.connect(self._on_setting)
 
-    # Where completions come from
+    # Loading completions
 
     def sample(self, how: str, count: int, numbers: Sequence[int], group_size: int, seed: int) -> None:
-        """Draw completions from the chosen model and score them."""
-        about = {"how": how, "count": count, "numbers": list(numbers), "group_size": group_size, "seed": seed}
-        self._fetch("sample", "Sampling", "sampled from the model", settings=self.draft.values(), **about)
+        """Sample completions from the chosen model and score them."""
+        choice = {"how": how, "count": count, "numbers": list(numbers), "group_size": group_size, "seed": seed}
+        self._load("sample", "Sampling", "sampled from the model", settings=self.draft.values(), **choice)
 
-    def take_run(self, folder: Path, step: int | None) -> None:
-        """Bring back what a run wrote at a step, the newest by default."""
-        self._fetch("run_completions", "Reading the run", "", run=str(folder), step=step)
+    def load_run(self, folder: Path, step: int | None) -> None:
+        """Load the completions that a run wrote at a step, the newest by default."""
+        self._load("run_completions", "Reading the run", "", run=str(folder), step=step)
 
-    def read(self, path: Path) -> None:
-        self._fetch("read_completions", f"Reading {path.name}", f"from {path.name}", path=str(path))
+    def load_file(self, path: Path) -> None:
+        self._load("read_completions", f"Reading {path.name}", f"from {path.name}", path=str(path))
 
-    def paste(self, text: str) -> None:
-        self._fetch("read_completions", "Reading what was pasted", "pasted", text=text)
+    def load_text(self, text: str) -> None:
+        self._load("read_completions", "Reading what was pasted", "pasted", text=text)
 
     def cancel(self) -> None:
-        """Give up what is being done; what lies on the bench stays."""
-        if self._number is not None:
-            self.service.cancel(self._number)
-        self._rest()
+        """Cancel the pending request; the completions stay."""
+        if self._request is not None:
+            self.service.cancel(self._request)
+        self._end_request()
 
-    def _fetch(self, question: str, what: str, origin: str, **about: Any) -> None:
-        def answered(answer: Any) -> None:
+    def _load(self, question: str, activity: str, origin: str, **arguments: Any) -> None:
+        def on_answer(answer: Any) -> None:
             if isinstance(answer, list):
-                self._take(answer, answer, origin)
-            else:
-                self._take(answer, answer["groups"], origin or f"from {Path(about['run']).name}, step {answer['step']}")
+                self._set_groups(answer, origin)
+            else:  # of a run
+                step = f"from {Path(arguments['run']).name}, step {answer['step']}"
+                self._set_groups(answer["groups"], origin or step)
 
-        self._ask(question, what, answered, **about)
+        self._ask(question, activity, on_answer, **arguments)
 
-    def _take(self, answer: Any, lines: list[Line], origin: str) -> None:
-        self.steps, self.step = (answer["steps"], answer["step"]) if isinstance(answer, dict) else ([], None)
-        self.groups, self.origin = lines, origin
+    def _set_groups(self, groups: list[Group], origin: str) -> None:
+        self.groups, self.origin = groups, origin
         self.functions, self.findings, self.failed = [], [], None
-        self._rest()
+        self._end_request()
         self.changed.emit()
         self.score()
 
     # Scoring
 
     def score(self) -> None:
-        """Score what lies on the bench, asking first where code was not allowed yet."""
+        """Score the completions, after asking for consent where it is missing."""
         if not self.groups:
             return
-        if not self.consent.given(self.draft.values()):
+        if not self.consent.obtain(self.draft.values()):
             self.stale = True
             self.refused.emit(DECLINED)
             self.changed.emit()
@@ -114,63 +124,61 @@ class RewardBench(QObject):
         self._score()
 
     def score_quietly(self) -> None:
-        """Score again where that takes no question; else it can be seen that the scores are old."""
+        """Score again if that needs no consent and nothing is pending; otherwise mark the scores as stale."""
         if not self.groups:
             return
-        if self.busy or self.consent.wanting(self.draft.values()):
+        if self.busy or self.consent.unconfirmed(self.draft.values()):
             self.stale = True
             self.changed.emit()
         else:
             self._score()
 
     def _score(self) -> None:
-        self._settle.stop()
+        self._rest_timer.stop()
         settings = self.draft.values()
-        given = {key: settings[key] for key in (*MARKED, "reward_timeout")}
-        bare = [_bare(line) for line in self.groups]
+        scoring = {key: settings[key] for key in (*SCORING_SETTINGS, "reward_timeout")}
+        groups = [_without_scores(group) for group in self.groups]
         self._ask(
-            "score", "Scoring", self._take_scores, settings=given, groups=bare, trusted=self.consent.trusted(settings)
+            "score", "Scoring", self._on_scores, settings=scoring, groups=groups, trusted=self.consent.trusted(settings)
         )
 
-    def _take_scores(self, answer: dict[str, Any]) -> None:
-        self._rest()
+    def _on_scores(self, answer: dict[str, Any]) -> None:
+        self._end_request()
         self.stale = False
         self.failed = answer.get("failed")
         if self.failed is None:
             self.functions, self.findings = answer["functions"], answer["findings"]
             self.seconds, self.cases = answer["seconds"], answer.get("cases") or []
-            for line, scored in zip(self.groups, answer["scored"], strict=True):
-                line["completions"] = [one | marks for one, marks in zip(line["completions"], scored, strict=True)]
+            for group, scored in zip(self.groups, answer["scored"], strict=True):
+                group["completions"] = [row | scores for row, scores in zip(group["completions"], scored, strict=True)]
         self.changed.emit()
 
     @property
     def means(self) -> dict[str, float]:
-        """Function → the mean of what it gave; functions that failed or had no opinion are left out."""
-        made = [one.get("rewards") or {} for line in self.groups for one in line["completions"]]
-        known = {
-            one["name"]: [marks[one["name"]] for marks in made if marks.get(one["name"]) is not None]
-            for one in self.functions
-        }
-        return {name: sum(scores) / len(scores) for name, scores in known.items() if scores}
+        """Function → its mean score; functions without any score are left out."""
+        rewards = [completion.get("rewards") or {} for group in self.groups for completion in group["completions"]]
+        names = [function["name"] for function in self.functions]
+        by_name = {name: [scores[name] for scores in rewards if scores.get(name) is not None] for name in names}
+        return {name: sum(scores) / len(scores) for name, scores in by_name.items() if scores}
 
     @property
     def count(self) -> int:
         """Completions on the bench."""
-        return sum(len(line["completions"]) for line in self.groups)
+        return sum(len(group["completions"]) for group in self.groups)
 
     # Cases
 
     @property
     def reward_file(self) -> Path | None:
-        """The person's file, where one is chosen and there."""
+        """The user's reward file, where one is set and exists."""
         text = str(self.draft.value("reward_functions_file") or "").strip()
         path = catalog.locate_reward_file(text) if text else None
         return path if path is not None and path.is_file() else None
 
-    def keep(self, group: Mapping[str, Any], completion: Mapping[str, Any]) -> None:
-        """Keep a scored completion with the reward file, with the scores that the file's own functions gave it."""
+    def keep_case(self, group: Mapping[str, Any], completion: Mapping[str, Any]) -> None:
+        """Keep a scored completion as a case of the reward file, with the scores by that file's own functions."""
         file = self.reward_file
-        own = self._own_names(file) if file else set()
+        own = self._names_of_file(file) if file else set()
         expected = {name: score for name, score in (completion.get("rewards") or {}).items() if name in own}
         if file is None or not expected:
             self.refused.emit(
@@ -178,62 +186,66 @@ class RewardBench(QObject):
             )
             return
         calls = {catalog.metric_name(str(entry)): str(entry) for entry in self.draft.value("reward_functions")}
-        self._cases(file, do="keep", group=_bare(group), completion=completion["text"], expected=expected, calls=calls)
+        self._edit_cases(
+            file, do="keep", group=_without_scores(group), completion=completion["text"], expected=expected, calls=calls
+        )
 
-    def drop_case(self, place: int) -> None:
-        """Throw away the case at this place."""
+    def remove_case(self, index: int) -> None:
+        """Remove the case at this index."""
         if self.reward_file is not None:
-            self._cases(self.reward_file, do="drop", place=place)
+            self._edit_cases(self.reward_file, do="drop", place=index)
 
-    def _own_names(self, file: Path) -> set[str]:
-        """Names under which functions of the file are scored now."""
+    def _names_of_file(self, file: Path) -> set[str]:
+        """Names under which functions of the file are scored, given the settings."""
         shipped = {entry.name for entry in catalog.builtin_rewards()}
         names = {catalog.metric_name(str(entry)): str(entry) for entry in self.draft.value("reward_functions")}
         registered = {entry.name for entry in catalog.rewards_in_file(file)}
         return {name for name, entry in names.items() if entry.partition("(")[0] not in shipped - registered}
 
-    def _cases(self, file: Path, **about: Any) -> None:
-        self._ask("reward_cases", "Keeping the case", lambda answer: self._after_cases(), file=str(file), **about)
+    def _edit_cases(self, file: Path, **edit: Any) -> None:
+        self._ask("reward_cases", "Keeping the case", lambda answer: self._on_cases_edited(), file=str(file), **edit)
 
-    def _after_cases(self) -> None:
-        self._rest()
+    def _on_cases_edited(self) -> None:
+        self._end_request()
         self.score_quietly()
 
     # Asking
 
-    def _ask(self, question: str, what: str, answered: Any, **about: Any) -> None:
+    def _ask(self, question: str, activity: str, on_answer: Any, **arguments: Any) -> None:
         self.cancel()
-        self._set_busy(what)
-        self._number = self.service.ask(question, answered, refused=self._refuse, told=self._hear, owner=self, **about)
+        self._set_busy(activity)
+        self._request = self.service.ask(
+            question, on_answer, on_refused=self._on_refused, on_progress=self._on_progress, owner=self, **arguments
+        )
 
-    def _hear(self, told: dict[str, Any]) -> None:
-        if "scoring" in told:
-            self._set_busy(f"Scoring with {told['scoring']}")
-        elif "phase" in told:
-            self._set_busy(told["phase"].capitalize())
-            self.progress.emit(told.get("done", 0), told.get("of", 0))
+    def _on_progress(self, progress: dict[str, Any]) -> None:
+        if "scoring" in progress:
+            self._set_busy(f"Scoring with {progress['scoring']}")
+        elif "phase" in progress:
+            self._set_busy(progress["phase"].capitalize())
+            self.progress.emit(progress.get("done", 0), progress.get("of", 0))
 
-    def _refuse(self, faults: list[Fault]) -> None:
-        self._rest()
+    def _on_refused(self, faults: list[Fault]) -> None:
+        self._end_request()
         self.refused.emit(" ".join(fault.sentence for fault in faults))
         self.changed.emit()
 
-    def _rest(self) -> None:
-        self._number = None
+    def _end_request(self) -> None:
+        self._request = None
         self._set_busy("")
 
-    def _set_busy(self, what: str) -> None:
-        if what != self.busy:
-            self.busy = what
-            self.busy_changed.emit(what)
+    def _set_busy(self, activity: str) -> None:
+        if activity != self.busy:
+            self.busy = activity
+            self.busy_changed.emit(activity)
 
     def _on_setting(self, key: str) -> None:
-        if self.groups and (key in MARKED or not key):
-            self._settle.start()
+        if self.groups and (key in SCORING_SETTINGS or not key):
+            self._rest_timer.start()
 
 
-def _bare(line: Mapping[str, Any]) -> Line:
-    """A line without the scores that were laid in: what is sent to be scored."""
+def _without_scores(group: Mapping[str, Any]) -> Group:
+    """The group without its scores, as it is sent to be scored."""
     kept = ("text", "tokens", "stop")
-    completions = [{key: one[key] for key in kept if key in one} for one in line["completions"]]
-    return {**line, "completions": completions}
+    completions = [{key: row[key] for key in kept if key in row} for row in group["completions"]]
+    return {**group, "completions": completions}

@@ -1,5 +1,6 @@
-"""A person's reward file as it is edited on the bench: read whole, written whole or not at all, watched for changes made
-elsewhere. Contents that the person writes here themselves are allowed to run if what stood there before was.
+"""The user's reward file as it is edited in the window: written atomically, and watched for changes by other programs.
+
+Contents saved here are allowed to run if the contents before them were: the user wrote both.
 """
 
 from __future__ import annotations
@@ -29,13 +30,18 @@ def mentions_answer(completions, answer, **kwargs):
     """1.0 when the dataset's answer stands anywhere in the completion."""
     return [1.0 if right and right in text else 0.0 for text, right in zip(completions, answer)]
 '''
-"""What a new file begins with: two functions that work."""
+"""The contents of a new file: two functions that work."""
 
 
 class EditedRewardFile(QObject):
-    """Attributes: path – the file, or None; text – what it held when it was last read or written.
+    """The file being edited.
 
-    Signals: changed_elsewhere – another program wrote it.
+    Attributes:
+        path – the file, or None.
+        text – its contents when it was last read or written.
+
+    Signals:
+        changed_elsewhere – another program wrote it.
     """
 
     changed_elsewhere = Signal()
@@ -46,10 +52,10 @@ class EditedRewardFile(QObject):
         self.text = ""
         self._consent = consent
         self._watcher = QFileSystemWatcher(self)
-        self._watcher.fileChanged.connect(lambda _path: self._look())
+        self._watcher.fileChanged.connect(lambda _path: self._check_disk())
 
     def open(self, path: Path | None) -> None:
-        """Look at another file, or at none. Raises Mistake when it cannot be read."""
+        """Switch to another file, or to none. Raises Mistake when it cannot be read."""
         if self._watcher.files():
             self._watcher.removePaths(self._watcher.files())
         self.path, self.text = None, ""
@@ -59,7 +65,7 @@ class EditedRewardFile(QObject):
             self._watcher.addPath(str(path))
 
     @property
-    def is_as_it_was(self) -> bool:
+    def matches_disk(self) -> bool:
         """Whether the file on disk still holds `text`."""
         try:
             return self.path is not None and _read(self.path) == self.text
@@ -72,12 +78,12 @@ class EditedRewardFile(QObject):
         allowed = self._is_allowed(self.path)
         _write(self.path, text)
         self.text = text
-        self._watcher.addPath(str(self.path))  # written by renaming, it is another file to the watcher
+        self._watcher.addPath(str(self.path))  # saved by rename, it is a new inode, which the watcher has not seen
         if allowed:
             self._consent.allow(read_code(self.path.resolve()))
 
     def create(self, path: Path) -> None:
-        """Write a new file to begin with, and look at it: what it holds is ours, so it may run. Raises Mistake."""
+        """Write a new file from the template, allow it to run, as its code is ours, and open it. Raises Mistake."""
         _write(path, TEMPLATE)
         self._consent.allow(read_code(path.resolve()))
         self.open(path)
@@ -88,10 +94,10 @@ class EditedRewardFile(QObject):
         except Mistake:
             return False
 
-    def _look(self) -> None:
+    def _check_disk(self) -> None:
         if self.path is not None and self.path.exists():
             self._watcher.addPath(str(self.path))
-            if not self.is_as_it_was:
+            if not self.matches_disk:
                 self.changed_elsewhere.emit()
 
 

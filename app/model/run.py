@@ -1,7 +1,7 @@
-"""One run, live or reopened: reads its folder a slice at a time and says when there is news.
+"""One run, live or archived: follows its folder in short slices on the event loop and signals what is new.
 
-Everything it knows comes from the diary, the lock and the files beside them, so a page cannot tell a run that this
-window started from one found in the archive. It starts no process and writes nothing but control words.
+All it knows comes from the diary, the lock and the files beside them, so pages treat a run of this window and one from the archive
+alike. It starts no process and writes nothing but control words.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.model.completion_index import CompletionIndex
-from app.model.run_state import LIVE, RunState, State, state_of
+from app.model.run_state import LIVE, RunState, State
 from backend.spec.archive import STARTUP_GRACE_S, may_be_starting
 from backend.spec.completions import GroupRow
 from backend.spec.config import DEFAULT_REWARDS, read
@@ -26,11 +26,11 @@ from backend.spec.places import RunFolder
 from backend.spec.rewards.catalog import metric_name, split_names
 
 LIVE_MS, IDLE_MS, BEHIND_MS = 250, 1000, 4
-"""Between looks at the folder: of a live run, of one that has ended, while there is more to read than one look takes."""
+"""Polling intervals: of a live run, of one that has ended, and while there is more to read than one poll takes."""
 SLICE = 96 << 10
 """Bytes of diary parsed in one go: about 3 ms."""
 BUDGET_S = 0.015
-"""Reading time a look may take before the event loop gets its turn."""
+"""Time that a poll may read before it returns to the event loop."""
 LOG_TAIL = 64 << 10
 _SETTING = re.compile(r"^[a-z_]+: ")
 
@@ -39,9 +39,9 @@ class Run(QObject):
     """A run folder being followed.
 
     Signals:
-        changed – new events were read; at most about four times a second.
-        state_changed(str) – another state; see `app.model.run_state.State`.
-        restarted – the diary was cut back (a resume) and is being read from its start; forget what was shown.
+        changed – new events were read; emitted about four times a second at most.
+        state_changed(str) – the new state, an `app.model.run_state.State`.
+        restarted – a resume cut the diary back, and it is being read again from its start: discard what was shown.
     """
 
     changed = Signal()
@@ -51,19 +51,19 @@ class Run(QObject):
     def __init__(self, folder: RunFolder, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.folder = folder
-        self._record = RunState()
+        self._run_state = RunState()
         self._follower = Follower(folder.events, limit=SLICE)
         self._index = CompletionIndex(folder.completions)
         self._state: State = "starting"
-        self._caught_up = False
-        self._news = False
+        self._at_end = False
+        self._has_news = False
         self._last_changed = 0.0
-        self._stop_said = False
+        self._stop_requested = False
         self._expected_until: float | None = None
         self._config: tuple[int, dict[str, Any]] = (-1, {})
         self._reward_names: tuple[Any, list[str]] = (None, [])
         self._timer = QTimer(self)
-        self._timer.timeout.connect(self.look)
+        self._timer.timeout.connect(self.poll)
         self._timer.start(0)
 
     def close(self) -> None:
@@ -81,115 +81,116 @@ class Run(QObject):
         return self._state in LIVE
 
     @property
-    def caught_up(self) -> bool:
-        """Whether the diary was read to its end; false for the first moments of a long one."""
-        return self._caught_up
-
-    @property
     def step(self) -> int:
         """The newest step whose metrics were read; 0 before the first."""
-        return self._record.step
+        return self._run_state.step
 
     @property
     def iterations(self) -> int | None:
-        told = self._record.iterations or self.config.get("iters")
-        return told if isinstance(told, int) and not isinstance(told, bool) else None
+        iterations = self._run_state.iterations or self.config.get("iters")
+        return iterations if isinstance(iterations, int) and not isinstance(iterations, bool) else None
 
     @property
     def phase(self) -> str:
-        return self._record.phase
+        return self._run_state.phase
 
     @property
     def phase_progress(self) -> float | None:
-        """Share of the phase that is done, 0 to 1, where the trainer says."""
-        return self._record.phase_progress
+        """Share of the phase that is done, 0 to 1, where the trainer reports it."""
+        return self._run_state.phase_progress
 
     @property
     def elapsed_s(self) -> float:
         """Seconds of work; loading and pauses are not counted."""
-        return self._record.elapsed_s(time.time() if self.is_live else None)
+        return self._run_state.elapsed_s(time.time() if self.is_live else None)
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds of work left, or None while nobody can say."""
-        return self._record.eta_s(time.time()) if self.is_live else None
+        """Estimated seconds of work left, None while that is unknown."""
+        return self._run_state.eta_s(time.time()) if self.is_live else None
 
     @property
     def started(self) -> Event | None:
         """The `started` event: model, device, versions."""
-        return self._record.started
+        return self._run_state.started
 
     @property
     def ending(self) -> Event | None:
-        return self._record.ending
+        return self._run_state.ending
 
     @property
     def notes(self) -> list[Event]:
-        return list(self._record.notes)
+        return list(self._run_state.notes)
 
     @property
     def health(self) -> list[Event]:
-        return list(self._record.health)
+        return list(self._run_state.health)
 
     @property
     def problem(self) -> str:
-        """Why a failed or crashed run came to nothing, as one sentence; empty for every other."""
+        """Why a failed or crashed run ended, as one sentence; empty in any other state."""
         if self._state == "failed":
-            told = (self.ending or {}).get("sentence")
-            return _sentences(told) if isinstance(told, str) and told else "The run failed; the log may tell why."
+            sentence = (self.ending or {}).get("sentence")
+            return (
+                _sentences(sentence)
+                if isinstance(sentence, str) and sentence
+                else "The run failed; the log may tell why."
+            )
         if self._state != "crashed":
             return ""
         when = f"after step {self.step}" if self.step else "before its first step"
-        said = next((line.strip() for line in reversed(self.log_tail(20)) if line.strip()), "")
-        return f"The training process ended {when} without saying why." + (f" Its last words: {said}" if said else "")
+        last_words = next((line.strip() for line in reversed(self.log_tail(20)) if line.strip()), "")
+        return f"The training process ended {when} without saying why." + (
+            f" Its last words: {last_words}" if last_words else ""
+        )
 
-    def say(self, word: str) -> None:
-        """Leave a control word (pause, resume, save, stop) for the trainer. Raises Mistake when that cannot be done."""
+    def send(self, word: str) -> None:
+        """Write a control word (pause, resume, save, stop) for the trainer. Raises Mistake where that fails."""
         try:
             self.folder.say(word)
         except OSError as error:
             raise Mistake("run", f"{self.folder.path} cannot be written: {error.strerror}.") from None
-        self._stop_said = self._stop_said or word == "stop"
-        self.look()
+        self._stop_requested = self._stop_requested or word == "stop"
+        self.poll()
 
-    def relaunched(self) -> None:
-        """Somebody has just started a process for this run: it counts as starting until that process holds the lock."""
-        self._stop_said = False
+    def expect_process(self) -> None:
+        """A process was just launched for this run: it counts as starting until that process holds the lock."""
+        self._stop_requested = False
         self._expected_until = time.monotonic() + STARTUP_GRACE_S
-        self.look()
+        self.poll()
 
     # ── numbers ─────────────────────────────────────────────────────────────────────────────────
 
-    def names(self) -> list[str]:
-        """Every metric met so far."""
-        return self._record.steps.names()
+    def metric_names(self) -> list[str]:
+        """Every metric read so far."""
+        return self._run_state.steps.names()
 
     @property
     def span(self) -> tuple[int, int] | None:
         """The first and the newest step, or None before there is one."""
-        return self._record.steps.span
+        return self._run_state.steps.span
 
     def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(steps `[n]`, values `[n]` with NaN in gaps), read-only; empty for a metric that never came."""
-        return self._record.steps.get(name)
+        return self._run_state.steps.get(name)
 
-    def eval_names(self) -> list[str]:
-        return self._record.evals.names()
+    def eval_metric_names(self) -> list[str]:
+        return self._run_state.evals.names()
 
     def eval_series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """As `series`, of the held-out evaluations."""
-        return self._record.evals.get(name)
+        return self._run_state.evals.get(name)
 
     @property
-    def tested(self) -> dict[str, Any]:
+    def test_metrics(self) -> dict[str, Any]:
         """Metrics of the test split, measured once at the end; empty where that is off."""
-        return self._record.tested
+        return self._run_state.test_metrics
 
     def latest(self, name: str) -> float | None:
-        return self._record.steps.latest(name)
+        return self._run_state.steps.latest(name)
 
     def first(self, name: str) -> float | None:
-        return self._record.steps.first(name)
+        return self._run_state.steps.first(name)
 
     @property
     def checkpoint(self) -> int | None:
@@ -211,22 +212,22 @@ class Run(QObject):
 
     @property
     def reward_names(self) -> list[str]:
-        """Reward functions in the order of the config, then any that only the diary names: places are colours."""
-        config, names = self.config, self.names()
+        """Reward functions in the order of the config, then those that only the diary names. Their indices are their colours."""
+        config, names = self.config, self.metric_names()
         key = (self._config[0], len(names))
         if key != self._reward_names[0]:
-            met = [name.split("/")[1] for name in names if name.startswith("rewards/") and name.count("/") == 2]
-            self._reward_names = (key, list(dict.fromkeys([*_configured_rewards(config), *met])))
+            in_diary = [name.split("/")[1] for name in names if name.startswith("rewards/") and name.count("/") == 2]
+            self._reward_names = (key, list(dict.fromkeys([*_configured_rewards(config), *in_diary])))
         return self._reward_names[1]
 
     def log_tail(self, n: int = 200) -> list[str]:
         """The last `n` lines of log.txt; of a progress line, its last state."""
-        text = _tail(self.folder.log, LOG_TAIL).decode("utf-8", errors="replace")
+        text = _last_lines(self.folder.log, LOG_TAIL).decode("utf-8", errors="replace")
         lines = text.removesuffix("\n").split("\n") if text else []
         return [line.rstrip("\r").rpartition("\r")[2] for line in lines[-n:]]
 
     def completion_steps(self) -> list[int]:
-        """Steps that have completions, rising."""
+        """Steps that have completions, ascending."""
         return self._index.steps()
 
     def groups(self, step: int | None = None) -> list[GroupRow]:
@@ -235,73 +236,75 @@ class Run(QObject):
 
     # ── following ───────────────────────────────────────────────────────────────────────────────
 
-    def look(self) -> None:
-        """Read what is new, within the budget, and say so. The timer calls it; calling it oftener does no harm."""
-        locked = self.folder.is_locked()  # before reading: who lets go of the lock has written everything
+    def poll(self) -> None:
+        """Read what is new, within BUDGET_S, and emit signals. The timer calls it; extra calls do no harm."""
+        locked = self.folder.is_locked()  # before reading: a trainer writes everything before it releases the lock
         deadline = time.perf_counter() + BUDGET_S
-        self._caught_up = self._read_diary(deadline)
+        self._at_end = self._read_diary(deadline)
         more_rows = self._index.advance()
         while more_rows and time.perf_counter() < deadline:
             more_rows = self._index.advance()
-        if self._caught_up:
-            self._judge(locked)
-        self._announce()
-        behind = not self._caught_up or more_rows
+        if self._at_end:
+            self._update_state(locked)
+        self._emit_changed()
+        behind = not self._at_end or more_rows
         self._timer.setInterval(BEHIND_MS if behind else LIVE_MS if self.is_live else IDLE_MS)
 
     def _read_diary(self, deadline: float) -> bool:
         """Whether the end was reached before the deadline."""
         while True:
-            place = self._follower.offset
+            position = self._follower.offset
             events = self._follower.read()
             if self._follower.restarted:
-                self._forget()
+                self._start_over()
             for event in events:
-                self._record.take(event)
-            self._news = self._news or bool(events)
-            if not events and self._follower.offset == place:
+                self._run_state.apply(event)
+            self._has_news = self._has_news or bool(events)
+            if not events and self._follower.offset == position:
                 return True
             if time.perf_counter() > deadline:
                 return False
 
-    def _forget(self) -> None:
-        self._record.clear()
+    def _start_over(self) -> None:
+        self._run_state.clear()
         self._index.clear()
-        self._stop_said = False
+        self._stop_requested = False
         self.restarted.emit()
 
-    def _judge(self, locked: bool) -> None:
-        young = self._is_young(locked)
-        if young and self._expected_until is not None:
-            self._record.begin_again()  # what was read so far, an ending perhaps, is the old process's
-        state = state_of(self._record, locked=locked, young=young, stop_said=self._stop_said)
+    def _update_state(self, locked: bool) -> None:
+        may_be_coming = self._may_be_coming(locked)
+        if may_be_coming and self._expected_until is not None:
+            self._run_state.clear_process()  # what was read so far, an ending perhaps, is the old process's
+        state = self._run_state.state(
+            is_locked=locked, may_be_coming=may_be_coming, stop_requested=self._stop_requested
+        )
         if state not in LIVE:
-            self._stop_said = False
-        elif self._stop_said and locked:
-            self._insist()
+            self._stop_requested = False
+        elif self._stop_requested and locked:
+            self._repeat_stop()
         if state != self._state:
             self._state = state
-            self._news = True
+            self._has_news = True
             self.state_changed.emit(state)
 
-    def _insist(self) -> None:
-        """Say stop again where it was said too early: a trainer deletes the words it finds when it starts."""
-        heard = self._record.stopping or self.folder.control.exists() or self.folder.control_taken.exists()
-        if not heard:
+    def _repeat_stop(self) -> None:
+        """Write stop again where it came too early: a starting trainer deletes the control words that it finds."""
+        is_received = self._run_state.stopping or self.folder.control.exists() or self.folder.control_taken.exists()
+        if not is_received:
             self.folder.say("stop")
 
-    def _is_young(self, locked: bool) -> bool:
-        """Whether a process that nobody has heard of yet may still be coming."""
+    def _may_be_coming(self, locked: bool) -> bool:
+        """Whether a process that has written nothing yet may still be starting."""
         if locked:
             self._expected_until = None
         if self._expected_until is not None:
             return time.monotonic() < self._expected_until
-        return self._record.is_empty and may_be_starting(self.folder)
+        return self._run_state.is_empty and may_be_starting(self.folder)
 
-    def _announce(self) -> None:
-        moment = time.monotonic()
-        if self._news and (moment - self._last_changed) * 1000 >= LIVE_MS * 0.9:
-            self._news, self._last_changed = False, moment
+    def _emit_changed(self) -> None:
+        now = time.monotonic()
+        if self._has_news and (now - self._last_changed) * 1000 >= LIVE_MS * 0.9:
+            self._has_news, self._last_changed = False, now
             self.changed.emit()
 
 
@@ -311,14 +314,14 @@ def newest_checkpoint(folder: RunFolder) -> int | None:
     return max((int(name) for name in names if name.isdigit()), default=None)
 
 
-def _sentences(told: str) -> str:
-    """Faults as sentences alone: the setting that stands before each is for programs, and named in the sentence."""
-    return " ".join(_SETTING.sub("", line) for line in told.splitlines())
+def _sentences(faults: str) -> str:
+    """Faults without their `setting: ` prefixes, which are for programs; the sentences name the settings themselves."""
+    return " ".join(_SETTING.sub("", line) for line in faults.splitlines())
 
 
 def _configured_rewards(config: dict[str, Any]) -> list[str]:
-    named = config.get("reward_functions") or list(DEFAULT_REWARDS)
-    return [metric_name(name) for name in split_names(named)] if isinstance(named, str | list) else []
+    names = config.get("reward_functions") or list(DEFAULT_REWARDS)
+    return [metric_name(name) for name in split_names(names)] if isinstance(names, str | list) else []
 
 
 def _stamp(path: Path) -> int:
@@ -329,8 +332,8 @@ def _stamp(path: Path) -> int:
         return 0
 
 
-def _tail(path: Path, most: int) -> bytes:
-    """The last whole lines of a file, at most about `most` bytes."""
+def _last_lines(path: Path, most: int) -> bytes:
+    """The last whole lines of a file, in at most `most` bytes."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size

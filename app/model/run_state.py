@@ -1,6 +1,7 @@
-"""What a diary has told so far: the numbers, the phase, the clock, how it ended. Events in, facts out.
+"""The state of one run, reduced from its diary: metrics by step, phase, clock, ending. Events in, state out.
 
-No Qt, no files, no timers: `app.model.run` feeds it. (One line about an archived run is `backend.spec.archive`'s.)
+No Qt, no files, no timers: `app.model.run` feeds it. What diary and lock say together is `backend.spec.archive`'s, for the table of
+runs as for the live view; pausing and stopping are added here.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from collections import deque
 from typing import Any, Literal, TypeGuard
 
 from app.model.series import Series, number
+from backend.spec import archive
 from backend.spec.events import ENDINGS, KINDS, Event
 from backend.spec.work_clock import WorkClock
 
-State = Literal["starting", "running", "paused", "stopping", "finished", "stopped", "failed", "crashed"]
+State = archive.State | Literal["paused", "stopping"]
 LIVE: tuple[State, ...] = ("starting", "running", "paused", "stopping")
 
 PHASE_WORDS = {
@@ -27,13 +29,13 @@ PHASE_WORDS = {
 }
 
 _RATE_WINDOW = 50
-"""Steps that the time left is worked out from: long enough to be calm, short enough to follow longer completions."""
+"""Steps that the time left is estimated from: enough for a steady figure, few enough to follow completions that grow longer."""
 _KEPT = 200
-"""Notes and health findings remembered; the diary has them all."""
+"""Notes and health findings kept in memory; the diary has them all."""
 
 
 class RunState:
-    """The state of one run as its diary tells it. `take` the events in order; `clear` when they are void."""
+    """The state of one run, as far as its diary was read. `apply` the events in order; `clear` when the diary was cut back."""
 
     def __init__(self) -> None:
         self.clear()
@@ -41,7 +43,7 @@ class RunState:
     def clear(self) -> None:
         self.steps = Series()
         self.evals = Series()
-        self.tested: dict[str, Any] = {}
+        self.test_metrics: dict[str, Any] = {}
         self.started: Event | None = None
         self.ending: Event | None = None
         self.phase = ""
@@ -53,62 +55,73 @@ class RunState:
         self.notes: deque[Event] = deque(maxlen=_KEPT)
         self.health: deque[Event] = deque(maxlen=_KEPT)
         self._clock = WorkClock()
-        self._pace: deque[tuple[int, float]] = deque(maxlen=_RATE_WINDOW + 1)
+        self._step_times: deque[tuple[int, float]] = deque(maxlen=_RATE_WINDOW + 1)
 
-    def begin_again(self) -> None:
-        """A new process is about to go on with this run: what the old one said of its end no longer holds."""
+    def clear_process(self) -> None:
+        """Forget what holds for one process only: a new one is about to resume this run, and the old ending is void."""
         self.started = self.ending = None
         self.phase, self.phase_progress = "", None
         self.paused = self.stopping = False
         self._clock.stop()
-        self._pace.clear()
+        self._step_times.clear()
 
-    def take(self, event: Event) -> None:
-        """One event; kinds that are not known, and fields of the wrong type, are passed over."""
+    def apply(self, event: Event) -> None:
+        """Apply one event. Unknown kinds and fields of the wrong type are skipped."""
         kind = event.get("kind")
         if kind not in KINDS:
             return
         self._clock.take(event)
-        reader = getattr(self, f"_take_{'ending' if kind in ENDINGS else kind}", None)
-        if reader is not None:  # a checkpoint tells nothing that is kept here
-            reader(event)
+        handler = getattr(self, f"_on_{'ending' if kind in ENDINGS else kind}", None)
+        if handler is not None:  # nothing of a checkpoint is kept here
+            handler(event)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was taken yet."""
+        """Whether no event was applied yet."""
         return self._clock.last_t is None
+
+    def state(self, *, is_locked: bool, may_be_coming: bool, stop_requested: bool = False) -> State:
+        """The live state. `may_be_coming`: as `archive.state_of`; `stop_requested`: by this window, and not yet in the diary."""
+        state = archive.state_of(
+            self.ending, is_locked=is_locked, has_started=self.started is not None, may_be_coming=may_be_coming
+        )
+        if state != "running":
+            return state
+        if stop_requested or self.stopping:
+            return "stopping"
+        return "paused" if self.paused else "running"
 
     def elapsed_s(self, now: float | None = None) -> float:
         """Seconds spent on steps, evaluation and saving; loading and pauses are not counted.
 
-        `now` (unix seconds) adds what has gone by since the last event of a run that is alive.
+        `now` (unix seconds) adds the time since the last event of a run that is alive.
         """
         return self._clock.seconds + self._clock.since_last(now)
 
     def eta_s(self, now: float | None = None) -> float | None:
-        """Seconds left at the pace of the last steps, or None while that cannot be said."""
-        if self.ending or not self.iterations or not self._pace:
+        """Estimated seconds left, from the rate of the last steps; None while there is no step."""
+        if self.ending or not self.iterations or not self._step_times:
             return None
-        (first, then), (last, at) = self._pace[0], self._pace[-1]
-        pace = (at - then) / (last - first) if last > first else at / last if last == 1 else None
-        if pace is None:
+        (first, then), (last, at) = self._step_times[0], self._step_times[-1]
+        seconds_per_step = (at - then) / (last - first) if last > first else at / last if last == 1 else None
+        if seconds_per_step is None:
             return None
-        return max(0.0, pace * max(0, self.iterations - last) - (self.elapsed_s(now) - at))
+        return max(0.0, seconds_per_step * max(0, self.iterations - last) - (self.elapsed_s(now) - at))
 
-    def _take_started(self, event: Event) -> None:
-        self.begin_again()
+    def _on_started(self, event: Event) -> None:
+        self.clear_process()
         self.started = event
-        told = event.get("iterations")
-        if isinstance(told, int) and told > 0:
-            self.iterations = told
+        iterations = event.get("iterations")
+        if isinstance(iterations, int) and iterations > 0:
+            self.iterations = iterations
 
-    def _take_phase(self, event: Event) -> None:
+    def _on_phase(self, event: Event) -> None:
         phase = event.get("phase", event.get("name"))
         self.phase = phase if isinstance(phase, str) else ""
         self.phase_progress = progress_of(event)
         self.paused = self.phase == "paused"
 
-    def _take_command(self, event: Event) -> None:
+    def _on_command(self, event: Event) -> None:
         word = event.get("word", event.get("command"))
         if word == "stop":
             self.stopping = True
@@ -117,50 +130,37 @@ class RunState:
         elif word == "resume":
             self.paused, self.phase = False, ""
 
-    def _take_step(self, event: Event) -> None:
+    def _on_step(self, event: Event) -> None:
         step, metrics = event.get("step"), event.get("metrics")
         if not _is_count(step) or not isinstance(metrics, dict):
             return
         self.steps.append(step, metrics)
         self.step = step
-        self._pace.append((step, self._clock.seconds))
+        self._step_times.append((step, self._clock.seconds))
 
-    def _take_eval(self, event: Event) -> None:
+    def _on_eval(self, event: Event) -> None:
         step, metrics = event.get("step"), event.get("metrics")
         if not _is_count(step) or not isinstance(metrics, dict):
             return
-        if event.get("split") == "test":  # once, at the end: a result, not a curve
-            self.tested = metrics
+        if event.get("split") == "test":  # measured once, at the end: a result, not a curve
+            self.test_metrics = metrics
         else:
             self.evals.append(step, metrics)
 
-    def _take_health(self, event: Event) -> None:
+    def _on_health(self, event: Event) -> None:
         self.health.append(event)
 
-    def _take_note(self, event: Event) -> None:
+    def _on_note(self, event: Event) -> None:
         self.notes.append(event)
 
-    def _take_ending(self, event: Event) -> None:
+    def _on_ending(self, event: Event) -> None:
         self.ending = event
         self.phase, self.phase_progress = "", None
         self.paused = self.stopping = False
 
 
-def state_of(record: RunState, *, locked: bool, young: bool, stop_said: bool = False) -> State:
-    """The state of a run from its diary and its lock. `young`: its process may still be on its way to the lock."""
-    if record.ending:
-        return record.ending["kind"]
-    if not locked:
-        return "starting" if young else "crashed"
-    if not record.started:
-        return "starting"
-    if stop_said or record.stopping:
-        return "stopping"
-    return "paused" if record.paused else "running"
-
-
 def progress_of(event: Event) -> float | None:
-    """Share of a phase that is done, 0 to 1, from `progress`, or `done` of `total`; None where it does not say."""
+    """Share of a phase that is done, 0 to 1, from `progress`, or `done` of `total`; None where the event has neither."""
     progress, done, total = (number(event.get(key)) for key in ("progress", "done", "total"))
     share = done / total if total > 0 else progress
     return min(1.0, max(0.0, share)) if share == share else None

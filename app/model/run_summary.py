@@ -1,4 +1,4 @@
-"""A run in words, from sound settings: what it will do, and what is worth knowing before it starts. Text only."""
+"""A run in words, from valid settings: what it will do, and what to know before it starts. Text only."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ def summary(config: Config, seconds: float | None = None, memory: str = "") -> s
     """
     group, prompts, steps = config.group_size, config.prompts_per_step, _steps(config)
     each = f"{prompts:,} prompts a step" if prompts != 1 else "one prompt a step"
-    parts = [f"{counted(group, 'completion')} for {'each of ' if prompts != 1 else ''}{each}"]
-    parts.append(counted(steps, "step") if steps else f"{counted(config.epochs, 'pass', 'passes')} over the dataset")
+    parts = [f"{count_text(group, 'completion')} for {'each of ' if prompts != 1 else ''}{each}"]
+    parts.append(
+        count_text(steps, "step") if steps else f"{count_text(config.epochs, 'pass', 'passes')} over the dataset"
+    )
     if seconds is not None:
         one_step = seconds * group * prompts
-        parts.append(about(one_step * steps) if steps else f"{about(one_step)} a step")
+        parts.append(duration_text(one_step * steps) if steps else f"{duration_text(one_step)} a step")
     return ", ".join([*parts, memory] if memory else parts) + "."
 
 
-def about(seconds: float) -> str:
-    """“about 40 s”, “about 12 min”, “about 1 h 20 min”, “about 2 d 3 h”: no finer than a forecast can be, and never broken
-    between a figure and its unit."""
+def duration_text(seconds: float) -> str:
+    """“about 40 s”, “about 12 min”, “about 1 h 20 min”, “about 2 d 3 h”: no finer than a forecast can be, with no-break
+    spaces throughout."""
     return f"about {_span(seconds)}".replace(" ", "\u00a0")
 
 
@@ -42,7 +44,7 @@ def _span(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h" if hours % 24 else f"{hours // 24} d"
 
 
-def told_of(file: str, columns: Mapping[str, str]) -> str:
+def columns_sentence(file: str, columns: Mapping[str, str]) -> str:
     """“questions.csv: prompts from question, answers from answer.”"""
     names = {
         "prompt_feature": "prompts",
@@ -50,12 +52,12 @@ def told_of(file: str, columns: Mapping[str, str]) -> str:
         "type_feature": "types",
         "system_feature": "systems",
     }
-    found = [f"{names[key]} from {column}" for key, column in columns.items()]
-    return f"{file}: {', '.join(found)}."
+    parts = [f"{names[key]} from {column}" for key, column in columns.items()]
+    return f"{file}: {', '.join(parts)}."
 
 
-def act(keys: list[str]) -> str:
-    """What was changed, in the words of the form: what stands behind Undo in the menu."""
+def changed_labels(keys: list[str]) -> str:
+    """What was changed, by the labels of the form: the words after Undo in the menu."""
     if set(keys) <= {"reward_functions", "reward_weights"}:
         return SETTINGS[keys[0]].label
     first = SETTINGS[keys[0]].label
@@ -81,9 +83,9 @@ def details(config: Config) -> list[str]:
 
 
 def _staged(stages: Any) -> int:
-    """Steps of all stages together; 0 where there are none, or none that can be read yet."""
-    given = [stage.get("iters") for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
-    return sum(iters for iters in given if isinstance(iters, int))
+    """Steps of all stages together; 0 where there are none, or none that is valid yet."""
+    iters_of = [stage.get("iters") for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+    return sum(iters for iters in iters_of if isinstance(iters, int))
 
 
 def _updates(config: Config) -> list[str]:
@@ -91,16 +93,16 @@ def _updates(config: Config) -> list[str]:
     batches, again = config.steps_per_generation, config.num_iterations
     if batches * again == 1:
         return []
-    learnt = f"{counted(batches, 'batch', 'batches')} of a step" if batches > 1 else "each set of completions"
-    return [f"{counted(batches * again, 'update')} from {learnt}"]
+    learnt = f"{count_text(batches, 'batch', 'batches')} of a step" if batches > 1 else "each set of completions"
+    return [f"{count_text(batches * again, 'update')} from {learnt}"]
 
 
-def counted(number: int, one: str, many: str = "") -> str:
+def count_text(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def choice_label(key: str, value: str) -> str:
-    """The word on screen for a menu's value."""
+    """The label of a menu's value."""
     return next((choice.label for choice in SETTINGS[key].choices if choice.value == value), value)
 
 
@@ -124,7 +126,7 @@ def _model_name(model: str) -> str:
 
 def _rewards(config: Config) -> str:
     names = config.reward_functions
-    return f"Scored by {counted(len(names), 'reward function')}" if names else "Scored by nothing yet"
+    return f"Scored by {count_text(len(names), 'reward function')}" if names else "Scored by nothing yet"
 
 
 def _reference(config: Config) -> str:
@@ -135,6 +137,6 @@ def _reference(config: Config) -> str:
 
 def _pauses(config: Config) -> str:
     every = config.steps_per_eval
-    evaluated = f"Evaluated every {counted(every, 'step')}" if every > 1 else "Evaluated every step"
-    saved = f"saved every {counted(config.save_every, 'step')}" if config.save_every > 1 else "saved every step"
+    evaluated = f"Evaluated every {count_text(every, 'step')}" if every > 1 else "Evaluated every step"
+    saved = f"saved every {count_text(config.save_every, 'step')}" if config.save_every > 1 else "saved every step"
     return f"{evaluated}, {saved}" if every > 0 else f"Never evaluated on the way, {saved}"

@@ -1,6 +1,6 @@
-"""Numbers by step, as charts want them: one column a metric, all columns as long as the column of steps.
+"""Metrics by step as columns of float64: one per metric, all as long as the column of steps.
 
-It knows no Qt, no files and no metric names. A metric that a step does not carry is NaN there, and shows as a gap.
+It knows no Qt, no files and no metric names. Where a step lacks a metric its value is NaN, which charts draw as a gap.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Series:
         return self._size
 
     def append(self, step: int, values: Mapping[str, Any]) -> None:
-        """Add a step. One that stands already is replaced, and with it goes everything after it: steps only rise."""
+        """Append a step. A step that exists already is replaced, and all after it are dropped: steps only rise."""
         if self._size and step <= self._steps[self._size - 1]:
-            self._cut_back(step)
+            self._truncate(step)
         if self._size == len(self._steps):
             self._grow()
         self._steps[self._size] = step
@@ -48,7 +48,7 @@ class Series:
         return (int(self._steps[0]), int(self._steps[self._size - 1])) if self._size else None
 
     def names(self) -> list[str]:
-        """Every metric met so far, in the order of its first appearance."""
+        """Every metric so far, in the order of its first appearance."""
         return list(self._columns)
 
     def get(self, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -59,23 +59,25 @@ class Series:
         return _read_only(self._steps[: self._size]), _read_only(column[: self._size])
 
     def latest(self, name: str) -> float | None:
-        """The last value that is a number, or None."""
-        return self._one(name, -1)
+        """The last finite value, or None."""
+        return self._finite(name, -1)
 
     def first(self, name: str) -> float | None:
-        """The first value that is a number, or None."""
-        return self._one(name, 0)
+        """The first finite value, or None."""
+        return self._finite(name, 0)
 
-    def _one(self, name: str, place: int) -> float | None:
+    def _finite(self, name: str, index: int) -> float | None:
         values = self.get(name)[1]
-        ends = values[:64] if place == 0 else values[-64:]  # nearly always among these
+        ends = (
+            values[:64] if index == 0 else values[-64:]
+        )  # nearly always one of these; a run may have a hundred thousand
         for part in (ends, values):
-            found = part[np.isfinite(part)]
-            if len(found):
-                return float(found[place])
+            finite = part[np.isfinite(part)]
+            if len(finite):
+                return float(finite[index])
         return None
 
-    def _cut_back(self, step: int) -> None:
+    def _truncate(self, step: int) -> None:
         size = int(np.searchsorted(self._steps[: self._size], step))
         for column in self._columns.values():
             column[size : self._size] = np.nan
@@ -89,7 +91,7 @@ class Series:
 
 
 def number(value: Any) -> float:
-    """`value` as a float; NaN for whatever is no finite number."""
+    """`value` as a float; NaN for anything but a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     try:

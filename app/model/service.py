@@ -1,6 +1,6 @@
-"""The window's desk: questions go to one warm backend process, and answers come back on the GUI thread.
+"""Client of `python -m backend serve`: questions go to one warm process, answers come back as callbacks on the GUI thread.
 
-Nothing here waits. The process starts with the first question, never with the window; it ends with the window.
+No call blocks but `close`. The process starts with the first question, not with the window, and ends with the window.
 """
 
 from __future__ import annotations
@@ -10,41 +10,42 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from PySide6.QtCore import QCoreApplication, QObject, QProcess, QProcessEnvironment, QTimer
+from PySide6.QtCore import QCoreApplication, QObject, QProcess, QTimer
 
-from backend.spec.command import backend_command, backend_environment
+from app.model.processes import process_environment
+from backend.spec.command import backend_command
 from backend.spec.faults import Fault
 
-Answer = Callable[[Any], None]
-Refused = Callable[[list[Fault]], None]
-Told = Callable[[dict[str, Any]], None]
+OnAnswer = Callable[[Any], None]
+OnRefused = Callable[[list[Fault]], None]
+OnProgress = Callable[[dict[str, Any]], None]
 
 GRACE_MS = 1500
-"""How long the process may take to end once nothing more is asked, before it is killed."""
+"""How long the process may take to end after its stdin was closed, before it is killed."""
 PATIENCE = 2
-"""How many processes in a row may die without having answered anything."""
+"""How many processes in a row may die without an answer before no more are started."""
 TAIL = 2000
-"""Characters of what the process printed that are kept, for when it dies."""
+"""Characters of stderr that are kept for the sentence about a process that died."""
 
 
 @dataclass(slots=True)
-class _Asked:
-    answer: Answer
-    refused: Refused | None
-    told: Told | None
+class _Question:
+    on_answer: OnAnswer
+    on_refused: OnRefused | None
+    on_progress: OnProgress | None
     owner: int | None
-    """Its key among the owners."""
+    """The owner's key in `_by_owner`."""
 
 
 class Service(QObject):
-    """Asks `python -m backend serve`; what may be asked stands in `backend.serve.questions`."""
+    """Sends questions to one `serve` process; `backend.serve.questions` lists them."""
 
     def __init__(self, parent: QObject | None = None, command: list[str] | None = None) -> None:
         super().__init__(parent)
         self._command = command or backend_command("serve")
         self._process: QProcess | None = None
-        self._asked: dict[int, _Asked] = {}
-        self._owned: dict[int, set[int]] = {}
+        self._questions: dict[int, _Question] = {}
+        self._by_owner: dict[int, set[int]] = {}
         self._last, self._deaths, self._closed = 0, 0, False
         self._waiting, self.last_words = b"", ""
         if (app := QCoreApplication.instance()) is not None:
@@ -53,33 +54,37 @@ class Service(QObject):
     def ask(
         self,
         question: str,
-        answer: Answer,
+        on_answer: OnAnswer,
         *,
-        refused: Refused | None = None,
-        told: Told | None = None,
+        on_refused: OnRefused | None = None,
+        on_progress: OnProgress | None = None,
         owner: QObject | None = None,
-        **with_: Any,
+        **arguments: Any,
     ) -> int:
-        """Ask; one of `answer(what was answered)` and `refused(faults)` is called later, `told(progress)` before it any
-        number of times. A question is dropped when its `owner` is destroyed. Returns the number that `cancel` takes.
+        """Send a question; `arguments` go with it as JSON. Returns the number that `cancel` takes.
+
+        Later it calls either `on_answer(answer)` or `on_refused(faults)`, and `on_progress(…)`
+        any number of times before. The question is cancelled when its `owner` is destroyed.
         """
         self._last = number = self._last + 1
-        self._asked[number] = _Asked(answer, refused, told, None if owner is None else self._own(number, owner))
+        self._questions[number] = _Question(
+            on_answer, on_refused, on_progress, None if owner is None else self._own(number, owner)
+        )
         if self._closed or not self._start():
-            QTimer.singleShot(0, self, lambda: self._refuse([number], self._why_not()))
+            QTimer.singleShot(0, self, lambda: self._refuse([number], self._failure_sentence()))
         else:
-            self._send({"id": number, "ask": question, "with": with_})
+            self._send({"id": number, "ask": question, "with": arguments})
         return number
 
     def cancel(self, number: int) -> None:
-        """Take a question back: nothing is called for it any more. Nothing happens where it is answered already."""
+        """Cancel a question: none of its callbacks is called any more. Does nothing where it was answered already."""
         if self._take(number) is not None:
             self._send({"cancel": number})
 
     def close(self) -> None:
-        """Take every question back and let the process end. Later questions are refused."""
+        """Cancel every question and end the process. Later questions are refused."""
         self._closed = True
-        for number in list(self._asked):
+        for number in list(self._questions):
             self.cancel(number)
         process, self._process = self._process, None
         if process is None:
@@ -93,50 +98,47 @@ class Service(QObject):
 
     def _own(self, number: int, owner: QObject) -> int:
         key = id(owner)
-        if key not in self._owned:
-            self._owned[key] = set()
+        if key not in self._by_owner:
+            self._by_owner[key] = set()
             owner.destroyed.connect(lambda: self._disown(key))
-        self._owned[key].add(number)
+        self._by_owner[key].add(number)
         return key
 
-    def _take(self, number: int) -> _Asked | None:
-        """The question, which is open no longer; None where it was not."""
-        asked = self._asked.pop(number, None)
-        if asked is not None and asked.owner in self._owned:
-            self._owned[asked.owner].discard(number)
-        return asked
+    def _take(self, number: int) -> _Question | None:
+        """Remove and return a pending question; None where it is not pending."""
+        question = self._questions.pop(number, None)
+        if question is not None and question.owner in self._by_owner:
+            self._by_owner[question.owner].discard(number)
+        return question
 
     def _disown(self, key: int) -> None:
-        for number in self._owned.pop(key):
+        for number in self._by_owner.pop(key):
             self.cancel(number)
 
     # The process
 
     def _start(self) -> bool:
-        """Have a process to ask; False where it died too often."""
+        """Start the process unless it runs; False where it has died too often."""
         if self._process is None and self._deaths < PATIENCE:
             self._waiting = b""
-            self._process = self._made()
-            self._process.start()  # may end at once where nothing can be started
+            self._process = self._make_process()
+            self._process.start()  # clears self._process again where it cannot be started
         return self._process is not None
 
-    def _made(self) -> QProcess:
+    def _make_process(self) -> QProcess:
         process = QProcess(self)
         process.setProgram(self._command[0])
         process.setArguments(self._command[1:])
-        environment = QProcessEnvironment()
-        for name, value in backend_environment().items():
-            environment.insert(name, value)
-        process.setProcessEnvironment(environment)
-        # To methods of ours: a lambda that held the process would be let go in the middle of the process's own end.
+        process.setProcessEnvironment(process_environment())
+        # Bound methods: a lambda that held the process would be destroyed while the process emits `finished`.
         process.readyReadStandardOutput.connect(self._read)
-        process.readyReadStandardError.connect(self._overhear)
-        process.finished.connect(self._ended)
-        process.errorOccurred.connect(self._went_wrong)
+        process.readyReadStandardError.connect(self._read_stderr)
+        process.finished.connect(self._on_finished)
+        process.errorOccurred.connect(self._on_error)
         return process
 
     def _send(self, message: dict[str, Any]) -> None:
-        if self._process is not None:  # what is written before it has started waits in Qt's buffer
+        if self._process is not None:  # Qt buffers what is written before it has started
             self._process.write(json.dumps(message, default=str).encode() + b"\n")
 
     def _read(self) -> None:
@@ -146,54 +148,54 @@ class Service(QObject):
         read = bytes(self._process.readAllStandardOutput().data())
         whole, newline, self._waiting = (self._waiting + read).rpartition(b"\n")
         for line in whole.split(b"\n") if newline else ():
-            self._hear(json.loads(line))
+            self._dispatch(json.loads(line))
 
-    def _overhear(self) -> None:
+    def _read_stderr(self) -> None:
         if self._process is not None:
-            heard = bytes(self._process.readAllStandardError().data()).decode(errors="replace")
-            self.last_words = (self.last_words + heard)[-TAIL:]
+            text = bytes(self._process.readAllStandardError().data()).decode(errors="replace")
+            self.last_words = (self.last_words + text)[-TAIL:]
 
-    def _hear(self, said: dict[str, Any]) -> None:
-        if "progress" in said:
-            asked = self._asked.get(said["id"])
-            if asked is not None and asked.told is not None:
-                asked.told(said["progress"])
+    def _dispatch(self, message: dict[str, Any]) -> None:
+        if "progress" in message:
+            question = self._questions.get(message["id"])
+            if question is not None and question.on_progress is not None:
+                question.on_progress(message["progress"])
             return
         self._deaths = 0
-        self.last_words = said.get("traceback", "")
-        asked = self._take(said["id"])
-        if asked is None:
+        self.last_words = message.get("traceback", "")
+        question = self._take(message["id"])
+        if question is None:
             return
-        if "answer" in said:
-            asked.answer(said["answer"])
-        elif "faults" in said and asked.refused is not None:
-            asked.refused([Fault(**fault) for fault in said["faults"]])
+        if "answer" in message:
+            question.on_answer(message["answer"])
+        elif "faults" in message and question.on_refused is not None:
+            question.on_refused([Fault(**fault) for fault in message["faults"]])
 
-    def _went_wrong(self, error: QProcess.ProcessError) -> None:
+    def _on_error(self, error: QProcess.ProcessError) -> None:
         if error == QProcess.ProcessError.FailedToStart and self._process is not None:  # others: `finished` follows
             self.last_words = self._process.errorString()
-            self._ended()
+            self._on_finished()
 
-    def _ended(self) -> None:
+    def _on_finished(self) -> None:
         self._read()
-        self._overhear()
-        if self._process is None:  # closed by ourselves
+        self._read_stderr()
+        if self._process is None:  # closed by `close`
             return
         self._process.deleteLater()
         self._process = None
         self._deaths += 1
-        self._refuse(list(self._asked), self._why_not())
+        self._refuse(list(self._questions), self._failure_sentence())
 
     def _refuse(self, numbers: list[int], sentence: str) -> None:
         for number in numbers:
-            asked = self._take(number)
-            if asked is not None and asked.refused is not None:
-                asked.refused([Fault("", sentence)])
+            question = self._take(number)
+            if question is not None and question.on_refused is not None:
+                question.on_refused([Fault("", sentence)])
 
-    def _why_not(self) -> str:
+    def _failure_sentence(self) -> str:
         if self._closed:
             return "The window is closing."
         lines = [line.strip() for line in self.last_words.splitlines() if line.strip()]
-        said = f": {lines[-1].rstrip('.')}" if lines else ""
+        message = f": {lines[-1].rstrip('.')}" if lines else ""
         again = "Ask again" if self._deaths < PATIENCE else "Open GRPO Studio again"
-        return f"The helper process ended before it answered{said}. {again}."
+        return f"The helper process ended before it answered{message}. {again}."

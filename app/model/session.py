@@ -1,6 +1,6 @@
-"""What the pages share: the draft being edited, the run being looked at, the app's own preferences.
+"""The state that the pages share: the draft, the run on show, preferences, and the services made on first use.
 
-Pages talk to one another only through this object's signals; none of them imports another.
+Pages communicate only through this object's signals; none of them imports another.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from PySide6.QtCore import QObject, Signal
 
 from app.model.consent import Consent
 from app.model.draft import Draft
-from app.model.memory_parts import GB, Estimate, MemoryParts
+from app.model.memory_parts import GB, MemoryEstimator, MemoryParts
 from app.model.prefs import Prefs
 from app.model.presets import Preset, preset
-from app.model.run_summary import told_of
+from app.model.run_summary import columns_sentence
 from app.model.time_forecast import TimeForecast
 from backend.spec import config, places
 from backend.spec.dataset_columns import columns_of, guessed
@@ -26,6 +26,7 @@ from backend.spec.first_choices import SYSTEM_PROMPT, model_to_begin_with
 from backend.spec.places import RunFolder
 
 if TYPE_CHECKING:
+    from app.model.dataset import Dataset
     from app.model.downloads import Downloads
     from app.model.reward_bench import RewardBench
     from app.model.run import Run
@@ -33,25 +34,35 @@ if TYPE_CHECKING:
 
 
 class Session(QObject):
-    """The session.
+    """One window's state.
 
-    Attributes: draft, prefs, desk, downloads, consent, bench; run – the run that Monitor and Completions show, or None.
-    Signals: page_wanted(key of a page); field_wanted(key of a setting, to be shown and focused on the Train page);
-    run_changed – `run` is another one now; run_state_changed(its state); export_wanted(RunFolder) – its model;
-    settings_wanted(RunFolder) – into the form; presets_wanted; rows_wanted(numbers of rows, from 1, to try rewards on);
-    message(one sentence for the status strip).
-    Hooks: estimate(Config) – the memory of a run, as a Footprint or None; go_on_without_memory(Footprint) – whether to
-    train all the same where it surely does not suffice.
+    Attributes:
+        prefs, draft, consent, time_forecast – made at once.
+        service, downloads, dataset, reward_bench – made on first use.
+        run – the run that Monitor and Completions show, or None.
+        estimate_memory(Config) – the memory of a run, None where it is not known. Tests replace it.
+        confirm_over_memory(MemoryParts) – whether to train although memory surely does not suffice. Set by the window.
+
+    Signals:
+        page_requested(str) – show the page with this key.
+        field_requested(str) – show and focus this setting on the Train page.
+        run_changed – `run` is another one now.
+        run_state_changed(str) – the state of `run`.
+        export_requested(RunFolder) – export this run's model.
+        settings_requested(RunFolder) – load this run's settings into the form.
+        presets_requested – show the presets.
+        reward_rows_requested(list[int]) – sample on these rows of the training split, counted from 1.
+        message(str) – one sentence for the status strip.
     """
 
-    page_wanted = Signal(str)
-    field_wanted = Signal(str)
+    page_requested = Signal(str)
+    field_requested = Signal(str)
     run_changed = Signal()
     run_state_changed = Signal(str)
-    export_wanted = Signal(object)
-    settings_wanted = Signal(object)
-    presets_wanted = Signal()
-    rows_wanted = Signal(list)
+    export_requested = Signal(object)
+    settings_requested = Signal(object)
+    presets_requested = Signal()
+    reward_rows_requested = Signal(list)
     message = Signal(str)
 
     def __init__(self, prefs: Prefs | None = None, parent: QObject | None = None) -> None:
@@ -62,17 +73,18 @@ class Session(QObject):
         self._training: RunFolder | None = None
         self._service: Service | None = None
         self._downloads: Downloads | None = None
-        self._bench: RewardBench | None = None
+        self._dataset: Dataset | None = None
+        self._reward_bench: RewardBench | None = None
         self.consent = Consent(self.prefs.folder / "trusted.json")
         self.time_forecast = TimeForecast(self)
-        self.estimate: Estimate = self._estimate
-        self.go_on_without_memory: Callable[[MemoryParts], bool] = lambda _footprint: False
+        self.estimate_memory: MemoryEstimator = self._estimate_memory
+        self.confirm_over_memory: Callable[[MemoryParts], bool] = lambda _footprint: False
         self.draft.changed.connect(self._remember_file)
         self.draft.saved.connect(self._remember_file)
 
     @property
     def service(self) -> Service:
-        """Where pages ask what takes time; one for the session, made when it is first needed."""
+        """Where pages ask what takes time; one for the session, made on first use."""
         if self._service is None:
             from app.model.service import Service
 
@@ -81,7 +93,7 @@ class Session(QObject):
 
     @property
     def downloads(self) -> Downloads:
-        """What is on its way from the Hub; made when it is first needed."""
+        """What is on its way from the Hub; made on first use."""
         if self._downloads is None:
             from app.model.downloads import Downloads
 
@@ -89,25 +101,34 @@ class Session(QObject):
         return self._downloads
 
     @property
-    def bench(self) -> RewardBench:
-        """What lies on the reward bench; made when it is first looked at."""
-        if self._bench is None:
+    def dataset(self) -> Dataset:
+        """The draft's dataset, shared by every page that shows it; made on first use."""
+        if self._dataset is None:
+            from app.model.dataset import Dataset
+
+            self._dataset = Dataset(self.draft, self.service, self)
+        return self._dataset
+
+    @property
+    def reward_bench(self) -> RewardBench:
+        """Completions and their scores on the reward bench; made on first use."""
+        if self._reward_bench is None:
             from app.model.reward_bench import RewardBench
 
-            self._bench = RewardBench(self.draft, self.service, self.consent, self)
-            self._bench.refused.connect(self.message)
-        return self._bench
+            self._reward_bench = RewardBench(self.draft, self.service, self.consent, self)
+            self._reward_bench.refused.connect(self.message)
+        return self._reward_bench
 
     @property
     def is_training(self) -> bool:
-        """Whether a run of this session is alive, also while another one is looked at."""
+        """Whether a run of this session is alive, even while another one is shown."""
         return self._live_folder() is not None or (self.run is not None and self.run.is_live)
 
     def stop_training(self) -> None:
-        """Tell the live run to save and end."""
+        """Ask the live run to save and stop."""
         live = self._live_folder()
         if self.run is not None and (live is None or self.run.folder.path == live.path):
-            self.run.say("stop")
+            self.run.send("stop")
         elif live is not None:
             live.say("stop")
 
@@ -115,8 +136,8 @@ class Session(QObject):
         return self._training if self._training is not None and self._training.is_locked() else None
 
     def start_run(self) -> None:
-        """Train what the form says in a process of its own; with problems, go to the first one instead."""
-        if self._is_busy() or self._shows_a_problem() or not self._has_memory():
+        """Train with the form's settings in a new process. Shows the first problem instead where there are any."""
+        if self._is_busy() or self._shows_problem() or not self._fits_memory():
             return
         if not self._may_run_code(self.draft.values()):
             return
@@ -127,10 +148,10 @@ class Session(QObject):
             return
         self.open_run(folder.path)
         self.message.emit("")
-        self.page_wanted.emit("monitor")
+        self.page_requested.emit("monitor")
 
     def resume_run(self, folder: RunFolder) -> None:
-        """Go on with a run from its newest checkpoint, in a process of its own, and look at it."""
+        """Resume a run from its newest checkpoint in a new process, and show it."""
         from app.model.processes import resume_training
 
         if self._is_busy():
@@ -146,54 +167,52 @@ class Session(QObject):
         if self.run is None or self.run.folder.path != folder.path:
             self.open_run(folder.path)
         assert self.run is not None
-        self.run.relaunched()
-        self.page_wanted.emit("monitor")
+        self.run.expect_process()
+        self.page_requested.emit("monitor")
 
     def _may_run_code(self, settings: Mapping[str, Any]) -> bool:
-        """Whether a person's own reward code may run; where it may not, that is said."""
-        may = self.consent.given(settings)
-        if not may:
+        """Whether the user's own reward code may run; emits a message where it may not."""
+        allowed = self.consent.obtain(settings)
+        if not allowed:
             self.message.emit("The reward file was not allowed to run, so nothing was started.")
-        return may
+        return allowed
 
     def _is_busy(self) -> bool:
-        """Whether a run is alive already, which is then said."""
+        """Whether a run is alive already; emits a message if so."""
         if self.is_training:
             self.message.emit("One run at a time: stop the present run first, or let it finish.")
         return self.is_training
 
-    def _shows_a_problem(self) -> bool:
+    def _shows_problem(self) -> bool:
         faults = self.draft.problems()
         if faults:
             rest = f" There {'is one more problem' if len(faults) == 2 else f'are {len(faults) - 1} more problems'}."
-            self.page_wanted.emit("train")
-            self.field_wanted.emit(faults[0].setting)
+            self.page_requested.emit("train")
+            self.field_requested.emit(faults[0].setting)
             self.message.emit(faults[0].sentence + (rest if len(faults) > 1 else ""))
         return bool(faults)
 
-    def _estimate(self, settings: config.Config) -> MemoryParts | None:
-        from app.model.dataset import dataset_of
+    def _estimate_memory(self, settings: config.Config) -> MemoryParts | None:
         from app.model.memory import memory_parts_of
 
-        counts = dataset_of(self).counts
+        counts = self.dataset.counts
         return memory_parts_of(settings, counts.longest if counts is not None and counts.has_tokens else None)
 
     def memory_parts(self) -> MemoryParts | None:
-        """The memory that the form's run would need; None while that cannot be known."""
+        """The memory that a run of the form would need; None while that cannot be estimated."""
         try:
-            return self.estimate(self.draft.config())
+            return self.estimate_memory(self.draft.config())
         except Mistake:
             return None
 
-    def _has_memory(self) -> bool:
-        """Whether the run fits, may fit, or is wanted all the same."""
+    def _fits_memory(self) -> bool:
+        """Whether the run fits, may fit, or the user confirms it all the same."""
         memory_parts = self.memory_parts()
         if memory_parts is None or memory_parts.verdict != "over":
             return True
-        if self.go_on_without_memory(memory_parts):
-            self.draft.set(
-                "memory_limit", math.ceil(memory_parts.total / GB)
-            )  # or the trainer would refuse in its turn
+        if self.confirm_over_memory(memory_parts):
+            # The trainer makes the same estimate, and would refuse in its turn.
+            self.draft.set("memory_limit", math.ceil(memory_parts.total / GB))
             return True
         self.message.emit(f"Not started. {memory_parts.sentence}")
         return False
@@ -211,28 +230,28 @@ class Session(QObject):
         return folder
 
     def open_run(self, path: Path) -> None:
-        """Look at this run, live or finished."""
+        """Show this run, live or finished."""
         from app.model.run import Run  # brings numpy, which the first paint does not wait for
 
-        self._let_go()
+        self._release_run()
         self.run = Run(RunFolder(Path(path)), self)
         self.run.state_changed.connect(self.run_state_changed)
         self.run_changed.emit()
 
     def close_run(self) -> None:
-        """Stop looking at a run; a live one goes on training."""
+        """Show no run; a live one goes on training."""
         if self.run is not None:
-            self._let_go()
+            self._release_run()
             self.run_changed.emit()
 
-    def _let_go(self) -> None:
+    def _release_run(self) -> None:
         if self.run is not None:
             self.run.close()
             self.run.deleteLater()
             self.run = None
 
     def reattach(self) -> bool:
-        """Look at the newest run that is still training, if there is one: the window may have been closed on it."""
+        """Show the newest run that is still training, if there is one: an earlier window may have started it."""
         live = next((run for run in places.all_runs() if run.is_locked()), None)
         if live is None:
             return False
@@ -242,77 +261,79 @@ class Session(QObject):
         return True
 
     def restore(self) -> None:
-        """Bring back the form of the last session, or the demo on the first launch."""
+        """Restore the form of the last session, or load the demo on the first launch."""
         try:
             if self.prefs.draft_file.exists():
                 self.draft.restore(self.prefs.config_file)
             else:
                 self.draft.load(places.demo_config(), as_preset=True)
-                self.draft.begun.emit()
+                self.draft.history_cleared.emit()
         except Mistake as mistake:
             self.message.emit(f"{mistake.faults[0].sentence} The form shows the defaults.")
 
     def load_config(self, path: Path) -> None:
-        """Open a YAML file in the form; one that cannot be taken over leaves the form as it was and says why."""
+        """Open a YAML file in the form. One that cannot be read leaves the form unchanged and emits why."""
         path = Path(path).resolve()
-        if self._take_over(path):
+        if self._load_form(path):
             self.prefs.remember(path)
             left = len(self.draft.left_out)
             note = f" {left} of its keys {'was' if left == 1 else 'were'} left out." if left else ""
             self.message.emit(f"Opened {path.name}.{note}")
 
     def apply_preset(self, preset: Preset) -> None:
-        """Take a preset's settings over, and show them."""
+        """Apply a preset to the form, and show it."""
         self.draft.apply(preset)
-        self.page_wanted.emit("train")
+        self.page_requested.emit("train")
         self.message.emit(f"{preset.title} is set. Undo brings back what was there.")
 
-    def take_data(self, name: str) -> None:
-        """Train on this file, folder or id: with the columns that can be seen at once, and, where the form still holds the
-        demo or no model, with a model and settings to begin with."""
+    def use_data(self, name: str) -> None:
+        """Set the dataset to this file, folder or Hub id, and map the columns that can be guessed from it.
+
+        A form that still holds the demo or no model also gets a model and settings to start from.
+        """
         path = Path(name).expanduser()
         columns, called = guessed(columns_of(path)), path.name or name
         values = {"data": name, **columns}
         if self.draft.is_demo or not str(self.draft.value("model")).strip():
-            self.draft.start(self._beginning() | values, f"Data {called}")
+            self.draft.start_from(self._first_values() | values, f"Data {called}")
         else:
             self.draft.update(values, f"Data {called}")
-        self.page_wanted.emit("train")
-        self.field_wanted.emit("data")
+        self.page_requested.emit("train")
+        self.field_requested.emit("data")
         if columns:
-            self.message.emit(told_of(called, columns))
+            self.message.emit(columns_sentence(called, columns))
 
-    def _beginning(self) -> dict[str, Any]:
-        """What somebody begins with who has nothing but data."""
+    def _first_values(self) -> dict[str, Any]:
+        """The form of a user who has nothing but data."""
         quick = preset(places.resources() / "presets" / "fast_try.yaml")
         return {**quick.values, "model": model_to_begin_with(), "system_prompt": SYSTEM_PROMPT}
 
     def try_rewards(self, rows: list[int]) -> None:
-        """Have the bench sample the model on these rows of the training split, counted from 1."""
-        self.page_wanted.emit("rewards")
-        self.rows_wanted.emit(rows)
+        """Have the reward bench sample the model on these rows of the training split, counted from 1."""
+        self.page_requested.emit("rewards")
+        self.reward_rows_requested.emit(rows)
 
-    def take_path(self, key: str, path: Path) -> None:
+    def use_path(self, key: str, path: Path) -> None:
         """Put a file or folder into a setting, and show it there."""
         self.draft.set(key, str(path))
-        self.page_wanted.emit("train")
-        self.field_wanted.emit(key)
+        self.page_requested.emit("train")
+        self.field_requested.emit(key)
 
     def _remember_file(self, key: str = "") -> None:
-        """The file behind the form may be another one."""
+        """Remember the file behind the form, which may be another one when all settings change (`key` empty)."""
         if not key and self.prefs.config_file != self.draft.path:
             self.prefs.config_file = self.draft.path
 
     def load_settings(self, folder: RunFolder) -> None:
-        """Bring a run's settings into the form. Saving asks for a place of its own: the run's file is a record."""
-        if self._take_over(folder.config, as_preset=True):
+        """Load a run's settings into the form. Saving then asks for a new file: the run's own is a record."""
+        if self._load_form(folder.config, as_preset=True):
             self.message.emit(f"These are the settings of {folder.name}.")
 
-    def _take_over(self, path: Path, *, as_preset: bool = False) -> bool:
+    def _load_form(self, path: Path, *, as_preset: bool = False) -> bool:
         try:
             self.draft.load(path, as_preset=as_preset)
         except Mistake as mistake:
             self.message.emit(mistake.faults[0].sentence)
             return False
-        self.page_wanted.emit("train")
+        self.page_requested.emit("train")
         return True

@@ -1,7 +1,7 @@
-"""How long a completion takes here, learnt from the archive: a run at a time between two turns of the event loop.
+"""Seconds per completion on this machine, measured from archived runs, which are read one per turn of the event loop.
 
-No thread does it. Python clears away what nobody uses in whichever thread happens to run, and a widget or a timer that is
-cleared away outside the window's own thread takes the window with it.
+Not in a thread: Python's garbage collector runs in whichever thread triggers it, and a QObject that is destroyed outside the GUI
+thread crashes the window.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from backend.spec.places import RunFolder
 from backend.spec.throughput import MOST_RUNS, CompletionTime, completion_time_of, seconds_per_completion
 
 REST_MS = 15
-"""Between two runs, so that typing and drawing come first."""
+"""Pause between two runs, so that typing and painting come first."""
 
 
 class TimeForecast(QObject):
-    """Signals: changed – the archive was read, and forecasts may be others now."""
+    """Signals:
+    changed – the archive was read, and forecasts may differ.
+    """
 
     changed = Signal()
 
@@ -31,28 +33,28 @@ class TimeForecast(QObject):
         super().__init__(parent)
         self._runs = runs
         self._known: list[CompletionTime] = []
-        self._found: list[CompletionTime] = []
+        self._read: list[CompletionTime] = []
         self._waiting: Iterator[RunFolder] = iter(())
         self._timer = QTimer(self, interval=REST_MS)
         self._timer.timeout.connect(self._read_one)
 
-    def look_again(self) -> None:
-        """Read the archive, soon; a look that is under way is enough."""
+    def refresh(self) -> None:
+        """Read the archive again, unless it is being read."""
         if not self._timer.isActive():
-            self._found, self._waiting = [], islice(self._runs(), MOST_RUNS)
+            self._read, self._waiting = [], islice(self._runs(), MOST_RUNS)
             self._timer.start()
 
     def seconds_per_completion(self, values: Mapping[str, Any]) -> float | None:
-        """As far as the archive was read; None where it knows no run of the same model."""
+        """From the runs read so far; None where there is none of the same model."""
         return seconds_per_completion(values, self._known)
 
     def _read_one(self) -> None:
         run = next(self._waiting, None)
         if run is not None:
-            pace = completion_time_of(run)
-            self._found += [pace] if pace is not None else []
+            time = completion_time_of(run)
+            self._read += [time] if time is not None else []
             return
         self._timer.stop()
-        if self._found != self._known:
-            self._known = self._found
+        if self._read != self._known:
+            self._known = self._read
             self.changed.emit()

@@ -1,6 +1,6 @@
-"""Undo and redo over the draft: every act upon the form, the reward table, opened files and presets included.
+"""Undo and redo of the draft: every change of the form, including the reward table, opened files and presets.
 
-What is typed into one field in one go is one step. It keeps states and puts them back; it knows no widget.
+Typing into one field without a pause is one step. It stores states of the draft and restores them; it knows no widget.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from app.model.draft import Draft
 from app.model.form_step import FormStep
 
 PAUSE_S = 2.0
-"""How long typing may rest before what follows is a step of its own."""
+"""Seconds that typing may rest before it starts another step."""
 KEPT = 200
 """Steps that can be undone."""
 
 
 class History(QUndoStack):
-    """Steps back and forth; `undoText` and `redoText` name the next ones."""
+    """The undo stack of a draft; `undoText` and `redoText` name the next steps."""
 
     def __init__(
         self, draft: Draft, parent: QObject | None = None, clock: Callable[[], float] = time.monotonic
@@ -29,39 +29,39 @@ class History(QUndoStack):
         super().__init__(parent)
         self._draft, self._clock = draft, clock
         self.setUndoLimit(KEPT)
-        draft.edited.connect(self._take)
-        draft.begun.connect(self.clear)
+        draft.edited.connect(self._push)
+        draft.history_cleared.connect(self.clear)
 
-    def _take(self, edit: FormStep) -> None:
-        self.push(_UndoStep(self._draft, edit, self._clock()))
+    def _push(self, step: FormStep) -> None:
+        self.push(_UndoStep(self._draft, step, self._clock()))
 
 
 class _UndoStep(QUndoCommand):
-    """One edit. Qt calls `redo` when a step is pushed: by then it is done already."""
+    """One FormStep on the stack. Qt calls `redo` on push, when the draft has already changed."""
 
-    def __init__(self, draft: Draft, edit: FormStep, at: float) -> None:
-        super().__init__(edit.what)
-        self.edit, self.at = edit, at
+    def __init__(self, draft: Draft, step: FormStep, at: float) -> None:
+        super().__init__(step.what)
+        self.step, self.at = step, at
         self._draft, self._is_done = draft, True
 
     def id(self) -> int:
-        return 1  # steps of one id may be merged
+        return 1  # Qt offers commands of the same id to mergeWith
 
     def redo(self) -> None:
         if not self._is_done:
-            self._draft.go_to(self.edit.after, file_too=self.edit.is_of_the_file)
+            self._draft.restore_state(self.step.after, with_file=self.step.replaces_file)
         self._is_done = True
 
     def undo(self) -> None:
         self._is_done = False
-        self._draft.go_to(self.edit.before, file_too=self.edit.is_of_the_file)
+        self._draft.restore_state(self.step.before, with_file=self.step.replaces_file)
 
     def mergeWith(self, other: QUndoCommand) -> bool:
         assert isinstance(other, _UndoStep)
-        goes_on = self.edit.typed and self.edit.typed == other.edit.typed and other.at - self.at < PAUSE_S
-        if not goes_on:
+        is_continued = self.step.typed and self.step.typed == other.step.typed and other.at - self.at < PAUSE_S
+        if not is_continued:
             return False
-        self.edit = FormStep(self.edit.what, self.edit.before, other.edit.after, self.edit.typed)
+        self.step = FormStep(self.step.what, self.step.before, other.step.after, self.step.typed)
         self.at = other.at
-        self.setObsolete(self.edit.changes_nothing)
+        self.setObsolete(self.step.is_empty)
         return True

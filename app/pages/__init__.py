@@ -1,4 +1,4 @@
-"""The list of pages: what the sidebar shows, in its order. A page's module is imported when the page is first shown.
+"""The table of pages, in the order of the sidebar. A page's module is imported when the page is first shown.
 
 To add a page: one file in this folder and one line here.
 """
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PageEntry:
-    """One page. `where` is "module:class" of a QWidget built as `Class(studio, parent)`; `icon` a file of resources/icons;
-    `widest` as many pixels as it can use: in a wider window it stands in the middle, as longer lines are harder to read."""
+    """One page. `where` is "module:class" of a QWidget built as `Class(session, parent)`; `icon` a file of resources/icons;
+    `widest` the largest useful width in pixels: a wider window centres the page, as longer lines are harder to read."""
 
     key: str
     title: str
@@ -50,15 +50,15 @@ PAGES: tuple[PageEntry, ...] = (
 
 
 def read_ahead() -> threading.Thread:
-    """Import every page beside the event loop, and with them numpy and pyqtgraph: half a second that the first click on
-    Monitor would wait for. Nothing of Qt is made on the thread, and nothing may be destroyed on it either."""
+    """Import every page in a thread, and with them numpy and pyqtgraph: half a second that the first click on Monitor would
+    wait for. No QObject is made in the thread, and none may be destroyed in it."""
     thread = threading.Thread(target=_read, name="read ahead", daemon=True)
     thread.start()
     return thread
 
 
 def _read() -> None:
-    gc.disable()  # a collection here would destroy the window's own timers on this thread, which is a crash
+    gc.disable()  # a collection in this thread would destroy QObjects of the GUI thread, which crashes
     try:
         for page in PAGES:
             page.load()

@@ -42,19 +42,19 @@ class CompletionsPage(QWidget):
         self._picked = 0
         self._compose()
         self._lay_out()
-        session.run_changed.connect(self._take_run)
-        self._take_run()
+        session.run_changed.connect(self._on_run_changed)
+        self._on_run_changed()
 
     def _compose(self) -> None:
         self.nothing = Nothing("No completions yet", "They appear here with the first step of a run.", "Go to Train")
-        self.nothing.wanted.connect(lambda: self.session.page_wanted.emit("train"))
+        self.nothing.wanted.connect(lambda: self.session.page_requested.emit("train"))
         self.model = CompletionModel(self)
         self.table = CompletionTable(self.model)
         self.detail = CompletionDetail()
         self.table.chosen.connect(self.detail.show_completion)
-        self.table.touched.connect(self._stay)
-        self.earlier = button("Earlier", self.go_back, tip="The step before (Ctrl+[)")
-        self.later = button("Later", self.go_on, tip="The step after (Ctrl+])")
+        self.table.touched.connect(self._stop_following)
+        self.earlier = button("Earlier", self.show_earlier, tip="The step before (Ctrl+[)")
+        self.later = button("Later", self.show_later, tip="The step after (Ctrl+])")
         self.step = NumberEdit()
         self.step.setValidator(QIntValidator(0, 2**31 - 1, self.step))
         self.step.setFixedWidth(theme.scaled(72))
@@ -93,7 +93,7 @@ class CompletionsPage(QWidget):
         self._stack.addWidget(shown)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """In a wide page the completion stands beside the table, where its lines are not too long to read."""
+        """In a wide page the completion is beside the table, so that its lines are not too long to read."""
         super().resizeEvent(event)
         wide = self.width() >= theme.scaled(WIDE)
         along = Qt.Orientation.Horizontal if wide else Qt.Orientation.Vertical
@@ -104,7 +104,7 @@ class CompletionsPage(QWidget):
 
     # ── the run and its step ────────────────────────────────────────────────────────────────────
 
-    def _take_run(self) -> None:
+    def _on_run_changed(self) -> None:
         self._run, self._shown = self.session.run, None
         self.newest.setChecked(True)
         if self._run is not None:
@@ -113,7 +113,7 @@ class CompletionsPage(QWidget):
         self._refresh()
 
     def _forget(self) -> None:
-        """The file is being written anew from an earlier step on."""
+        """A resume has cut the file back: rows of later steps will be other ones."""
         self._shown = None
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -121,7 +121,7 @@ class CompletionsPage(QWidget):
         self._refresh()
 
     def _refresh(self) -> None:
-        """Follow the newest step, or keep the one that was picked; nothing is done for a page that nobody sees."""
+        """Follow the newest step, or keep the one that was picked. A hidden page does nothing."""
         if not self.isVisible():
             return
         steps = self._run.completion_steps() if self._run else []
@@ -147,15 +147,15 @@ class CompletionsPage(QWidget):
         self.about.setText(f"{_counted(len(rows), 'prompt')}, {_counted(count, 'completion')}")
 
     def pick(self, step: int) -> None:
-        """Show this step, or the one before it that has completions, until told to follow again."""
+        """Show this step, or the one before it that has completions, until Follow newest is ticked."""
         self._picked = step
         blocked = self.newest.blockSignals(True)
         self.newest.setChecked(False)
         self.newest.blockSignals(blocked)
         self._refresh()
 
-    def _stay(self) -> None:
-        """Who reads a completion of a live run does not want it replaced by the next step's."""
+    def _stop_following(self) -> None:
+        """Stop following a live run once a completion is selected, so that the next step does not replace it."""
         if self.newest.isChecked() and self._shown is not None and self._shown[0].is_live:
             self.pick(self._shown[1])
 
@@ -164,10 +164,10 @@ class CompletionsPage(QWidget):
             self.step.setModified(False)
             self.pick(int(self.step.text()))
 
-    def go_back(self) -> None:
+    def show_earlier(self) -> None:
         self.go(-1)
 
-    def go_on(self) -> None:
+    def show_later(self) -> None:
         self.go(1)
 
     def go(self, by: int) -> None:
@@ -175,9 +175,9 @@ class CompletionsPage(QWidget):
         steps = self._run.completion_steps() if self._run else []
         if not steps or self._shown is None:
             return
-        place = steps.index(_nearest(steps, self._shown[1])) + by
-        if 0 <= place < len(steps):
-            self.pick(steps[place])
+        index = steps.index(_nearest(steps, self._shown[1])) + by
+        if 0 <= index < len(steps):
+            self.pick(steps[index])
 
 
 def _nearest(steps: list[int], step: int) -> int:

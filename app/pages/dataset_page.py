@@ -1,7 +1,7 @@
-"""The Dataset page: what will it learn from? Splits and columns as they really are, what is missing or too long, and for
-every row the exact prompt that the model will see.
+"""The Dataset page: what will it learn from?
 
-Columns and splits chosen here are written into the draft; what is shown comes from `app.model.dataset`.
+Composes the path field, the mapping of columns and splits, the counts with their histogram, the table of rows, and the detail of one
+row with the exact prompt that the model will see. Choices are written into the draft; what is shown comes from `app.model.dataset`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
-from app.model.dataset import SPLITS, USES, Dataset, dataset_of
+from app.model.dataset import SPLITS, USES, Dataset
 from app.model.session import Session
 from app.widgets.basic.controls import Menu
 from app.widgets.basic.labels_and_buttons import button, label
@@ -40,9 +40,9 @@ from backend.spec.config import SETTINGS
 
 UNCOUNTED = "Choose the column with the prompts, and their tokens are counted."
 SHARES = (3, 2)
-"""Width of the left cards against the right ones."""
+"""Relative widths of the left and right cards."""
 MOVED_MS = 60
-"""How long the cursor must rest on a row before it is shown in full: holding an arrow key asks for no row in passing."""
+"""How long the cursor must rest on a row before that row is requested: a held arrow key requests none on its way."""
 TRY = "Sample the model on the selected rows, and see what your rewards make of it (Ctrl+Shift+D)"
 TRY_NOT = f"The model is sampled on rows of the training split, {MOST_ROWS:,} at most."
 EMPTY = ("No dataset is chosen yet", "A csv, json, jsonl or parquet file with a question and an answer in each row is enough; "
@@ -52,30 +52,32 @@ ABSENT = ("This dataset is not on this machine yet", "It is fetched from Hugging
 
 
 class DatasetPage(QWidget):
-    """Signals: able_changed(what of the Rewards menu can be done here now, as `able` tells it)."""
+    """Signals:
+    enabled_actions_changed(dict) – `enabled_actions()` returns this now.
+    """
 
-    able_changed = Signal(dict)
+    enabled_actions_changed = Signal(dict)
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session, self.draft = session, session.draft
-        self.dataset: Dataset = dataset_of(session)
-        self._asked_row = 0
+        self.dataset: Dataset = session.dataset
+        self._row_request = 0
         self._generation = 0
         self._had_tokens = False
-        self._moved = QTimer(self, singleShot=True, interval=MOVED_MS)
-        self._moved.timeout.connect(self._ask_row)
+        self._rest_timer = QTimer(self, singleShot=True, interval=MOVED_MS)
+        self._rest_timer.timeout.connect(self._request_row)
         self._compose()
         self._lay_out()
         self._order_tabs()
         self._connect()
         self._show_all()
-        self._show_rows()  # Train's line may have had them read before this page was first looked at
+        self._show_rows()  # the line on Train may have had them read before this page was built
 
-    # Composition
+    # Building
 
     def _compose(self) -> None:
-        # Whatever stands in the page is made in its place: moved there afterwards, all of it would be dressed again.
+        # Widgets are created with their final parent: reparented later, Qt would restyle all of them again.
         self.path = PathField(SETTINGS["data"], self)
         self.path.label.hide()
         body = self._body = QWidget(self)
@@ -87,7 +89,7 @@ class DatasetPage(QWidget):
         self.model = RowModel(self)
         self.table = RowTable(self.model)
         self.detail = RowDetail(self.parts)
-        self.tried = button("Try rewards", self.try_rewards)
+        self.try_button = button("Try rewards", self.try_rewards)
         self.nothing, self.absent = Nothing(*EMPTY), Nothing(*ABSENT)
 
     def _lay_out(self) -> None:
@@ -102,13 +104,13 @@ class DatasetPage(QWidget):
         for card, share in zip((self.mapping, self.counts), SHARES, strict=True):
             card.setSizePolicy(
                 QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred
-            )  # the shares decide, not the words
+            )  # SHARES decide the widths, not the texts
             band.addWidget(card, share)
         body, parts = self._body, self.parts
         parts.addWidget(self._rows_card())
         parts.addWidget(self.detail)
-        for place, share in enumerate(SHARES):
-            parts.setStretchFactor(place, share)
+        for index, share in enumerate(SHARES):
+            parts.setStretchFactor(index, share)
         parts.setSizes([1000 * share for share in SHARES])
         below = QVBoxLayout(body)
         below.setContentsMargins(0, 0, 0, 0)
@@ -120,8 +122,8 @@ class DatasetPage(QWidget):
         column.setSpacing(12)
         column.addLayout(head)
         self._stack = QStackedLayout()
-        for one in (self.nothing, self.absent, body):
-            self._stack.addWidget(one)
+        for view in (self.nothing, self.absent, body):
+            self._stack.addWidget(view)
         column.addLayout(self._stack, 1)
 
     def _rows_card(self) -> QFrame:
@@ -135,7 +137,7 @@ class DatasetPage(QWidget):
         head.addWidget(self.shown)
         head.addWidget(self.which)
         head.addStretch(1)
-        head.addWidget(self.tried)
+        head.addWidget(self.try_button)
         column = QVBoxLayout(card)
         column.setContentsMargins(4, 4, 4, 4)
         column.setSpacing(4)
@@ -150,28 +152,28 @@ class DatasetPage(QWidget):
             *self.mapping.stops(),
             self.which,
             self.table,
-            self.tried,
+            self.try_button,
             *views,
             self.detail.pane,
         ]
-        for one, following in pairwise(stops):
-            QWidget.setTabOrder(one, following)
+        for widget, following in pairwise(stops):
+            QWidget.setTabOrder(widget, following)
 
     def _connect(self) -> None:
-        for one in (self.path, self.mapping):
-            one.edited.connect(self.draft.set)
-        self.mapping.accepted.connect(self.dataset.take_likely)
+        for source in (self.path, self.mapping):
+            source.edited.connect(self.draft.set)
+        self.mapping.accepted.connect(self.dataset.accept_suggestions)
         self.draft.changed.connect(self._on_changed)
         self.dataset.changed.connect(self._show_all)
-        self.dataset.counted.connect(self._show_counts)
-        self.dataset.replaced.connect(self._show_rows)
+        self.dataset.counts_changed.connect(self._show_counts)
+        self.dataset.rows_replaced.connect(self._show_rows)
         self.which.activated.connect(lambda _: self.dataset.set_split(self.which.currentData()))
-        self.model.wanted.connect(self._ask_part)
-        self.table.chosen.connect(lambda _: self._moved.start())
-        self.table.selected.connect(self._show_able)
+        self.model.wanted.connect(self._request_part)
+        self.table.chosen.connect(lambda _: self._rest_timer.start())
+        self.table.selected.connect(self._show_enabled)
         self.nothing.wanted.connect(lambda: self.path.choose_file())
-        self.absent.wanted.connect(self.dataset.fetch)
-        QShortcut(QKeySequence.StandardKey.Refresh, self, self.dataset.read_again)
+        self.absent.wanted.connect(self.dataset.download)
+        QShortcut(QKeySequence.StandardKey.Refresh, self, self.dataset.reload)
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -179,9 +181,9 @@ class DatasetPage(QWidget):
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
-        self.dataset.leave(self)
+        self.dataset.unwatch(self)
 
-    # What the draft and the dataset say
+    # Showing the draft and the dataset
 
     def _on_changed(self, key: str) -> None:
         if not key or key == "data" or key in self.mapping.fields:
@@ -199,19 +201,19 @@ class DatasetPage(QWidget):
         self.mapping.show_faults(dataset.faults)
         elsewhere = (fault.sentence for fault in dataset.faults if fault.setting not in self.mapping.fields)
         self.path.show_problem(" ".join(elsewhere))
-        self.mapping.show_likely(dataset.likely)
+        self.mapping.show_likely(dataset.suggested_columns)
         self._show_which()
         self._show_counts()
-        self.table.say(self._instead())
-        self._show_able()
-        self.model.set_room(dataset.room)
-        self.detail.set_room(dataset.room)
+        self.table.say(self._placeholder())
+        self._show_enabled()
+        self.model.set_room(dataset.prompt_limit)
+        self.detail.set_room(dataset.prompt_limit)
 
     def _offer_names(self) -> None:
         dataset = self.dataset
-        form, configs = dataset.said.get("form", "file"), dataset.choices["configs"]
+        form, configs = dataset.preview.get("form", "file"), dataset.choices["configs"]
         self.mapping.offer_splits(form, dataset.split_choices(), configs, dataset.splits, self.draft.values())
-        self.mapping.offer_columns(dataset.said.get("columns", ()))
+        self.mapping.offer_columns(dataset.preview.get("columns", ()))
 
     def _show_which(self) -> None:
         splits = self.dataset.splits
@@ -230,15 +232,15 @@ class DatasetPage(QWidget):
         shown.show_figure("repeated", about.get("repeated"))
         shown.show_figure("refused", counts.refused if counts else None, sample=counts is not None and not counts.done)
         has_tokens = counts is not None and counts.has_tokens
-        too_long, whole = counts.too_long(dataset.room) if counts and has_tokens else (None, True)
+        too_long, whole = counts.too_long(dataset.prompt_limit) if counts and has_tokens else (None, True)
         shown.show_figure("too_long", too_long, sample=not whole)
         instead = counts.no_tokens if counts else UNCOUNTED if dataset.splits and not dataset.can_count else ""
-        shown.histogram.show_lengths(counts.lengths if counts and has_tokens else (), dataset.room, instead)
+        shown.histogram.show_lengths(counts.lengths if counts and has_tokens else (), dataset.prompt_limit, instead)
         shown.about.setText(self._about_lengths())
         shown.about.setToolTip(shown.about.text())
         shown.show_progress(*((counts.seen, counts.rows) if counts and not counts.done else (0, 0)))
         if has_tokens and not self._had_tokens:
-            self.model.forget()  # the tokenizer is warm now, and can tell the lengths of the rows in view
+            self.model.forget()  # the tokenizer is loaded now: rows requested again have lengths
         self._had_tokens = has_tokens
 
     def _about_lengths(self) -> str:
@@ -247,31 +249,31 @@ class DatasetPage(QWidget):
             return "Counting tokens…" if dataset.can_count else ""
         if not counts.has_tokens:
             return ""
-        return f"median {counts.middle:,} · longest {counts.longest:,} · {max(0, dataset.room):,} fit"
+        return f"median {counts.median:,} · longest {counts.longest:,} · {max(0, dataset.prompt_limit):,} fit"
 
     # Rows to try rewards on
 
-    def able(self) -> dict[str, bool]:
-        """Entry of the Rewards menu → whether it can be done now."""
+    def enabled_actions(self) -> dict[str, bool]:
+        """Action of the Rewards menu → whether it is enabled."""
         return {
             "try_rows": self.dataset.split == "train" and 0 < sum(map(len, self.table.selected_rows())) <= MOST_ROWS
         }
 
     def try_rewards(self) -> None:
-        """Have the bench sample the model on the selected rows."""
+        """Have the reward bench sample the model on the selected rows."""
         self.session.try_rewards([row + 1 for part in self.table.selected_rows() for row in part])
 
-    def _show_able(self) -> None:
-        able = self.able()
+    def _show_enabled(self) -> None:
+        enabled_actions = self.enabled_actions()
         rows = self.table.selected_rows()
         count = sum(map(len, rows))
-        self.tried.setText(
+        self.try_button.setText(
             f"Try rewards on row {rows[0].start + 1:,}" if count == 1 else f"Try rewards on {count:,} rows"
         )
-        self.tried.setVisible(bool(count))
-        self.tried.setEnabled(able["try_rows"])
-        self.tried.setToolTip(TRY if able["try_rows"] else TRY_NOT)
-        self.able_changed.emit(able)
+        self.try_button.setVisible(bool(count))
+        self.try_button.setEnabled(enabled_actions["try_rows"])
+        self.try_button.setToolTip(TRY if enabled_actions["try_rows"] else TRY_NOT)
+        self.enabled_actions_changed.emit(enabled_actions)
 
     # Rows
 
@@ -280,60 +282,60 @@ class DatasetPage(QWidget):
         self._generation += 1
         self._had_tokens = False
         rows = dataset.splits.get(dataset.split, {}).get("rows", 0)
-        self.model.show_rows(rows, self._headings() if rows else [], dataset.room)
-        self.table.begin(self._instead())
+        self.model.show_rows(rows, self._headings() if rows else [], dataset.prompt_limit)
+        self.table.begin(self._placeholder())
         if not rows:
             self.detail.show_nothing()
-        self._show_able()  # rows that are gone were selected without a word
+        self._show_enabled()  # a model reset drops the selection without a signal
 
     def _headings(self) -> list[Heading]:
-        """The columns in use first, in the order of their menus; before all others the one that holds the prompts."""
-        sound = self.draft.sound()
-        uses = {sound[key]: use for key, use in reversed(USES.items())}
-        wide = self.dataset.likely.get("prompt_feature", sound["prompt_feature"])
-        found = [
-            Heading(one["name"], uses.get(one["name"], ""), one["kind"] == "number", one["name"] == wide)
-            for one in self.dataset.said["columns"]
+        """Mapped columns first, in the order of their menus; the prompt column before all others."""
+        valid_values = self.draft.valid_values()
+        uses = {valid_values[key]: use for key, use in reversed(USES.items())}
+        wide = self.dataset.suggested_columns.get("prompt_feature", valid_values["prompt_feature"])
+        headings = [
+            Heading(column["name"], uses.get(column["name"], ""), column["kind"] == "number", column["name"] == wide)
+            for column in self.dataset.preview["columns"]
         ]
         order = [*USES.values(), ""]
-        return sorted(found, key=lambda heading: (not heading.wide, order.index(heading.use)))
+        return sorted(headings, key=lambda heading: (not heading.wide, order.index(heading.use)))
 
-    def _instead(self) -> str:
-        """What stands where the rows would."""
+    def _placeholder(self) -> str:
+        """The text in place of the rows."""
         data, state = self.draft.value("data"), self.dataset.state
         if state == "fetching":
-            done, total = self.dataset.fetched
+            done, total = self.dataset.download_progress
             of = f" of {figure(total / 1e6, 'MB')}" if total else ""
             return f"Fetching {data} from Hugging Face: {figure(done / 1e6, 'MB')}{of}"
         if state == "reading":
             return f"Reading {Path(data).name}…"
         return "No rows could be read; what is wrong stands above."
 
-    def _ask_part(self, start: int) -> None:
+    def _request_part(self, start: int) -> None:
         generation = self._generation
 
-        def put(said: dict[str, Any] | None) -> None:
+        def put(answer: dict[str, Any] | None) -> None:
             if generation != self._generation:
                 return
-            if said is None:
+            if answer is None:
                 self.model.release(start)
             else:
-                self.model.put(start, said["rows"], said["tokens"])
+                self.model.put(start, answer["rows"], answer["tokens"])
 
-        self.dataset.rows(start, PART, put, owner=self)
+        self.dataset.request_rows(start, PART, put, owner=self)
 
-    def _ask_row(self) -> None:
-        """Show the row that the cursor has come to rest on; the one asked for before is wanted no longer."""
+    def _request_row(self) -> None:
+        """Request the row under the cursor, and cancel the request for the one before."""
         index = self.table.currentIndex().row()
         if index < 0:
             return
-        if self._asked_row:
-            self.dataset.cancel(self._asked_row)
+        if self._row_request:
+            self.dataset.cancel(self._row_request)
         generation = self._generation
 
-        def show(said: dict[str, Any] | None) -> None:
-            self._asked_row = self._asked_row if said and said.get("loading") else 0
-            if said is not None and generation == self._generation:
-                self.detail.show_row(index, said, self.dataset.room)
+        def show(answer: dict[str, Any] | None) -> None:
+            self._row_request = self._row_request if answer and answer.get("loading") else 0
+            if answer is not None and generation == self._generation:
+                self.detail.show_row(index, answer, self.dataset.prompt_limit)
 
-        self._asked_row = self.dataset.row(index, show, owner=self)
+        self._row_request = self.dataset.request_row(index, show, owner=self)

@@ -1,7 +1,7 @@
 """The Monitor page: what is it doing? And when it is done: what did it learn?
 
-A live run and one from the archive are the same thing here, a folder that `app.model.run` follows. This page composes: figures
-come from the run, charts from `app.model.charts`' table, and drawing is the widgets' business.
+Composes the header with progress, the verdict, the tiles, the grid of charts and the log. Live and archived runs are alike: a folder
+that `app.model.run` follows. Figures come from the run, charts from the table of `app.model.charts`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.model import charts
-from app.model.charts import CHARTS, Chart, Curve
+from app.model.charts import CHARTS, Curve
 from app.model.run import Run
 from app.model.run_state import PHASE_WORDS
 from app.model.session import Session
@@ -55,8 +55,8 @@ class MonitorPage(QWidget):
         self._clock.timeout.connect(self._show_time)
         self._compose()
         self._lay_out()
-        session.run_changed.connect(self._take_run)
-        self._take_run()
+        session.run_changed.connect(self._on_run_changed)
+        self._on_run_changed()
 
     # ── composition ─────────────────────────────────────────────────────────────────────────────
 
@@ -64,7 +64,7 @@ class MonitorPage(QWidget):
         self.nothing = Nothing(
             "No run yet", "Start one on the Train page, or open an earlier one on the Runs page.", "Go to Train"
         )
-        self.nothing.wanted.connect(lambda: self.session.page_wanted.emit("train"))
+        self.nothing.wanted.connect(lambda: self.session.page_requested.emit("train"))
         self.header = RunHeader()
         self.smoothing = Menu()
         for label, weight in SMOOTHING:
@@ -77,7 +77,11 @@ class MonitorPage(QWidget):
         self.verdict = Verdict()
         self.note = ElidedLabel()
         self.log = LogView()
-        self.grid = ChartGrid([_plot(chart) for chart in CHARTS], self._supply, self._is_wanted)
+        self.grid = ChartGrid(
+            [Plot(chart.title, chart.axis, chart.unit, chart.help) for chart in CHARTS],
+            self._chart_at,
+            self._has_curves,
+        )
 
     def _lay_out(self) -> None:
         shown = QWidget()
@@ -100,7 +104,7 @@ class MonitorPage(QWidget):
 
     # ── the run ─────────────────────────────────────────────────────────────────────────────────
 
-    def _take_run(self) -> None:
+    def _on_run_changed(self) -> None:
         self._run = self.session.run
         self._curves_for = ()
         self.grid.forget_span()
@@ -118,7 +122,7 @@ class MonitorPage(QWidget):
         self._refresh()
 
     def _refresh(self) -> None:
-        """Show what the run says now; nothing is done for a page that nobody sees."""
+        """Show the run's present state. A hidden page does nothing."""
         run = self._run
         if run is None or not self.isVisible():
             self._clock.stop()
@@ -146,9 +150,9 @@ class MonitorPage(QWidget):
             self.tiles["kl"].show_value(None, instead="off: KL weight 0")
 
     def _show_note(self, run: Run) -> None:
-        """The newest finding about the run's health, else the newest note."""
-        said = (run.health or run.notes)[-1:]
-        text = " ".join(str(said[0].get(key) or "") for key in ("sentence", "advice")).strip() if said else ""
+        """Show the newest health finding, else the newest note."""
+        newest = (run.health or run.notes)[-1:]
+        text = " ".join(str(newest[0].get(key) or "") for key in ("sentence", "advice")).strip() if newest else ""
         self.note.setText(text)
         self.note.setToolTip("\n".join(str(event.get("sentence", "")) for event in run.notes))
         self.note.setVisible(bool(text))
@@ -156,46 +160,48 @@ class MonitorPage(QWidget):
     # ── charts ──────────────────────────────────────────────────────────────────────────────────
 
     def _find_curves(self, run: Run) -> None:
-        """Which curves each chart has; those of the reward functions from the start, so that no chart moves later."""
-        key = (run, len(run.names()), len(run.eval_names()), tuple(run.reward_names))
+        """Find each chart's curves; those of the reward functions from the start, so that no chart moves later."""
+        key = (run, len(run.metric_names()), len(run.eval_metric_names()), tuple(run.reward_names))
         if key == self._curves_for:
             return
         self._curves_for = key
-        coming = [f"rewards/{name}/{kind}" for name in run.reward_names for kind in ("mean", "std")]
-        steps, evals = (list(dict.fromkeys([*names, *coming])) for names in (run.names(), run.eval_names()))
+        expected = [f"rewards/{name}/{kind}" for name in run.reward_names for kind in ("mean", "std")]
+        steps, evals = (
+            list(dict.fromkeys([*names, *expected])) for names in (run.metric_names(), run.eval_metric_names())
+        )
         self._curves = [
             charts.curves_of(chart, evals if chart.held_out else steps, run.reward_names) for chart in CHARTS
         ]
 
-    def _is_wanted(self, place: int) -> bool:
-        return bool(self._curves[place])
+    def _has_curves(self, index: int) -> bool:
+        return bool(self._curves[index])
 
-    def _supply(self, place: int) -> ShownChart:
-        run, chart = self._run, CHARTS[place]
+    def _chart_at(self, index: int) -> ShownChart:
+        run, chart = self._run, CHARTS[index]
         if run is None:
             return ShownChart()
         read = run.eval_series if chart.held_out else run.series
-        traces = [_trace(curve, read) for curve in self._curves[place]]
-        return ShownChart([trace for trace in traces if trace.has_data], charts.waiting_for(chart, run.config))
+        traces = [_trace(curve, read) for curve in self._curves[index]]
+        return ShownChart([trace for trace in traces if trace.has_data], charts.placeholder(chart, run.config))
 
-    # ── how it stands ───────────────────────────────────────────────────────────────────────────
+    # ── the verdict ───────────────────────────────────────────────────────────────────────────
 
     def _show_verdict(self) -> None:
         run = self._run
         self.verdict.setVisible(run is not None and run.state not in ("starting", "running", "stopping"))
         if run is None:
             return
-        tell = getattr(self, f"_tell_{run.state}", None)
-        if tell is not None:
-            tell(run)
-        for one, following in pairwise([self.smoothing, *self.verdict.buttons(), self.grid]):
-            QWidget.setTabOrder(one, following)
+        show = getattr(self, f"_show_{run.state}", None)
+        if show is not None:
+            show(run)
+        for widget, following in pairwise([self.smoothing, *self.verdict.buttons(), self.grid]):
+            QWidget.setTabOrder(widget, following)
 
-    def _tell_paused(self, run: Run) -> None:
+    def _show_paused(self, run: Run) -> None:
         self.verdict.tell("Paused", "warning", "The run waits where it is; nothing is lost.",
-                          actions=[Action("Resume", lambda: self._say("resume"), primary=True)])  # fmt: skip
+                          actions=[Action("Resume", lambda: self._send("resume"), primary=True)])  # fmt: skip
 
-    def _tell_finished(self, run: Run) -> None:
+    def _show_finished(self, run: Run) -> None:
         actions = [
             Action("Export to LM Studio…", self._export, primary=True),
             Action("Open folder", self._open_folder),
@@ -205,37 +211,41 @@ class MonitorPage(QWidget):
             f"Finished: {_effort(run)}", "good", advice=_averaged(run), changes=_changes(run), actions=actions
         )
 
-    def _tell_stopped(self, run: Run) -> None:
-        told = str((run.ending or {}).get("sentence") or "Stopped; everything is saved.")
+    def _show_stopped(self, run: Run) -> None:
+        sentence = str((run.ending or {}).get("sentence") or "Stopped; everything is saved.")
         actions = [
-            self._resuming(run),
+            self._resume_action(run),
             Action("Export to LM Studio…", self._export),
             Action("Open folder", self._open_folder),
         ]
-        self.verdict.tell(f"Stopped: {_effort(run)}", "muted", advice=told, changes=_changes(run), actions=actions)
+        self.verdict.tell(f"Stopped: {_effort(run)}", "muted", advice=sentence, changes=_changes(run), actions=actions)
 
-    def _tell_failed(self, run: Run) -> None:
-        bug = bool((run.ending or {}).get("traceback"))
+    def _show_failed(self, run: Run) -> None:
+        is_bug = bool((run.ending or {}).get("traceback"))
         advice = (
             "This is a fault in the program and not in your settings; the log holds the details."
-            if bug
+            if is_bug
             else "Mend what the sentence names, then go on."
         )
-        actions = [self._resuming(run), Action("Edit settings", self._edit), Action("Open log", self.log.open_file)]
+        actions = [
+            self._resume_action(run),
+            Action("Edit settings", self._edit),
+            Action("Open log", self.log.open_file),
+        ]
         self.verdict.tell(f"Failed{_at(run)}", "bad", run.problem, advice, actions=actions)
-        self.log.unfold(bug)
+        self.log.unfold(is_bug)
 
-    def _tell_crashed(self, run: Run) -> None:
-        kept = run.checkpoint
-        saved = f"Everything up to step {kept:,} is saved." if kept is not None else "There is no checkpoint yet."
-        actions = [self._resuming(run), Action("Open log", self.log.open_file)]
+    def _show_crashed(self, run: Run) -> None:
+        step = run.checkpoint
+        saved = f"Everything up to step {step:,} is saved." if step is not None else "There is no checkpoint yet."
+        actions = [self._resume_action(run), Action("Open log", self.log.open_file)]
         self.verdict.tell(f"Crashed{_at(run)}", "bad", run.problem, saved, actions=actions)
 
-    def _resuming(self, run: Run) -> Action:
-        kept = run.checkpoint
-        return Action(f"Resume from step {kept:,}" if kept is not None else "Start over", self.resume, primary=True)
+    def _resume_action(self, run: Run) -> Action:
+        step = run.checkpoint
+        return Action(f"Resume from step {step:,}" if step is not None else "Start over", self.resume, primary=True)
 
-    # ── what a person can do ────────────────────────────────────────────────────────────────────
+    # ── actions ────────────────────────────────────────────────────────────────────
 
     def resume(self) -> None:
         """Go on with the run from its newest checkpoint."""
@@ -244,29 +254,25 @@ class MonitorPage(QWidget):
 
     def _export(self) -> None:
         if self._run is not None:
-            self.session.export_wanted.emit(self._run.folder)
+            self.session.export_requested.emit(self._run.folder)
 
     def _open_folder(self) -> None:
         if self._run is not None:
             show_file(self._run.folder.path)
 
     def _show_completions(self) -> None:
-        self.session.page_wanted.emit("completions")
+        self.session.page_requested.emit("completions")
 
     def _edit(self) -> None:
         if self._run is not None:
-            self.session.settings_wanted.emit(self._run.folder)
+            self.session.settings_requested.emit(self._run.folder)
 
-    def _say(self, word: str) -> None:
+    def _send(self, word: str) -> None:
         try:
             if self._run is not None:
-                self._run.say(word)
+                self._run.send(word)
         except Mistake as mistake:
             self.session.message.emit(mistake.faults[0].sentence)
-
-
-def _plot(chart: Chart) -> Plot:
-    return Plot(chart.title, chart.axis, chart.unit, chart.help)
 
 
 def _trace(curve: Curve, read: Callable) -> Trace:
@@ -282,15 +288,15 @@ def _trace(curve: Curve, read: Callable) -> Trace:
 
 
 def _changes(run: Run) -> list[Change]:
-    """The result: reward before → after, in training and on held-out prompts."""
-    found = [Change("Reward in training", *first_and_last_means(run.series("reward")[1].tolist()))]
+    """Reward before → after: in training, on held-out prompts, on the test split."""
+    changes = [Change("Reward in training", *first_and_last_means(run.series("reward")[1].tolist()))]
     held_out = run.eval_series("reward")[1]
     if len(held_out) > 1:
-        found.append(Change("Held-out reward", float(held_out[0]), float(held_out[-1])))
-    tested = run.tested.get("reward")
-    if isinstance(tested, int | float):
-        found.append(Change("Test reward", None, float(tested)))
-    return [change for change in found if change.after is not None]
+        changes.append(Change("Held-out reward", float(held_out[0]), float(held_out[-1])))
+    test_reward = run.test_metrics.get("reward")
+    if isinstance(test_reward, int | float):
+        changes.append(Change("Test reward", None, float(test_reward)))
+    return [change for change in changes if change.after is not None]
 
 
 def _effort(run: Run) -> str:
@@ -300,15 +306,15 @@ def _effort(run: Run) -> str:
 
 
 def _averaged(run: Run) -> str:
-    """What stands behind the figures of the result."""
+    """How the figures of the result were averaged."""
     count = averaging_window(len(run.series("reward")[0]))
     steps = f"{count} steps" if count > 1 else "step"
-    said = f"Training: means of the first and last {steps}."
+    text = f"Training: means of the first and last {steps}."
     evaluated = run.eval_series("reward")[0]
     if len(evaluated) > 1:
         began = f"after step {evaluated[0]:,}" if evaluated[0] else "before training"
-        said += f" Held-out: {began}, after step {evaluated[-1]:,}."
-    return said
+        text += f" Held-out: {began}, after step {evaluated[-1]:,}."
+    return text
 
 
 def _at(run: Run) -> str:

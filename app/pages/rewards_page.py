@@ -1,5 +1,8 @@
-"""The Rewards page, the bench: what would my reward functions say? Completions from the model, a run or a file, every
-function's score for each, the verdict in words, and the reward file beside them to be mended.
+"""The Rewards page: what would my reward functions say?
+
+Composes the source of completions (the model, a run, a file, the clipboard), the scores of every function with their verdict, and
+beside them the detail of a completion, the editor of the reward file and the kept cases. State and scoring are the session's
+`reward_bench`; editing is `parts.reward_editing`.
 """
 
 from __future__ import annotations
@@ -40,19 +43,21 @@ from app.widgets.rewards.reward_source import RewardSource
 from backend.spec import places
 
 NARROW = 900
-"""Below this width scores and what stands beside them take turns."""
+"""Below this width the scores are one of the views."""
 VIEWS = {"scores": "Scores", "completion": "Completion", "file": "Reward file", "cases": "Cases"}
 
 
 class RewardsPage(QWidget):
-    """Signals: able_changed(what of the Rewards menu can be done now, as `able` tells it)."""
+    """Signals:
+    enabled_actions_changed(dict) – `enabled_actions()` returns this now.
+    """
 
-    able_changed = Signal(dict)
+    enabled_actions_changed = Signal(dict)
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session, self.draft = session, session.draft
-        self.bench: RewardBench = session.bench
+        self.bench: RewardBench = session.reward_bench
         self.setAcceptDrops(True)
         self._seed = 0
         self._narrow: bool | None = None
@@ -63,10 +68,10 @@ class RewardsPage(QWidget):
         self.editing.open()
         self._show()
 
-    # Composition
+    # Building
 
     def _compose(self) -> None:
-        # Whatever stands in the page is made in its place: moved there afterwards, all of it would be dressed again.
+        # Widgets are created with their final parent: reparented later, Qt would restyle all of them again.
         self.parts = QSplitter(Qt.Orientation.Horizontal, self, childrenCollapsible=False, handleWidth=12)
         self._beside = QWidget(self.parts)
         self._detail_side, self._case_side = QWidget(self._beside), QWidget(self._beside)
@@ -120,10 +125,10 @@ class RewardsPage(QWidget):
         bench, source = self.bench, self.source
         bench.changed.connect(self._show)
         bench.busy_changed.connect(source.show_busy)
-        bench.busy_changed.connect(self._show_able)
+        bench.busy_changed.connect(self._show_enabled)
         bench.progress.connect(source.show_progress)
         source.sample_wanted.connect(self._sample)
-        source.run_wanted.connect(bench.take_run)
+        source.run_wanted.connect(bench.load_run)
         source.file_wanted.connect(self.read_completions)
         source.paste_wanted.connect(self.paste_completions)
         source.cancelled.connect(self.cancel)
@@ -131,15 +136,15 @@ class RewardsPage(QWidget):
         self.views.chosen.connect(lambda _: self._show_views())
         self.results.table.chosen.connect(self._choose)
         self.results.board.error_wanted.connect(lambda row: self._show_error(row["error"], go=True))
-        self.cases.drop_wanted.connect(bench.drop_case)
+        self.cases.drop_wanted.connect(bench.remove_case)
         self.results.functions.weighed.connect(lambda weights: self.draft.set("reward_weights", weights))
         self.panel.score_wanted.connect(self.score)
         self.editing.opened.connect(self._name_file)
-        self.session.rows_wanted.connect(self.sample_rows)
+        self.session.reward_rows_requested.connect(self.sample_rows)
         self.draft.changed.connect(self._on_setting)
         theme.signals.changed.connect(self._show)
 
-    # What is shown
+    # Showing the bench
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -153,7 +158,7 @@ class RewardsPage(QWidget):
         self._show_views()
 
     def _show_views(self) -> None:
-        """In a wide page the scores stand beside the rest; in a narrow one they are one of the views."""
+        """Show the chosen view. In a wide page the scores are always beside it; in a narrow one they are a view."""
         narrow, key = self.width() < theme.scaled(NARROW), self.views.key
         if narrow != self._narrow and key in ("scores", "completion"):
             key = "scores" if narrow else "completion"
@@ -163,13 +168,13 @@ class RewardsPage(QWidget):
         empty = key == "completion" and not self.bench.groups
         self.results.setVisible(not narrow or key == "scores")
         self._beside.setVisible(key != "scores" if narrow else not empty)
-        self.about.setText(self._told(brief=narrow))
+        self.about.setText(self._status(brief=narrow))
         if key != "scores":
             self._sides.setCurrentIndex(("completion", "file", "cases").index(key))
 
     def _show(self) -> None:
         bench = self.bench
-        self.source.show_size(int(self.draft.sound()["group_size"]))
+        self.source.show_size(int(self.draft.valid_values()["group_size"]))
         self._show_views()
         names, labels = ([one[key] for one in bench.functions] for key in ("name", "label"))
         self.detail.set_rewards(names, labels)
@@ -181,32 +186,32 @@ class RewardsPage(QWidget):
         self.views.show_word(
             "cases", f"Cases: {failing} of {count} fail" if failing else f"Cases ({count})" if count else "Cases"
         )
-        self._show_able()
+        self._show_enabled()
         self.kept.setText(_about_cases(bench.reward_file, count))
 
-    def _told(self, *, brief: bool) -> str:
-        """What lies on the bench, and, where there is room, where it is from and how long scoring took."""
+    def _status(self, *, brief: bool) -> str:
+        """How many completions are on the bench; unless `brief`, also where they are from and how long scoring took."""
         bench = self.bench
         if not bench.groups:
             return ""
-        told = f"{_counted(len(bench.groups), 'prompt')}, {_counted(bench.count, 'completion')}"
+        counts = f"{_counted(len(bench.groups), 'prompt')}, {_counted(bench.count, 'completion')}"
         if brief:
-            return told
+            return counts
         took = f"; scored in {_span(bench.seconds)}" if bench.seconds is not None and bench.functions else ""
-        return f"{told} {bench.origin}{took}"
+        return f"{counts} {bench.origin}{took}"
 
     def _show_error(self, error: dict[str, Any] | None, *, go: bool = False) -> None:
-        """Mark the line where the person's file went wrong; and go there."""
+        """Mark the line of the error where it is in the user's file; with `go`, show it."""
         if self.editing.mark(error) and go and error is not None:
             self.views.choose("file")
             self.panel.editor.reveal(error["line"])
 
     def _name_file(self, name: str) -> None:
         self.views.show_word("file", name or VIEWS["file"])
-        self._show_able()
+        self._show_enabled()
 
-    def able(self) -> dict[str, bool]:
-        """Entry of the Rewards menu → whether it can be done now; what can always be done is left out."""
+    def enabled_actions(self) -> dict[str, bool]:
+        """Action of the Rewards menu → whether it is enabled; actions that always are, are left out."""
         bench, completion = self.bench, self._line[1] if self._line else None
         return {
             "score": bool(bench.groups),
@@ -216,32 +221,32 @@ class RewardsPage(QWidget):
             "save_file": self.editing.file.path is not None,
         }
 
-    def _show_able(self) -> None:
-        able = self.able()
-        for one, name in ((self.again, "score"), (self.keep, "keep_case"), (self.drop, "drop_case")):
-            one.setEnabled(able[name])
-        self.able_changed.emit(able)
+    def _show_enabled(self) -> None:
+        enabled_actions = self.enabled_actions()
+        for widget, name in ((self.again, "score"), (self.keep, "keep_case"), (self.drop, "drop_case")):
+            widget.setEnabled(enabled_actions[name])
+        self.enabled_actions_changed.emit(enabled_actions)
 
     def _choose(self, row: dict[str, Any], completion: dict[str, Any] | None) -> None:
         self._line = (row, completion)
         self.detail.show_completion(row, completion)
-        self._show_able()
+        self._show_enabled()
 
     def _on_setting(self, key: str) -> None:
         if key in ("", "reward_functions_file"):
             self.editing.open()
         if key in ("", "group_size"):
-            self.source.show_size(int(self.draft.sound()["group_size"]))
+            self.source.show_size(int(self.draft.valid_values()["group_size"]))
 
-    # What a person does, by a button or from the menu
+    # Slots of buttons and menus
 
     def sample(self) -> None:
-        """Draw completions as the choices say."""
+        """Sample completions as the source is set."""
         self.source.sources.choose("model")
         self.source.sample.click()
 
     def sample_rows(self, numbers: list[int]) -> None:
-        """Draw completions of these rows of the dataset."""
+        """Sample completions of these rows of the dataset."""
         self.source.choose_rows(numbers)
         self.sample()
 
@@ -260,28 +265,28 @@ class RewardsPage(QWidget):
 
     def new_file(self) -> None:
         self.views.choose("file")
-        self.editing.make()
+        self.editing.create()
 
     def open_file(self) -> None:
         self.views.choose("file")
         self.editing.choose()
 
     def _sample(self, how: str, count: int, numbers: list[int], size: int) -> None:
-        self._seed += 1  # another draw each time
+        self._seed += 1  # other samples each time
         self.bench.sample(how, count, numbers, size, self._seed)
 
     def read_completions(self) -> None:
         chosen = self.choose_completions()
         if chosen is not None:
             self.session.prefs.last_folder = chosen.parent
-            self.bench.read(chosen)
+            self.bench.load_file(chosen)
 
     def paste_completions(self) -> None:
         text = QGuiApplication.clipboard().text()
         if not text.strip():
             self.session.message.emit("There is no text on the clipboard.")
             return
-        self.bench.paste(text)
+        self.bench.load_text(text)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         if _dropped(event) is not None:
@@ -293,13 +298,13 @@ class RewardsPage(QWidget):
             return
         event.acceptProposedAction()
         if path.suffix == ".jsonl":
-            self.bench.read(path)
+            self.bench.load_file(path)
         else:
             self.draft.set("reward_functions_file", str(path))
 
     def keep_case(self) -> None:
         if self._line is not None and self._line[1] is not None:
-            self.bench.keep(self._line[0], self._line[1])
+            self.bench.keep_case(self._line[0], self._line[1])
 
     # Questions, each in a method of its own so that tests can answer them
 
@@ -329,15 +334,15 @@ def _span(seconds: float) -> str:
 
 
 def _stack(side: QWidget, *parts: QWidget) -> None:
-    """Lay out a side: at the bottom, to the right, what can be done with what is chosen above, which takes the room."""
+    """Lay out `parts` in a column: the last one, a button, at the bottom right; the one above it stretches."""
     column = QVBoxLayout(side)
     column.setContentsMargins(0, 0, 0, 0)
     column.setSpacing(theme.SPACE)
-    *above, do = parts
+    *above, action = parts
     for part in above:
         column.addWidget(part)
     column.setStretchFactor(above[-1], 1)
-    column.addWidget(do, 0, Qt.AlignmentFlag.AlignRight)
+    column.addWidget(action, 0, Qt.AlignmentFlag.AlignRight)
 
 
 def _counted(number: int, noun: str) -> str:

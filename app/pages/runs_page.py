@@ -1,6 +1,7 @@
-"""The Runs page: every run there is, to be looked at again, resumed, exported, or thrown away.
+"""The Runs page: which runs are there, and what can be done with them?
 
-Runs are read one at a time between two turns of the event loop, and again only when their diary has grown.
+Composes the table of runs, its filter, and buttons to open, resume, export and trash the selected one. Runs are read one per turn of
+the event loop, and again only when their diary has grown.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from backend.spec import archive, places
 from backend.spec.places import RunFolder
 
 EVERY_MS = 2000
-"""How often live runs are looked at while the page is on screen."""
+"""How often live runs are read while the page is visible."""
 RESUMABLE = ("stopped", "failed", "crashed")
 
 
@@ -41,10 +42,10 @@ class RunsPage(QWidget):
         self._known: dict[Path, tuple[int, str]] = {}
         self._watcher = QFileSystemWatcher(self)
         self._watcher.directoryChanged.connect(lambda _: self.refresh())
-        self._clock = QTimer(self, interval=EVERY_MS)
-        self._clock.timeout.connect(self.refresh)
-        self._turns = QTimer(self, interval=0)
-        self._turns.timeout.connect(self._read_next)
+        self._refresh_timer = QTimer(self, interval=EVERY_MS)
+        self._refresh_timer.timeout.connect(self.refresh)
+        self._read_timer = QTimer(self, interval=0)
+        self._read_timer.timeout.connect(self._read_next)
         self._compose()
         self._lay_out()
         self._show_choice()
@@ -55,7 +56,7 @@ class RunsPage(QWidget):
         self.nothing = Nothing(
             "No runs yet", "Every run is kept here, with its charts, completions and model.", "Go to Train"
         )
-        self.nothing.wanted.connect(lambda: self.session.page_wanted.emit("train"))
+        self.nothing.wanted.connect(lambda: self.session.page_requested.emit("train"))
         self.model = RunModel(self)
         self.table = RunTable(self.model)
         self.table.activated.connect(lambda _: self.open())
@@ -81,14 +82,14 @@ class RunsPage(QWidget):
         head.addWidget(self.search, 1)
         buttons = QHBoxLayout()
         buttons.setSpacing(theme.SPACE)
-        for one in (
+        for action in (
             self.open_button,
             self.resume_button,
             self.export_button,
             self.settings_button,
             self.folder_button,
         ):
-            buttons.addWidget(one)
+            buttons.addWidget(action)
         buttons.addStretch(1)
         buttons.addWidget(self.trash_button)
         shown = QWidget()
@@ -107,15 +108,15 @@ class RunsPage(QWidget):
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self.refresh()
-        self._clock.start()
+        self._refresh_timer.start()
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
-        self._clock.stop()
-        self._turns.stop()
+        self._refresh_timer.stop()
+        self._read_timer.stop()
 
     def refresh(self) -> None:
-        """Look at the runs folder; runs whose diary has grown, and live ones, are read in the turns that follow."""
+        """List the runs folder. Live runs, and those whose diary has grown, are read in the turns that follow."""
         if not self.isVisible():
             return
         self._watch(places.runs_folder())
@@ -123,7 +124,7 @@ class RunsPage(QWidget):
         self.model.set_paths([folder.path for folder in folders])
         self._stack.setCurrentIndex(1 if folders else 0)
         self._queue = deque(folder for folder in folders if self._is_news(folder))
-        self._turns.start()
+        self._read_timer.start()
 
     def _watch(self, folder: Path) -> None:
         if folder.is_dir() and str(folder) not in self._watcher.directories():
@@ -135,38 +136,38 @@ class RunsPage(QWidget):
 
     def _read_next(self) -> None:
         if not self._queue:
-            self._turns.stop()
+            self._read_timer.stop()
             if not self.table.chosen_rows():
                 self.table.selectRow(0)
             return
         folder = self._queue.popleft()
         size = _size(folder.events)
-        row = _row(archive.summary(folder), self._state_here(folder))
+        row = _row(archive.summary(folder), self._live_state(folder))
         self._known[folder.path] = (size, row.state)
         self.model.put(row)
 
-    def _state_here(self, folder: RunFolder) -> str:
-        """The state of the run that Monitor follows, which knows of pauses too; empty for every other."""
+    def _live_state(self, folder: RunFolder) -> str:
+        """The state of the run that Monitor follows, which also knows pauses; empty for every other run."""
         run = self.session.run
         return run.state if run is not None and run.is_live and run.folder.path == folder.path else ""
 
-    # ── what a person can do ────────────────────────────────────────────────────────────────────
+    # ── actions ────────────────────────────────────────────────────────────────────
 
     def _show_choice(self) -> None:
-        """Only what can be done with the selected run can be pressed."""
+        """Enable the buttons that apply to the selected run."""
         row = self.table.chosen()
-        for one in (self.open_button, self.settings_button, self.folder_button):
-            one.setEnabled(row is not None)
+        for action in (self.open_button, self.settings_button, self.folder_button):
+            action.setEnabled(row is not None)
         self.resume_button.setEnabled(row is not None and row.state in RESUMABLE)
         self.export_button.setEnabled(row is not None and row.state not in LIVE and row.step > 0)
         self.trash_button.setEnabled(row is not None and row.state not in LIVE)
 
     def open(self) -> None:
-        """Look at the run on the Monitor page."""
+        """Show the run on the Monitor page."""
         row = self.table.chosen()
         if row is not None:
             self.session.open_run(row.path)
-            self.session.page_wanted.emit("monitor")
+            self.session.page_requested.emit("monitor")
 
     def resume(self) -> None:
         row = self.table.chosen()
@@ -176,13 +177,13 @@ class RunsPage(QWidget):
     def export(self) -> None:
         row = self.table.chosen()
         if row is not None:
-            self.session.export_wanted.emit(RunFolder(row.path))
+            self.session.export_requested.emit(RunFolder(row.path))
 
     def use_settings(self) -> None:
-        """Bring the run's settings into the form."""
+        """Load the run's settings into the form."""
         row = self.table.chosen()
         if row is not None:
-            self.session.settings_wanted.emit(RunFolder(row.path))
+            self.session.settings_requested.emit(RunFolder(row.path))
 
     def show_folder(self) -> None:
         row = self.table.chosen()
@@ -190,9 +191,9 @@ class RunsPage(QWidget):
             show_file(row.path)
 
     def move_to_trash(self) -> None:
-        """Ask, then hand the folder to the desktop's trash. A run that is being trained stays."""
+        """Ask, then move the folder to the desktop's trash. A run that is training stays."""
         row = self.table.chosen()
-        if row is None or RunFolder(row.path).is_locked() or not self._confirmed(row):
+        if row is None or RunFolder(row.path).is_locked() or not self._is_confirmed(row):
             return
         if self.session.run is not None and self.session.run.folder.path == row.path:
             self.session.close_run()
@@ -200,7 +201,7 @@ class RunsPage(QWidget):
             self.session.message.emit(f"{row.path} could not be moved to the trash.")
         self.refresh()
 
-    def _confirmed(self, row: RunRow) -> bool:
+    def _is_confirmed(self, row: RunRow) -> bool:
         box = QMessageBox(self)
         box.setWindowTitle("Move to trash")
         box.setText(f"Move {row.path.name} to the trash?")
@@ -211,18 +212,18 @@ class RunsPage(QWidget):
         return box.clickedButton() is move
 
 
-def _row(found: archive.Summary, state: str) -> RunRow:
-    before, after = found.reward_before, found.reward_after
+def _row(summary: archive.Summary, state: str) -> RunRow:
+    before, after = summary.reward_before, summary.reward_after
     return RunRow(
-        path=Path(found.path),
-        state=state or found.state,
-        model=found.model,
-        step=found.step or 0,
-        iterations=found.iterations,
+        path=Path(summary.path),
+        state=state or summary.state,
+        model=summary.model,
+        step=summary.step or 0,
+        iterations=summary.iterations,
         reward=after,
         change=None if before is None or after is None else after - before,
-        began=found.began,
-        worked_s=found.worked_s,
+        began=summary.began,
+        worked_s=summary.worked_s,
     )
 
 

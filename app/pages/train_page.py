@@ -1,6 +1,7 @@
-"""The Train page: what will it do? The form in SPEC's reading order, and beside it the plan, its problems and Run.
+"""The Train page: what will it do?
 
-The fields come from the list of settings; which cards there are, and what stands between them, is composed here.
+Composes the form (one card per section of settings, with the reward table, the dataset line and the pickers among its fields) and
+the launch column beside it: the plan in words, memory, problems, help, the command and Run. The fields come from SETTINGS.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 from app import theme
-from app.model.dataset import dataset_of
 from app.model.memory_parts import amount
 from app.model.session import Session
+from app.pages.parts.dataset_line import DatasetLine
 from app.pages.parts.source_picking import Picking
-from app.widgets.dataset.dataset_line import DatasetLine
 from app.widgets.form import launch_column
 from app.widgets.form.form import Card, FieldGrid, Form
 from app.widgets.form.launch_column import LaunchColumn
@@ -25,14 +25,13 @@ from app.widgets.form.path_field import PathField
 from app.widgets.form.setting_search import SettingSearch
 from app.widgets.rewards.reward_panel import RewardPanel
 from backend.spec.config import SECTIONS, SETTINGS, sections
-from backend.spec.faults import Fault
 
 REWARD_FIELDS = ("reward_functions_file", "reward_functions", "reward_weights")
-"""Shown below the reward table, in this order, and not among the other fields of their block."""
+"""Shown below the reward table, in this order, and not among the other fields of their section."""
 SETTLE_MS = 150
-"""How long typing must rest before problems are shown: nobody is told off in the middle of a number."""
+"""How long typing must rest before problems are shown: half a number is no problem."""
 ROOMY = 1000
-"""From this width on the column beside the form takes its full width."""
+"""From this width on the launch column has its full width."""
 DEMO = (
     "The demo is loaded: a small bundled model learns, from rewards alone, to work sums out instead of guessing them. "
     "It takes about a minute and downloads nothing."
@@ -43,24 +42,24 @@ class TrainPage(QWidget):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session, self.draft = session, session.draft
-        # Whatever stands in the page is made in its place: moved there afterwards, all of it would be dressed again.
+        # Widgets are created with their final parent: reparented later, Qt would restyle all of them again.
         content = self._content = QWidget(self)
         self.form, self.launch = Form(content), LaunchColumn(content)
         self.rewards = RewardPanel(self.form.page)
         self.search = SettingSearch(list(SETTINGS.values()))
-        self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
+        self._rest_timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
         self._tabs: list[QWidget] = []
         self._memory = ""
         self._compose()
         self._lay_out()
         self._order_tabs()
-        session.time_forecast.look_again()
+        session.time_forecast.refresh()
         self._connect()
         self.picking = Picking(session, self.form.fields.values(), self)
         self._show_values()
-        self._settle.start(0)  # judging all settings may wait until the page is there
+        self._rest_timer.start(0)  # validating all settings can wait until the page is built
 
-    # Composition
+    # Building
 
     def _compose(self) -> None:
         self.banner = self._banner()
@@ -80,24 +79,24 @@ class TrainPage(QWidget):
             self._tabs += card.tab_order(self._add_rewards(card) if section == "generation" else ())
         self.form.column.addStretch()
         self.form.open_cards(self.session.prefs.open_cards)
-        self.dataset = dataset_of(self.session)
+        self.dataset = self.session.dataset
         self.dataset_line = DatasetLine(self.dataset, self.form.fields["data"])
         self.form.fields["data"].layout().addWidget(self.dataset_line)  # pyright: ignore
         self._tabs.insert(self._tabs.index(self.form.fields["data"].stops()[-1]) + 1, self.dataset_line)
 
     def _add_rewards(self, card: Card) -> list[QWidget]:
-        """The table and the fields that belong to it; returns where Tab halts in them."""
+        """Add the reward table and its fields to the card; returns their widgets in tab order."""
         below = FieldGrid((SETTINGS[key] for key in REWARD_FIELDS), card)
         card.middle.addWidget(self.rewards)
         card.middle.addWidget(below)
         self.form.adopt(below.fields)
-        return [*self.rewards.stops(), *(stop for one in below.fields for stop in one.stops())]
+        return [*self.rewards.stops(), *(stop for field in below.fields for stop in field.stops())]
 
     def _order_tabs(self) -> None:
         first = (self.presets, self.search, self.run_demo, self.left_out.close_button)
         chain = [*first, *self._tabs, self.launch.run, self.launch.copy]
-        for one, following in pairwise(chain):
-            QWidget.setTabOrder(one, following)
+        for widget, following in pairwise(chain):
+            QWidget.setTabOrder(widget, following)
 
     def _banner(self) -> QFrame:
         banner = QFrame()
@@ -119,7 +118,7 @@ class TrainPage(QWidget):
         across.setContentsMargins(0, 0, theme.GUTTER, 0)
         self.presets = QPushButton("Presets…")
         self.presets.setToolTip("Ways to train, each with what it would change")
-        self.presets.clicked.connect(self.session.presets_wanted)
+        self.presets.clicked.connect(self.session.presets_requested)
         across.addWidget(title)
         across.addStretch()
         across.addWidget(self.presets)
@@ -144,25 +143,25 @@ class TrainPage(QWidget):
         self.form.opened.connect(self.session.prefs.set_card_open)
         data = self.form.fields["data"]
         assert isinstance(data, PathField)
-        data.hand_over = self.session.take_data
+        data.hand_over = self.session.use_data
         self.left_out.closed.connect(self._forget_left_out)
         self.session.time_forecast.changed.connect(self._show_plan)
         self.form.focused.connect(lambda key: self.launch.show_help(SETTINGS[key]))
-        self.rewards.picked.connect(self._take_rewards)
-        self.session.bench.changed.connect(self._show_rewards)
+        self.rewards.picked.connect(self._on_rewards_picked)
+        self.session.reward_bench.changed.connect(self._show_rewards)
         self.rewards.file_wanted.connect(lambda: self.form.fields["reward_functions_file"].choose_file())
         self.search.chosen.connect(self.reveal)
         self.launch.run_pressed.connect(self.session.start_run)
         self.launch.problem_pressed.connect(self.reveal)
-        self.session.field_wanted.connect(self.reveal)
+        self.session.field_requested.connect(self.reveal)
         self.session.run_changed.connect(self._show_run_button)
         self.session.run_state_changed.connect(self._show_run_button)
         self.draft.changed.connect(self._on_changed)
-        self.dataset_line.wanted.connect(lambda: self.session.page_wanted.emit("dataset"))
-        self.dataset.counted.connect(self._settle.start)  # the longest prompt decides about the memory
+        self.dataset_line.wanted.connect(lambda: self.session.page_requested.emit("dataset"))
+        self.dataset.counts_changed.connect(self._rest_timer.start)  # the longest prompt decides about the memory
         self.draft.saved.connect(self._show_plan)
-        self.draft.judged.connect(self._settle.start)
-        self._settle.timeout.connect(self._show_problems)
+        self.draft.problems_changed.connect(self._rest_timer.start)
+        self._rest_timer.timeout.connect(self._show_problems)
         theme.signals.changed.connect(self._show_rewards)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -171,7 +170,7 @@ class TrainPage(QWidget):
             theme.scaled(launch_column.NARROW_WIDTH if self.width() < theme.scaled(ROOMY) else launch_column.WIDTH)
         )
 
-    # What the draft says
+    # Showing the draft
 
     def _on_changed(self, key: str) -> None:
         if not key:
@@ -183,7 +182,7 @@ class TrainPage(QWidget):
             self._show_rewards()
         self._show_applying()
         self._show_plan()
-        self._settle.start(SETTLE_MS)
+        self._rest_timer.start(SETTLE_MS)
 
     def _show_all(self) -> None:
         self._show_values()
@@ -197,18 +196,18 @@ class TrainPage(QWidget):
         self._show_plan()
 
     def _show_applying(self) -> None:
-        sound = self.draft.sound()
-        self.form.show_only({key for key, about in SETTINGS.items() if about.applies(sound)})
+        valid_values = self.draft.valid_values()
+        self.form.show_only({key for key, about in SETTINGS.items() if about.applies(valid_values)})
 
     def _show_rewards(self) -> None:
         value = self.draft.value
         self.rewards.show_rewards(self.draft.rewards(), value("reward_functions"), value("reward_weights"))
-        self.rewards.show_means(self.session.bench.means)
+        self.rewards.show_means(self.session.reward_bench.means)
 
     def _show_plan(self) -> None:
-        seconds = self.session.time_forecast.seconds_per_completion(self.draft.sound())
+        seconds = self.session.time_forecast.seconds_per_completion(self.draft.valid_values())
         self.launch.show_plan(self.draft.summary(seconds, self._memory), self.draft.details())
-        self.launch.show_command(self.draft.shown_command(), self.draft.short_command())
+        self.launch.show_command(self.draft.command_text(), self.draft.short_command())
         self._show_run_button()
 
     def _forget_left_out(self) -> None:
@@ -216,28 +215,29 @@ class TrainPage(QWidget):
         self.left_out.show_keys(None, {})
 
     def _show_run_button(self, _state: str = "") -> None:
-        """One button stands out: the demo's while its banner is there, else Run."""
+        """One button is primary: the demo's while its banner is visible, else Run."""
         training = self.session.is_training
         self.banner.setVisible(self.draft.is_demo and not training)
         self.launch.set_run("Run", primary=not self.draft.is_demo, enabled=not training)
 
     def _show_problems(self) -> None:
-        self._settle.stop()
+        self._rest_timer.stop()
         faults = self.draft.problems()
-        # The table shows what is wrong with the names: the line with the same names below it need not repeat it.
+        # The reward table shows problems with the names, so the field below it need not.
         self.form.show_problems(fault for fault in faults if fault.setting != "reward_functions")
-        self.rewards.show_problem(_first(faults, "reward_functions"))
+        of_names = (fault.sentence for fault in faults if fault.setting == "reward_functions")
+        self.rewards.show_problem(next(of_names, ""))
         self.launch.show_problems(faults)
         self._show_memory()
 
     def _show_memory(self) -> None:
-        """What the run will need, once typing rests: an estimate reads the model's files."""
+        """Estimate memory, only once typing rests: it reads the model's files."""
         memory_parts = self.session.memory_parts()
         self._memory = amount(memory_parts.total) if memory_parts is not None else ""
         self.launch.show_footprint(memory_parts)
         self._show_plan()
 
-    def _take_rewards(self, names: list[str], weights: list[float]) -> None:
+    def _on_rewards_picked(self, names: list[str], weights: list[float]) -> None:
         self.draft.update({"reward_functions": names, "reward_weights": weights})
 
     # Finding a setting
@@ -247,7 +247,7 @@ class TrainPage(QWidget):
         self.search.begin()
 
     def reveal(self, key: str) -> None:
-        """Go to a setting; where it does not apply now, go to the one that decides, and say so."""
+        """Show and focus a setting; where it does not apply, the setting that it depends on, with a message."""
         if key == "reward_functions":
             self.form.scroll_to(self.rewards)
             self.rewards.table.setFocus(Qt.FocusReason.ShortcutFocusReason)
@@ -261,18 +261,14 @@ class TrainPage(QWidget):
             self.session.message.emit(f"{about.label} applies only with another choice of {decides.label}.")
 
 
-def _first(faults: list[Fault], key: str) -> str:
-    return next((fault.sentence for fault in faults if fault.setting == key), "")
-
-
 def _not_applicable(title: str, sentence: str) -> QWidget:
     row = QWidget()
     across = QHBoxLayout(row)
     across.setContentsMargins(2 * theme.SPACE, 0, 2 * theme.SPACE, 0)
     across.setSpacing(theme.SPACE)
-    name, said = QLabel(title), QLabel(sentence)
-    name.setFont(theme.heading_font())
-    said.setProperty("role", "muted")
-    across.addWidget(name)
-    across.addWidget(said, 1)
+    heading, text = QLabel(title), QLabel(sentence)
+    heading.setFont(theme.heading_font())
+    text.setProperty("role", "muted")
+    across.addWidget(heading)
+    across.addWidget(text, 1)
     return row

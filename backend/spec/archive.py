@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import yaml
 
@@ -15,6 +15,7 @@ from backend.spec.events import ENDINGS, Event, parse_line
 from backend.spec.places import RunFolder
 from backend.spec.work_clock import WorkClock
 
+State = Literal["starting", "running", "finished", "stopped", "failed", "crashed"]
 TAIL_BYTES = 1 << 16
 STARTUP_GRACE_S = 20.0
 """How long a process may take from its start to taking the lock (it imports first) before it counts as crashed."""
@@ -53,16 +54,23 @@ def summary(run: RunFolder) -> Summary:
     steps = [event for event in events if event["kind"] == "step"]
     starts = [event for event in events if event["kind"] == "started"]
     settings, newest = raw_settings(run), steps[-1] if steps else {}
+    ending = last[-1] if last and last[-1]["kind"] in ENDINGS else None
     before, after = first_and_last_means((_metrics(step).get("reward") for step in steps), newest.get("step"))
     return Summary(
         name=run.name,
         path=str(run.path),
-        state=_state_now(run, last, locked=locked, began=bool(starts)),
+        # Under the lock an ending is that of an earlier process: the one that holds it goes on from there.
+        state=state_of(
+            None if locked else ending,
+            is_locked=locked,
+            has_started=bool(starts),
+            may_be_coming=not last and may_be_starting(run),
+        ),
         model=str(settings.get("model", "")),
         step=newest.get("step"),
         iterations=starts[-1].get("iterations") if starts else _int_or_none(settings.get("iters")),
         reward=_metrics(newest).get("reward"),
-        sentence=str(last[-1].get("sentence", "")) if last and last[-1]["kind"] in ENDINGS else "",
+        sentence=str(ending.get("sentence", "")) if ending else "",
         reward_before=before,
         reward_after=after,
         began=starts[0].get("t") if starts else _modified_at(run.config) or None,
@@ -92,19 +100,17 @@ def may_be_starting(run: RunFolder) -> bool:
     return time.time() - max(_modified_at(run.config), _modified_at(run.log)) < STARTUP_GRACE_S
 
 
-def state(last: list[Event], *, locked: bool, began: bool) -> str:
-    """A run's state from the last events of its diary and its lock; no pid is trusted. `began`: there is a `started` event."""
-    if locked:
-        return "running" if began else "starting"
-    if not last:
-        return "starting"
-    return last[-1]["kind"] if last[-1]["kind"] in ENDINGS else "crashed"
+def state_of(ending: Event | None, *, is_locked: bool, has_started: bool, may_be_coming: bool) -> State:
+    """The state of a run from its diary and its lock; no pid is trusted. The window's live state refines this one.
 
-
-def _state_now(run: RunFolder, last: list[Event], *, locked: bool, began: bool) -> str:
-    """As `state`; a run without any event and past STARTUP_GRACE_S has crashed while starting."""
-    current = state(last, locked=locked, began=began)
-    return "crashed" if current == "starting" and not locked and not may_be_starting(run) else current
+    `ending`: the event that ended the run, if one did. `has_started`: the diary has a `started` event of the present process.
+    `may_be_coming`: nothing holds the lock, but a process that was just launched may still be importing.
+    """
+    if ending is not None:
+        return ending["kind"]
+    if is_locked:
+        return "running" if has_started else "starting"
+    return "starting" if may_be_coming else "crashed"
 
 
 def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:

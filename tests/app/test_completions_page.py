@@ -1,4 +1,4 @@
-"""The Completions page: every completion of a step with its scores; it follows the run until somebody picks a step."""
+"""The Completions page: every completion of a step with its scores; it follows the run until a step is picked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def page(qtbot, qapp, tmp_path: Path):
 
 def look_at(qtbot, page: CompletionsPage, folder) -> None:
     page.session.open_run(folder.path)
-    qtbot.waitUntil(lambda: page.session.run.caught_up and page._shown is not None, timeout=5000)
+    qtbot.waitUntil(lambda: page.session.run._at_end and page._shown is not None, timeout=5000)
 
 
 def cell(model: CompletionModel, row: int, head: str, role: int = ROLE.DisplayRole):
@@ -48,19 +48,19 @@ def test_the_page_shows_the_newest_step_and_follows(qtbot, page: CompletionsPage
     assert page.step.text() == "5" and page.about.text() == "4 prompts, 32 completions"
     rows = JsonLines(folder.completions)
     rows.append({"step": 6, "prompt": "p", "answer": "a", "completions": [{"text": "t", "reward": 1.0}]})
-    page.session.run.look()
+    page.session.run.poll()
     page._refresh()
     assert page.step.text() == "6" and page.about.text() == "1 prompt, 1 completion"
     page.pick(3)
     rows.append({"step": 7, "prompt": "p", "completions": []})
-    page.session.run.look()
+    page.session.run.poll()
     page._refresh()
     assert page.step.text() == "3" and not page.newest.isChecked(), "a step that was picked stays"
     page.newest.setChecked(True)
     assert page.step.text() == "7"
 
 
-def test_earlier_and_later_step_over_what_is_missing(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+def test_earlier_and_later_skip_steps_without_completions(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=1, ending=None)
     rows = JsonLines(folder.completions)
     rows.append({"step": 4, "prompt": "p", "completions": []})
@@ -83,7 +83,7 @@ def test_choosing_a_line_shows_it_in_full(qtbot, page: CompletionsPage, tmp_path
     assert formats[0].length == len("<think>") and formats[0].format.foreground().color() == theme.palette().accent
 
 
-def test_in_a_wide_page_the_completion_stands_beside_the_table(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+def test_in_a_wide_page_the_completion_is_beside_the_table(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
     page.session.open_run(made_up_runs.make_run(tmp_path / "runs" / "one", steps=1).path)
     table = page.table.parentWidget()
     qtbot.waitUntil(lambda: page.model.rowCount() > 0)
@@ -96,8 +96,8 @@ def test_in_a_wide_page_the_completion_stands_beside_the_table(qtbot, page: Comp
         assert table.width() > page.detail.width() or not beside
 
 
-def test_reading_a_completion_of_a_live_run_keeps_its_step(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
-    """The next step, a second later, took the text away from under the reader's eyes."""
+def test_selecting_a_completion_of_a_live_run_stops_following(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+    """The next step, a second later, replaced the text that was being read."""
     folder = made_up_runs.make_run(tmp_path / "run", steps=2, ending=None, now=True)
     handle = hold_lock(folder)
     try:
@@ -129,7 +129,7 @@ GROUP = {
 }  # fmt: skip
 
 
-def test_a_group_as_written_becomes_lines(qtbot) -> None:
+def test_a_group_of_any_shape_becomes_table_rows(qtbot) -> None:
     model = CompletionModel()
     model.show_groups([GROUP, {"step": 1}], ["f", "g"], ["F", "G"])
     assert model.rowCount() == 5 and model.rowCount(model.index(0, 0)) == 0

@@ -1,4 +1,4 @@
-"""A person's reward code is asked about before it first runs, and again when it has changed; a refusal runs nothing."""
+"""Consent to the user's reward code: asked before it first runs and again after a change; a refusal runs nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 
-from app.model.consent import Consent, Request
+from app.model.consent import Consent, ConsentRequest
 from app.model.prefs import Prefs
 from app.model.session import Session
 from app.widgets.rewards.consent_dialog import ConsentDialog, ShownCode
@@ -28,11 +28,11 @@ def mine(tmp_path: Path) -> Path:
     return file
 
 
-class Asked:
-    """Whoever is asked: answers as told, and remembers what was shown."""
+class FakeDialog:
+    """The `ask` callback: returns `answer` and records the requests."""
 
     def __init__(self, answer: bool) -> None:
-        self.answer, self.requests = answer, list[Request]()
+        self.answer, self.requests = answer, list[ConsentRequest]()
 
     def __call__(self, requests: Any) -> bool:
         self.requests += requests
@@ -60,49 +60,51 @@ def test_every_file_that_a_run_would_execute_is_found(mine: Path, tmp_path: Path
 
 
 def test_asked_once_and_again_after_a_change(mine: Path, tmp_path: Path) -> None:
-    asked, settings = Asked(True), {"reward_functions_file": str(mine)}
-    consent = Consent(tmp_path / "trusted.json", asked)
-    assert consent.given(settings) and [one.changed for one in asked.requests] == [False]
-    assert consent.given(settings) and Consent(tmp_path / "trusted.json").given(settings), "remembered across sessions"
-    assert len(asked.requests) == 1
+    dialog, settings = FakeDialog(True), {"reward_functions_file": str(mine)}
+    consent = Consent(tmp_path / "trusted.json", dialog)
+    assert consent.obtain(settings) and [one.changed for one in dialog.requests] == [False]
+    assert consent.obtain(settings) and Consent(tmp_path / "trusted.json").obtain(settings), (
+        "remembered across sessions"
+    )
+    assert len(dialog.requests) == 1
     mine.write_text(CODE + "\n")
     assert consent.trusted(settings) != {str(mine): read_code(mine).fingerprint}
-    assert consent.given(settings) and [one.changed for one in asked.requests] == [False, True]
+    assert consent.obtain(settings) and [one.changed for one in dialog.requests] == [False, True]
     assert consent.trusted(settings) == {str(mine): read_code(mine).fingerprint}
-    assert consent.given({"reward_functions": ["r1_int"]}) and len(asked.requests) == 2, "what ships needs no consent"
+    assert consent.obtain({"reward_functions": ["r1_int"]}) and len(dialog.requests) == 2, "what ships needs no consent"
 
 
 def test_a_refusal_is_not_remembered_as_consent(mine: Path, tmp_path: Path) -> None:
-    asked, settings = Asked(False), {"reward_functions_file": str(mine)}
-    consent = Consent(tmp_path / "trusted.json", asked)
-    assert not consent.given(settings) and not consent.given(settings)
-    assert len(asked.requests) == 2 and not (tmp_path / "trusted.json").exists()
-    assert not Consent(tmp_path / "other.json").given(settings), "with nobody to ask, nothing runs"
+    dialog, settings = FakeDialog(False), {"reward_functions_file": str(mine)}
+    consent = Consent(tmp_path / "trusted.json", dialog)
+    assert not consent.obtain(settings) and not consent.obtain(settings)
+    assert len(dialog.requests) == 2 and not (tmp_path / "trusted.json").exists()
+    assert not Consent(tmp_path / "other.json").obtain(settings), "with nobody to ask, nothing runs"
 
 
 def test_run_starts_nothing_without_consent(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Train as on the bench; and when a run whose file has changed is resumed."""
+    """Also when a run whose reward file has changed is resumed."""
     import app.model.processes
 
     started: list[Any] = []
-    monkeypatch.setattr(app.model.processes, "start_training", lambda *told: started.append(told))
+    monkeypatch.setattr(app.model.processes, "start_training", lambda *arguments: started.append(arguments))
     monkeypatch.setattr(app.model.processes, "resume_training", lambda folder: started.append(folder))
     session = Session(Prefs(tmp_path / "prefs"))
     session.draft.update(small_run.settings_for(tmp_path) | small_run.low_half(tmp_path))
     assert session.draft.problems() == []
-    session.consent.ask = asked = Asked(False)
-    said: list[str] = []
-    session.message.connect(said.append)
+    session.consent.ask = dialog = FakeDialog(False)
+    messages: list[str] = []
+    session.message.connect(messages.append)
     session.start_run()
-    assert started == [] and len(asked.requests) == 1
-    assert said[-1] == "The reward file was not allowed to run, so nothing was started."
+    assert started == [] and len(dialog.requests) == 1
+    assert messages[-1] == "The reward file was not allowed to run, so nothing was started."
     run = RunFolder(tmp_path / "run")
     small_run.write_config(
         run.config, {"model": "m", "data": "d", "reward_functions_file": str(tmp_path / "low_half.py")}
     )
     session.resume_run(run)
-    assert started == [] and len(asked.requests) == 2
-    asked.answer = True
+    assert started == [] and len(dialog.requests) == 2
+    dialog.answer = True
     session.start_run()
     assert len(started) == 1
     session.close_run()
@@ -115,9 +117,9 @@ def words(dialog: ConsentDialog) -> str:
 def test_the_question_says_whose_code_it_is_and_return_means_no(qtbot, mine: Path) -> None:
     dialog = ConsentDialog([ShownCode(read_code(mine), False)])
     qtbot.addWidget(dialog)
-    told = words(dialog)
+    text = words(dialog)
     for part in (str(mine), "mine, other", "json, subprocess, os", "Can reach", "Run the code in mine.py?"):
-        assert part in told
+        assert part in text
     dialog.show()
     QTest.keyClick(dialog, Qt.Key.Key_Return)
     assert dialog.result() == ConsentDialog.DialogCode.Rejected

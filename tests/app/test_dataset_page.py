@@ -1,5 +1,5 @@
-"""The Dataset page, driven through its widgets: menus of what is really there, rows as they come into view, the prompt of
-a row, counts, faults beside what they concern; and the one line that Train keeps of it."""
+"""The Dataset page, driven through its widgets: mapping menus, rows requested when visible, the rendered prompt, counts, faults; and
+the line that summarises the dataset on Train."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from shiboken6 import isValid
 
 from app import theme
 from app.model import dataset as datasets
-from app.model.dataset import dataset_of
 from app.model.dataset_counts import Counts
 from app.model.session import Session
+from app.pages import dataset_page
 from app.pages.dataset_page import ABSENT, EMPTY, DatasetPage
+from app.pages.parts import dataset_line
+from app.pages.parts.dataset_line import DatasetLine
 from app.widgets.dataset.dataset_histogram import Histogram
-from app.widgets.dataset.dataset_line import DatasetLine
 from app.widgets.dataset.dataset_table import KEPT, PART, WAITING, Heading, RowModel
 from backend.serve.call import QuestionCall
 from backend.serve.questions import QUESTIONS
@@ -34,17 +35,18 @@ PATIENCE_MS = 30_000
 MAPPED = {"prompt_feature": "question", "answer_feature": "solution"}
 
 
-class Desk(QObject):
-    """Answers in this process, once the event loop comes round; `held` questions wait until they are let go."""
+class FakeService(QObject):
+    """Answers in this process on the next turn of the event loop. Questions in `held` wait until the test calls them; `canned` replaces
+    what a question would answer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.held: dict[str, list[Callable[[], None]]] = {}
         self.cancelled: list[int] = []
-        self.instead: dict[str, Any] = {}
+        self.canned: dict[str, Any] = {}
 
-    def ask(self, question: str, answer, *, refused=None, told=None, owner=None, **with_: Any) -> int:
+    def ask(self, question: str, on_answer, *, on_refused=None, on_progress=None, owner=None, **with_: Any) -> int:
         self.asked.append((question, with_))
         number = len(self.asked)
 
@@ -52,15 +54,15 @@ class Desk(QObject):
             if number in self.cancelled or (owner is not None and not isValid(owner)):
                 return
             try:
-                said = self.instead[question] if question in self.instead else handler()
+                answer = self.canned[question] if question in self.canned else handler()
             except Mistake as mistake:
-                refused(mistake.faults)
+                on_refused(mistake.faults)
             else:
-                answer(said)
+                on_answer(answer)
 
         def handler() -> Any:
             return QUESTIONS[question].handler()(
-                json.loads(json.dumps(with_)), QuestionCall(told or (lambda said: None))
+                json.loads(json.dumps(with_)), QuestionCall(on_progress or (lambda progress: None))
             )
 
         if question in self.held:
@@ -80,14 +82,17 @@ class Desk(QObject):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timers that wait for a person to rest wait a millisecond."""
     monkeypatch.setattr(datasets, "SETTLE_MS", 1)
+    monkeypatch.setattr(dataset_page, "MOVED_MS", 1)
+    monkeypatch.setattr(dataset_line, "WAIT_MS", 1)
 
 
 @pytest.fixture
 def session(qapp) -> Session:
     theme.apply(qapp, "light")
     session = Session()
-    session._service = Desk()  # type: ignore[assignment]
+    session._service = FakeService()  # type: ignore[assignment]
     return session
 
 
@@ -124,7 +129,7 @@ def counted(qtbot, page: DatasetPage) -> Counts:
 
 
 def choose(menu: QComboBox, text: str) -> None:
-    """As if a person had opened the menu and taken the entry."""
+    """As if the user had opened the menu and chosen the entry."""
     menu.setCurrentIndex(menu.findText(text))
     menu.activated.emit(menu.currentIndex())
 
@@ -140,7 +145,9 @@ def cells(page: DatasetPage, row: int) -> list[str]:
 # ── the states of the page ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_without_a_dataset_it_says_what_will_do(qtbot, page: DatasetPage, tmp_path: Path, monkeypatch) -> None:
+def test_without_a_dataset_the_page_says_which_files_it_takes(
+    qtbot, page: DatasetPage, tmp_path: Path, monkeypatch
+) -> None:
     page.show()
     assert page.nothing.isVisible() and not page.table.isVisible() and EMPTY[0]
     monkeypatch.setattr(page.path, "choose_file", lambda: page.path.take(rows_in(tmp_path)))
@@ -149,13 +156,13 @@ def test_without_a_dataset_it_says_what_will_do(qtbot, page: DatasetPage, tmp_pa
     assert page.table.isVisible() and page.session.draft.value("data").endswith("rows.jsonl")
 
 
-def test_it_asks_nothing_until_it_is_seen(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_nothing_is_requested_before_the_page_is_visible(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     page.session.draft.update({"data": rows_in(tmp_path)})
     qtbot.wait(30)
     assert page.session.service.asked == []
 
 
-def test_while_it_reads_it_says_so(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_the_table_says_that_the_dataset_is_being_read(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     page.session.service.held["preview"] = []
     look_at = page.session.draft
     look_at.update({"data": rows_in(tmp_path)})
@@ -164,29 +171,29 @@ def test_while_it_reads_it_says_so(qtbot, page: DatasetPage, tmp_path: Path) -> 
     assert page.table._instead == "Reading rows.jsonl…" and page.table.accessibleDescription() == page.table._instead
 
 
-def test_a_dataset_that_is_not_here_is_fetched_when_told_to(qtbot, page: DatasetPage) -> None:
+def test_a_dataset_of_the_hub_is_downloaded_on_a_click(qtbot, page: DatasetPage) -> None:
     service = page.session.service
-    service.instead["preview"] = {"absent": True}
+    service.canned["preview"] = {"absent": True}
     look(qtbot, page, "absent", data="owner/sums")
     assert page.absent.isVisible() and service.of("download") == [] and ABSENT[0]
     service.held["download"] = []
     page.absent.wanted.emit()
     assert service.of("download") == [{"id": "owner/sums", "repo_type": "dataset"}]
-    page.dataset._take_progress({"done": 1_500_000, "total": 4_000_000, "phase": "fetching"})
+    page.dataset._on_download_progress({"done": 1_500_000, "total": 4_000_000, "phase": "fetching"})
     assert page.table._instead == "Fetching owner/sums from Hugging Face: 1.50\u202fMB of 4.00\u202fMB"
-    service.instead["download"] = {"place": "somewhere"}
+    service.canned["download"] = {"place": "somewhere"}
     service.held["download"][0]()
     qtbot.waitUntil(lambda: service.of("preview")[-1]["fetch"] is True)
 
 
-def test_another_dataset_calls_a_download_off(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_choosing_another_dataset_cancels_a_download(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     service = page.session.service
-    service.instead["preview"] = {"absent": True}
+    service.canned["preview"] = {"absent": True}
     look(qtbot, page, "absent", data="owner/sums")
     service.held["download"] = []
     page.absent.wanted.emit()
     number = page.dataset._fetching
-    del service.instead["preview"]
+    del service.canned["preview"]
     look(qtbot, page, data=rows_in(tmp_path))
     assert number in service.cancelled
 
@@ -194,7 +201,7 @@ def test_another_dataset_calls_a_download_off(qtbot, page: DatasetPage, tmp_path
 # ── columns and splits ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_columns_are_offered_and_taken_with_one_click(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_suggested_columns_are_accepted_with_one_click(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     look(qtbot, page, data=rows_in(tmp_path))
     draft = page.session.draft
     assert (
@@ -214,7 +221,7 @@ def test_columns_are_offered_and_taken_with_one_click(qtbot, page: DatasetPage, 
     )
 
 
-def test_menus_hold_the_real_columns_and_write_into_the_draft(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_menus_offer_the_columns_of_the_file_and_set_the_draft(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     look(qtbot, page, data=rows_in(tmp_path), **MAPPED)
     menus = {key: one.control for key, one in page.mapping.columns.items()}
     assert entries(menus["prompt_feature"]) == ["question", "solution", "id"]
@@ -229,7 +236,7 @@ def test_menus_hold_the_real_columns_and_write_into_the_draft(qtbot, page: Datas
     assert heads == ["Row", "Tokens", "question → prompt", "solution → answer", "id"]
 
 
-def test_splits_are_those_the_folder_has(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_splits_are_those_of_the_folder(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     for name, count in (("train", 9), ("validation", 2), ("exam", 4)):
         rows_in(tmp_path, count, f"{name}.jsonl")
     look(qtbot, page, data=str(tmp_path), **MAPPED)
@@ -245,11 +252,11 @@ def test_splits_are_those_the_folder_has(qtbot, page: DatasetPage, tmp_path: Pat
     assert page.model.rowCount() == 4 and page.counts.figure("rows") == "4"
 
 
-def test_a_choice_of_the_hub_is_offered(qtbot, page: DatasetPage) -> None:
+def test_configurations_of_the_hub_are_offered(qtbot, page: DatasetPage) -> None:
     service = page.session.service
     said = {"absent": False, "form": "hub", "names": [], "splits": {}, "columns": [], "likely": {}, "written": [],
             "faults": [{"setting": "data", "sentence": "A config name is missing."}]}  # fmt: skip
-    service.instead |= {
+    service.canned |= {
         "preview": said,
         "preview_choices": {"configs": ["main", "socratic"], "splits": ["train", "test"]},
     }
@@ -264,14 +271,14 @@ def test_a_choice_of_the_hub_is_offered(qtbot, page: DatasetPage) -> None:
 # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_broken_file_is_said_below_its_path_until_it_is_mended(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_a_broken_file_is_a_problem_of_the_path_until_it_is_fixed(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "a"}\n{"prompt": \n')
     look(qtbot, page, "failed", data=str(file))
     assert page.path._problem.text().startswith(f"The JSON in line 2 of {file} is broken: ")
     assert page.table.isVisible() and page.path.control.isEnabled() and "above" in page.table._instead
     rows_in(tmp_path)
-    page.dataset.read_again()
+    page.dataset.reload()
     qtbot.waitUntil(lambda: page.dataset.state == "ready", timeout=5000)
     assert not page.path._problem.isVisible() and page.model.rowCount() == 12
 
@@ -290,12 +297,12 @@ def test_a_row_that_training_would_refuse_is_counted(qtbot, page: DatasetPage, t
     assert "row 2 of" in page.detail.note.text() and page.detail.pane.toPlainText().startswith("prompt\n")
 
 
-def test_a_helper_that_died_is_said_and_asked_again(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_a_dead_service_is_a_problem_and_asked_again(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     page.session.service.held["preview"] = []
     page.session.draft.update({"data": rows_in(tmp_path), **MAPPED})
     page.show()
     qtbot.waitUntil(lambda: bool(page.session.service.held["preview"]))
-    page.dataset._refused([Fault("", "The helper process ended before it answered. Ask again.")])
+    page.dataset._on_refused([Fault("", "The helper process ended before it answered. Ask again.")])
     assert "The helper process ended" in page.path._problem.text() and page.dataset.state == "failed"
     del page.session.service.held["preview"]
     page.hide()
@@ -305,7 +312,9 @@ def test_a_helper_that_died_is_said_and_asked_again(qtbot, page: DatasetPage, tm
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_row_is_shown_as_the_model_will_see_it(qtbot, page: DatasetPage, tmp_path: Path, model: Path) -> None:
+def test_a_row_shows_the_rendered_prompt_its_ids_and_its_columns(
+    qtbot, page: DatasetPage, tmp_path: Path, model: Path
+) -> None:
     look(qtbot, page, data=rows_in(tmp_path), model=str(model), **MAPPED)
     page.table.selectRow(3)
     qtbot.waitUntil(lambda: page.detail.title.text() == "Row 4", timeout=PATIENCE_MS)
@@ -325,7 +334,7 @@ def test_a_row_is_shown_as_the_model_will_see_it(qtbot, page: DatasetPage, tmp_p
     assert page.detail.pane.toPlainText() == "question\nWhat is 3 plus 3?\n\nsolution\n6\n\nid\n3"
 
 
-def test_without_a_model_it_shows_messages_and_says_why(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_without_a_model_the_messages_are_shown_and_a_note_says_why(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     look(qtbot, page, data=rows_in(tmp_path), model="", **MAPPED)
     qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1", timeout=5000)
     assert page.detail.pane.toPlainText() == "user\nWhat is 0 plus 0?"
@@ -334,7 +343,7 @@ def test_without_a_model_it_shows_messages_and_says_why(qtbot, page: DatasetPage
     assert page.counts.histogram._instead == page.detail.note.text() and page.counts.figure("too_long") == "–"
 
 
-def test_rows_are_fetched_as_they_come_into_view(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_rows_are_requested_when_they_become_visible(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     look(qtbot, page, data=rows_in(tmp_path, 3000), **MAPPED)
     asked = page.session.service
     qtbot.waitUntil(lambda: cells(page, 0)[2] == "What is 0 plus 0?", timeout=5000)
@@ -346,29 +355,29 @@ def test_rows_are_fetched_as_they_come_into_view(qtbot, page: DatasetPage, tmp_p
     assert all(with_["count"] == PART for with_ in asked.of("preview_rows"))
 
 
-def test_a_flight_through_the_table_asks_for_where_it_ends(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_fast_scrolling_requests_only_where_it_ends(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     look(qtbot, page, data=rows_in(tmp_path, 3000), **MAPPED)
     qtbot.waitUntil(lambda: cells(page, 0)[2] == "What is 0 plus 0?", timeout=5000)
     before = len(page.session.service.of("preview_rows"))
-    for row in range(0, 3000, 50):
+    for row in range(0, 3000, 150):
         page.table.scrollTo(page.model.index(row, 0))
         page.table.viewport().repaint()
     qtbot.wait(100)
     assert len(page.session.service.of("preview_rows")) - before <= 6
 
 
-def test_a_view_that_never_rests_is_served_and_no_more_than_it_takes(qtbot, qapp) -> None:
-    """A timer that every glance started anew never fired while the table was scrolled."""
+def test_constant_scrolling_has_two_requests_pending_at_most(qtbot, qapp) -> None:
+    """A timer that every paint restarted never fired while the table was scrolled."""
     model = RowModel()
     wanted: list[int] = []
     model.wanted.connect(wanted.append)
     model.show_rows(100_000, [Heading("question", "prompt")], 100)
-    for row in range(0, 100_000, 1000):
+    for row in range(0, 100_000, 4000):
         assert model.index(row, 2).data() == WAITING
         qtbot.wait(2)
     assert len(wanted) == 2, "until one of them has come"
     model.put(wanted[0], [{"question": "q"}] * PART, [1] * PART)
-    assert wanted[2:] == [99_000], "where it has come to rest"
+    assert wanted[2:] == [96_000], "where it has come to rest"
     for start in wanted[1:3]:
         model.release(start)
     qtbot.wait(30)
@@ -376,7 +385,7 @@ def test_a_view_that_never_rests_is_served_and_no_more_than_it_takes(qtbot, qapp
     qtbot.waitUntil(lambda: wanted.count(wanted[1]) == 2)
 
 
-def test_a_model_of_rows_keeps_no_more_than_its_share(qapp) -> None:
+def test_the_row_model_keeps_a_limited_number_of_parts(qapp) -> None:
     model = RowModel()
     model.show_rows(1_000_000, [Heading("question", "prompt")], 100)
     for start in range(0, PART * 3 * KEPT, PART):
@@ -387,7 +396,7 @@ def test_a_model_of_rows_keeps_no_more_than_its_share(qapp) -> None:
     assert model.data(model.index(last, 1), Qt.ItemDataRole.ForegroundRole) == theme.palette().warning
 
 
-def test_an_answer_that_comes_after_the_settings_changed_is_not_shown(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_an_answer_to_older_settings_is_dropped(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     look(qtbot, page, data=rows_in(tmp_path), **MAPPED)
     page.session.service.held["preview_row"] = []
     page.table.selectRow(2)
@@ -401,18 +410,20 @@ def test_an_answer_that_comes_after_the_settings_changed_is_not_shown(qtbot, pag
 # ── counts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_prompts_are_counted_against_the_room_there_is(qtbot, page: DatasetPage, tmp_path: Path, model: Path) -> None:
+def test_prompts_longer_than_the_limit_are_counted_without_a_request(
+    qtbot, page: DatasetPage, tmp_path: Path, model: Path
+) -> None:
     look(qtbot, page, data=rows_in(tmp_path, 40), model=str(model), **MAPPED)
     counts = counted(qtbot, page)
     assert page.counts.figure("rows") == "40" and page.counts.figure("too_long") == "0"
-    assert page.counts.about.text() == f"median {counts.middle} · longest {counts.longest} · 1,536 fit"
+    assert page.counts.about.text() == f"median {counts.median} · longest {counts.longest} · 1,536 fit"
     asked = len(page.session.service.asked)
     page.session.draft.update({"max_completion_length": 100, "max_seq_length": 100 + counts.longest - 1})
     assert page.counts.figure("too_long") == str(counts.lengths[-1][1]), "known without asking"
     assert len(page.session.service.asked) == asked
 
 
-def test_going_away_calls_counting_off(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_hiding_the_page_cancels_counting(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     page.session.service.held["preview_counts"] = []
     look(qtbot, page, data=rows_in(tmp_path), **MAPPED)
     qtbot.waitUntil(lambda: page.dataset._counting > 0)
@@ -424,7 +435,7 @@ def test_going_away_calls_counting_off(qtbot, page: DatasetPage, tmp_path: Path)
     qtbot.waitUntil(lambda: len(page.session.service.of("preview_counts")) > before)
 
 
-def test_coming_back_keeps_the_row_that_was_read(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_showing_the_page_again_keeps_the_current_row(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     look(qtbot, page, data=rows_in(tmp_path), **MAPPED)
     page.table.selectRow(7)
     page.hide()
@@ -436,14 +447,14 @@ def test_coming_back_keeps_the_row_that_was_read(qtbot, page: DatasetPage, tmp_p
     assert page.model.rowCount() == 5, "the file is another one now"
 
 
-def test_what_a_part_says_of_the_whole_is_worked_out() -> None:
+def test_counts_of_a_sample_are_extrapolated() -> None:
     counts = Counts(rows=1000, seen=100, lengths=((10, 60), (30, 30), (50, 10)))
-    assert (counts.middle, counts.longest) == (10, 50)
+    assert (counts.median, counts.longest) == (10, 50)
     assert counts.too_long(30) == (100, False) and counts.too_long(9) == (1000, False)
     assert Counts(rows=100, seen=100, lengths=counts.lengths).too_long(30) == (10, True)
 
 
-def test_bars_hold_every_row(qapp) -> None:
+def test_every_row_is_in_one_bar_of_the_histogram(qapp) -> None:
     bars = Histogram()
     bars.resize(200, 80)
     for lengths, room in (([(5, 3), (120, 2), (4000, 1)], 100), ([(7, 4)], 2000), ([(0, 2)], 10)):
@@ -457,12 +468,14 @@ def test_bars_hold_every_row(qapp) -> None:
 # ── the line on Train ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_train_keeps_one_quiet_line(qtbot, session: Session, tmp_path: Path, model: Path) -> None:
+def test_the_line_on_train_summarises_a_sample_and_stops_when_hidden(
+    qtbot, session: Session, tmp_path: Path, model: Path
+) -> None:
     session.draft.update({"data": rows_in(tmp_path), "model": str(model), "max_seq_length": 530, **MAPPED})
-    line = DatasetLine(dataset_of(session))
+    line = DatasetLine(session.dataset)
     qtbot.addWidget(line)
     line.show()
-    assert line.text() == "" and session.service.asked == [], "not while the window opens"
+    assert line.text() == "" and session.service.asked == [], "not at once: the window may still be opening"
     qtbot.waitUntil(lambda: "too long" in line.text(), timeout=PATIENCE_MS)
     assert line.text() == "12 rows · question → prompt, solution → answer · 12 too long"
     assert session.service.of("preview_counts")[0]["most"] == datasets.GLANCE
@@ -480,15 +493,15 @@ def test_train_keeps_one_quiet_line(qtbot, session: Session, tmp_path: Path, mod
 # ── by hand, and at any size ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_page_that_is_opened_late_shows_what_the_line_has_read(
+def test_a_page_opened_later_shows_the_rows_that_the_line_requested(
     qtbot, session: Session, tmp_path: Path, model: Path
 ) -> None:
-    """Its table stayed empty: the rows had been read for the line on Train before the page was there to hear of it."""
+    """Its table stayed empty: the line on Train had requested the rows before the page was connected."""
     session.draft.update({"data": rows_in(tmp_path), "model": str(model)} | MAPPED)
-    line = DatasetLine(dataset_of(session))
+    line = DatasetLine(session.dataset)
     qtbot.addWidget(line)
     line.show()
-    qtbot.waitUntil(lambda: dataset_of(session).state == "ready", timeout=PATIENCE_MS)
+    qtbot.waitUntil(lambda: session.dataset.state == "ready", timeout=PATIENCE_MS)
     page = DatasetPage(session)
     qtbot.addWidget(page)
     page.show()
@@ -499,23 +512,23 @@ def test_rewards_are_tried_on_the_selected_rows(qtbot, page: DatasetPage, tmp_pa
     rows_in(tmp_path, 12, "train.jsonl")
     rows_in(tmp_path, 5, "valid.jsonl")
     look(qtbot, page, data=str(tmp_path), **MAPPED)
-    assert page.tried.text() == "Try rewards on row 1" and page.able() == {"try_rows": True}
+    assert page.try_button.text() == "Try rewards on row 1" and page.enabled_actions() == {"try_rows": True}
     pages: list[str] = []
     wanted: list[list[int]] = []
-    page.session.page_wanted.connect(pages.append)
-    page.session.rows_wanted.connect(wanted.append)
+    page.session.page_requested.connect(pages.append)
+    page.session.reward_rows_requested.connect(wanted.append)
     flags = QItemSelectionModel.SelectionFlag.Select | QItemSelectionModel.SelectionFlag.Rows
     for row in (3, 4, 8):
         page.table.selectionModel().select(page.model.index(row, 0), flags)
-    assert page.tried.text() == "Try rewards on 4 rows"
-    page.tried.click()
+    assert page.try_button.text() == "Try rewards on 4 rows"
+    page.try_button.click()
     assert pages == ["rewards"] and wanted == [[1, 4, 5, 9]]
     page.table.selectAll()
     assert page.table.selected_rows() == [range(12)]
     page.dataset.set_split("valid")
-    assert not page.tried.isEnabled() and "training split" in page.tried.toolTip()
+    assert not page.try_button.isEnabled() and "training split" in page.try_button.toolTip()
     look(qtbot, page, "failed", data=str(tmp_path / "nothing.jsonl"))
-    assert page.tried.isHidden() and page.able() == {"try_rows": False}
+    assert page.try_button.isHidden() and page.enabled_actions() == {"try_rows": False}
 
 
 def test_no_column_is_cut_in_a_small_window(qtbot, page: DatasetPage, tmp_path: Path) -> None:
@@ -530,7 +543,7 @@ def test_no_column_is_cut_in_a_small_window(qtbot, page: DatasetPage, tmp_path: 
     assert table.columnWidth(last) > table.fontMetrics().horizontalAdvance("multiplication")
 
 
-def test_everything_has_a_name_and_its_place_in_the_order(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_every_control_has_a_name_and_a_tab_position(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     look(qtbot, page, data=rows_in(tmp_path), **MAPPED)
     stops = [
         one for one in page.findChildren(QWidget) if one.focusPolicy() & Qt.FocusPolicy.TabFocus and one.isVisible()
@@ -544,7 +557,7 @@ def test_everything_has_a_name_and_its_place_in_the_order(qtbot, page: DatasetPa
         seen.append(QApplication.focusWidget())
     wanted = [page.mapping.columns[key].control for key in ("answer_feature", "system_feature", "type_feature")]
     views = list(page.detail.views.buttons.values())
-    assert seen[:5] == [*wanted, page.table, page.tried] and seen[5] in views, "one stop for the three of them"
+    assert seen[:5] == [*wanted, page.table, page.try_button] and seen[5] in views, "one stop for the three of them"
     assert seen[6] is page.detail.pane
 
 
@@ -559,7 +572,7 @@ def test_it_fits_the_smallest_window(qtbot, page: DatasetPage, tmp_path: Path) -
 
 
 @pytest.mark.alone
-def test_a_hundred_thousand_rows_never_hold_the_window_up(qtbot, tmp_path: Path, model: Path, qapp) -> None:
+def test_a_hundred_thousand_rows_never_block_the_event_loop(qtbot, tmp_path: Path, model: Path, qapp) -> None:
     theme.apply(qapp, "light")
     session = Session()
     session.draft.update({"data": rows_in(tmp_path, 100_000), "model": str(model), **MAPPED})
@@ -571,9 +584,9 @@ def test_a_hundred_thousand_rows_never_hold_the_window_up(qtbot, tmp_path: Path,
         page.show()
         qtbot.waitUntil(lambda: page.model.rowCount() == 100_000 and cells(page, 0)[2] != WAITING, timeout=60_000)
         bar = page.table.verticalScrollBar()
-        for place in range(0, bar.maximum(), bar.maximum() // 60):
+        for place in range(0, bar.maximum(), bar.maximum() // 30):
             bar.setValue(place)
-            qtbot.wait(10)
+            qtbot.wait(5)
         bar.setValue(bar.maximum())
         qtbot.waitUntil(lambda: cells(page, 99_999)[2] == "What is 99999 plus 99999?", timeout=30_000)
         qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1", timeout=60_000)

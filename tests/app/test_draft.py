@@ -1,4 +1,4 @@
-"""The draft: raw values in, problems and YAML out, nothing lost between two launches."""
+"""The draft: raw values in, problems and YAML out, nothing lost between launches."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from app.model import draft as drafts
 from app.model.draft import Draft, values_from
 from app.widgets.form import value_text
 from backend.spec import config, places
@@ -36,24 +37,24 @@ def draft(tmp_path: Path, qapp) -> Draft:
     return Draft(tmp_path / "draft.yaml")
 
 
-def sound(draft: Draft) -> Draft:
+def with_model_and_data(draft: Draft) -> Draft:
     draft.update({"model": "someone/model", "data": "someone/data"})
     return draft
 
 
-def told(draft: Draft, key: str) -> list[str]:
+def sentences(draft: Draft, key: str) -> list[str]:
     return [fault.sentence for fault in draft.problems() if fault.setting == key]
 
 
-def test_begins_with_the_defaults_and_says_what_is_missing(draft: Draft):
+def test_a_new_draft_has_the_defaults_and_lacks_model_and_data(draft: Draft):
     assert {key: draft.value(key) for key in SETTINGS} == {key: about.default for key, about in SETTINGS.items()}
     assert [fault.setting for fault in draft.problems()] == ["model", "data"]
 
 
 def test_keeps_what_is_half_typed_and_names_the_problem(draft: Draft):
-    sound(draft).set("learning_rate", "1e-")
+    with_model_and_data(draft).set("learning_rate", "1e-")
     assert draft.value("learning_rate") == "1e-"
-    assert told(draft, "learning_rate") == ["Learning rate must be a number, not '1e-'."]
+    assert sentences(draft, "learning_rate") == ["Learning rate must be a number, not '1e-'."]
     draft.set("learning_rate", "1e-5")
     assert not draft.problems()
     assert draft.config().learning_rate == 1e-5
@@ -71,7 +72,7 @@ def test_the_same_value_again_is_no_change(draft: Draft, qtbot):
         draft.set("iters", 1000.0)
 
 
-def test_several_values_change_before_anyone_hears(draft: Draft):
+def test_update_sets_all_values_before_it_emits_changed(draft: Draft):
     seen = []
     draft.changed.connect(
         lambda key: seen.append((key, draft.value("reward_functions"), draft.value("reward_weights")))
@@ -81,18 +82,18 @@ def test_several_values_change_before_anyone_hears(draft: Draft):
 
 
 def test_no_reward_function_is_a_problem_and_never_all(draft: Draft, tmp_path: Path):
-    sound(draft).set("reward_functions", [])
-    assert told(draft, "reward_functions") == ["No reward function is ticked; a run needs at least one."]
+    with_model_and_data(draft).set("reward_functions", [])
+    assert sentences(draft, "reward_functions") == ["No reward function is ticked; a run needs at least one."]
     draft.save(tmp_path / "none.yaml")
     again = Draft()
     again.load(tmp_path / "none.yaml")
     assert again.value("reward_functions") == []
-    assert told(again, "reward_functions")
+    assert sentences(again, "reward_functions")
 
 
 def test_an_unknown_reward_function_is_named_with_the_nearest(draft: Draft):
-    sound(draft).set("reward_functions", ["r1_acuracy_reward_func"])
-    (sentence,) = told(draft, "reward_functions")
+    with_model_and_data(draft).set("reward_functions", ["r1_acuracy_reward_func"])
+    (sentence,) = sentences(draft, "reward_functions")
     assert "r1_acuracy_reward_func" in sentence
     assert "nearest is r1_accuracy_reward_func" in sentence
 
@@ -104,7 +105,9 @@ def test_a_reward_file_is_read_as_text_and_never_run(draft: Draft, tmp_path: Pat
         f"open({str(witness)!r}, 'w')\n@register_reward_function('mine')\ndef mine(prompts, completions, answer, types=None):\n"
         '    """One for each."""\n    return []\n'
     )
-    sound(draft).update({"reward_functions_file": str(file), "reward_functions": ["mine", "r1_count_xml"]})
+    with_model_and_data(draft).update(
+        {"reward_functions_file": str(file), "reward_functions": ["mine", "r1_count_xml"]}
+    )
     assert not draft.problems()
     assert draft.rewards()[-1].name == "mine"
     assert not witness.exists()
@@ -113,29 +116,27 @@ def test_a_reward_file_is_read_as_text_and_never_run(draft: Draft, tmp_path: Pat
 def test_a_broken_reward_file_is_one_problem_with_its_line(draft: Draft, tmp_path: Path):
     file = tmp_path / "mine.py"
     file.write_text("\n\ndef mine(:\n")
-    sound(draft).update({"reward_functions_file": str(file), "reward_functions": ["mine"]})
-    assert not told(draft, "reward_functions"), "what a broken file would have registered cannot be known"
-    assert "line 3" in told(draft, "reward_functions_file")[0]
+    with_model_and_data(draft).update({"reward_functions_file": str(file), "reward_functions": ["mine"]})
+    assert not sentences(draft, "reward_functions"), "what a broken file would have registered cannot be known"
+    assert "line 3" in sentences(draft, "reward_functions_file")[0]
 
 
 def test_a_path_that_is_not_there_is_a_problem_and_an_id_is_not(draft: Draft, tmp_path: Path):
-    sound(draft).set("data", str(tmp_path / "absent.jsonl"))
-    assert told(draft, "data") == [f"There is no file or folder {tmp_path}/absent.jsonl."]
+    with_model_and_data(draft).set("data", str(tmp_path / "absent.jsonl"))
+    assert sentences(draft, "data") == [f"There is no file or folder {tmp_path}/absent.jsonl."]
     draft.update({"data": "someone/data", "model": str(tmp_path)})
-    assert "config.json" in told(draft, "model")[0]
+    assert "config.json" in sentences(draft, "model")[0]
 
 
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "just-a-word", "a/b/c", "{folder}", "{file}"])
 @pytest.mark.parametrize("key", ["model", "data", "reference_model_path"])
-def test_a_name_that_cannot_be_one_has_the_sentence_that_check_prints(
-    draft: Draft, tmp_path: Path, key: str, name: str
-):
+def test_an_impossible_name_has_the_same_sentence_as_check(draft: Draft, tmp_path: Path, key: str, name: str):
     (tmp_path / "empty").mkdir()
     (tmp_path / "rows.txt").write_text("")
     name = name.format(folder=tmp_path / "empty", file=tmp_path / "rows.txt")
     values = {"model": "someone/model", "data": "someone/data", key: name}
     draft.update(values)
-    ours = told(draft, key)
+    ours = sentences(draft, key)
     try:
         checked = check_of(key, name)
     except Mistake as mistake:
@@ -144,7 +145,7 @@ def test_a_name_that_cannot_be_one_has_the_sentence_that_check_prints(
 
 
 def check_of(key: str, name: str) -> list[str]:
-    """What `check` finds wrong before it would ask the Hub or read rows; it raises what it finds."""
+    """What `check` finds before it asks the Hub or reads rows; it raises its findings as a Mistake."""
     from backend.data.rows import read_splits
     from backend.run.preflight import check_model
 
@@ -159,14 +160,14 @@ def check_of(key: str, name: str) -> list[str]:
     return []
 
 
-def test_a_reference_that_nothing_asks_for_is_not_judged(draft: Draft):
-    sound(draft).update({"reference_model_path": "/nowhere", "beta": 0})
+def test_an_unused_reference_is_not_checked(draft: Draft):
+    with_model_and_data(draft).update({"reference_model_path": "/nowhere", "beta": 0})
     assert not draft.problems()
     draft.set("beta", 0.1)
-    assert told(draft, "reference_model_path")
+    assert sentences(draft, "reference_model_path")
 
 
-def test_keys_of_other_trainings_are_left_out_and_told(draft: Draft, tmp_path: Path):
+def test_keys_of_other_trainings_are_left_out_and_listed(draft: Draft, tmp_path: Path):
     text = "model: a/b\ndata: a/b\ntrain: true\nqat_bits: 8\njudge: null\ndpo_cpo_loss_type: sigmoid\ndelta: 50.0\n"
     (tmp_path / "theirs.yaml").write_text(
         text + "optimizer: adamw\noptimizer_config: {adamw: {betas: [0.8, 0.9]}, muon: {}}\n"
@@ -177,21 +178,21 @@ def test_keys_of_other_trainings_are_left_out_and_told(draft: Draft, tmp_path: P
     assert (draft.config().adam_beta1, draft.config().adam_beta2) == (0.8, 0.9)
 
 
-def test_a_file_for_mlx_lm_lora_means_the_same_when_it_comes_back(tmp_path: Path):
-    given = {
+def test_a_config_exported_for_mlx_lm_lora_loads_back_equal(tmp_path: Path):
+    settings = {
         "model": "a/b", "data": "c/d", "train_type": "dora", "rank": 4, "quantization": "8", "lr_schedule": "linear",
         "lr_final": 1e-6, "lr_decay_fraction": 0.5, "adam_beta2": 0.95, "lora_keys": ["self_attn.q_proj"], "epsilon_high": 0.3,
         "reward_functions": ["r1_count_xml", "r1_int_reward_func"], "reward_weights": [2.0, 0.5], "scale_rewards": "none",
     }  # fmt: skip
-    text, missing = mlx_lm_lora_yaml(config.parse(given))
+    text, missing = mlx_lm_lora_yaml(config.parse(settings))
     assert missing == {"scale_rewards": "none"}
     assert "#   scale_rewards: none" in text
     (tmp_path / "theirs.yaml").write_text(text)
     back = config.load(tmp_path / "theirs.yaml")
-    assert back == config.parse({key: value for key, value in given.items() if key != "scale_rewards"})
+    assert back == config.parse({key: value for key, value in settings.items() if key != "scale_rewards"})
 
 
-def test_a_file_in_the_seed_s_words_opens(draft: Draft, tmp_path: Path):
+def test_a_config_in_mlx_lm_loras_spelling_loads(draft: Draft, tmp_path: Path):
     (tmp_path / "grpo.yaml").write_text(SEED_STYLE)
     draft.load(tmp_path / "grpo.yaml")
     assert not draft.problems()
@@ -207,9 +208,7 @@ def test_a_file_in_the_seed_s_words_opens(draft: Draft, tmp_path: Path):
     ("text", "word"),
     [("temprature: 1", "temperature"), ("- a", "a list"), ("a: [", "line"), ("tools: 2", "not built yet")],
 )
-def test_a_file_with_no_place_in_the_form_is_refused_and_changes_nothing(
-    draft: Draft, tmp_path: Path, text: str, word: str
-):
+def test_a_file_with_unknown_keys_is_refused_and_changes_nothing(draft: Draft, tmp_path: Path, text: str, word: str):
     (tmp_path / "bad.yaml").write_text(text)
     draft.set("seed", 7)
     with pytest.raises(Mistake, match=word):
@@ -218,14 +217,14 @@ def test_a_file_with_no_place_in_the_form_is_refused_and_changes_nothing(
     assert draft.path is None
 
 
-def test_a_value_that_is_merely_wrong_is_taken_and_shown(draft: Draft, tmp_path: Path):
+def test_an_invalid_value_is_loaded_and_becomes_a_problem(draft: Draft, tmp_path: Path):
     (tmp_path / "cold.yaml").write_text("model: a/b\ndata: a/b\ntemperature: 0\n")
     draft.load(tmp_path / "cold.yaml")
-    assert told(draft, "temperature")
+    assert sentences(draft, "temperature")
 
 
 def test_save_and_load_give_the_same_config(draft: Draft, tmp_path: Path):
-    sound(draft).update(
+    with_model_and_data(draft).update(
         {
             "learning_rate": "3e-4",
             "epsilon_high": "0.28",
@@ -247,7 +246,7 @@ def test_save_and_load_give_the_same_config(draft: Draft, tmp_path: Path):
 
 
 def test_dirty_means_different_from_the_file(draft: Draft, tmp_path: Path):
-    sound(draft).save(tmp_path / "c.yaml")
+    with_model_and_data(draft).save(tmp_path / "c.yaml")
     assert not draft.dirty
     draft.set("learning_rate", "2e-5")
     assert draft.dirty
@@ -255,9 +254,9 @@ def test_dirty_means_different_from_the_file(draft: Draft, tmp_path: Path):
     assert not draft.dirty, "1e-5 typed and 1e-05 read are one number"
 
 
-def test_the_form_survives_a_quit(tmp_path: Path, qapp):
+def test_restore_brings_back_invalid_values_and_the_path(tmp_path: Path, qapp):
     first = Draft(tmp_path / "draft.yaml")
-    sound(first).save(tmp_path / "c.yaml")
+    with_model_and_data(first).save(tmp_path / "c.yaml")
     first.update({"learning_rate": "oops", "epochs": "x", "iters": 7, "system_prompt": "Zeile 1\nZeile 2 – ü"})
     first.flush()
     second = Draft(tmp_path / "draft.yaml")
@@ -269,7 +268,7 @@ def test_the_form_survives_a_quit(tmp_path: Path, qapp):
 
 def test_iterations_are_kept_beside_epochs(tmp_path: Path, qapp):
     first = Draft(tmp_path / "draft.yaml")
-    sound(first).update({"epochs": 2, "iters": 7})
+    with_model_and_data(first).update({"epochs": 2, "iters": 7})
     first.flush()
     second = Draft(tmp_path / "draft.yaml")
     second.restore(None)
@@ -277,28 +276,32 @@ def test_iterations_are_kept_beside_epochs(tmp_path: Path, qapp):
     assert "iters" not in second.as_yaml()
 
 
-def test_typing_is_written_to_disk_by_itself(draft: Draft, qtbot):
+def test_typing_is_written_to_disk_by_itself(tmp_path: Path, qtbot, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(drafts, "AUTOSAVE_MS", 1)
+    draft = Draft(tmp_path / "draft.yaml")
     draft.set("seed", 11)
     qtbot.waitUntil(lambda: draft.autosave.exists(), timeout=3000)
     assert config.read(draft.autosave)["seed"] == 11
 
 
-def test_an_unwritable_place_is_said_once_and_loses_nothing(tmp_path: Path, qtbot):
+def test_autosaving_to_an_unwritable_path_emits_a_sentence_and_keeps_the_values(tmp_path: Path, qtbot):
     draft = Draft(tmp_path / "no" / "such" / "folder" / "draft.yaml")
     draft.set("seed", 11)
-    with qtbot.waitSignal(draft.trouble) as heard:
+    with qtbot.waitSignal(draft.save_failed) as emitted:
         draft.flush()
-    assert "cannot be written" in heard.args[0]
+    assert "cannot be written" in emitted.args[0]
     assert draft.value("seed") == 11
 
 
-def test_a_model_at_the_root_keeps_its_name(draft: Draft):
+def test_a_model_folder_at_the_root_keeps_its_name(draft: Draft):
     draft.update({"model": "/base", "train_type": "full"})
     assert "Trains every weight of /base" in draft.details()
 
 
-def test_words_for_the_run(draft: Draft):
-    sound(draft).update({"group_size": 8, "batch_size": "4", "gradient_accumulation_steps": 4, "iters": 60})
+def test_summary_and_details_of_a_run(draft: Draft):
+    with_model_and_data(draft).update(
+        {"group_size": 8, "batch_size": "4", "gradient_accumulation_steps": 4, "iters": 60}
+    )
     assert draft.summary() == "8 completions for each of 16 prompts a step, 60 steps."
     assert "7,680 completions in all" in draft.details()
     assert draft.summary(0.625, "9.8 GB").replace("\u00a0", " ") == (
@@ -314,24 +317,24 @@ def test_words_for_the_run(draft: Draft):
     ]
 
 
-def test_words_do_not_fail_on_anything_typed(draft: Draft):
+def test_summary_and_problems_accept_any_raw_value(draft: Draft):
     for key in SETTINGS:
         draft.set(key, "§ 1e-")
         assert draft.summary()
         assert draft.details()
-        assert draft.as_yaml()
-        assert isinstance(draft.problems(), list)
+    assert draft.as_yaml()
+    assert draft.problems()
 
 
-def test_the_command_trains_what_is_on_disk(draft: Draft, tmp_path: Path):
-    sound(draft).flush()
+def test_the_command_names_the_file_on_disk(draft: Draft, tmp_path: Path):
+    with_model_and_data(draft).flush()
     assert draft.command()[-2:] == ["train", str(tmp_path / "draft.yaml")]
     assert config.load(draft.command()[-1]) == draft.config()
     draft.save(tmp_path / "c d.yaml")
-    assert draft.shown_command().endswith("c d.yaml'"), "a path with a space is quoted"
+    assert draft.command_text().endswith("c d.yaml'"), "a path with a space is quoted"
 
 
-def test_the_demo_is_known_until_it_is_touched(draft: Draft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_demo_is_recognised_until_it_is_changed(draft: Draft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "demo.yaml").write_text("model: a/b\ndata: a/b\niters: 60\n")
     monkeypatch.setattr(places, "demo_config", lambda: tmp_path / "demo.yaml")
     draft.load(tmp_path / "demo.yaml", as_preset=True)
@@ -359,7 +362,7 @@ def test_short_names_and_comma_text_become_full_names():
     ("value", "text"),
     [(1e-5, "1e-5"), (2.5e-7, "2.5e-7"), (20.0, "20"), (0.95, "0.95"), (-1, "-1"), (1e20, "1e20"), ("1e-", "1e-")],
 )
-def test_numbers_are_shown_as_people_type_them(value: float, text: str):
+def test_numbers_are_formatted_as_people_type_them(value: float, text: str):
     assert value_text.number_text(value) == text
     assert isinstance(value, str) or float(value_text.number_text(value)) == value
 
@@ -368,18 +371,18 @@ def test_numbers_are_shown_as_people_type_them(value: float, text: str):
     "items",
     [[], ["a"], ["a", "b c"], ["a, b"], ['say "so"', "x"], ["\n\n"], ["\\n"], ["  lead", "trail "], ["</s>", ","]],
 )
-def test_lists_travel_through_a_line(items: list[str]):
+def test_lists_survive_the_round_trip_through_a_line(items: list[str]):
     assert value_text.list_value(value_text.list_text(items)) == items
 
 
 @pytest.mark.parametrize(
     "value", [{}, {"enable_thinking": False}, {"a": "b", "n": 3, "t": "3", "deep": {"x": [1, "y"]}, "none": None}]
 )
-def test_mappings_travel_through_lines(value: dict):
+def test_mappings_survive_the_round_trip_through_lines(value: dict):
     assert value_text.mapping_value(value_text.mapping_text(value)) == value
 
 
-def test_a_mapping_that_is_none_stays_text():
+def test_text_that_is_no_mapping_stays_text():
     assert value_text.mapping_value("enable_thinking") == "enable_thinking"
 
 

@@ -270,7 +270,7 @@ def test_scientific_notation_stays_as_typed(page: TrainPage):
     assert field.control.text() == "1e-5"
     fill(field, "3e-4")
     assert field.control.text() == "3e-4"
-    assert page.draft.sound()["learning_rate"] == 3e-4
+    assert page.draft.valid_values()["learning_rate"] == 3e-4
 
 
 def test_the_cursor_stays_put_while_typing(page: TrainPage):
@@ -587,7 +587,7 @@ def test_the_memory_stands_in_the_sentence_and_as_a_bar(page: TrainPage, qtbot):
         MemoryPart("Logits", 3e9),
         MemoryPart("Adapters", 1e6),
     )
-    page.session.estimate = lambda config: MemoryParts(parts, 16e9, "Shorter completions need less.")
+    page.session.estimate_memory = lambda config: MemoryParts(parts, 16e9, "Shorter completions need less.")
     page._show_problems()
     assert plain(page.launch.summary.text()).endswith("1,000 steps, 9.8 GB.")
     bar = page.launch.memory
@@ -595,7 +595,7 @@ def test_the_memory_stands_in_the_sentence_and_as_a_bar(page: TrainPage, qtbot):
     assert plain(bar.sentence.text()) == "Needs about 9.8 GB of 16.0 GB."
     assert "Weights 4.0 GB" in plain(bar.accessibleDescription()) and "Other 1 MB" in plain(bar.accessibleDescription())
     assert not bar.advice.isVisible()
-    page.session.estimate = lambda config: MemoryParts(parts, 8e9, "Shorter completions need less.")
+    page.session.estimate_memory = lambda config: MemoryParts(parts, 8e9, "Shorter completions need less.")
     page._show_problems()
     assert plain(bar.sentence.text()) == "Needs about 9.8 GB, and this machine has only 8.0 GB to give."
     assert bar.advice.isVisible()
@@ -622,7 +622,7 @@ def test_a_run_that_surely_does_not_fit_starts_only_when_a_person_insists(
     started: list[str] = []
     monkeypatch.setattr("app.model.processes.start_training", lambda text, run: started.append(run.name))
     mend(page.draft)
-    page.session.estimate = lambda config: MemoryParts((MemoryPart("Weights", 10e9),), 4e9)
+    page.session.estimate_memory = lambda config: MemoryParts((MemoryPart("Weights", 10e9),), 4e9)
     said: list[str] = []
     page.session.message.connect(said.append)
     page.session.start_run()
@@ -630,7 +630,7 @@ def test_a_run_that_surely_does_not_fit_starts_only_when_a_person_insists(
     assert [plain(sentence) for sentence in said] == [
         "Not started. Needs about 10.0 GB, and this machine has only 4.0 GB to give."
     ]
-    page.session.go_on_without_memory = lambda memory_parts: True
+    page.session.confirm_over_memory = lambda memory_parts: True
     page.session.start_run()
     assert len(started) == 1
     page.session.close_run()
@@ -649,7 +649,7 @@ def test_help_follows_the_cursor(page: TrainPage):
 
 def test_the_command_is_copied_whole(page: TrainPage):
     page.launch.copy.click()
-    assert QGuiApplication.clipboard().text() == page.draft.shown_command()
+    assert QGuiApplication.clipboard().text() == page.draft.command_text()
 
 
 def test_one_obvious_button_for_the_demo_and_then_for_run(page: TrainPage):
@@ -664,7 +664,7 @@ def test_one_obvious_button_for_the_demo_and_then_for_run(page: TrainPage):
 def test_run_with_problems_goes_to_the_first_and_says_it(page: TrainPage):
     said, wanted = [], []
     page.session.message.connect(said.append)
-    page.session.field_wanted.connect(wanted.append)
+    page.session.field_requested.connect(wanted.append)
     page.launch.run.click()
     assert wanted == ["model"]
     assert said == ["Choose a base model: a folder, or an id on Hugging Face. There is one more problem."]

@@ -1,9 +1,10 @@
-"""The Monitor page: what a run's folder says is what a person sees, live or from the archive, and the window never waits."""
+"""The Monitor page shows what the run folder holds, live or archived, and never blocks the event loop."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from PySide6.QtGui import QFont, QFontMetrics, QGuiApplication
 
 from app import theme
-from app.model.charts import CHARTS, curves_of, waiting_for
+from app.model.charts import CHARTS, curves_of, placeholder
 from app.model.session import Session
 from app.pages import monitor_page
 from app.pages.monitor_page import MonitorPage
@@ -27,33 +28,42 @@ from tests.support import made_up_runs
 from tests.support.latency import LatencyProbe
 
 
-@pytest.fixture
-def session(qapp) -> Session:
+@pytest.fixture(scope="module")
+def shared_page(qapp) -> Iterator[MonitorPage]:
+    """The page with its eighteen plots, made once; every test leaves it without a run."""
     theme.apply(qapp, "light")
-    return Session()
+    shown = MonitorPage(Session())
+    shown.resize(1060, 700)
+    yield shown
+    shown.close()
+    shown.deleteLater()
 
 
 @pytest.fixture
-def page(qtbot, session: Session):
-    shown = MonitorPage(session)
-    qtbot.addWidget(shown)
-    shown.resize(1060, 700)
-    shown.show()
-    yield shown
-    session.close_run()
+def page(qtbot, qapp, shared_page: MonitorPage) -> Iterator[MonitorPage]:
+    theme.apply(qapp, "light")
+    shared_page.show()
+    yield shared_page
+    shared_page.session.close_run()
+    shared_page.hide()
+
+
+@pytest.fixture
+def session(page: MonitorPage) -> Session:
+    return page.session
 
 
 @pytest.fixture
 def look_at(qtbot, session: Session, page: MonitorPage):
-    """Open a folder and wait until the page has drawn it."""
+    """Open a folder and wait until the page has painted it."""
 
-    def open_it(folder: RunFolder) -> None:
+    def open_run(folder: RunFolder) -> None:
         session.open_run(folder.path)
-        qtbot.waitUntil(lambda: session.run.caught_up, timeout=5000)
+        qtbot.waitUntil(lambda: session.run._at_end, timeout=5000)
         session.run.changed.emit()
         qtbot.waitUntil(lambda: not page.grid._turns.isActive(), timeout=5000)
 
-    return open_it
+    return open_run
 
 
 def plot(page: MonitorPage, title: str):
@@ -70,7 +80,7 @@ def words(page: MonitorPage) -> list[str]:
 def test_every_metric_of_the_diary_has_a_chart_of_its_own() -> None:
     names = [*METRICS, *(f"rewards/{name}/{kind}" for name in made_up_runs.REWARDS for kind in ("mean", "std"))]
     named = [chart for chart in CHARTS if chart.title != "Other" and not chart.held_out]
-    assert [name for name in names if not any(chart.claims(name) for chart in named)] == []
+    assert [name for name in names if not any(chart.shows(name) for chart in named)] == []
     assert curves_of(CHARTS[-1], names, list(made_up_runs.REWARDS)) == []
 
 
@@ -83,7 +93,7 @@ def test_an_unknown_metric_appears_in_other_and_nowhere_else() -> None:
     assert [title for title, metrics in found.items() if "mine/own" in metrics] == ["Other"]
 
 
-def test_a_reward_keeps_the_colour_of_its_place_in_the_config() -> None:
+def test_a_reward_has_the_colour_of_its_index_in_the_config() -> None:
     chart = next(chart for chart in CHARTS if chart.title == "Rewards per function")
     names = ["rewards/new/mean", "rewards/b/mean", "rewards/a/mean"]
     curves = curves_of(chart, names, ["a", "b", "new"])
@@ -92,21 +102,21 @@ def test_a_reward_keeps_the_colour_of_its_place_in_the_config() -> None:
     assert [curve.label for curve in curves_of(chart, ["rewards/r1_count_xml/mean"], ["r1_count_xml"])] == ["XML Count"]
 
 
-def test_what_a_chart_finds_by_itself_has_a_word_and_a_colour_of_its_own(qapp) -> None:
+def test_a_curve_matched_by_a_pattern_has_a_label_and_a_colour_of_its_own(qapp) -> None:
     chart = next(chart for chart in CHARTS if chart.title == "Step time")
     curves = curves_of(chart, ["time/save", "time/other", "time/extra"], [])
     assert [curve.label for curve in curves[-3:]] == ["Saving", "Other", "extra"]
     assert len({curve.colour for curve in curves}) == len(curves)
 
 
-def test_memory_has_no_zeros_in_front() -> None:
-    told = [figure(value, "GB").replace("\u202f", " ") for value in (1.234, 0.0488, None)]
-    assert told == ["1.23 GB", "48.8 MB", "–"]
+def test_small_memory_figures_change_their_unit() -> None:
+    figures = [figure(value, "GB").replace("\u202f", " ") for value in (1.234, 0.0488, None)]
+    assert figures == ["1.23 GB", "48.8 MB", "–"]
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.5])
 def test_a_tile_has_room_for_its_text(qtbot, monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
-    """At one and a half times the usual size the figure lost its head, and the caption its feet."""
+    """At a text scale of 1.5 the figure was cut at the top and the caption at the bottom."""
     monkeypatch.setattr(theme, "_scale", [scale])
     tile = Tile("Reward", unit="tokens")
     qtbot.addWidget(tile)
@@ -120,15 +130,15 @@ def test_a_tile_has_room_for_its_text(qtbot, monkeypatch: pytest.MonkeyPatch, sc
     assert len(lines) == 2 and max(lines) >= figures - 1, "the label, and below it the whole figure"
 
 
-def test_an_empty_chart_says_what_it_waits_for() -> None:
+def test_an_empty_chart_has_a_placeholder() -> None:
     kl = next(chart for chart in CHARTS if chart.title.startswith("KL"))
     held_out = next(chart for chart in CHARTS if chart.held_out)
-    assert "KL is off" in waiting_for(kl, {"beta": 0})
-    assert "first step" in waiting_for(kl, {"beta": 0, "log_kl": True}) and "first step" in waiting_for(
+    assert "KL is off" in placeholder(kl, {"beta": 0})
+    assert "first step" in placeholder(kl, {"beta": 0, "log_kl": True}) and "first step" in placeholder(
         kl, {"beta": 0.1}
     )
-    assert waiting_for(held_out, {"steps_per_eval": 20}) == "Waits for the first evaluation, every 20 steps."
-    assert "off" in waiting_for(held_out, {"steps_per_eval": 0})
+    assert placeholder(held_out, {"steps_per_eval": 20}) == "Waits for the first evaluation, every 20 steps."
+    assert "off" in placeholder(held_out, {"steps_per_eval": 0})
 
 
 # ── states ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -136,12 +146,12 @@ def test_an_empty_chart_says_what_it_waits_for() -> None:
 
 def test_without_a_run_there_is_one_button_and_it_leads_to_train(qtbot, page: MonitorPage, session: Session) -> None:
     assert page.nothing.isVisible()
-    with qtbot.waitSignal(session.page_wanted) as wanted:
+    with qtbot.waitSignal(session.page_requested) as wanted:
         page.nothing.wanted.emit()
     assert wanted.args == ["train"]
 
 
-def test_a_finished_run_tells_its_result_first(page: MonitorPage, look_at, tmp_path: Path, session: Session) -> None:
+def test_a_finished_run_shows_its_result_first(page: MonitorPage, look_at, tmp_path: Path, session: Session) -> None:
     look_at(made_up_runs.make_run(tmp_path / "run", steps=60))
     rewards = session.run.series("reward")[1]
     before, after = monitor_page._changes(session.run)[0].before, monitor_page._changes(session.run)[0].after
@@ -154,7 +164,7 @@ def test_a_finished_run_tells_its_result_first(page: MonitorPage, look_at, tmp_p
 
 
 def test_tab_goes_from_the_result_to_the_charts_to_the_log(page: MonitorPage, look_at, tmp_path: Path) -> None:
-    """The buttons of the result are made last, and came last."""
+    """The buttons of the verdict are created last, and were last in the tab order."""
     look_at(made_up_runs.make_run(tmp_path / "run", steps=30))
     chain = [page.smoothing]
     while chain[-1].nextInFocusChain() is not page.smoothing:
@@ -163,8 +173,8 @@ def test_tab_goes_from_the_result_to_the_charts_to_the_log(page: MonitorPage, lo
     assert [widget for widget in chain if widget in wanted] == wanted
 
 
-def test_the_charts_of_the_rewards_stand_there_from_the_start(page: MonitorPage, look_at, tmp_path: Path) -> None:
-    """They came with the first step, and pushed every other chart on."""
+def test_the_reward_charts_are_visible_before_the_first_step(page: MonitorPage, look_at, tmp_path: Path) -> None:
+    """They appeared with the first step, and moved every other chart."""
     look_at(made_up_runs.make_run(tmp_path / "run", steps=0, ending=None))
     shown = plot(page, "Rewards per function")
     assert shown.isVisible() and shown._waiting.text() == "Waits for the first step."
@@ -218,13 +228,13 @@ def test_closing_the_run_empties_the_page(page: MonitorPage, look_at, tmp_path: 
     assert page.nothing.isVisible()
 
 
-def test_a_default_name_is_told_in_two_parts() -> None:
+def test_a_default_run_name_is_split_into_name_and_time() -> None:
     assert titled("qwen-lora-grpo-2025-11-03-140509") == ("qwen-lora-grpo", "3 Nov 2025, 14:05")
     assert titled("qwen-lora-grpo-2025-11-03-140509-2") == ("qwen-lora-grpo-2", "3 Nov 2025, 14:05")
     assert titled("mine-2025-99-03-140509") == ("mine-2025-99-03-140509", "") and titled("first") == ("first", "")
 
 
-def test_a_tile_tells_the_difference_with_the_digits_of_its_figure(qtbot) -> None:
+def test_a_tile_shows_the_change_with_the_precision_of_its_figure(qtbot) -> None:
     tile = Tile("Memory", unit="GB")
     qtbot.addWidget(tile)
     for now, start, said in ((0.1062, 0.1056, "+0.001"), (0.1062, 0.1061, ""), (2.5, 1.0, "+1.50"), (0.0, 0.5, "−0.500"), (0.0467, 0.0441, "+2.6"), (2.5e6, 1e6, "+1.50M")):  # fmt: skip
@@ -246,7 +256,7 @@ handle, dice = hold_lock(folder), random.Random(1)
 diary, rows = Diary(folder.events), JsonLines(folder.completions)
 diary.write("started", iterations=100000)
 began, step = time.monotonic(), 0
-while time.monotonic() - began < 4:
+while time.monotonic() - began < 2:
     step += 1
     diary.write("step", step=step, metrics=made_up_runs.metrics(step, 1000, dice))
     for row in made_up_runs.groups(step, 1000, dice, prompts=1):
@@ -257,7 +267,7 @@ diary.write("finished", step=step, sentence="Done.")
 
 
 @pytest.mark.alone
-def test_fifty_steps_a_second_never_hold_up_the_window(
+def test_fifty_steps_a_second_never_block_the_event_loop(
     qtbot, page: MonitorPage, session: Session, tmp_path: Path
 ) -> None:
     folder = RunFolder(tmp_path / "run")
@@ -268,7 +278,7 @@ def test_fifty_steps_a_second_never_hold_up_the_window(
     writer = subprocess.Popen(command)
     try:
         session.open_run(folder.path)
-        qtbot.waitUntil(lambda: session.run.step > 10, timeout=10_000)
+        qtbot.waitUntil(lambda: session.run.step > 5, timeout=10_000)
         session.run.changed.connect(lambda: changes.append(session.run.step))
         probe = LatencyProbe(page)
         qtbot.waitUntil(lambda: session.run.state == "finished", timeout=20_000)
@@ -276,15 +286,15 @@ def test_fifty_steps_a_second_never_hold_up_the_window(
     finally:
         writer.kill()
         writer.wait(10)
-    assert session.run.step >= 100 and len(session.run.groups()) == 1
-    assert len(changes) <= 4 * 5 + 3, "at most about four a second"
-    assert len(plot(page, "Reward").traces[0].x) > 50
+    assert session.run.step >= 50 and len(session.run.groups()) == 1
+    assert len(changes) <= 4 * 3 + 3, "at most about four a second"
+    assert len(plot(page, "Reward").traces[0].x) > 25
 
 
 # ── the log, the export, the figures ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_log_is_followed_without_tearing_a_character(qtbot, tmp_path: Path) -> None:
+def test_the_log_view_joins_a_split_character(qtbot, tmp_path: Path) -> None:
     path, view = tmp_path / "log.txt", LogView()
     qtbot.addWidget(view)
     path.write_bytes("one\nté".encode()[:-1])
@@ -301,7 +311,7 @@ def test_the_log_is_followed_without_tearing_a_character(qtbot, tmp_path: Path) 
     assert view.text.toPlainText().endswith("end")
 
 
-def test_export_composes_the_command_and_shows_how_it_ended(qtbot, tmp_path: Path) -> None:
+def test_the_export_panel_builds_the_command_and_shows_the_outcome(qtbot, tmp_path: Path) -> None:
     from app.model.processes import VerbProcess
 
     printed = "import sys; print('Folding.', file=sys.stderr); print('Checking.', file=sys.stderr); "
@@ -330,7 +340,7 @@ def test_export_composes_the_command_and_shows_how_it_ended(qtbot, tmp_path: Pat
     assert not panel.start.isEnabled()
 
 
-def test_figures_read_well() -> None:
+def test_figures_are_formatted_with_three_digits_and_a_unit() -> None:
     thin = "\u202f"
     assert [figure(x) for x in (0, 7, 0.5, 0.01234, 12.345, 1234.5, 123456.0, 1.5e9, 2e-5)] == [
         "0", "7", "0.500", "0.0123", "12.3", "1,234", "123k", "1.50G", "2.00e−5"]  # fmt: skip

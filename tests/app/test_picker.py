@@ -226,10 +226,17 @@ class FakeDesk(Service):
         self.cancelled: list[int] = []
 
     def ask(
-        self, question: str, answer: Any, *, refused: Any = None, told: Any = None, owner: Any = None, **with_: Any
+        self,
+        question: str,
+        answer: Any,
+        *,
+        on_refused: Any = None,
+        on_progress: Any = None,
+        owner: Any = None,
+        **with_: Any,
     ):
         number = len(self.asked) + 1
-        self.asked[number] = (question, {"answer": answer, "refused": refused, "told": told, **with_})
+        self.asked[number] = (question, {"answer": answer, "refused": on_refused, "told": on_progress, **with_})
         return number
 
     def cancel(self, number: int) -> None:
@@ -267,7 +274,7 @@ def test_a_download_that_fails_keeps_its_sentence_until_it_is_tried_again(qtbot:
 def test_giving_up_throws_away_what_has_arrived(qtbot: QtBot):
     service = FakeDesk()
     downloads = Downloads(service)
-    downloads.give_up(downloads.start("dataset", "a/b"))
+    downloads.discard(downloads.start("dataset", "a/b"))
     assert service.last("discard")["id"] == "a/b" and downloads.of("dataset") == []
 
 
@@ -275,7 +282,7 @@ def test_speed_and_time_left_are_those_of_the_last_seconds():
     one = Download("a/b", "model", total=1000)
     for t in range(20):
         one.done = t * 10 if t < 10 else 100 + (t - 10) * 50
-        one.mark(float(t))
+        one.add_sample(float(t))
     assert one.speed == pytest.approx(50) and one.remaining_s == pytest.approx((1000 - one.done) / 50)
 
 

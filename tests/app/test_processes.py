@@ -1,4 +1,4 @@
-"""Backend processes: a training outlives the window that started it; a short verb is heard to its last byte."""
+"""Backend processes: a training outlives the window that started it; every byte that a short verb prints is read."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ time.sleep(60)
 """
 
 
-def until(path: Path, seconds: float = 10) -> None:
+def wait_for(path: Path, seconds: float = 10) -> None:
     deadline = time.monotonic() + seconds
     while not (path.exists() and path.stat().st_size):
         assert time.monotonic() < deadline, f"{path} was never written"
         time.sleep(0.02)
 
 
-def started_by_a_window(folder: Path, how_it_dies: int) -> dict:
-    """Have another process start the child, end that process with a signal, and read what the child says of itself."""
+def started_by_a_window(folder: Path, death: int) -> dict:
+    """Start the child from another process, end that process with a signal, and return what the child reports."""
     folder.mkdir()
     (folder / "log.txt").write_text("before\n", encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(project_root())}
@@ -58,25 +58,25 @@ def started_by_a_window(folder: Path, how_it_dies: int) -> dict:
     try:
         assert window.stdout is not None
         assert window.stdout.readline() == b"started\n"
-        until(folder / "about.json")
+        wait_for(folder / "about.json")
     finally:
-        window.send_signal(how_it_dies)
+        window.send_signal(death)
         window.wait(10)
         window.stdout.close()
     return json.loads((folder / "about.json").read_text())
 
 
-@pytest.mark.parametrize("how_it_dies", [signal.SIGKILL, signal.SIGINT])
-def test_a_training_outlives_its_window(tmp_path: Path, how_it_dies: int) -> None:
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGINT])
+def test_a_training_outlives_its_window(tmp_path: Path, death: int) -> None:
     folder = tmp_path / "run"
-    child = started_by_a_window(folder, how_it_dies)
-    os.kill(child["pid"], 0)  # raises when nobody is there
+    child = started_by_a_window(folder, death)
+    os.kill(child["pid"], 0)  # raises where there is no such process
     assert child["group"] == child["sid"] != os.getsid(0)
     assert child["cwd"] == str(folder)
     assert child["path"].split(os.pathsep)[0] == str(project_root())
     assert child["stdin"] == ""
     (folder / "enough").touch()
-    until(folder / "survived")
+    wait_for(folder / "survived")
     assert sorted((folder / "log.txt").read_text(encoding="utf-8").split("\n")[:3]) == sorted(
         ["before", "to stdout é", "to stderr"]
     )
@@ -119,8 +119,8 @@ def python(qtbot, text: str) -> tuple[ProcessOutcome, list[str]]:
     return outcome_of(qtbot, sys.executable, "-c", text)
 
 
-def test_a_character_cut_in_two_by_the_pipe_arrives_whole(qtbot) -> None:
-    # A window that decodes each read by itself shows two replacement marks here.
+def test_a_character_split_between_two_reads_is_decoded(qtbot) -> None:
+    # Decoding each read by itself gives two replacement characters here.
     outcome, lines = python(
         qtbot,
         "import sys, time; out = sys.stdout.buffer\n"
@@ -135,7 +135,7 @@ def test_only_the_last_state_of_a_progress_line_counts(qtbot) -> None:
     assert python(qtbot, "print('10 %\\r50 %\\r100 %\\r\\nSaved.')")[1] == ["100 %", "Saved."]
 
 
-def test_a_failure_speaks_with_the_sentence_of_stderr(qtbot) -> None:
+def test_a_failure_has_the_last_line_of_stderr_as_its_sentence(qtbot) -> None:
     outcome, lines = python(
         qtbot, "import sys; print('working'); print('The folder is full.', file=sys.stderr); sys.exit(2)"
     )
@@ -143,19 +143,19 @@ def test_a_failure_speaks_with_the_sentence_of_stderr(qtbot) -> None:
     assert sorted(lines) == ["The folder is full.", "working"]
 
 
-def test_silence_is_put_into_words(qtbot) -> None:
+def test_a_process_that_prints_nothing_has_a_sentence(qtbot) -> None:
     assert python(qtbot, "pass")[0].sentence == "Done."
     assert python(qtbot, "import sys; sys.exit(1)")[0].sentence == "It ended without saying why."
 
 
-def test_killed_and_missing_programs_end_too(qtbot, tmp_path: Path) -> None:
+def test_killed_and_missing_programs_emit_done(qtbot, tmp_path: Path) -> None:
     killed = python(qtbot, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")[0]
     assert (killed.ok, killed.exit_code) == (False, -1)
     missing = outcome_of(qtbot, str(tmp_path / "nothing"))[0]
     assert not missing.ok and "cannot be started" in missing.sentence
 
 
-def test_a_task_can_be_cancelled(qtbot) -> None:
+def test_a_verb_can_be_cancelled(qtbot) -> None:
     short = VerbProcess([sys.executable, "-c", "print('on', flush=True); import time; time.sleep(60)"])
     short.line.connect(lambda _line: short.cancel())
     with qtbot.waitSignal(short.done, timeout=10_000) as ended:

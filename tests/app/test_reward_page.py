@@ -70,7 +70,7 @@ def scored(qtbot, page: RewardsPage) -> None:
 def put_rows(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     file = tmp_path / "given.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    page.bench.read(file)
+    page.bench.load_file(file)
     scored(qtbot, page)
 
 
@@ -142,20 +142,20 @@ def test_rows_chosen_elsewhere_are_sampled(qtbot, page: RewardsPage) -> None:
 
 def test_the_menu_offers_what_can_be_done(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     told: list[dict[str, bool]] = []
-    page.able_changed.connect(told.append)
-    assert not any(page.able().values())
+    page.enabled_actions_changed.connect(told.append)
+    assert not any(page.enabled_actions().values())
     (tmp_path / "mine.py").write_text(MINE)
     page.draft.update({"reward_functions_file": str(tmp_path / "mine.py"), "reward_functions": ["long"]})
-    assert page.able()["save_file"] and told[-1] == page.able()
+    assert page.enabled_actions()["save_file"] and told[-1] == page.enabled_actions()
     (tmp_path / "given.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    page.bench.read(tmp_path / "given.jsonl")
+    page.bench.load_file(tmp_path / "given.jsonl")
     assert told[-1]["cancel"] and not told[-1]["score"]
     scored(qtbot, page)
-    assert told[-1] == page.able() == {
+    assert told[-1] == page.enabled_actions() == {
         "score": True, "cancel": False, "keep_case": True, "drop_case": False, "save_file": True,
     }  # fmt: skip
     page.results.table.selectRow(0)
-    assert not page.able()["keep_case"], "a prompt is no completion"
+    assert not page.enabled_actions()["keep_case"], "a prompt is no completion"
     page.results.table.selectRow(1)
     page.keep_case()
     qtbot.waitUntil(lambda: told[-1]["drop_case"], timeout=PATIENCE)
@@ -256,7 +256,7 @@ def test_declined_code_does_not_run(qtbot, page: RewardsPage, mine: Path, tmp_pa
     page.session.consent.ask = lambda requests: False
     (tmp_path / "given.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     with qtbot.waitSignal(page.session.message, timeout=PATIENCE, check_params_cb=lambda text: "not allowed" in text):
-        page.bench.read(tmp_path / "given.jsonl")
+        page.bench.load_file(tmp_path / "given.jsonl")
     assert not (tmp_path / "ran").exists() and page.bench.functions == [] and not page.bench.busy
     edit(page, "/ 10", "/ 5")
     assert "/ 5" in mine.read_text() and not page.bench.busy, "saving what was never allowed does not allow it"
@@ -310,7 +310,7 @@ def test_a_weight_typed_on_the_bench_moves_rewards_and_the_form(
     page.draft.update({"reward_functions": ["long", "keyword(word=dd)"], "reward_weights": []})
     put_rows(qtbot, page, tmp_path)
     assert column(page, "Advantage")[4] == column(page, "Advantage")[-1] and rewards(page)[3] == 1.4
-    assert page.session.bench.means == pytest.approx({"long": 0.25, "keyword": 0.25})
+    assert page.session.reward_bench.means == pytest.approx({"long": 0.25, "keyword": 0.25})
     index = page.results.functions.index(1, BOARD_WEIGHT)
     page.results.board.edit(index)
     typed = page.results.board.findChild(WeightEdit)

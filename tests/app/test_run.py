@@ -1,4 +1,4 @@
-"""A run followed from its folder: the numbers, the state, the clock, and an event loop that never waits."""
+"""A run followed from its folder: metrics, state, clock, and an event loop that is never blocked."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.support.latency import LatencyProbe
 
 
 @contextmanager
-def alive(folder: RunFolder):
-    """A trainer holds the run's lock."""
+def locked(folder: RunFolder):
+    """Hold the run's lock as a trainer does."""
     handle = os.open(folder.lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(handle, fcntl.LOCK_EX)
     try:
@@ -39,28 +39,28 @@ def alive(folder: RunFolder):
 
 @pytest.fixture
 def watch(qtbot):
-    """Open a folder as the window does, read to its end."""
+    """Open a folder as the window does, and read it to its end."""
     opened: list[Run] = []
 
-    def open_it(folder: RunFolder) -> Run:
+    def open_run(folder: RunFolder) -> Run:
         run = Run(folder)
         opened.append(run)
         read_on(run)
         return run
 
-    yield open_it
+    yield open_run
     for run in opened:
         run.close()
 
 
 def read_on(run: Run) -> None:
-    run.look()
-    while not run.caught_up:
-        run.look()
+    run.poll()
+    while not run._at_end:
+        run.poll()
 
 
-def grow_old(folder: RunFolder) -> None:
-    """Have everything in the folder be written an hour ago."""
+def make_old(folder: RunFolder) -> None:
+    """Set the time of every file in the folder to an hour ago."""
     for path in folder.path.iterdir():
         os.utime(path, (time.time() - 3600,) * 2)
 
@@ -79,7 +79,7 @@ def test_the_numbers_of_a_finished_run(watch, tmp_path: Path) -> None:
 
 
 def test_the_clock_leaves_out_loading_and_pauses() -> None:
-    record = RunState()
+    run_state = RunState()
     for t, kind, more in (
         (0, "started", {"iterations": 10}),
         (1, "phase", {"phase": "loading"}),
@@ -92,26 +92,26 @@ def test_the_clock_leaves_out_loading_and_pauses() -> None:
         (1036, "phase", {"phase": "sampling"}),
         (1038, "step", {"step": 3, "metrics": {}}),
     ):
-        record.take({"kind": kind, "t": t, **more})
-    assert record.elapsed_s() == pytest.approx(2 + 2 + 0.5 + 2)
-    assert record.eta_s(1038) == pytest.approx(7 * (2 + 0.5 + 2) / 2)
-    assert record.eta_s(1039) == pytest.approx(7 * (2 + 0.5 + 2) / 2 - 1), "it counts down between steps"
+        run_state.apply({"kind": kind, "t": t, **more})
+    assert run_state.elapsed_s() == pytest.approx(2 + 2 + 0.5 + 2)
+    assert run_state.eta_s(1038) == pytest.approx(7 * (2 + 0.5 + 2) / 2)
+    assert run_state.eta_s(1039) == pytest.approx(7 * (2 + 0.5 + 2) / 2 - 1), "it decreases between steps"
 
 
-def test_the_clock_stands_still_between_a_crash_and_its_resume() -> None:
-    record = RunState()
+def test_the_clock_stops_between_a_crash_and_its_resume() -> None:
+    run_state = RunState()
     for t, kind in ((0, "started"), (0, "phase"), (10, "step"), (5000, "started"), (5000, "phase"), (5004, "step")):
-        record.take({"kind": kind, "t": t, "phase": "sampling", "step": t, "metrics": {}, "iterations": 9})
-    assert record.elapsed_s() == pytest.approx(14)
+        run_state.apply({"kind": kind, "t": t, "phase": "sampling", "step": t, "metrics": {}, "iterations": 9})
+    assert run_state.elapsed_s() == pytest.approx(14)
 
 
 def test_a_trainer_that_loads_before_it_says_started_does_not_move_the_clock() -> None:
-    """It says that it is loading first: forty idle seconds before a resume counted as work."""
-    record = RunState()
-    told = ((0, "loading"), (2, "sampling"), (42, "loading"), (44, "sampling"), (47, "saving"))
-    for t, phase in told:
-        record.take({"kind": "phase", "t": t, "phase": phase})
-    assert record.elapsed_s() == pytest.approx(3)
+    """The `loading` phase comes before `started`: forty idle seconds before a resume were counted as work."""
+    run_state = RunState()
+    phases = ((0, "loading"), (2, "sampling"), (42, "loading"), (44, "sampling"), (47, "saving"))
+    for t, phase in phases:
+        run_state.apply({"kind": "phase", "t": t, "phase": phase})
+    assert run_state.elapsed_s() == pytest.approx(3)
 
 
 def test_null_and_missing_metrics_are_gaps() -> None:
@@ -125,7 +125,7 @@ def test_null_and_missing_metrics_are_gaps() -> None:
     assert series.latest("kl") == series.first("kl") == 0.5
 
 
-def test_a_step_that_comes_again_replaces_what_came_after_it() -> None:
+def test_a_step_that_comes_again_replaces_itself_and_all_later_ones() -> None:
     series = Series()
     for step in range(1, 3000):
         series.append(step, {"a": step})
@@ -137,7 +137,7 @@ def test_a_step_that_comes_again_replaces_what_came_after_it() -> None:
 
 def test_state_comes_from_the_diary_and_the_lock(watch, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=5, ending=None)
-    with alive(folder):
+    with locked(folder):
         run = watch(folder)
         states = []
         run.state_changed.connect(states.append)
@@ -149,7 +149,7 @@ def test_state_comes_from_the_diary_and_the_lock(watch, tmp_path: Path) -> None:
         made_up_runs.write(diary, clock, "command", word="resume")
         made_up_runs.write(diary, clock, "phase", phase="learning")
         read_on(run)
-        run.say("stop")
+        run.send("stop")
         assert folder.control.read_text() == "stop"
     read_on(run)
     assert states == ["paused", "running", "stopping", "crashed"]
@@ -158,34 +158,34 @@ def test_state_comes_from_the_diary_and_the_lock(watch, tmp_path: Path) -> None:
     assert states[-1] == "stopped"
 
 
-def test_a_fresh_folder_is_starting_until_its_process_had_its_time(watch, tmp_path: Path) -> None:
+def test_a_new_folder_is_starting_until_its_grace_is_over(watch, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     folder.config.write_text("iters: 5\n")
     run = watch(folder)
     assert (run.state, run.iterations, run.is_live) == ("starting", 5, True)
-    with alive(folder):  # the lock is taken before the diary begins
-        grow_old(folder)
+    with locked(folder):  # the lock is taken before the diary begins
+        make_old(folder)
         read_on(run)
         assert run.state == "starting"
     read_on(run)
     assert run.state == "crashed"
     folder.log.write_text("Traceback …\nModuleNotFoundError: No module named 'mlx'\n")
-    grow_old(folder)
+    make_old(folder)
     assert run.problem == (
         "The training process ended before its first step without saying why. "
         "Its last words: ModuleNotFoundError: No module named 'mlx'"
     )
 
 
-def test_a_stop_that_was_said_too_early_is_said_again(watch, tmp_path: Path) -> None:
-    # A trainer deletes the words it finds when it starts, so that a stop said while it was loading was lost.
+def test_a_stop_that_the_starting_trainer_deleted_is_sent_again(watch, tmp_path: Path) -> None:
+    # A starting trainer deletes the control words that it finds, so a stop sent while it was loading was lost.
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     folder.config.write_text("iters: 5\n")
     run = watch(folder)
-    run.say("stop")
-    with alive(folder):
+    run.send("stop")
+    with locked(folder):
         folder.control.unlink()
         diary = Diary(folder.events)
         diary.write("started", iterations=5)
@@ -197,14 +197,14 @@ def test_a_stop_that_was_said_too_early_is_said_again(watch, tmp_path: Path) -> 
         assert run.state == "stopping" and not folder.control.exists()
 
 
-def test_a_failure_is_told_in_sentences_alone(watch, tmp_path: Path) -> None:
+def test_the_problem_of_a_failed_run_leaves_out_the_names_of_settings(watch, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=1, ending=None)
     two = "data: There is no file rows.jsonl.\nreward_weights: There are 2 weights for 3 functions."
     Diary(folder.events).write("failed", step=1, sentence=two)
     assert watch(folder).problem == "There is no file rows.jsonl. There are 2 weights for 3 functions."
 
 
-def test_a_dead_run_is_crashed_at_once_when_opened(watch, tmp_path: Path) -> None:
+def test_an_unlocked_run_without_an_ending_is_crashed_at_once(watch, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending=None)
     assert watch(folder).state == "crashed"
 
@@ -213,9 +213,9 @@ def test_a_relaunched_run_is_starting_until_the_lock_is_taken(watch, tmp_path: P
     folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending="failed")
     run = watch(folder)
     assert run.state == "failed" and run.problem == made_up_runs.SENTENCES["failed"]
-    run.relaunched()
+    run.expect_process()
     assert run.state == "starting"
-    with alive(folder):
+    with locked(folder):
         made_up_runs.write(Diary(folder.events), made_up_runs.Clock(), "started", iterations=60, resumed_from=3)
         read_on(run)
         assert run.state == "running"
@@ -226,8 +226,8 @@ def test_a_relaunched_run_is_starting_until_the_lock_is_taken(watch, tmp_path: P
 def test_a_diary_that_was_cut_back_is_read_again(watch, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=40, ending=None)
     run = watch(folder)
-    again = []
-    run.restarted.connect(lambda: again.append(run.step))
+    restarts = []
+    run.restarted.connect(lambda: restarts.append(run.step))
     text = folder.events.read_bytes()
     truncate_file(folder.events, text.rindex(b"\n", 0, text.index(b'"step": 20, "metrics"')) + 1)
     rows = folder.completions.read_bytes()
@@ -235,12 +235,12 @@ def test_a_diary_that_was_cut_back_is_read_again(watch, tmp_path: Path) -> None:
     diary = Diary(folder.events)
     made_up_runs.write(diary, made_up_runs.Clock(), "started", iterations=60, resumed_from=19)
     read_on(run)
-    assert again == [0] and run.step == 19
+    assert restarts == [0] and run.step == 19
     assert run.series("reward")[0].tolist() == list(range(1, 20))
     assert run.completion_steps() == list(range(1, 20))
 
 
-def test_half_lines_wait_and_garbage_is_passed_over(watch, tmp_path: Path) -> None:
+def test_incomplete_lines_wait_and_invalid_ones_are_skipped(watch, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     folder.config.write_text("iters: 5\n")
@@ -256,10 +256,10 @@ def test_half_lines_wait_and_garbage_is_passed_over(watch, tmp_path: Path) -> No
     assert run.step == 1 and run.latest("reward") == 0.5
 
 
-def test_saying_something_where_nothing_can_be_written_is_a_mistake(watch, tmp_path: Path) -> None:
+def test_sending_a_word_to_an_unwritable_folder_is_a_mistake(watch, tmp_path: Path) -> None:
     run = watch(RunFolder(tmp_path / "gone"))
     with pytest.raises(Mistake, match="cannot be written"):
-        run.say("stop")
+        run.send("stop")
 
 
 def test_the_log_tail_shows_the_last_state_of_a_progress_line(watch, tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_completions_are_found_by_step(watch, tmp_path: Path) -> None:
     assert run.groups(31) == []
 
 
-def test_completion_rows_of_any_shape_and_size(tmp_path: Path) -> None:
+def test_the_index_accepts_rows_of_any_shape_and_size(tmp_path: Path) -> None:
     path = tmp_path / "completions.jsonl"
     index = CompletionIndex(path)
     assert index.advance() is False and index.rows() == []
@@ -313,7 +313,9 @@ def test_a_summary_reads_only_the_ends_of_a_diary(tmp_path: Path) -> None:
     fresh = summary(empty)
     assert (fresh.state, fresh.model, fresh.iterations, fresh.reward) == ("starting", "some/model", 12, None)
     os.utime(empty.config, (0, 1000))
-    assert (summary(empty).state, summary(empty).began) == ("crashed", 1000), "nobody is on the way any more"
+    assert (summary(empty).state, summary(empty).began) == ("crashed", 1000), (
+        "too old for a process that is still starting"
+    )
 
 
 def test_before_and_after_average_over_several_steps() -> None:
@@ -324,23 +326,24 @@ def test_before_and_after_average_over_several_steps() -> None:
 
 
 @pytest.mark.alone
-def test_a_diary_of_a_hundred_thousand_steps_is_read_in_slices(qtbot, tmp_path: Path) -> None:
+def test_a_long_diary_is_read_in_slices_between_turns_of_the_event_loop(qtbot, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    folder.config.write_text("iters: 100000\n")
+    steps = 30_000  # two megabytes and more: read at once they would hold the loop up for half a second
+    folder.config.write_text(f"iters: {steps}\n")
     names = ["reward", "kl", *(f"rewards/{name}/mean" for name in made_up_runs.REWARDS)]
     with folder.events.open("w") as file:
-        file.write('{"v": 1, "seq": 0, "t": 1.0, "kind": "started", "iterations": 100000}\n')
-        for step in range(1, 100_001):
+        file.write('{"v": 1, "seq": 0, "t": 1.0, "kind": "started", "iterations": 30000}\n')
+        for step in range(1, steps + 1):
             values = ", ".join(f'"{name}": {step / 7}' for name in names)
             file.write(f'{{"v": 1, "seq": {step}, "t": {step}.5, "kind": "step", "step": {step}, "metrics": {{{values}}}}}\n')  # fmt: skip
-        file.write('{"v": 1, "seq": 100001, "t": 100001.0, "kind": "finished", "step": 100000}\n')
+        file.write('{"v": 1, "seq": 30001, "t": 30001.0, "kind": "finished", "step": 30000}\n')
     rows = JsonLines(folder.completions)
-    rows.append({"step": 100_000, "prompt": "p", "completions": []})
+    rows.append({"step": steps, "prompt": "p", "completions": []})
     run = Run(folder)
     probe = LatencyProbe(run)
     qtbot.waitUntil(lambda: run.state == "finished", timeout=30_000)
     probe.check()
-    assert run.step == 100_000 and len(run.series("kl")[0]) == 100_000 and len(run.groups()) == 1
+    assert run.step == steps and len(run.series("kl")[0]) == steps and len(run.groups()) == 1
     run.close()
     QCoreApplication.processEvents()

@@ -36,7 +36,7 @@ def page(qtbot, qapp, archive: Path):
     qtbot.addWidget(shown)
     shown.resize(1060, 700)
     shown.show()
-    qtbot.waitUntil(lambda: not shown._turns.isActive(), timeout=5000)
+    qtbot.waitUntil(lambda: not shown._read_timer.isActive(), timeout=5000)
     yield shown
     session.close_run()
 
@@ -53,7 +53,7 @@ def test_every_run_has_a_line_newest_first(page: RunsPage) -> None:
     assert page.table.chosen().path.name == "crashed", "the newest is selected"
 
 
-def test_a_run_with_a_trainer_is_running_and_cannot_be_thrown_away(qtbot, page: RunsPage, archive: Path) -> None:
+def test_a_locked_run_is_running_and_cannot_be_trashed(qtbot, page: RunsPage, archive: Path) -> None:
     handle = os.open(RunFolder(archive / "crashed").lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(handle, fcntl.LOCK_EX)
     try:
@@ -77,7 +77,7 @@ def test_filtering_and_sorting(page: RunsPage) -> None:
 
 def test_enter_opens_the_run_on_the_monitor(qtbot, page: RunsPage, archive: Path) -> None:
     page.table.choose(archive / "finished")
-    with qtbot.waitSignal(page.session.page_wanted) as wanted:
+    with qtbot.waitSignal(page.session.page_requested) as wanted:
         qtbot.keyClick(page.table, Qt.Key.Key_Return)
     assert wanted.args == ["monitor"] and page.session.run.folder.path == archive / "finished"
 
@@ -104,16 +104,16 @@ def test_a_run_goes_to_the_trash_and_leaves_the_other_pages(
     monkeypatch.setattr(QFile, "moveToTrash", lambda path: shutil.rmtree(path) is None)
     page.table.choose(archive / "failed")
     page.open()
-    monkeypatch.setattr(page, "_confirmed", lambda row: False)
+    monkeypatch.setattr(page, "_is_confirmed", lambda row: False)
     page.move_to_trash()
     assert (archive / "failed").exists(), "not without being sure"
-    monkeypatch.setattr(page, "_confirmed", lambda row: True)
+    monkeypatch.setattr(page, "_is_confirmed", lambda row: True)
     page.move_to_trash()
     assert not (archive / "failed").exists() and page.session.run is None
     assert "failed" not in [line[0] for line in lines(page)]
 
 
-def test_an_empty_archive_leads_to_train(qtbot, page: RunsPage, archive: Path) -> None:
+def test_an_empty_archive_shows_the_way_to_train(qtbot, page: RunsPage, archive: Path) -> None:
     shutil.rmtree(archive)
     page.refresh()
     assert page.nothing.isVisible() and lines(page) == []

@@ -1,4 +1,4 @@
-"""The window's desk: it never waits, it starts its process when it is first asked, and it outlives that process."""
+"""The window's service: it never blocks, starts its process with the first question, and survives the death of that process."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from backend.spec.faults import Fault
 CHILD = """
 import json, os, sys, time
 for line in sys.stdin:
-    said = json.loads(line)
-    number, name = said.get("id"), said.get("ask")
-    def say(**what):
-        sys.stdout.buffer.write(json.dumps({"id": number, **what}, ensure_ascii=False).encode() + b"\\n")
+    message = json.loads(line)
+    number, name = message.get("id"), message.get("ask")
+    def reply(**fields):
+        sys.stdout.buffer.write(json.dumps({"id": number, **fields}, ensure_ascii=False).encode() + b"\\n")
         sys.stdout.buffer.flush()
     if name == "echo":
-        say(progress={"half": 1}); say(answer=said["with"])
+        reply(progress={"half": 1}); reply(answer=message["with"])
     elif name == "pid":
-        say(answer=os.getpid())
+        reply(answer=os.getpid())
     elif name == "refuse":
-        say(faults=[{"setting": "model", "sentence": "There is no model x."}])
+        reply(faults=[{"setting": "model", "sentence": "There is no model x."}])
     elif name == "die":
         print("out of luck", file=sys.stderr, flush=True); os._exit(3)
     elif name == "slow":  # half a line, and half a character, at a time
         text = json.dumps({"id": number, "answer": "é" * 9}, ensure_ascii=False).encode() + b"\\n"
         for at in range(0, len(text), 7):
             sys.stdout.buffer.write(text[at:at + 7]); sys.stdout.buffer.flush(); time.sleep(0.01)
-    elif "cancel" in said:
-        open(sys.argv[1], "a").write(f"{said['cancel']}\\n")
+    elif "cancel" in message:
+        open(sys.argv[1], "a").write(f"{message['cancel']}\\n")
 """
 
 
@@ -56,119 +56,121 @@ def service(qtbot: QtBot, cancelled: Path) -> Iterator[Service]:
     made.close()
 
 
-class Heard:
+class Replies:
     """What came back for a question."""
 
     def __init__(self) -> None:
         self.answers: list[Any] = []
         self.faults: list[Fault] = []
-        self.told: list[dict[str, Any]] = []
+        self.progress: list[dict[str, Any]] = []
 
     def ask(self, service: Service, question: str, **with_: Any) -> int:
-        return service.ask(question, self.answers.append, refused=self.faults.extend, told=self.told.append, **with_)
+        return service.ask(
+            question, self.answers.append, on_refused=self.faults.extend, on_progress=self.progress.append, **with_
+        )
 
 
 def until(qtbot: QtBot, true: Callable[[], object]) -> None:
     qtbot.waitUntil(lambda: bool(true()), timeout=10_000)
 
 
-def test_answers_come_back_later_and_not_at_once(qtbot: QtBot, service: Service):
-    heard = Heard()
+def test_ask_returns_at_once_and_calls_back_later(qtbot: QtBot, service: Service):
+    replies = Replies()
     began = time.monotonic()
-    heard.ask(service, "echo", name="é")
-    assert time.monotonic() - began < 0.2 and not heard.answers
-    until(qtbot, lambda: heard.answers)
-    assert heard.answers == [{"name": "é"}] and heard.told == [{"half": 1}] and not heard.faults
+    replies.ask(service, "echo", name="é")
+    assert time.monotonic() - began < 0.2 and not replies.answers
+    until(qtbot, lambda: replies.answers)
+    assert replies.answers == [{"name": "é"}] and replies.progress == [{"half": 1}] and not replies.faults
 
 
 def test_one_process_answers_everything(qtbot: QtBot, service: Service):
-    heard = Heard()
+    replies = Replies()
     for _ in range(3):
-        heard.ask(service, "pid")
-    until(qtbot, lambda: len(heard.answers) == 3)
-    assert len(set(heard.answers)) == 1
+        replies.ask(service, "pid")
+    until(qtbot, lambda: len(replies.answers) == 3)
+    assert len(set(replies.answers)) == 1
 
 
-def test_a_refusal_names_its_setting(qtbot: QtBot, service: Service):
-    heard = Heard()
-    heard.ask(service, "refuse")
-    until(qtbot, lambda: heard.faults)
-    assert heard.faults == [Fault("model", "There is no model x.")]
+def test_on_refused_gets_the_faults(qtbot: QtBot, service: Service):
+    replies = Replies()
+    replies.ask(service, "refuse")
+    until(qtbot, lambda: replies.faults)
+    assert replies.faults == [Fault("model", "There is no model x.")]
 
 
-def test_an_answer_cut_anywhere_is_whole(qtbot: QtBot, service: Service):
-    heard = Heard()
-    heard.ask(service, "slow")
-    until(qtbot, lambda: heard.answers)
-    assert heard.answers == ["é" * 9]
+def test_an_answer_in_pieces_is_joined(qtbot: QtBot, service: Service):
+    replies = Replies()
+    replies.ask(service, "slow")
+    until(qtbot, lambda: replies.answers)
+    assert replies.answers == ["é" * 9]
 
 
-def test_what_is_taken_back_is_heard_of_no_more(qtbot: QtBot, service: Service, cancelled: Path):
-    heard, after = Heard(), Heard()
-    number = heard.ask(service, "echo")
+def test_a_cancelled_question_calls_nothing_back(qtbot: QtBot, service: Service, cancelled: Path):
+    replies, after = Replies(), Replies()
+    number = replies.ask(service, "echo")
     service.cancel(number)
     after.ask(service, "echo")
     until(qtbot, lambda: after.answers and cancelled.exists())
-    assert not heard.answers and not heard.told
+    assert not replies.answers and not replies.progress
     assert cancelled.read_text() == f"{number}\n"
 
 
-def test_a_question_goes_with_its_owner(qtbot: QtBot, service: Service, cancelled: Path):
-    heard, after, owner = Heard(), Heard(), QObject()
-    number = heard.ask(service, "echo", owner=owner)
+def test_a_question_is_cancelled_when_its_owner_is_destroyed(qtbot: QtBot, service: Service, cancelled: Path):
+    replies, after, owner = Replies(), Replies(), QObject()
+    number = replies.ask(service, "echo", owner=owner)
     del owner
     after.ask(service, "echo")
     until(qtbot, lambda: after.answers and cancelled.exists())
-    assert not heard.answers and cancelled.read_text() == f"{number}\n"
+    assert not replies.answers and cancelled.read_text() == f"{number}\n"
 
 
-def test_a_process_that_dies_refuses_in_a_sentence_and_is_replaced(qtbot: QtBot, service: Service):
-    heard, again = Heard(), Heard()
-    heard.ask(service, "die")
-    until(qtbot, lambda: heard.faults)
-    assert "ended before it answered: out of luck." in heard.faults[0].sentence
+def test_a_process_that_dies_refuses_its_questions_and_is_replaced(qtbot: QtBot, service: Service):
+    replies, again = Replies(), Replies()
+    replies.ask(service, "die")
+    until(qtbot, lambda: replies.faults)
+    assert "ended before it answered: out of luck." in replies.faults[0].sentence
     again.ask(service, "echo", x=2)
     until(qtbot, lambda: again.answers)
     assert again.answers == [{"x": 2}]
 
 
-def test_one_that_dies_again_and_again_is_started_no_more(qtbot: QtBot, service: Service):
+def test_a_process_that_dies_twice_in_a_row_is_not_started_again(qtbot: QtBot, service: Service):
     for tries in range(1, 4):
-        heard = Heard()
-        heard.ask(service, "die")
-        assert not heard.faults, "never before the caller went on"
-        until(qtbot, lambda heard=heard: heard.faults)
-        assert ("Open GRPO Studio again" in heard.faults[0].sentence) == (tries > 1)
+        replies = Replies()
+        replies.ask(service, "die")
+        assert not replies.faults, "never before ask has returned"
+        until(qtbot, lambda replies=replies: replies.faults)
+        assert ("Open GRPO Studio again" in replies.faults[0].sentence) == (tries > 1)
     assert service._process is None
 
 
-def test_a_command_that_cannot_be_started_is_said(qtbot: QtBot):
-    service, heard = Service(command=["/nowhere/python"]), Heard()
-    heard.ask(service, "echo")
-    until(qtbot, lambda: heard.faults)
-    assert "No such file" in heard.faults[0].sentence or "execve" in heard.faults[0].sentence
+def test_a_command_that_cannot_be_started_refuses(qtbot: QtBot):
+    service, replies = Service(command=["/nowhere/python"]), Replies()
+    replies.ask(service, "echo")
+    until(qtbot, lambda: replies.faults)
+    assert "No such file" in replies.faults[0].sentence or "execve" in replies.faults[0].sentence
 
 
-def test_closing_ends_the_process_and_refuses_what_comes_later(qtbot: QtBot, service: Service):
-    heard, late = Heard(), Heard()
-    heard.ask(service, "pid")
-    until(qtbot, lambda: heard.answers)
+def test_close_ends_the_process_and_refuses_later_questions(qtbot: QtBot, service: Service):
+    replies, late = Replies(), Replies()
+    replies.ask(service, "pid")
+    until(qtbot, lambda: replies.answers)
     service.close()
     with pytest.raises(ProcessLookupError):
-        os.kill(heard.answers[0], signal.SIGCONT)
+        os.kill(replies.answers[0], signal.SIGCONT)
     late.ask(service, "echo")
     until(qtbot, lambda: late.faults)
     assert late.faults == [Fault("", "The window is closing.")]
 
 
-def test_the_session_has_one_desk_and_starts_nothing_for_it(qtbot: QtBot, tmp_path: Path):
+def test_the_session_has_one_service_and_starts_no_process_for_it(qtbot: QtBot, tmp_path: Path):
     session = Session(Prefs(tmp_path / "prefs"))
     assert session.service is session.service and session.service._process is None
 
 
 def test_the_real_process_answers(qtbot: QtBot):
-    service, heard = Service(), Heard()
-    heard.ask(service, "weather")
-    until(qtbot, lambda: heard.faults)
+    service, replies = Service(), Replies()
+    replies.ask(service, "weather")
+    until(qtbot, lambda: replies.faults)
     service.close()
-    assert heard.faults == [Fault("", "There is no question weather.")]
+    assert replies.faults == [Fault("", "There is no question weather.")]

@@ -1,4 +1,4 @@
-"""Undo and redo: every act upon the form, in steps a person would count, with typing in one go as one of them."""
+"""Undo and redo: every change of the form is one step, and typing without a pause is one too."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def type_into(draft: Draft, key: str, text: str) -> None:
         draft.set(key, text[:end])
 
 
-def test_what_is_typed_in_one_go_is_one_step(draft: Draft, history: History):
+def test_typing_without_a_pause_is_one_step(draft: Draft, history: History):
     type_into(draft, "run_name", "first")
     assert (history.count(), history.undoText()) == (1, "Run folder name")
     history.undo()
@@ -68,14 +68,14 @@ def test_a_pause_or_another_field_begins_a_step(draft: Draft, history: History, 
     assert (draft.value("run_name"), draft.value("seed")) == ("a", 0)
 
 
-def test_what_is_typed_and_taken_away_again_is_no_step(draft: Draft, history: History):
+def test_typing_that_is_deleted_again_is_no_step(draft: Draft, history: History):
     draft.set("seed", 7)
     draft.set("run_name", "a")
     draft.set("run_name", "")
     assert (history.count(), history.undoText()) == (1, "Seed")
 
 
-def test_two_turns_of_a_menu_are_two_steps(draft: Draft, history: History):
+def test_two_choices_in_a_menu_are_two_steps(draft: Draft, history: History):
     draft.set("train_type", "dora")
     draft.set("train_type", "full")
     history.undo()
@@ -166,8 +166,8 @@ def window(tmp_path: Path, qtbot, monkeypatch: pytest.MonkeyPatch) -> Iterator[W
         session._service.close()
 
 
-def test_the_menu_names_what_it_would_undo(window: Window):
-    undo, redo = window.commands["undo"], window.commands["redo"]
+def test_the_menu_names_the_next_undo_step(window: Window):
+    undo, redo = window.menus["undo"], window.menus["redo"]
     assert not undo.isEnabled(), "the demo that the first launch shows is no edit"
     window.session.draft.set("temperature", 0.5)
     assert (undo.isEnabled(), undo.text()) == (True, "Undo Temp")
@@ -198,16 +198,16 @@ def test_prose_is_undone_by_the_form_too(window: Window):
     assert (field.control.toPlainText(), window.session.draft.value("system_prompt")) == ("", "")
 
 
-def test_undo_from_elsewhere_shows_the_form(window: Window):
+def test_undo_on_another_page_shows_the_form(window: Window):
     window.session.draft.set("seed", 5)
     window.show_page("runs")
-    window.commands["undo"].trigger()
-    assert window.shown_page == "train"
+    window.menus["undo"].trigger()
+    assert window.current_page == "train"
 
 
-def test_the_file_that_undo_brings_back_is_the_one_of_the_next_launch(window: Window, tmp_path: Path):
+def test_the_file_restored_by_undo_is_restored_at_the_next_launch(window: Window, tmp_path: Path):
     for name in ("a", "b"):
         (tmp_path / f"{name}.yaml").write_text("model: a/b\ndata: a/b\n")
         window.session.load_config(tmp_path / f"{name}.yaml")
-    window.commands["undo"].trigger()
+    window.menus["undo"].trigger()
     assert window.session.prefs.config_file == tmp_path / "a.yaml"

@@ -1,4 +1,4 @@
-"""The frame: pages built when first shown, Run/Pause/Stop by state, questions on closing, files, themes, first launch."""
+"""The main window: pages built when first shown, actions by the run's state, questions on closing, files, themes, first launch."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from backend.spec.places import RunFolder, hold_lock, make_run_folder
 
 
 class FakeRun(QObject):
-    """A run as far as the window looks at it."""
+    """What the window uses of a `Run`."""
 
     changed = Signal()
     state_changed = Signal(str)
 
     def __init__(self, state: str = "running") -> None:
         super().__init__()
-        self.state, self.said, self.problem = state, [], ""
+        self.state, self.sent, self.problem = state, [], ""
         self.step, self.iterations, self.eta_s = 12, 60, 75.0
 
     @property
     def is_live(self) -> bool:
         return self.state in ("starting", "running", "paused", "stopping")
 
-    def say(self, word: str) -> None:
-        self.said.append(word)
+    def send(self, word: str) -> None:
+        self.sent.append(word)
 
     def latest(self, name: str) -> float | None:
         return {"peak_memory_gb": 1.234}.get(name)
@@ -89,7 +89,7 @@ def look_at(session: Session, run: FakeRun) -> FakeRun:
 
 
 def enabled(window: Window) -> set[str]:
-    return {name for name in RUN_ACTIONS if window.commands[name].isEnabled()}
+    return {name for name in RUN_ACTIONS if window.menus[name].isEnabled()}
 
 
 # Pages
@@ -111,7 +111,7 @@ def test_an_unknown_page_is_an_error(window: Window):
 
 def test_find_goes_to_the_search_of_train(window: Window):
     window.activateWindow()
-    window.commands["find"].trigger()
+    window.menus["find"].trigger()
     assert window.pages["train"].search.hasFocus()
 
 
@@ -121,78 +121,75 @@ def test_the_sidebar_shows_icons_alone_in_a_narrow_window(window: Window, qtbot)
     qtbot.waitUntil(lambda: window.sidebar.width() < wide)
     window.resize(NARROW + 100, 700)
     qtbot.waitUntil(lambda: window.sidebar.width() == wide)
-    window.commands["sidebar"].trigger()
+    window.menus["sidebar"].trigger()
     assert window.sidebar.width() < wide
     assert window.session.prefs.sidebar_collapsed
 
 
-def test_a_page_stands_in_the_middle_of_a_window_that_it_cannot_use(window: Window, qtbot):
+def test_a_page_is_centred_in_a_window_wider_than_it_can_use(window: Window, qtbot):
     window.resize(2560, 1440)
     for entry in PAGES:
         window.show_page(entry.key)
         page = window.pages[entry.key]
         qtbot.waitUntil(lambda page=page, entry=entry: page.width() <= entry.widest)
-        left, right = page.x(), window.stage.width() - page.x() - page.width()
+        left, right = page.x(), window.page_stack.width() - page.x() - page.width()
         assert abs(left - right) <= 1
     window.resize(1280, 800)
-    qtbot.waitUntil(lambda: page.x() == 0 and page.width() == window.stage.width())
+    qtbot.waitUntil(lambda: page.x() == 0 and page.width() == window.page_stack.width())
 
 
 # Menus
 
 
-def test_every_entry_finds_what_it_calls(window: Window):
+def test_every_menu_entry_names_an_existing_slot(window: Window):
     entries = [entry for menu in MENUS.values() for entry in menu if entry]
     for entry in entries:
         page = next((page for page in PAGES if page.key == entry.page), None)
         assert callable(getattr(page.load() if page else window, entry.slot)), entry.name
 
 
-def test_the_rewards_menu_goes_to_its_page_and_follows_what_it_can_do(window: Window, monkeypatch):
-    waiting = [entry.name for menu in MENUS.values() for entry in menu if entry and entry.waits]
-    assert len(waiting) > 4 and not any(window.commands[name].isEnabled() for name in waiting)
+def test_the_rewards_menu_shows_its_page_and_follows_its_enabled_actions(window: Window, monkeypatch):
+    waiting = [entry.name for menu in MENUS.values() for entry in menu if entry and entry.starts_disabled]
+    assert len(waiting) > 4 and not any(window.menus[name].isEnabled() for name in waiting)
     window.show_page("rewards")
     page = window.pages["rewards"]
     sampled: list[str] = []
-    monkeypatch.setattr(page, "sample", lambda: sampled.append(window.shown_page))
+    monkeypatch.setattr(page, "sample", lambda: sampled.append(window.current_page))
     window.show_page("train")
-    window.commands["sample"].trigger()
+    window.menus["sample"].trigger()
     assert sampled == ["rewards"]
-    page.able_changed.emit({"score": True})
-    assert window.commands["score"].isEnabled() and not window.commands["keep_case"].isEnabled()
+    page.enabled_actions_changed.emit({"score": True})
+    assert window.menus["score"].isEnabled() and not window.menus["keep_case"].isEnabled()
     monkeypatch.setattr(page.bench, "score", lambda: sampled.append("scored"))
-    window.commands["score"].trigger()
+    window.menus["score"].trigger()
     assert sampled[-1] == "scored"
 
 
-def test_every_action_has_a_shortcut_of_its_own(window: Window):
-    keys = [action.shortcut().toString() for action in window.commands.by_name.values()]
+def test_every_action_and_every_entry_of_a_menu_has_a_shortcut_of_its_own(window: Window):
+    keys = [action.shortcut().toString() for action in window.menus.by_name.values()]
     if "" in keys:  # Quit has none on platforms where the system gives it one
         keys.remove("")
     assert all(keys)
     assert len(set(keys)) == len(keys)
-
-
-def test_every_entry_of_every_menu_shows_a_shortcut(window: Window):
     entries = [action for menu in window.menuBar().actions() for action in menu.menu().actions()]
     own = [action for action in entries if not action.isSeparator() and not action.menu()]
     bare = [action.text() for action in own if action.shortcut().isEmpty()]
     assert set(bare) <= {"Quit"}
 
 
-def test_copy_takes_what_is_chosen_where_the_cursor_is(window: Window):
+def test_copy_copies_the_selection_of_the_focused_widget(window: Window):
     window.activateWindow()
     window.show_page("train")
     search = window.pages["train"].search
     search.setText("temperature")
     search.setFocus()
     search.selectAll()
-    window.commands["copy"].trigger()
+    window.menus["copy"].trigger()
     assert QApplication.clipboard().text() == "temperature"
 
 
-def test_menus_lead_to_pages_and_themes(window: Window):
-    window.commands["train"].trigger()
+def test_menu_entries_switch_pages_and_themes(window: Window):
+    window.menus["train"].trigger()
     assert "train" in window.pages
     (dark,) = [
         action for menu in window.menuBar().actions() for action in menu.menu().actions() if action.text() == "Dark"
@@ -220,7 +217,7 @@ def test_buttons_and_strip_follow_the_run(window: Window, session: Session):
     assert window.strip.left.text().replace("\u202f", " ") == "1 min 15 s left"
     assert window.strip.memory.text().replace("\u202f", " ") == "peak 1.23 GB"
     run.become("paused")
-    assert window.commands["pause"].text() == "Resume"
+    assert window.menus["pause"].text() == "Resume"
     run.become("stopping")
     assert enabled(window) == set()
     run.problem = "The dataset has no rows."
@@ -230,7 +227,7 @@ def test_buttons_and_strip_follow_the_run(window: Window, session: Session):
     assert not window.strip.left.isVisible()
 
 
-def test_a_sentence_about_a_run_goes_with_what_it_said(window: Window, session: Session):
+def test_a_sentence_about_a_run_goes_once_its_state_contradicts_it(window: Window, session: Session):
     """“… is still training” stood beside “Finished”, and the problem of a failed run beside its resumed one."""
     run = look_at(session, FakeRun("starting"))
     session.message.emit("first is still training.")
@@ -250,27 +247,29 @@ def test_a_sentence_about_a_run_goes_with_what_it_said(window: Window, session: 
     assert window.strip.sentence.text() == ""
 
 
-@pytest.mark.parametrize("state", [state for state in WORDS if state])
-def test_every_state_has_a_word(window: Window, session: Session, state: str):
-    look_at(session, FakeRun(state))
-    assert window.strip.state.text() == WORDS[state]
+def test_the_strip_has_a_word_for_every_state(window: Window, session: Session):
+    for state in filter(None, WORDS):
+        look_at(session, FakeRun(state))
+        assert window.strip.state.text() == WORDS[state]
 
 
-def test_the_buttons_say_their_word_to_the_run(window: Window, session: Session):
+def test_the_toolbar_sends_control_words_to_the_run(window: Window, session: Session):
     run = look_at(session, FakeRun())
-    window.commands["pause"].trigger()
+    window.menus["pause"].trigger()
     run.become("paused")
-    window.commands["pause"].trigger()
-    window.commands["save_now"].trigger()
-    window.commands["stop"].trigger()
-    assert run.said == ["pause", "resume", "save", "stop"]
+    window.menus["pause"].trigger()
+    window.menus["save_now"].trigger()
+    window.menus["stop"].trigger()
+    assert run.sent == ["pause", "resume", "save", "stop"]
 
 
-def test_run_makes_a_folder_and_trains_what_the_form_says(session: Session, monkeypatch: pytest.MonkeyPatch):
+def test_run_makes_a_folder_and_starts_a_training_with_the_forms_settings(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+):
     started: list[tuple[str, RunFolder]] = []
     monkeypatch.setattr("app.model.processes.start_training", lambda text, run: started.append((text, run)))
     shown: list[str] = []
-    session.page_wanted.connect(shown.append)
+    session.page_requested.connect(shown.append)
     session.restore()
     session.draft.set("run_name", "first")
     session.start_run()
@@ -287,12 +286,12 @@ def test_run_makes_a_folder_and_trains_what_the_form_says(session: Session, monk
 def test_a_runs_folder_that_cannot_be_made_is_one_sentence(session: Session, tmp_path: Path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "file" / "runs"))
-    said: list[str] = []
-    session.message.connect(said.append)
+    messages: list[str] = []
+    session.message.connect(messages.append)
     session.restore()
     session.start_run()
-    assert len(said) == 1
-    assert "cannot be written" in said[0]
+    assert len(messages) == 1
+    assert "cannot be written" in messages[0]
     assert session.run is None
 
 
@@ -303,7 +302,7 @@ def test_a_second_run_is_refused_while_one_is_live(window: Window, session: Sess
     assert window.strip.sentence.text().startswith("One run at a time")
 
 
-def test_opening_finds_the_run_that_is_still_training(session: Session, qtbot):
+def test_reattach_opens_the_run_that_is_still_training(session: Session, qtbot):
     old = make_run_folder("old")
     old.config.write_text("model: a\n")
     old.events.write_text(
@@ -335,7 +334,7 @@ def test_closing_while_a_run_is_live_asks(window: Window, session: Session, monk
     run = look_at(session, FakeRun())
     monkeypatch.setattr(window, "ask_about_training", lambda: answer)
     assert window.close() is closes
-    assert run.said == said
+    assert run.sent == said
 
 
 def test_closing_without_a_live_run_asks_nothing(window: Window, session: Session, monkeypatch):
@@ -346,7 +345,7 @@ def test_closing_without_a_live_run_asks_nothing(window: Window, session: Sessio
     assert "seed: 5" in session.prefs.draft_file.read_text(), "the form is on disk"
 
 
-def test_the_window_comes_back_as_it_was(window: Window, session: Session, qtbot):
+def test_size_and_theme_are_restored(window: Window, session: Session, qtbot):
     window.resize(900, 640)
     window.set_theme("dark")
     window.close()
@@ -387,12 +386,12 @@ def test_rows_dropped_anywhere_become_the_dataset_with_its_columns(window: Windo
     qtbot.waitUntil(lambda: draft.value("data") == str(tmp_path / "rows.csv"))
     assert (draft.value("prompt_feature"), draft.value("answer_feature")) == ("Question", "Final Answer")
     assert (draft.value("model"), draft.value("iters")) == ("me/mine", 7)
-    assert window.shown_page == "train"
+    assert window.current_page == "train"
     assert window.strip.sentence.text() == "rows.csv: prompts from Question, answers from Final Answer."
     assert window.history.undoText() == "Data rows.csv"
 
 
-def test_rows_dropped_on_the_demo_begin_a_form_for_them(window: Window, tmp_path: Path, qtbot, monkeypatch):
+def test_rows_dropped_on_the_demo_start_a_form_with_a_default_model(window: Window, tmp_path: Path, qtbot, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "nothing"))
     draft = window.session.draft
     window.session.restore()
@@ -404,11 +403,11 @@ def test_rows_dropped_on_the_demo_begin_a_form_for_them(window: Window, tmp_path
     assert (draft.value("prompt_feature"), draft.value("answer_feature")) == ("instruction", "output")
     assert "<answer>" in draft.value("system_prompt")
     assert not draft.problems()
-    window.commands["undo"].trigger()
+    window.menus["undo"].trigger()
     assert draft.is_demo
 
 
-def test_a_model_and_a_reward_file_find_their_fields(window: Window, tmp_path: Path, qtbot):
+def test_a_dropped_model_or_reward_file_sets_its_setting(window: Window, tmp_path: Path, qtbot):
     draft = window.session.draft
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
@@ -423,23 +422,21 @@ def test_a_model_and_a_reward_file_find_their_fields(window: Window, tmp_path: P
     assert draft.values() == before
 
 
-def test_the_desktop_can_open_a_config(window: Window, tmp_path: Path):
+def test_a_file_open_event_opens_the_config(window: Window, tmp_path: Path):
     (tmp_path / "mine.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
     opener = FileOpener(window.open_path)
     assert opener.eventFilter(window, QFileOpenEvent(str(tmp_path / "mine.yaml")))
     assert window.session.draft.value("seed") == 3
 
 
-def test_recent_files_are_offered_newest_first_and_only_those_that_are_there(
-    window: Window, tmp_path: Path, monkeypatch
-):
+def test_recent_files_lists_existing_files_newest_first(window: Window, tmp_path: Path, monkeypatch):
     for name in ("a", "b", "gone"):
         (tmp_path / f"{name}.yaml").write_text("model: a/b\ndata: a/b\n")
         window.open_path(tmp_path / f"{name}.yaml")
     (tmp_path / "gone.yaml").unlink()
     monkeypatch.setattr(window, "choose_save_path", lambda: tmp_path / "saved.yaml")
-    window.commands["save_as"].trigger()
-    menu = window.commands.recent
+    window.menus["save_as"].trigger()
+    menu = window.menus.recent
     menu.aboutToShow.emit()
     entries = [action for action in menu.actions() if not action.isSeparator()]
     assert [action.text().split()[0] for action in entries[:-1]] == ["saved.yaml", "b.yaml", "a.yaml"]
@@ -449,10 +446,10 @@ def test_recent_files_are_offered_newest_first_and_only_those_that_are_there(
     assert window.session.prefs.recent_files == []
 
 
-def test_a_config_is_written_for_mlx_lm_lora_and_says_what_was_left_out(window: Window, tmp_path: Path, monkeypatch):
+def test_export_for_mlx_lm_lora_names_the_settings_left_out(window: Window, tmp_path: Path, monkeypatch):
     window.session.draft.update({"model": "a/b", "data": "a/b", "scale_rewards": "none"})
     monkeypatch.setattr(window, "choose_export_path", lambda: tmp_path / "theirs.yaml")
-    window.commands["export_config"].trigger()
+    window.menus["export_config"].trigger()
     assert (
         window.strip.sentence.text()
         == "Wrote theirs.yaml. Left out, as mlx-lm-lora has no such setting: scale_rewards."
@@ -460,7 +457,7 @@ def test_a_config_is_written_for_mlx_lm_lora_and_says_what_was_left_out(window: 
     assert "lora_parameters:" in (tmp_path / "theirs.yaml").read_text()
 
 
-def test_presets_are_shown_and_taken(window: Window):
+def test_applying_a_preset_is_one_undo_step(window: Window):
     window.session.draft.update({"model": "a/b", "data": "a/b"})
     window.show_page("train")
     window.pages["train"].presets.click()
@@ -473,20 +470,20 @@ def test_presets_are_shown_and_taken(window: Window):
 
 
 def test_the_command_is_copied_from_the_menu(window: Window):
-    window.commands["copy_command"].trigger()
-    assert QApplication.clipboard().text() == window.session.draft.shown_command()
+    window.menus["copy_command"].trigger()
+    assert QApplication.clipboard().text() == window.session.draft.command_text()
 
 
 def test_the_copied_command_runs_in_a_terminal_anywhere(session: Session, tmp_path: Path):
     """Run does the same with a run folder of its own; here the form is one that `check` and `train` refuse alike."""
     session.draft.update({"model": str(tmp_path), "data": "/nowhere.jsonl"})
     session.draft.flush()
-    done = subprocess.run(session.draft.shown_command(), shell=True, capture_output=True, text=True, cwd=tmp_path, timeout=120)  # fmt: skip
+    done = subprocess.run(session.draft.command_text(), shell=True, capture_output=True, text=True, cwd=tmp_path, timeout=120)  # fmt: skip
     assert done.returncode == 2
     assert next(fault.sentence for fault in session.draft.problems() if fault.setting == "model") in done.stderr
 
 
-def test_two_windows_keep_a_form_each(tmp_path: Path, qapp):
+def test_two_windows_autosave_to_files_of_their_own(tmp_path: Path, qapp):
     one, other = Prefs(tmp_path / "shared"), Prefs(tmp_path / "shared")
     assert (one.claim(), other.claim()) == (1, 2)
     first, second = Session(one), Session(other)
@@ -512,13 +509,13 @@ def test_the_settings_of_a_run_come_into_the_form_and_are_not_saved_over(window:
     run.config.write_text("model: a/b\ndata: a/b\nseed: 3\n")
     window.session.draft.set("seed", 9)
     monkeypatch.setattr(window, "ask_about_edits", lambda: "cancel")
-    window.session.settings_wanted.emit(run)
+    window.session.settings_requested.emit(run)
     assert window.session.draft.value("seed") == 9
     monkeypatch.setattr(window, "ask_about_edits", lambda: "discard")
-    window.session.settings_wanted.emit(run)
+    window.session.settings_requested.emit(run)
     assert window.session.draft.value("seed") == 3
     assert window.session.draft.path is None, "Save must not write over the run's record"
-    assert window.stage.currentWidget() is window.pages["train"]
+    assert window.page_stack.currentWidget() is window.pages["train"]
 
 
 @pytest.mark.parametrize(("answer", "seed"), [("cancel", 9), ("discard", 3), ("save", 3)])
@@ -536,15 +533,15 @@ def test_save_marks_the_form_as_saved(window: Window, tmp_path: Path, monkeypatc
     monkeypatch.setattr(window, "choose_save_path", lambda: tmp_path / "mine.yaml")
     window.session.draft.set("seed", 9)
     assert window.isWindowModified()
-    window.commands["save"].trigger()
+    window.menus["save"].trigger()
     assert not window.isWindowModified()
     assert window.document.text() == "mine.yaml"
     assert window.session.prefs.config_file == tmp_path / "mine.yaml"
 
 
-def test_a_place_that_cannot_be_written_is_a_sentence(window: Window, tmp_path: Path, monkeypatch):
+def test_saving_to_an_unwritable_path_shows_a_sentence(window: Window, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(window, "choose_save_path", lambda: tmp_path / "no" / "where.yaml")
-    window.commands["save_as"].trigger()
+    window.menus["save_as"].trigger()
     assert "cannot be written" in window.strip.sentence.text()
 
 
@@ -558,12 +555,12 @@ def test_the_first_launch_shows_the_demo(session: Session):
     assert not session.draft.problems()
 
 
-def test_a_missing_demo_is_said_and_the_defaults_shown(session: Session, demo: Path):
+def test_a_missing_demo_shows_a_message_and_the_defaults(session: Session, demo: Path):
     demo.unlink()
-    said: list[str] = []
-    session.message.connect(said.append)
+    messages: list[str] = []
+    session.message.connect(messages.append)
     session.restore()
-    assert said == [f"There is no file {demo}. The form shows the defaults."]
+    assert messages == [f"There is no file {demo}. The form shows the defaults."]
 
 
 def test_a_later_launch_shows_the_form_as_it_was(session: Session):
@@ -597,14 +594,14 @@ def contrast(one: QColor, other: QColor) -> float:
 
 @pytest.mark.parametrize("colours", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
 @pytest.mark.parametrize("role", ["text", "muted", "warning", "bad", "good", "accent", "kl", "clip", "length"])
-def test_words_can_be_read(colours: theme.Palette, role: str):
+def test_text_colours_have_a_contrast_of_at_least_4_5(colours: theme.Palette, role: str):
     for ground in ("window", "card", "field"):
         assert contrast(getattr(colours, role), getattr(colours, ground)) >= 4.5, ground
     assert contrast(colours.text, colours.selection) >= 4.5
     assert contrast(colours.accent_text, colours.accent) >= 4.5
 
 
-def test_a_change_of_theme_reaches_what_is_shown(window: Window, qapp: QApplication, qtbot):
+def test_a_change_of_theme_repaints_the_window(window: Window, qapp: QApplication, qtbot):
     window.set_theme("light")
     window.show_page("train")
     light = window.grab().toImage().pixelColor(300, 300)
@@ -650,12 +647,12 @@ def test_a_bundled_app_is_its_own_trainer(monkeypatch):
     assert seen == [["grpo-studio-backend", "check", "c.yaml"]]
 
 
-def test_a_picture_of_a_page(tmp_path: Path):
+def test_screenshot_saves_the_page_as_png(tmp_path: Path):
     picture = tmp_path / "train.png"
     arguments = ["--screenshot", str(picture), "--page", "train", "--theme", "dark", "--size", "900x620"]
-    done = subprocess.run(
-        [sys.executable, "-m", "app", *arguments], capture_output=True, text=True, timeout=60, cwd=places.project_root()
-    )
+    at_once = "import sys, app.__main__ as start; start.SCREENSHOT_MS = 50; sys.exit(start.main())"
+    command = [sys.executable, "-c", at_once, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=places.project_root())
     assert done.returncode == 0, done.stderr
     image = QImage(str(picture))
     assert (image.width(), image.height()) == (900, 620)

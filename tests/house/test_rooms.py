@@ -75,7 +75,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "app.file_open_event": (set(), {"PySide6"}),
     "app.file_menu": (SHELL | {SPEC, "app.questions"}, {"PySide6"}),
     "app.page_stack": (SHELL | {"app.pages"}, {"PySide6"}),
-    "app.menus": (SHELL | {"app.pages"}, {"PySide6"}),
+    "app.menus": (SHELL | {"app.pages", "app.file_menu"}, {"PySide6"}),
     "app.window": (FRAME | {SPEC}, {"PySide6"}),
     "app.__main__": (FRAME | {SPEC, "app.window", "app.file_open_event"}, {"PySide6"}),
 }

@@ -175,5 +175,5 @@ def test_the_menus_say_what_every_page_is(window: Window):
     titles = {action.text() for menu in window.menuBar().actions() for action in menu.menu().actions()}
     assert {page.title for page in PAGES} <= titles
     for page in PAGES:
-        window.commands[page.key].trigger()
-        assert window.shown_page == page.key
+        window.menus[page.key].trigger()
+        assert window.current_page == page.key

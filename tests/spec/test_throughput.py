@@ -61,9 +61,9 @@ def test_the_archive_is_read_a_run_at_a_time_in_the_event_loop(qtbot):
     threads = threading.active_count()
     known = TimeForecast()
     with qtbot.waitSignal(known.changed):
-        known.look_again()
+        known.refresh()
         assert known.seconds_per_completion(FORM) is None, "nothing waits for it"
         assert threading.active_count() == threads
     assert known.seconds_per_completion(FORM) == 2.0
-    known.look_again()
+    known.refresh()
     qtbot.waitUntil(lambda: not known._timer.isActive())

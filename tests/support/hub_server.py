@@ -1,7 +1,7 @@
-"""A small Hugging Face on 127.0.0.1: search, repository info, tree, and files with ETag, ranges and redirects.
+"""A small Hugging Face Hub on 127.0.0.1: search, repository info, tree, and files with ETag, ranges and redirects.
 
-It counts the bytes of every file that it sends, and can be told to misbehave: to break off after some bytes, to be down,
-to want a token, to keep a gate, to send damage.
+It counts the bytes of every file that it sends, and can be set to fail: to break a connection after some bytes, to be down, to
+require a token, to gate a repository, to send damaged bytes.
 """
 
 from __future__ import annotations

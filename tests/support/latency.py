@@ -1,4 +1,4 @@
-"""A probe for the promise that the window never waits: how long the event loop is held up at a time."""
+"""A probe of how long the event loop is blocked at a time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ BLOCK_LIMIT_MS = 100
 
 
 class LatencyProbe:
-    """How long the event loop does not come round to a timer, in milliseconds of the loop's own work.
+    """Measures the time between two ticks of a 5 ms timer, in milliseconds of CPU time of this thread.
 
-    Work is counted, and not the clock on the wall: on a machine that is busy with other things the loop waits for a
-    processor as everybody does. The wall's figures are kept too, for a limit that a busy machine keeps as well. Objects of
-    thousands of other tests, which no window holds, are kept out of the collector's way: going through them took 240 ms.
+    CPU time, not wall time: on a busy machine the loop also waits for a core. Wall times are recorded too, and must hold for all but one
+    tick in twenty. The objects of thousands of other tests are frozen out of the garbage collector, which took 240 ms to visit them.
     """
 
     def __init__(self, parent: QObject) -> None:

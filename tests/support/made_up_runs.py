@@ -1,4 +1,4 @@
-"""Synthetic runs for tests and screenshots of the window: a diary as a trainer writes it, made up but plausible."""
+"""Synthetic runs for tests and screenshots of the window: a diary as a trainer writes it, with plausible metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REWARDS = ("r1_accuracy_reward_func", "r1_int_reward_func", "r1_strict_format_re
 
 
 def metrics(step: int, total: int, dice: random.Random) -> dict[str, float]:
-    """What a step of a run that learns well carries."""
+    """The metrics of a step of a run that learns well."""
     done = step / total
     learned = 1 / (1 + math.exp(-8 * (done - 0.35)))
     noise = dice.gauss(0, 0.05)
@@ -69,9 +69,9 @@ def make_run(
     now: bool = False,
     **config,
 ) -> RunFolder:
-    """A run folder with `steps` steps of `total`; it ends as told, or not at all.
+    """A run folder with `steps` steps of `total`; `ending` is the kind of the last event, None for none.
 
-    `now` puts its last moments into the present; `config` is laid over the settings.
+    `now`: its last events are of the last seconds; `config` overrides settings.
     """
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)
@@ -106,7 +106,7 @@ SENTENCES = {
 
 
 class Clock:
-    """Unix seconds that a test moves on by hand."""
+    """Unix seconds that a test advances by hand."""
 
     def __init__(self, t: float = 1_760_000_000.0) -> None:
         self.t = t

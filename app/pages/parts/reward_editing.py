@@ -1,5 +1,6 @@
-"""The reward file beside the scores: opened, edited, saved, made anew. It joins the file on disk, the panel that shows it,
-the setting that names it and the bench that scores with it.
+"""Open, edit, save and create the user's reward file on the Rewards page.
+
+Connects the file on disk, the panel that shows it, the setting that names it and the bench that scores with it.
 """
 
 from __future__ import annotations
@@ -20,22 +21,26 @@ SETTING = "reward_functions_file"
 
 
 class RewardEditing(QObject):
-    """Signals: opened(the file's name, or "")."""
+    """The controller of one RewardFilePanel.
+
+    Signals:
+        opened(str) – another file is shown: its name, or "".
+    """
 
     opened = Signal(str)
 
     def __init__(self, session: Session, panel: RewardFilePanel, parent: QObject) -> None:
         super().__init__(parent)
-        self.session, self.draft, self.bench, self.panel = session, session.draft, session.bench, panel
+        self.session, self.draft, self.bench, self.panel = session, session.draft, session.reward_bench, panel
         self.file = EditedRewardFile(session.consent, self)
         panel.save_wanted.connect(self.save)
-        panel.new_wanted.connect(self.make)
+        panel.new_wanted.connect(self.create)
         panel.open_wanted.connect(self.choose)
         panel.reload_wanted.connect(self._reload)
         self.file.changed_elsewhere.connect(self._on_changed_elsewhere)
 
     def open(self) -> None:
-        """Show the file that the settings name, unless it is shown already or holds edits that were not saved."""
+        """Show the file that the settings name, unless it is shown already."""
         path = self.bench.reward_file
         if path == self.file.path and path is not None:
             return
@@ -47,16 +52,16 @@ class RewardEditing(QObject):
         self.opened.emit(path.name if path else "")
 
     def mark(self, error: Mapping[str, Any] | None) -> bool:
-        """Mark the line where something went wrong; whether it was in this file."""
-        mine = error is not None and self.file.path is not None and Path(error["file"]) == self.file.path.resolve()
-        self.panel.show_error(error if mine else None)
-        return mine
+        """Mark the line of an error; returns whether it is in this file."""
+        is_ours = error is not None and self.file.path is not None and Path(error["file"]) == self.file.path.resolve()
+        self.panel.show_error(error if is_ours else None)
+        return is_ours
 
     def save(self) -> None:
-        """Write what is edited, and score again with it."""
+        """Save the edits, and score again."""
         if self.file.path is None:
             return
-        if not self.file.is_as_it_was and self.panel.reload.isHidden():
+        if not self.file.matches_disk and self.panel.reload.isHidden():
             self.panel.say(
                 f"{self.file.path.name} was changed by another program. Save again to write over that.", reload=True
             )
@@ -85,8 +90,8 @@ class RewardEditing(QObject):
         else:
             self._reload()
 
-    def make(self) -> None:
-        """A new file that begins with functions which work, at a place that the person chooses."""
+    def create(self) -> None:
+        """Create a file from the template at a path that the user chooses."""
         path = self.choose_new_file()
         if path is None:
             return

@@ -1,6 +1,6 @@
-"""Joins the fields for models and datasets to the picker, the desk and the downloads: what is asked, kept and shown.
+"""Pickers for the model and dataset fields of a page: what is on this machine, Hub search, downloads, facts about a model.
 
-A field goes on taking typed text; this only offers more.
+Connects the fields to the picker dialog, the service and the downloads. A field still takes typed text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from app.widgets.form.field import Field
 from app.widgets.form.path_field import PathField
 from app.widgets.picker.picker import Picker
 from app.widgets.picker.picker_rows import PLACES, size_text
-from backend.spec.faults import Fault
 
 SETTLE_MS = 400
 """How long typing must rest before a model is looked up."""
@@ -26,7 +25,7 @@ QUESTIONS = {"model": "models", "dataset": "datasets"}
 
 
 class Picking(QObject):
-    """The pickers of one page. Fields of other kinds are left alone."""
+    """The pickers of one page. Fields of other kinds are ignored."""
 
     def __init__(self, session: Session, fields: Iterable[Field], page: QWidget) -> None:
         super().__init__(page)
@@ -34,26 +33,28 @@ class Picking(QObject):
         self._pickers: dict[str, Picker] = {}
         self._field: PathField | None = None
         self._fields = {
-            one.about.key: one for one in fields if isinstance(one, PathField) and one.about.kind in QUESTIONS
+            field.about.key: field for field in fields if isinstance(field, PathField) and field.about.kind in QUESTIONS
         }
-        self._settle = {key: self._timer(one) for key, one in self._fields.items() if one.about.kind == "model"}
-        for one in self._fields.values():
-            one.offer_list()
-            one.pick_wanted.connect(lambda one=one: self.open(one))
+        self._rest_timers = {
+            key: self._timer(field) for key, field in self._fields.items() if field.about.kind == "model"
+        }
+        for field in self._fields.values():
+            field.offer_list()
+            field.pick_wanted.connect(lambda field=field: self.open(field))
         session.draft.changed.connect(self._on_changed)
-        session.field_wanted.connect(self._on_changed)  # Run was refused: what is wrong may have been mended on disk
+        session.field_requested.connect(self._on_changed)  # Run was refused: the problem may have been fixed on disk
         self._on_changed("")
         session.run_changed.connect(self._remember_run)
 
-    def _timer(self, one: PathField) -> QTimer:
+    def _timer(self, field: PathField) -> QTimer:
         timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
-        timer.timeout.connect(lambda: self._look_up(one))
+        timer.timeout.connect(lambda: self._look_up(field))
         return timer
 
     # The picker
 
     def open(self, field: PathField) -> None:
-        """Show the picker for this field, and have what is on this machine looked for."""
+        """Show the picker for this field, and request what is on this machine."""
         self._field = field
         kind = field.about.kind
         picker = self._pickers.get(kind) or self._make(kind)
@@ -80,20 +81,20 @@ class Picking(QObject):
         self.session.service.ask(
             QUESTIONS[kind],
             lambda answer: picker.show_local(answer["found"], self.prefs.favourites(kind)),
-            refused=lambda faults: picker.show_trouble("", faults[0].sentence),
+            on_refused=lambda faults: picker.show_trouble("", faults[0].sentence),
             owner=picker,
             paths=[name for name in dict.fromkeys(used) if _is_path(name)],
         )
 
     def _typed(self, kind: str) -> list[str]:
-        return [str(one.value()) for one in self._fields.values() if one.about.kind == kind and one.value()]
+        return [str(field.value()) for field in self._fields.values() if field.about.kind == kind and field.value()]
 
     def _search(self, kind: str, words: str) -> None:
         picker = self._pickers[kind]
         self.session.service.ask(
             "hub_search",
             lambda answer: picker.show_hub(words, answer["found"], self.prefs.favourites(kind)),
-            refused=lambda faults: picker.show_trouble(words, faults[0].sentence),
+            on_refused=lambda faults: picker.show_trouble(words, faults[0].sentence),
             owner=picker,
             words=words,
             repo_type=kind,
@@ -116,40 +117,48 @@ class Picking(QObject):
     # Downloads
 
     def _download(self, kind: str, id_: str) -> None:
-        """Bring it here; the field has its id already, since a run would download what is missing."""
+        """Start a download. The field gets the id at once, as a run would download what is missing."""
         self._take(id_)
         self.session.downloads.start(kind, id_)
 
-    def _show_download(self, one: Download) -> None:
-        picker = self._pickers.get(one.repo_type)
+    def _show_download(self, download: Download) -> None:
+        picker = self._pickers.get(download.repo_type)
         if picker is None:
             return
-        if one.state == "done":
-            picker.drop_download(one.id)
+        if download.state == "done":
+            picker.drop_download(download.id)
             return
-        is_new = not picker.has_download(one.id)
-        row = picker.download_row(one.id)
+        is_new = not picker.has_download(download.id)
+        row = picker.download_row(download.id)
         if is_new:
-            row.paused.connect(lambda: self.session.downloads.pause(one))
-            row.resumed.connect(lambda: self.session.downloads.start(one.repo_type, one.id))
-            row.given_up.connect(lambda: self.session.downloads.give_up(one))
-        row.show_progress(one.state, one.phase, one.done, one.total, one.speed, one.remaining_s, one.sentence)
+            row.paused.connect(lambda: self.session.downloads.pause(download))
+            row.resumed.connect(lambda: self.session.downloads.start(download.repo_type, download.id))
+            row.given_up.connect(lambda: self.session.downloads.discard(download))
+        row.show_progress(
+            download.state,
+            download.phase,
+            download.done,
+            download.total,
+            download.speed,
+            download.remaining_s,
+            download.sentence,
+        )
 
-    def _on_finished(self, one: Download) -> None:
-        self.session.message.emit(f"{one.id} is on this machine now.")
-        if one.repo_type in self._pickers and self._pickers[one.repo_type].isVisible():
-            self._refresh(one.repo_type)
-        for key, timer in self._settle.items():
-            if self._fields[key].value() == one.id:
+    def _on_finished(self, download: Download) -> None:
+        self.session.message.emit(f"{download.id} is on this machine now.")
+        if download.repo_type in self._pickers and self._pickers[download.repo_type].isVisible():
+            self._refresh(download.repo_type)
+        for key, timer in self._rest_timers.items():
+            if self._fields[key].value() == download.id:
                 timer.start()
 
-    # What stands in a field
+    # Facts about the model in a field
 
     def _on_changed(self, key: str) -> None:
-        """A model is looked up once typing rests; every one of them ("") when a form was opened."""
-        for one in self._settle if key == "" else {key} & self._settle.keys():
-            self._fields[one].show_note("")
-            self._settle[one].start()
+        """Look a model up once typing rests; all of them (`key` empty) when a form was opened."""
+        for changed in self._rest_timers if key == "" else {key} & self._rest_timers.keys():
+            self._fields[changed].show_note("")
+            self._rest_timers[changed].start()
 
     def _look_up(self, field: PathField) -> None:
         name = str(self.session.draft.value(field.about.key) or "").strip()
@@ -157,7 +166,7 @@ class Picking(QObject):
             self.session.service.ask(
                 "model_facts",
                 lambda facts: self._note(field, name, facts),
-                refused=lambda faults: self._say(field, faults),
+                on_refused=lambda faults: field.show_note(faults[0].sentence, wrong=True),
                 owner=field,
                 name=name,
             )
@@ -175,24 +184,21 @@ class Picking(QObject):
         elif facts["refusal"]:
             field.show_note("" if is_base else facts["refusal"], wrong=True)  # of the base model it is a problem
         else:
-            said = [
+            parts = [
                 facts["kind"],
                 facts["precision"],
                 size_text(facts["size"]),
                 PLACES[facts["where"]],
                 *facts["remarks"],
             ]
-            field.show_note("  ·  ".join(filter(None, said)))
-
-    def _say(self, field: PathField, faults: list[Fault]) -> None:
-        field.show_note(faults[0].sentence, wrong=True)
+            field.show_note("  ·  ".join(filter(None, parts)))
 
     def _remember_run(self) -> None:
-        """What a run was started with counts as used."""
+        """Remember the model and data of a run that was started as recently used."""
         if self.session.is_training:
-            for one in self._fields.values():
-                if one.value():
-                    self.prefs.remember_used(one.about.kind, str(one.value()))
+            for field in self._fields.values():
+                if field.value():
+                    self.prefs.remember_used(field.about.kind, str(field.value()))
 
 
 def _is_path(name: str) -> bool:

@@ -59,7 +59,7 @@ class MemoryBar(QWidget):
         self.sentence.setText(memory_parts.sentence)
         self.advice.setText(memory_parts.advice)
         self.advice.setVisible(bool(memory_parts.advice) and memory_parts.verdict != "fits")
-        self._bar.show_parts([size for _, size, _ in parts], memory_parts.room)
+        self._bar.show_parts([size for _, size, _ in parts], memory_parts.limit)
         told = ", ".join(f"{name} {amount(size)}" for name, size, _ in parts)
         self.setAccessibleDescription(f"{memory_parts.sentence} {told}.")
         self._colour()

@@ -1,28 +1,28 @@
-"""One quiet line under the Data field: how many rows, which column is what, what will be left out. A click leads on."""
+"""The line under the Data field of the Train page: rows, mapped columns, prompts that are too long. A click opens Dataset."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from PySide6.QtCore import QEvent, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QEnterEvent, QHideEvent, QPainter, QPaintEvent, QShowEvent
 from PySide6.QtWidgets import QPushButton, QSizePolicy, QWidget
 
 from app import theme
+from app.model.dataset import Dataset
 
 WAIT_MS = 400
 """How long it must be seen before it asks: not while the window is still opening."""
 
 
 class DatasetLine(QPushButton):
-    """Shows what `dataset` (an `app.model.dataset.Dataset`) says of itself in a line.
+    """Shows the dataset's summary in one line, and watches the dataset while it is visible.
 
-    Signals: wanted – it was pressed: show the page.
+    Signals:
+        wanted – it was pressed: show the Dataset page.
     """
 
     wanted = Signal()
 
-    def __init__(self, dataset: Any, parent: QWidget | None = None) -> None:
+    def __init__(self, dataset: Dataset, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._dataset = dataset
         self.setFlat(True)
@@ -30,16 +30,16 @@ class DatasetLine(QPushButton):
         self.setCursor(Qt.CursorShape.PointingHandCursor)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         self._soon = QTimer(self, singleShot=True, interval=WAIT_MS)
-        self._soon.timeout.connect(lambda: dataset.watch(self, whole=False))
+        self._soon.timeout.connect(lambda: dataset.watch(self, count_all=False))
         self.clicked.connect(lambda _checked=False: self.wanted.emit())
-        for signal in (dataset.changed, dataset.counted):
+        for signal in (dataset.changed, dataset.counts_changed):
             signal.connect(self.refresh)
         theme.signals.changed.connect(self.update)
         self.refresh()
 
     def refresh(self) -> None:
         """Say what is known now; nothing where no dataset is chosen."""
-        words, self._wrong = self._dataset.in_a_line()
+        words, self._wrong = self._dataset.summary_line()
         self.setText(words)
         self.setToolTip(words)
         self.setAccessibleName(f"Dataset: {words}")
@@ -53,7 +53,7 @@ class DatasetLine(QPushButton):
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
         self._soon.stop()
-        self._dataset.leave(self)
+        self._dataset.unwatch(self)
 
     def enterEvent(self, event: QEnterEvent) -> None:
         super().enterEvent(event)
