@@ -73,6 +73,7 @@ class Grpo(Algorithm):
         batches = [batch.take(range(i * rows, (i + 1) * rows)) for i in range(self.steps_per_generation)]
         if len(batches) == 1:
             batches = [batch]
+        # The very same objects μ times: what the first iteration records (`after_backward`), the others read.
         return [self._optimizer_batch(one, forward) for one in batches] * self.num_iterations
 
     def _optimizer_batch(self, batch: Batch, forward: PolicyForward) -> OptimizerBatch:
@@ -80,6 +81,7 @@ class Grpo(Algorithm):
             batch.mask_BT, loss_type=self.loss.loss_type, max_completion_length=self.loss.max_completion_length
         )
         batch = replace(batch, weight_BT=weight_BT)
+        # Only now: rows without signal count among the rows and tokens that weights divide by.
         if self._zero_signal_rows_add_nothing():
             batch = batch.with_signal()
         if not len(batch):
@@ -93,7 +95,7 @@ class Grpo(Algorithm):
                     ref_logp_BT=logp_BT, old_logp_BT=logp_BT if self.ratio_against == "reference" else None
                 )
         if self._needs_old_pass():
-            self.policy.model.eval()
+            self.policy.model.eval()  # no dropout: the old policy is the one that sampled
             logps = forward.logps_without_gradient(split_model, micro_batches)
             for micro_batch, logp_BT in zip(micro_batches, logps, strict=True):
                 micro_batch.set_arrays(old_logp_BT=logp_BT)

@@ -1,6 +1,6 @@
 """Importance correction between the sampler and the old policy, which are not quite the same distribution.
 
-A quantised or 16-bit sampler, top-p, top-k and min-p draw from something near the policy. Weighting each token by
+A quantised or 16-bit sampler, top-p, top-k and min-p sample from something near the policy. Weighting each token by
 π_old / π_sampler makes the gradient that of the policy again (truncated importance sampling: Yao et al. 2025, "Your efficient
 RL framework secretly brings you off-policy RL training"; masked: Liu et al. 2025, "When speed kills stability"; both as TRL's
 `vllm_importance_sampling_correction` has them). No model, no loss.

@@ -101,7 +101,7 @@ class Learner:
         for micro_batch in micro_batches:
             prompted = prefix.select(prefilled, micro_batch) if prefix and prefilled else None
             (part_loss, logp_BT, tally), part_gradient, cotangents = self._backward(micro_batch, totals, prompted)
-            if prefix and cotangents:
+            if prefix and cotangents:  # dL/dK and dL/dV of its prompts
                 prefix.accumulate(micro_batch, cotangents)
             gradient = part_gradient if gradient is None else tree_map(mx.add, gradient, part_gradient)
             loss = loss + part_loss

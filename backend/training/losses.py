@@ -151,6 +151,7 @@ def sequence_ratio(log_ratio_BT: mx.array, mask_BT: mx.array) -> mx.array:
 def sequence_token_ratio(log_ratio_BT: mx.array, mask_BT: mx.array) -> mx.array:
     """The value of the sequence's ratio with the gradient of the token's own: GSPO-token."""
     ratio_B1 = mx.stop_gradient(sequence_ratio(log_ratio_BT, mask_BT))
+    # exp(x − sg(x)) is 1 and has x's gradient.
     return ratio_B1 * mx.exp(log_ratio_BT - mx.stop_gradient(log_ratio_BT))
 
 
@@ -161,6 +162,8 @@ def clipped(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
     """−min(ρA, clip(ρ, 1−ε, 1+ε_high)·A): PPO's surrogate. The marks see the ratio after `delta`, as TRL's do."""
     low, high = 1 - t.settings.epsilon, 1 + t.settings.upper
     ratio = t.ratio if t.settings.delta is None else mx.minimum(t.ratio, t.settings.delta)
+    # The minimum is pessimistic (PPO, arXiv:1707.06347): a ratio that already favours the objective gets no more gradient, one
+    # that has gone the wrong way keeps its own, without bound where A < 0 unless `delta` gives one.
     term = -mx.minimum(ratio * t.advantage, mx.clip(t.ratio, low, high) * t.advantage)
     below = (ratio < low) & (t.advantage < 0)
     above = (ratio > high) & (t.advantage > 0)
@@ -169,6 +172,7 @@ def clipped(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
 
 def truncated(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
     """−sg(min(ρ, ε_high))·A·log π: the clipped ratio only scales REINFORCE, so every token keeps a gradient."""
+    # stop_gradient: the ratio is a weight of ∇ log π here, not a function to be differentiated.
     scale = mx.stop_gradient(mx.minimum(t.ratio, t.settings.upper))
     return -scale * t.advantage * t.logp_BT, {"cispo_clip_ratio": (t.ratio > t.settings.upper) & (t.advantage > 0)}
 
@@ -192,6 +196,7 @@ def gamma_weighted(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
 
 def _log_sequence_weight(t: Tokens) -> mx.array:
     """log w [B, 1]: the sum of the log-ratios, importance correction included, bounded to stay finite in float32."""
+    # A sum, not GSPO's mean: φ itself damps long completions. The bounds are TRL's.
     least = math.log(1e-8)
     log_w_B1 = (mx.clip(t.log_ratio_BT, -20.0, 20.0) * t.mask_BT).sum(axis=1, keepdims=True)
     if t.is_ratio is not None:
@@ -391,46 +396,50 @@ def policy_terms(
     (`entropy_quantile`), `entropy_tokens` (how many tokens the entropy bonus averages over). Left out, this is taken for
     the whole batch. A setting whose arrays are missing raises ValueError.
     """
-    s = settings
     mask_BT = mask.astype(mx.float32)
-    _refuse_missing(s, ref_logps, entropies)
-    t = _tokens(s, logps, old_logps, advantages, mask_BT, is_ratio)
+    _require_arrays(settings, ref_logps, entropies)
+    t = _token_arrays(settings, logps, old_logps, advantages, mask_BT, is_ratio)
     if weights is None:
         weights = token_weights(
-            mask_BT, loss_type=s.loss_type, max_completion_length=s.max_completion_length, num_items=s.num_items
+            mask_BT,
+            loss_type=settings.loss_type,
+            max_completion_length=settings.max_completion_length,
+            num_items=settings.num_items,
         )
-    entropy_BT = None if entropies is None else _visible(entropies, mask_BT)
-    uncertain_BT = _entropy_mask(s, entropy_BT, mask_BT, entropy_threshold)
+    entropy_BT = None if entropies is None else _masked(entropies, mask_BT)
+    uncertain_BT = _entropy_mask(settings, entropy_BT, mask_BT, entropy_threshold)
 
-    term, marks = LOSSES[s.loss_type].term(t)
+    term, marks = LOSSES[settings.loss_type].term(t)
     term = term * _on_policy_rows(t, sampling_logps) * uncertain_BT
-    if t.is_ratio is not None and s.loss_type != "vespo":  # vespo has the correction inside φ
+    if t.is_ratio is not None and settings.loss_type != "vespo":  # vespo has the correction inside φ
         term = term * t.is_ratio
-    kl_BT = None if ref_logps is None else _kl(t, _visible(ref_logps, mask_BT))
-    if s.beta != 0 and kl_BT is not None:
-        term = term + s.beta * kl_BT
-    loss = (term * weights).sum()
+    kl_BT = None if ref_logps is None else _kl(t, _masked(ref_logps, mask_BT))
+    # After the masks: a token without policy term is still held to the reference (as TRL does). Not 0 · KL where beta is 0:
+    # a KL that overflows would make that NaN.
+    if settings.beta != 0 and kl_BT is not None:
+        term = term + settings.beta * kl_BT
+    loss = (term * weights).sum()  # weights are 0 where the mask is
     tally = _tally(t, marks, kl_BT, entropy_BT)
-    if s.entropy_coef == 0 or entropy_BT is None:
+    if settings.entropy_coef == 0 or entropy_BT is None:
         return loss, tally
     tally["sum"]["policy_loss"] = loss
-    tally["mean"]["entropy_coef"] = mx.array([s.entropy_coef, 1.0])
-    return loss - s.entropy_coef * _mean_entropy(entropy_BT, mask_BT * uncertain_BT, entropy_tokens), tally
+    tally["mean"]["entropy_coef"] = mx.array([settings.entropy_coef, 1.0])
+    return loss - settings.entropy_coef * _mean_entropy(entropy_BT, mask_BT * uncertain_BT, entropy_tokens), tally
 
 
-def _refuse_missing(s: Settings, ref_logps: mx.array | None, entropies: mx.array | None) -> None:
+def _require_arrays(s: Settings, ref_logps: mx.array | None, entropies: mx.array | None) -> None:
     if s.beta != 0 and ref_logps is None:
         raise ValueError("beta is above 0, so the loss needs the reference policy's log-probabilities (ref_logps).")
     if entropies is None and (s.entropy_coef != 0 or s.top_entropy_quantile < 1):
         raise ValueError("entropy_coef and top_entropy_quantile need each token's entropy (entropies).")
 
 
-def _visible(x_BT: mx.array, mask_BT: mx.array) -> mx.array:
+def _masked(x_BT: mx.array, mask_BT: mx.array) -> mx.array:
     """`x_BT` in float32, 0 where the mask is 0. A `where`, not a product: NaN · 0 is NaN, and padding may hold anything."""
     return mx.where(mask_BT > 0, x_BT.astype(mx.float32), 0.0)
 
 
-def _tokens(
+def _token_arrays(
     s: Settings,
     logps: mx.array,
     old_logps: mx.array | None,
@@ -438,8 +447,8 @@ def _tokens(
     mask_BT: mx.array,
     is_ratio: mx.array | None,
 ) -> Tokens:
-    logp_BT = _visible(logps, mask_BT)
-    old_logp_BT = mx.stop_gradient(logp_BT) if old_logps is None else _visible(old_logps, mask_BT)
+    logp_BT = _masked(logps, mask_BT)
+    old_logp_BT = mx.stop_gradient(logp_BT) if old_logps is None else _masked(old_logps, mask_BT)
     log_ratio_BT = logp_BT - old_logp_BT
     return Tokens(
         settings=s,
@@ -454,7 +463,7 @@ def _tokens(
 
 def _per_row_or_token(x: mx.array, mask_BT: mx.array) -> mx.array:
     """`x` [B, 1] as it is, or [B, T] cleaned of what padding holds."""
-    return x.astype(mx.float32) if x.shape[1] == 1 else _visible(x, mask_BT)
+    return x.astype(mx.float32) if x.shape[1] == 1 else _masked(x, mask_BT)
 
 
 def _kl(t: Tokens, ref_logp_BT: mx.array) -> mx.array:
@@ -474,7 +483,7 @@ def _on_policy_rows(t: Tokens, sampling_logps: mx.array | None) -> Scalar:
     logp_BT = mx.stop_gradient(t.logp_BT)
     drift_BT = mx.stop_gradient(-t.log_ratio_BT)
     if sampling_logps is not None:
-        drift_BT = _visible(sampling_logps, t.mask_BT) - logp_BT
+        drift_BT = _masked(sampling_logps, t.mask_BT) - logp_BT
         drift_BT = mx.where(
             mx.isnan(drift_BT), 0.0, drift_BT
         )  # a token the sampler could not score counts as on-policy
@@ -490,6 +499,7 @@ def entropy_quantile(entropies_BT: mx.array, mask_BT: mx.array, top: float) -> m
     neighbours as in `numpy.quantile(…, 1 − top)`; infinite when no token is active (arXiv:2506.01939).
     """
     mask_BT = mask_BT.astype(mx.float32)
+    # Masked tokens sort to the end, beyond every position that the active ones have.
     ordered = mx.sort(mx.where(mask_BT > 0, entropies_BT.astype(mx.float32), mx.inf).reshape(-1))
     position = mx.array(1 - top, mx.float32) * mx.maximum(mask_BT.sum() - 1, 0)
     below, above = mx.floor(position), mx.ceil(position)
@@ -517,10 +527,12 @@ def _tally(t: Tokens, marks: dict[str, mx.array], kl_BT: mx.array | None, entrop
     by_row = t.settings.loss_type == "vespo" or t.settings.importance_sampling_level == "sequence"
     by_row = by_row and t.advantage.shape[1] == 1
     tally: Tally = {"mean": {}, "sum": {}, "min": {}, "max": {}}
+    # A sequence ratio and vespo's φ are one number a row, so their means are over rows, as TRL's are.
     for name, mark in marks.items():
         tally["mean"][name] = row_mean(mark) if by_row else token_mean(mark, t.mask_BT)
     if "clip_ratio_low" in marks:
-        low, high = (_shares(marks[name], t.mask_BT, by_row) for name in ("clip_ratio_low", "clip_ratio_high"))
+        low, high = (_row_shares(marks[name], t.mask_BT, by_row) for name in ("clip_ratio_low", "clip_ratio_high"))
+        # Infinity lets the minimum pass over a row without active tokens; where nothing else comes, `merge` makes it NaN.
         tally["min"]["clip_ratio/low_min"] = mx.where(mx.isnan(low), mx.inf, low).min()
         tally["max"]["clip_ratio/high_max"] = mx.where(mx.isnan(high), -mx.inf, high).max()
     for name, x_BT in (("kl", kl_BT), ("entropy", entropy_BT)):
@@ -529,6 +541,6 @@ def _tally(t: Tokens, marks: dict[str, mx.array], kl_BT: mx.array | None, entrop
     return tally
 
 
-def _shares(mark: mx.array, mask_BT: mx.array, by_row: bool) -> mx.array:
+def _row_shares(mark: mx.array, mask_BT: mx.array, by_row: bool) -> mx.array:
     """The share of each row that is marked, [B]; NaN for a row without active tokens."""
     return mark[:, 0].astype(mx.float32) if by_row else (mark * mask_BT).sum(axis=1) / mask_BT.sum(axis=1)

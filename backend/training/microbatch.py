@@ -56,6 +56,7 @@ def plan_micro_batches(
     shared = prompts != "per_row"
     if prompts == "prefilled":
         rows = [replace(row, prompt=0) for row in rows]
+    # By group within a length, so that ties keep rows of one prompt together.
     by_length = sorted(rows, key=lambda row: (-_own_tokens(row, shared), row.group))
     buckets = [
         MicroBatchRows(shared, list(same))
@@ -108,6 +109,7 @@ def _merge_buckets(buckets: list[MicroBatchRows]) -> list[MicroBatchRows]:
     first merged run of that solution ends."""
     borders = len(buckets)
     cost, next_border = [0.0] * (borders + 1), [borders] * (borders + 1)
+    # At most a few dozen buckets (max_completion_length / LENGTH_BUCKET), so all O(n²) merged runs are tried.
     for start in reversed(range(borders)):
         options = []
         for end, merged in enumerate(accumulate(buckets[start:]), start + 1):
@@ -121,6 +123,7 @@ def _merge_buckets(buckets: list[MicroBatchRows]) -> list[MicroBatchRows]:
 
 def _split_to_limits(part: MicroBatchRows, most_rows: int | None, token_budget: int | None) -> list[MicroBatchRows]:
     parts = [MicroBatchRows(part.shared)]
+    # First fit in the order of groups: a prompt is in two micro-batches only where a limit falls among its rows.
     for row in sorted(part.rows, key=lambda row: (row.group, row.index)):
         last = parts[-1]
         too_many = most_rows is not None and len(last.rows) == most_rows

@@ -46,7 +46,7 @@ class PolicyForward:
     micro_batch_tokens: int
     has_dropout: bool = False
     poll: Callable[[], None] = do_nothing
-    """Called after every micro-batch: the trainer looks for a pause there."""
+    """Called after every micro-batch: the trainer reads its control file there."""
 
     def micro_batches(self, split_model: SplitModel, batch: Batch, most_rows: int | None = None) -> list[MicroBatch]:
         """Split a batch within `most_rows` and `micro_batch_tokens`."""

@@ -67,7 +67,7 @@ class SharedPrefix:
         spans: list[PrefilledPrompts] = []
         for span in self.spans:
             spans.append(prefill_prompts(split_model, self.prompt_PK[span], self.length_P[span]))
-            mx.eval(*spans[-1])
+            mx.eval(*spans[-1])  # one span's activations at a time
         return spans[0] if len(spans) == 1 else _map_arrays(lambda *x: mx.concatenate(list(x)), *spans)
 
     def select(self, prefilled: PrefilledPrompts, micro_batch: RowsAndGroups) -> PrefilledPrompts:
@@ -80,6 +80,7 @@ class SharedPrefix:
         index_P, K, P = self._indices(micro_batch), micro_batch.rows.prompt_PK.shape[1], len(self.index_of_group)
         longest = self.prompt_PK.shape[1]
 
+        # A gather's transpose: prompts that this micro-batch has no rows of get 0, shorter prompts end in padding.
         def scatter(x: mx.array) -> mx.array:
             padding = [(0, 0), (0, 0), (0, longest - K), (0, 0)] if x.ndim == 4 else 0
             return mx.zeros((P, *mx.pad(x, padding).shape[1:]), x.dtype).at[index_P].add(mx.pad(x, padding))
@@ -87,7 +88,7 @@ class SharedPrefix:
         scattered = _map_arrays(scatter, cotangents)
         total = self._cotangents
         self._cotangents = scattered if total is None else _map_arrays(mx.add, total, scattered)
-        mx.eval(*self._cotangents)
+        mx.eval(*self._cotangents)  # or the micro-batch's whole graph would stay in memory
 
     def backward(self, model: nn.Module, split_model: SplitModel, gradient: Any) -> Any:
         """`gradient` plus the share that flows through the prompts: one vector-Jacobian product per span of prompts."""

@@ -222,10 +222,7 @@ def test_lazy_imports_and_import_module_are_seen():
 
 def test_a_module_that_no_rule_names_is_an_offence() -> None:
     assert offence("backend.corridor", "json") == "no rule names backend.corridor"
-    assert (
-        offence("backend.training.losses", "backend.corridor")
-        == "backend.training.losses may not import backend.corridor"
-    )
+    assert offence("backend.training.losses", "backend.corridor") == "backend.training.losses may not import backend"
 
 
 def test_every_rule_names_a_room_that_is_there() -> None:

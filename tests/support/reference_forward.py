@@ -1,4 +1,4 @@
-"""Completions made up on the spot, and what a plain forward pass says of them: no cutting, no cache, nothing shared."""
+"""Random completions, and their log-probabilities by a plain forward pass: no micro-batches, no cache, nothing shared."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def rows_of(groups: list[Group]) -> list[Row]:
 
 
 def plain_scores(model: nn.Module, rows: list[Row], temperature: float = TEMPERATURE) -> tuple[mx.array, mx.array]:
-    """Log-probabilities and entropies [B, T], the whole vocabulary at every place of one padded batch."""
+    """Log-probabilities and entropies [B, T], the whole vocabulary at every position of one padded batch, at `temperature`."""
     longest = max(len(prompt) + len(one.tokens) for prompt, one in rows)
     whole = [prompt + one.tokens + [0] * (longest - len(prompt) - len(one.tokens)) for prompt, one in rows]
-    shown_BLV = nn.log_softmax(model(mx.array(whole)) / temperature, axis=-1)
-    place_BT = [[min(len(prompt) - 1 + t, longest - 1) for t in range(LONGEST)] for prompt, _ in rows]
-    shown_BTV = mx.take_along_axis(shown_BLV, mx.array(place_BT)[:, :, None], axis=1)
+    logp_BLV = nn.log_softmax(model(mx.array(whole)) / temperature, axis=-1)
+    position_BT = [[min(len(prompt) - 1 + t, longest - 1) for t in range(LONGEST)] for prompt, _ in rows]
+    logp_BTV = mx.take_along_axis(logp_BLV, mx.array(position_BT)[:, :, None], axis=1)
     ids_BT1 = mx.array(padded([one.tokens for _, one in rows]).astype(int))[:, :, None]
-    return mx.take_along_axis(shown_BTV, ids_BT1, axis=2)[:, :, 0], -(mx.exp(shown_BTV) * shown_BTV).sum(axis=-1)
+    return mx.take_along_axis(logp_BTV, ids_BT1, axis=2)[:, :, 0], -(mx.exp(logp_BTV) * logp_BTV).sum(axis=-1)
 
 
 def padded(rows: Sequence[Sequence[float]]) -> np.ndarray:
@@ -37,8 +37,8 @@ def padded(rows: Sequence[Sequence[float]]) -> np.ndarray:
 
 
 def sampled_groups(model: nn.Module, problems: int = P, seed: int = 0) -> list[Group]:
-    """Groups of completions of unequal lengths, drawn from something near the policy that left a part of its mass. The
-    second group is all alike in reward, and a third of the completions ran into the length limit."""
+    """Groups of completions of unequal lengths, as if sampled from something near the policy after a top-p filter. The
+    second group has equal rewards, and a third of the completions ran into the length limit."""
     rng = np.random.default_rng(seed)
     groups = []
     for i in range(problems):

@@ -20,7 +20,7 @@ CLOSE = {"rtol": 2e-5, "atol": 2e-6}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-def test_another_implementations_numbers(case: dict[str, Any]) -> None:
+def test_advantages_and_metrics_equal_trls(case: dict[str, Any]) -> None:
     got, metrics = advantages(
         case["rewards"],
         case["G"],
@@ -36,14 +36,14 @@ def test_another_implementations_numbers(case: dict[str, Any]) -> None:
         np.testing.assert_allclose(metrics[name], value, err_msg=name, **CLOSE)
 
 
-def test_the_formula_worked_by_hand() -> None:
+def test_the_formula_computed_by_hand() -> None:
     # Rewards 1, 0, 0, 1: mean ½, std with n − 1 is √(4·¼ / 3) = 0.57735.
     got, metrics = advantages([[1.0], [0.0], [0.0], [1.0]], 4)
     assert got.tolist() == pytest.approx([s * 0.5 / (math.sqrt(1 / 3) + 1e-4) for s in (1, -1, -1, 1)])
     assert metrics == pytest.approx({"reward": 0.5, "reward_std": math.sqrt(1 / 3), "frac_reward_zero_std": 0})
 
 
-def test_each_way_of_scaling_worked_by_hand() -> None:
+def test_each_way_of_scaling_computed_by_hand() -> None:
     # Groups (0, 2) and (0, 4): means 1 and 2; stds √2 and √8; all four: mean 1.5, std √(11/3).
     rewards = [[0.0], [2.0], [0.0], [4.0]]
     expected = {
@@ -55,7 +55,7 @@ def test_each_way_of_scaling_worked_by_hand() -> None:
         assert advantages(rewards, 2, scale_rewards=scale)[0].tolist() == pytest.approx(values)
 
 
-def test_normalize_then_sum_worked_by_hand() -> None:
+def test_normalize_then_sum_computed_by_hand() -> None:
     # GDPO. Group (0, 2) and (0, 20): z is ∓1/√2 for both functions, so the big numbers of the second do not drown the
     # first; with weights 1 and 0.5, S = ∓1.5/√2, and once more over the batch.
     got, metrics = advantages(
@@ -67,13 +67,13 @@ def test_normalize_then_sum_worked_by_hand() -> None:
     assert metrics["reward"] == pytest.approx((10 + 2) / 2)  # the charts keep showing rewards, not z-scores
 
 
-def test_normalize_then_sum_skips_opinions_and_ignores_scale_rewards() -> None:
+def test_normalize_then_sum_skips_missing_scores_and_ignores_scale_rewards() -> None:
     rewards = [[1.0, None], [0.0, 3.0], [None, None], [0.5, 1.0]]
     got = [
         advantages(rewards, 2, multi_objective_aggregation="normalize_then_sum", scale_rewards=scale)[0].tolist()
         for scale in ("group", "batch", "none")
     ]
-    # A lone opinion has no spread to be measured in: the second function says nothing in either group.
+    # A single score has no standard deviation: the second function contributes nothing in either group.
     z = 0.5 / (math.sqrt(0.5) + 1e-4)
     sums = [z, -z, 0]
     std = math.sqrt(sum((x - sum(sums) / 3) ** 2 for x in sums) / 2)
@@ -81,14 +81,14 @@ def test_normalize_then_sum_skips_opinions_and_ignores_scale_rewards() -> None:
     assert got[0] == got[1] == got[2]
 
 
-def test_a_completion_nobody_scored_is_left_out() -> None:
+def test_an_unscored_completion_counts_in_no_mean_and_gets_advantage_0() -> None:
     # As a 0 it would have pulled the mean down to 2/3 and got an advantage of its own.
     got, metrics = advantages([[1.0], [None], [1.0]], 3, names=["acc"], scale_rewards="none")
     assert got.tolist() == [0, 0, 0]
     assert metrics["reward"] == metrics["rewards/acc/mean"] == 1
 
 
-def test_equal_rewards_are_exactly_no_signal() -> None:
+def test_equal_rewards_give_advantages_of_exactly_0() -> None:
     # 0.1 three times does not average to 0.1 in floating point; divided by 1e-4 the rest would look like a signal.
     for value in (0.1, 0.7, 1 / 3, 1e9 + 0.1):
         for size in (3, 5, 6, 7):
@@ -103,7 +103,7 @@ def test_arrays_and_lists_with_none_are_the_same() -> None:
     assert advantages(holes, 2)[0].tolist() == advantages(mx.array(holes.astype(np.float32)), 2)[0].tolist() == expected
 
 
-def test_what_does_not_fit_is_refused_in_words() -> None:
+def test_wrong_shapes_and_unknown_options_raise_errors_that_name_them() -> None:
     for arguments, words in (
         (([[1.0]] * 3, 2), "3 rows"),
         (([[1.0], [1.0, 2.0]], 2), "scores"),
@@ -131,14 +131,16 @@ batches = st.integers(1, 3).flatmap(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(rewards=batches, data=st.data(), scale=st.sampled_from(["group", "batch", "none"]))
-def test_what_holds_for_any_rewards(rewards: list[list[float | None]], data: st.DataObject, scale: str) -> None:
+def test_order_shift_and_centring_for_any_rewards(
+    rewards: list[list[float | None]], data: st.DataObject, scale: str
+) -> None:
     got = np.array(advantages(rewards, 4, scale_rewards=scale)[0])
     assert np.isfinite(got).all()
     # Relative to the group: they sum to 0 over what was scored. (n − 1 and 1e-4 only scale them.)
     np.testing.assert_allclose(got.reshape(-1, 4).sum(axis=1), 0, atol=1e-4)
     # A constant on every reward, and the order inside a group, do not matter.
-    moved = [[None if x is None else x + 8 for x in row] for row in rewards] if len(rewards[0]) == 1 else rewards
-    np.testing.assert_allclose(np.array(advantages(moved, 4, scale_rewards=scale)[0]), got, atol=1e-4)
+    shifted = [[None if x is None else x + 8 for x in row] for row in rewards] if len(rewards[0]) == 1 else rewards
+    np.testing.assert_allclose(np.array(advantages(shifted, 4, scale_rewards=scale)[0]), got, atol=1e-4)
     order = data.draw(st.permutations(range(4)))
     shuffled = [rewards[i + j] for i in range(0, len(rewards), 4) for j in order]
     again = np.array(advantages(shuffled, 4, scale_rewards=scale)[0])
@@ -147,7 +149,7 @@ def test_what_holds_for_any_rewards(rewards: list[list[float | None]], data: st.
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(rewards=batches, factor=st.sampled_from([0.5, 4.0, 100.0]), baseline=st.sampled_from(["group", "leave_one_out"]))
-def test_the_size_of_rewards_does_not_matter_within_a_group(
+def test_scaling_the_rewards_of_a_group_changes_no_advantage(
     rewards: list[list[float | None]], factor: float, baseline: str
 ) -> None:
     """Up to the 1e-4 that keeps the division finite: a group that hardly differs is nearly nothing to either."""

@@ -76,12 +76,12 @@ def test_a_batch_of_empty_completions_has_a_width() -> None:
     assert pack([group([1], completion([]))], pad_id=PAD).completion_BT.shape == (1, 1)
 
 
-def test_a_completion_with_too_few_log_probabilities_is_refused() -> None:
+def test_a_completion_with_too_few_log_probabilities_raises_an_error() -> None:
     with pytest.raises(ValueError, match="group 0 has 2 tokens, 1 logps"):
         pack([group([1], Completion([1, 2], [-0.1], "", "eos"))], pad_id=PAD)
 
 
-# ── cutting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── micro-batches ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_micro_batches_are_trimmed_to_their_longest_row() -> None:
@@ -99,7 +99,7 @@ def test_micro_batches_keep_to_the_token_budget() -> None:
         1,
         1,
         1,
-    ]  # a row longer than it stands alone
+    ]  # a row longer than the budget goes alone
     assert [len(part) for part in batch.micro_batches()] == [4]
 
 
@@ -126,7 +126,7 @@ def random_groups(seed: int) -> list[Group]:
 
 
 def toy_policy(w: mx.array, batch: Batch) -> mx.array:
-    """Log-probabilities [B, T] that depend on the weights, the token and what stands before it, as a model's do."""
+    """Log-probabilities [B, T] that depend on the weights, the token and the tokens before it, as a model's do."""
     before_BL = mx.cumsum(mx.where(batch.tokens_BL == PAD, 0, batch.tokens_BL), axis=1)
     place_BT = batch.prompt_length_B[:, None] + mx.arange(batch.mask_BT.shape[1]) - 1
     context_BT = mx.take_along_axis(before_BL, mx.minimum(place_BT, before_BL.shape[1] - 1), axis=1)
@@ -221,7 +221,7 @@ def test_length_metrics_equal_trls(case: dict[str, Any]) -> None:
     assert batch.mask_BT.tolist() == mask.tolist() and mask.sum() == case["out"]["num_items_in_batch"]
 
 
-def test_a_stop_string_is_an_ending_and_an_empty_completion_has_length_0() -> None:
+def test_a_stop_string_counts_as_finished_and_an_empty_completion_has_length_0() -> None:
     metrics = completion_metrics([group([1], completion([], "eos"), completion([2, 3], "string"))])
     assert metrics["completions/min_length"] == 0 and metrics["hit_max_tokens_ratio"] == 0
 

@@ -171,11 +171,11 @@ def assert_same_changes(
     """The changes, which are gradients times the learning rate, agree to a ten-thousandth of the largest of them."""
     assert got.keys() == expected.keys() == start.keys()
     largest = max(np.abs(expected[name] - start[name]).max() for name in start)
-    assert largest > 1e-6, "nothing has moved, so this shows nothing"
+    assert largest > 1e-6, "nothing has changed, so this shows nothing"
     for name in start:
         difference = np.abs(got[name] - expected[name]).max()
         assert difference < 1e-4 * largest + 1e-7, (
-            f"{name}: {difference:.1e} apart, where weights moved by {largest:.1e}"
+            f"{name}: {difference:.1e} apart, where weights changed by {largest:.1e}"
         )
 
 
@@ -200,15 +200,15 @@ def assert_equal_updates(
     """The learner's updates are the plain ones, in one part and in many; the plain run and our metrics are returned."""
     start = weights_of(perturbed(config))
     plain, groups = away_from_ties(config, batches, has_tool_results)
-    wanted = {name: np.mean([one[name] for one in plain.metrics]) for name in plain.metrics[0]}
+    expected = {name: np.mean([one[name] for one in plain.metrics]) for name in plain.metrics[0]}
     metrics: dict[str, float] = {}
     for budget in (ONE_MICRO_BATCH, SEVERAL):
         monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, False, budget)
         mine = perturbed(config)
-        told, metrics = metrics, grpo_learner(mine, config, 1).learn(pack_of(groups, config))
+        previous, metrics = metrics, grpo_learner(mine, config, 1).learn(pack_of(groups, config))
         assert_same_changes(weights_of(mine), weights_of(plain.policy), start)
-        assert wanted.keys() <= metrics.keys()
-        for name, value in (metrics | told | wanted).items():
+        assert expected.keys() <= metrics.keys()
+        for name, value in (metrics | previous | expected).items():
             assert metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), name
     return plain, metrics
 
@@ -401,15 +401,15 @@ def three_steps(
     policy = perturbed(config)
     learner, hidden, rows = grpo_learner(policy, config, 3), policy.split_model.hidden, [0]
     batches = [sampled_groups(policy.model, seed=step) for step in range(3)]
-    counted, told = [], []
+    counted, metrics = [], []
     with pytest.MonkeyPatch.context() as patch:
         seen = lambda tokens, cache=None: rows.append(rows.pop() + len(tokens)) or hidden(tokens, cache)  # noqa: E731
         patch.setattr(policy.split_model, "hidden", seen)
         for step, groups in enumerate(batches):
-            told.append(learner.learn(pack_of(without_signal(groups) if step in silent_steps else groups, config)))
+            metrics.append(learner.learn(pack_of(without_signal(groups) if step in silent_steps else groups, config)))
             counted.append(rows[0])
             rows[0] = 0
-    return weights_of(policy), counted, told
+    return weights_of(policy), counted, metrics
 
 
 ADAMW = {"optimizer": "adamw", "learning_rate": 1e-3, "weight_decay": 0.1}
@@ -422,7 +422,7 @@ ADAMW = {"optimizer": "adamw", "learning_rate": 1e-3, "weight_decay": 0.1}
 def test_skipping_rows_without_signal_changes_no_weight(model: Path, loss: str, silent_steps: set[int]) -> None:
     """Momentum and weight decay go on in a step without any signal, and no forward pass is run for it."""
     settings = {"grpo_loss_type": loss, "beta": 0.0} | ADAMW
-    (on, fewer, told), (off, all_rows, _) = (
+    (on, fewer, metrics), (off, all_rows, _) = (
         three_steps(config_of(model, skip_zero_signal=skip, **settings), silent_steps) for skip in (True, False)
     )
     largest = max(np.abs(x).max() for x in off.values())
@@ -431,7 +431,7 @@ def test_skipping_rows_without_signal_changes_no_weight(model: Path, loss: str, 
     assert fewer == [0 if step in silent_steps else 2 * (P - 1) * (1 + G) for step in range(3)], (
         "the second group has no signal"
     )
-    assert all((step["loss"], step["grad_norm"]) == (0, 0) for i, step in enumerate(told) if i in silent_steps)
+    assert all((step["loss"], step["grad_norm"]) == (0, 0) for i, step in enumerate(metrics) if i in silent_steps)
 
 
 @pytest.mark.parametrize(
@@ -484,16 +484,16 @@ def test_two_optimizer_batches_of_a_rollout_each_learnt_from_twice(
 def test_old_log_probabilities_are_computed_once_and_before_the_policy_changes(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[int] = []
+    passes: list[int] = []
     original = PolicyForward.logps_without_gradient
 
     def recorded(self: PolicyForward, split_model: Any, micro_batches: Any) -> Any:
         if split_model is policy.split_model:
-            taken.append(learner.updates)
+            passes.append(learner.updates)
         return original(self, split_model, micro_batches)
 
     monkeypatch.setattr(PolicyForward, "logps_without_gradient", recorded)
-    for settings, wanted in (
+    for settings, expected in (
         ({"steps_per_generation": 2}, [0, 0]),
         ({"steps_per_generation": 2, "ratio_against": "reference"}, []),
         ({"sampling_correction": "token_truncate"}, [0]),
@@ -505,8 +505,8 @@ def test_old_log_probabilities_are_computed_once_and_before_the_policy_changes(
         groups = sampled_groups(policy.model, P * config.steps_per_generation)
         learner.learn(pack_of(groups, config))
         assert learner.updates == config.updates_per_step
-        assert taken == wanted
-        taken.clear()
+        assert passes == expected
+        passes.clear()
 
 
 # ── the gap between sampler and policy ───────────────────────────────────────────────────────────────────────────────
@@ -526,7 +526,7 @@ def test_the_gap_between_sampler_and_policy_is_measured_with_and_without_correct
             for (_, one), row in zip(rows_of(groups), logp_BT, strict=True)
         ]
     )
-    wanted = {
+    expected = {
         "sampling/sampling_logp_difference/mean": np.abs(gaps).mean(),
         "sampling/sampling_logp_difference/max": np.abs(gaps).max(),
         "sampling/importance_sampling_ratio/min": np.exp(gaps).min(),
@@ -536,7 +536,7 @@ def test_the_gap_between_sampler_and_policy_is_measured_with_and_without_correct
     for budget in (ONE_MICRO_BATCH, SEVERAL):
         monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, False, budget)
         metrics = grpo_learner(perturbed(config), config, 1).learn(pack_of(groups, config))
-        assert {name: metrics[name] for name in wanted} == pytest.approx(wanted, rel=1e-4)
+        assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
     corrected = config_of(model, beta=0, num_iterations=1, skip_zero_signal=False, **SETTINGS_OF["token, truncated"])
     metrics = grpo_learner(perturbed(corrected), corrected, 1).learn(pack_of(groups, corrected))
     assert metrics["sampling/importance_sampling_ratio/min"] == pytest.approx(0.8)
@@ -606,11 +606,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("raw", "key", "says"), REFUSED, ids=[str(raw) for raw, _, _ in REFUSED])
-def test_impossible_settings_are_faults(raw: dict[str, Any], key: str, says: str) -> None:
+@pytest.mark.parametrize(("raw", "key", "sentence_part"), REFUSED, ids=[str(raw) for raw, _, _ in REFUSED])
+def test_impossible_settings_are_faults(raw: dict[str, Any], key: str, sentence_part: str) -> None:
     (fault,) = problems({"model": "m", "data": "d"} | raw)
     assert fault.setting == key
-    assert says in fault.sentence and fault.sentence.endswith(".") and "\n" not in fault.sentence
+    assert sentence_part in fault.sentence and fault.sentence.endswith(".") and "\n" not in fault.sentence
 
 
 REMARKED: list[tuple[dict[str, Any], str]] = [
@@ -623,10 +623,10 @@ REMARKED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("raw", "says"), REMARKED, ids=[str(raw) for raw, _ in REMARKED])
-def test_unlikely_settings_get_a_remark(raw: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize(("raw", "sentence_part"), REMARKED, ids=[str(raw) for raw, _ in REMARKED])
+def test_unlikely_settings_get_a_remark(raw: dict[str, Any], sentence_part: str) -> None:
     (sentence,) = config_notes(parse({"model": "m", "data": "d", "num_iterations": 2} | raw))
-    assert says in sentence and sentence.endswith(".")
+    assert sentence_part in sentence and sentence.endswith(".")
 
 
 def test_sensible_settings_get_no_remark() -> None:

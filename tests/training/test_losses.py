@@ -219,7 +219,7 @@ ENTROPY_MASK = rows([1, 1, 1, 1], [1, 1, 0, 0])
 
 
 @pytest.mark.parametrize(
-    ("top", "moved"),
+    ("top", "has_gradient"),
     [
         (1.0, [[1, 1, 1, 1], [1, 1, 0, 0]]),
         (0.5, [[0, 0, 0, 1], [1, 1, 0, 0]]),
@@ -228,12 +228,12 @@ ENTROPY_MASK = rows([1, 1, 1, 1], [1, 1, 0, 0])
         (0.0, [[0, 0, 0, 0], [0, 1, 0, 0]]),
     ],
 )
-def test_only_tokens_at_or_above_the_entropy_quantile_get_a_gradient(top: float, moved: list[list[int]]) -> None:
+def test_only_tokens_at_or_above_the_entropy_quantile_get_a_gradient(top: float, has_gradient: list[list[int]]) -> None:
     zeros = mx.zeros((2, 4))
     _, _, gradient = loss_and_gradient(
         zeros, zeros, None, mx.ones(2), ENTROPY_MASK, entropies=ENTROPIES, top_entropy_quantile=top
     )
-    np.testing.assert_array_equal(gradient != 0, np.array(moved) == 1)
+    np.testing.assert_array_equal(gradient != 0, np.array(has_gradient) == 1)
 
 
 def test_the_quantile_is_linear_over_the_tokens_that_count() -> None:
@@ -360,9 +360,9 @@ def test_the_order_of_the_rows_does_not_matter(loss_type: str, seed: int) -> Non
     batch, options = random_batch(seed), settings_of(loss_type, seed)
     loss, _, gradient = run(batch, **options)
     order = np.random.default_rng(seed).permutation(len(gradient))
-    shuffled, _, moved = run({k: x[order] for k, x in batch.items()}, **options)
+    shuffled, _, permuted = run({k: x[order] for k, x in batch.items()}, **options)
     assert_same(shuffled, loss)
-    np.testing.assert_allclose(moved, gradient[order], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(permuted, gradient[order], rtol=1e-4, atol=1e-6)
 
 
 @every_loss
@@ -375,10 +375,10 @@ def test_masked_positions_are_never_read_even_if_nan(loss_type: str, seed: int, 
         k: x if x.ndim == 1 else np.pad(x, [(0, 0), (0, extra)], constant_values=0 if k == "mask" else np.nan)
         for k, x in batch.items()
     }
-    got, got_tally, moved = run(padded, **options)
+    got, got_tally, wider = run(padded, **options)
     assert_same(got, loss)
-    np.testing.assert_allclose(moved[:, :-extra], gradient, rtol=1e-4, atol=1e-6)
-    assert not moved[:, -extra:].any()
+    np.testing.assert_allclose(wider[:, :-extra], gradient, rtol=1e-4, atol=1e-6)
+    assert not wider[:, -extra:].any()
     for name, value in merge([tally]).items():
         np.testing.assert_allclose(float(merge([got_tally])[name]), float(value), rtol=1e-4, atol=1e-6, err_msg=name)
 

@@ -36,7 +36,7 @@ def gradients(step: int) -> Any:
 # ── optimizers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def adamw_by_the_book(w: np.ndarray, grads: list[np.ndarray], lr: float, decay: float, betas: Any) -> np.ndarray:
+def adamw_reference(w: np.ndarray, grads: list[np.ndarray], lr: float, decay: float, betas: Any) -> np.ndarray:
     m, v = np.zeros_like(w), np.zeros_like(w)
     for t, g in enumerate(grads, 1):
         m, v = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g * g
@@ -46,11 +46,11 @@ def adamw_by_the_book(w: np.ndarray, grads: list[np.ndarray], lr: float, decay: 
 
 
 @pytest.mark.parametrize(("name", "decay"), [("adamw", 0.1), ("adamw", 0.0), ("adam", 0.1)])
-def test_adam_corrects_its_bias_and_adamw_decays_apart_from_the_gradient(name: str, decay: float) -> None:
+def test_adam_corrects_its_bias_and_adamw_decouples_weight_decay(name: str, decay: float) -> None:
     # MLX's default leaves the correction out: the first update would be about three times too long.
     rng = np.random.default_rng(1)
     w, grads = rng.normal(size=(5,)), [rng.normal(size=(5,)) for _ in range(12)]
-    expected = adamw_by_the_book(w, grads, 0.05, decay if name == "adamw" else 0.0, (0.8, 0.95))
+    expected = adamw_reference(w, grads, 0.05, decay if name == "adamw" else 0.0, (0.8, 0.95))
     tuned, params = optimizer(name, learning_rate=0.05, weight_decay=decay, betas=(0.8, 0.95)), {"w": mx.array(w)}
     for g in grads:
         params = tuned.apply_gradients({"w": mx.array(g)}, params)
@@ -58,7 +58,7 @@ def test_adam_corrects_its_bias_and_adamw_decays_apart_from_the_gradient(name: s
 
 
 @every_optimizer
-def test_every_optimizer_takes_every_shape_and_obeys_the_learning_rate(name: str) -> None:
+def test_every_optimizer_handles_every_shape_and_uses_the_learning_rate(name: str) -> None:
     # Adafactor's own default would ignore the learning rate; a rate of 0 must move nothing, in any of them.
     tuned, before = optimizer(name, learning_rate=10.0), parameters()  # bfloat16 does not feel small updates
     for step in range(3):
@@ -74,7 +74,7 @@ def test_every_optimizer_takes_every_shape_and_obeys_the_learning_rate(name: str
 
 
 @every_optimizer
-def test_every_optimizer_goes_downhill(name: str) -> None:
+def test_every_optimizer_minimises_a_quadratic(name: str) -> None:
     params = {"w": mx.array([[1.0, -2.0], [0.5, 3.0]]), "b": mx.array([1.0, -1.0])}
     tuned = optimizer(name, learning_rate=10.0 if name == "adadelta" else 0.02, weight_decay=0.0)
 
@@ -88,7 +88,7 @@ def test_every_optimizer_goes_downhill(name: str) -> None:
 
 
 @every_optimizer
-def test_weight_decay_and_betas_reach_those_that_know_them(name: str) -> None:
+def test_weight_decay_and_betas_reach_the_optimizers_that_have_them(name: str) -> None:
     def updated(**settings: Any) -> list[Any]:
         tuned, params = optimizer(name, learning_rate=1e-2, **settings), parameters()
         for step in range(3):
@@ -100,7 +100,7 @@ def test_weight_decay_and_betas_reach_those_that_know_them(name: str) -> None:
     assert (updated(betas=(0.5, 0.6)) != updated(betas=(0.9, 0.999))) == recipe.has_betas
 
 
-def test_an_unknown_optimizer_is_refused_in_words() -> None:
+def test_an_unknown_optimizer_raises_an_error_that_lists_them() -> None:
     with pytest.raises(ValueError, match=r"optimizer is one of adamw, .*not 'adamm'"):
         optimizer("adamm", learning_rate=1e-3)
 
@@ -109,7 +109,7 @@ def test_an_unknown_optimizer_is_refused_in_words() -> None:
 
 
 @every_optimizer
-def test_state_survives_a_file_exactly(name: str, tmp_path: Path) -> None:
+def test_state_survives_a_file_bit_for_bit(name: str, tmp_path: Path) -> None:
     first, params = optimizer(name, learning_rate=1e-2), parameters()
     for step in range(3):
         params = first.apply_gradients(gradients(step), params)
@@ -129,7 +129,7 @@ def test_state_survives_a_file_exactly(name: str, tmp_path: Path) -> None:
         assert all((x == y).all().item() for (_, x), (_, y) in zip(*map(tree_flatten, (a, b)), strict=True))
 
 
-def test_half_a_state_is_refused_by_name() -> None:
+def test_an_incomplete_state_raises_an_error_that_names_the_array() -> None:
     tuned = optimizer("adamw", learning_rate=1e-2)
     tuned.init(parameters())
     whole = state_arrays(tuned)
@@ -152,7 +152,7 @@ def test_constant_has_no_warm_up() -> None:
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
 @pytest.mark.parametrize("warmup", [0, 1, 40])
-def test_the_curve_is_mlx_lms(kind: str, warmup: int) -> None:
+def test_the_schedule_equals_mlx_lms(kind: str, warmup: int) -> None:
     peak, init, final, steps = 1e-3, 1e-5, 2e-4, 200
     if kind == "cosine":
         fall = schedulers.cosine_decay(peak, 160, final)
@@ -166,7 +166,7 @@ def test_the_curve_is_mlx_lms(kind: str, warmup: int) -> None:
         assert rate(update) == pytest.approx(float(fall(mx.array(update))), rel=1e-4), update
 
 
-def test_the_ends_of_the_curve() -> None:
+def test_the_schedule_at_its_ends() -> None:
     rate = schedule("cosine", 1.0, 100, warmup_steps=10, warmup_init=0.1, decay_fraction=0.5, final=0.2)
     assert (rate(0), rate(10), rate(61), rate(99)) == pytest.approx((0.1, 1.0, 0.2, 0.2))
     assert rate(11 + 25) == pytest.approx(0.6)
@@ -178,7 +178,7 @@ def test_the_ends_of_the_curve() -> None:
 # ── clipping ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_gradients_are_shortened_together_and_only_when_too_long() -> None:
+def test_clipping_scales_all_gradients_together_and_only_above_the_limit() -> None:
     grads = {"a": mx.array([3.0, 0.0]), "b": [mx.array([[4.0]], mx.bfloat16)]}
     clipped, norm = clip_by_norm(grads, 1.0)
     assert norm.item() == 5
@@ -189,8 +189,8 @@ def test_gradients_are_shortened_together_and_only_when_too_long() -> None:
         assert norm.item() == 5 and same["a"].tolist() == [3, 0]
 
 
-def test_the_norm_survives_half_precision_and_nothing_at_all() -> None:
-    # 300² is beyond float16: squared before it is widened, the norm would be infinite.
+def test_the_norm_of_half_precision_and_of_no_gradients() -> None:
+    # 300² overflows float16: squared before the cast to float32, the norm would be infinite.
     assert clip_by_norm({"w": mx.full((4,), 300, mx.float16)}, 1.0)[1].item() == 600
     assert clip_by_norm({}, 1.0)[1].item() == 0
     assert not math.isfinite(clip_by_norm({"w": mx.array([math.nan])}, 1.0)[1].item())

@@ -1,4 +1,4 @@
-"""The reference that a policy is held to: one that follows it, or an adapter of the base trained before."""
+"""The reference of the KL term: a copy that follows the policy, or an adapter of the base trained before."""
 
 from __future__ import annotations
 
@@ -53,37 +53,39 @@ def numbers(arrays: dict[str, mx.array]) -> dict[str, np.ndarray]:
     return {name: np.array(x) for name, x in arrays.items()}
 
 
-def apart(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
     assert one.keys() == other.keys()
     return max(float(np.abs(x - other[name]).max()) for name, x in one.items())
 
 
-def shake(policy: Policy, amount: float = 0.1) -> None:
-    """Adapters that matter."""
+def perturb(policy: Policy, amount: float = 0.1) -> None:
+    """Make the adapters something other than zero."""
     mx.random.seed(1)
     policy.assign({name: x + amount * mx.random.normal(x.shape) for name, x in policy.trainable().items()})
     mx.eval(policy.model.parameters())
 
 
-# ── one that follows ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── a reference that follows the policy ──────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("train_type", TRAIN_TYPES)
-def test_it_begins_as_the_policy_and_moves_by_the_formula_at_its_interval(models: Path, train_type: str) -> None:
-    """reference ← (1 − α)·reference + α·policy, after every second update; between those it stands still."""
+def test_the_reference_starts_as_the_policy_and_moves_by_the_formula_at_its_interval(
+    models: Path, train_type: str
+) -> None:
+    """reference ← (1 − α)·reference + α·policy, after every second update; unchanged in between."""
     config = config_of(models, train_type=train_type, **FOLLOWING)
     policy = load_policy(config)
     learner = grpo_learner(policy, config, 5)
-    wanted = numbers(policy.trainable())
-    assert apart(numbers(policy.reference_arrays()), wanted) == 0
+    expected = numbers(policy.trainable())
+    assert largest_difference(numbers(policy.reference_arrays()), expected) == 0
     for update in range(1, 6):
         metrics = learner.learn(batch_for(policy, update))
         assert (metrics["kl"] == pytest.approx(0, abs=1e-8)) == (update == 1)
         mine = numbers(policy.trainable())
         if update % 2 == 0:
-            wanted = {name: (1 - ALPHA) * x + ALPHA * mine[name] for name, x in wanted.items()}
-        assert apart(numbers(policy.reference_arrays()), wanted) < 1e-6
-        assert apart(mine, wanted) > 1e-3, "the policy has not moved, so this shows nothing"
+            expected = {name: (1 - ALPHA) * x + ALPHA * mine[name] for name, x in expected.items()}
+        assert largest_difference(numbers(policy.reference_arrays()), expected) < 1e-6
+        assert largest_difference(mine, expected) > 1e-3, "the policy has not changed, so this shows nothing"
 
 
 @pytest.mark.parametrize("train_type", ["lora", "dora"])
@@ -134,7 +136,7 @@ def k3(policy: Any, reference: Any, groups: list[Any]) -> float:
 @pytest.mark.parametrize(
     "train_type", ["lora", pytest.param("dora", marks=pytest.mark.proof), pytest.param("full", marks=pytest.mark.proof)]
 )
-def test_a_resumed_run_holds_to_the_same_reference(tmp_path: Path, train_type: str) -> None:
+def test_a_resumed_run_has_the_same_reference(tmp_path: Path, train_type: str) -> None:
     """Stopped after step 3, where the reference has moved once and the policy since; α and interval as above."""
     raw = small_run.settings_for(tmp_path / "parts", train_type=train_type, iters=5, save_every=5, **FOLLOWING)
     raw |= small_run.low_half(tmp_path)
@@ -147,9 +149,9 @@ def test_a_resumed_run_holds_to_the_same_reference(tmp_path: Path, train_type: s
     assert all(one is not None and one.state.step == 5 and one.has_reference for one in saved)
     for what in ("weights", "reference", "optimizer"):
         one, other = (numbers(getattr(each, what)()) for each in saved)
-        assert apart(one, other) == 0, what
-    told = [[e["metrics"]["kl"] for e in read_events(run.events) if e["kind"] == "step"] for run in (unbroken, broken)]
-    assert told[0] == told[1] and told[0][-1] > 0
+        assert largest_difference(one, other) == 0, what
+    kls = [[e["metrics"]["kl"] for e in read_events(run.events) if e["kind"] == "step"] for run in (unbroken, broken)]
+    assert kls[0] == kls[1] and kls[0][-1] > 0
 
 
 # ── an adapter of the base ───────────────────────────────────────────────────────────────────────────────────────────
@@ -159,7 +161,7 @@ def adapter(models: Path, folder: Path, arch: str = "qwen3", **settings: Any) ->
     """An adapter as a run leaves it in its folder."""
     config = config_of(models, arch, beta=0, **settings)
     policy = load_policy(config)
-    shake(policy)
+    perturb(policy)
     save_adapters(policy, config, folder)
     return folder
 
@@ -188,12 +190,12 @@ def test_the_base_is_not_loaded_twice_for_an_adapter(models: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("settings", [{"rank": 3}, {"train_type": "dora"}], ids=str)
-def test_an_adapter_of_another_model_is_refused_in_a_sentence(models: Path, tmp_path: Path, settings: Any) -> None:
+def test_an_adapter_of_another_model_is_a_fault(models: Path, tmp_path: Path, settings: Any) -> None:
     folder = adapter(models, tmp_path, "llama" if settings == {"rank": 3} else "qwen3", **settings)
-    if settings != {"rank": 3}:  # says it is LoRA, holds DoRA's magnitudes
+    if settings != {"rank": 3}:  # its config says LoRA, its arrays are DoRA's
         text = (folder / "adapter_config.json").read_text()
         (folder / "adapter_config.json").write_text(text.replace('"dora"', '"lora"'))
-    else:  # rank 3 arrays under a file that says 5
+    else:  # its config says rank 5, its arrays are of rank 3
         text = (folder / "adapter_config.json").read_text()
         (folder / "adapter_config.json").write_text(text.replace('"rank": 3', '"rank": 5'))
     with pytest.raises(Mistake) as caught:
@@ -204,15 +206,15 @@ def test_an_adapter_of_another_model_is_refused_in_a_sentence(models: Path, tmp_
     assert fault.sentence.endswith(".") and "\n" not in fault.sentence
 
 
-def test_a_reference_that_is_not_there_is_found_before_anything_loads(models: Path, tmp_path: Path) -> None:
+def test_a_missing_reference_is_a_fault_before_anything_loads(models: Path, tmp_path: Path) -> None:
     parts = small_run.settings_for(tmp_path / "parts", beta=0.1)
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "adapter_config.json").write_text("{}")
-    for path, says in (
+    for path, sentence_part in (
         (tmp_path / "half", "has no adapters.safetensors."),
         (tmp_path / "nowhere", "There is no model"),
         (tmp_path, "config.json is missing"),
     ):
         (fault,) = check(parts | {"reference_model_path": str(path)})
-        assert fault.setting == "reference_model_path" and says in fault.sentence
+        assert fault.setting == "reference_model_path" and sentence_part in fault.sentence
     assert not check(parts | {"reference_model_path": str(tmp_path / "nowhere"), "beta": 0}), "nothing would read it"

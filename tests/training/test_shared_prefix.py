@@ -55,7 +55,7 @@ Reads = list[tuple[type, int]]
 
 
 def learned(config: Config, given: list[Group], **how: Any) -> tuple[dict[str, np.ndarray], dict[str, float], Reads]:
-    """How far a step of plain descent moves the weights, its metrics, and what was read: whether prompts or completions, and
+    """The changes of the weights by a step of plain gradient descent, its metrics, and what was read: whether prompts or completions, and
     how many tokens."""
     policy = load_policy(config)
     start = {name: np.array(x) for name, x in policy.trainable().items()}
