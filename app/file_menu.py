@@ -11,8 +11,8 @@ from PySide6.QtWidgets import QApplication, QFileDialog, QMainWindow
 from app.model.presets import presets
 from app.model.session import Session
 from app.questions import ask
-from app.widgets.basic.status_strip import Strip
 from app.widgets.form.preset_panel import PresetPanel
+from app.widgets.frame.status_strip import Strip
 from backend.spec.export_mlx_lm_lora import for_mlx_lm_lora
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder

@@ -34,11 +34,11 @@ from app.page_stack import PageStack
 from app.pages import PAGES
 from app.questions import ask
 from app.widgets.basic import icons
+from app.widgets.basic.desktop import open_path
 from app.widgets.basic.icons import IconButton
-from app.widgets.basic.labels_and_buttons import show_file
-from app.widgets.basic.sidebar import Sidebar
-from app.widgets.basic.status_strip import Strip
 from app.widgets.form.field import UndoKeys
+from app.widgets.frame.sidebar import Sidebar
+from app.widgets.frame.status_strip import Strip
 from app.widgets.rewards.consent_dialog import ShownCode, allowed
 from app.widgets.runs.export_panel import ExportPanel
 from backend.spec.faults import Mistake
@@ -220,11 +220,11 @@ class Window(FileWindow):
 
     def open_folder(self) -> None:
         if self.session.run is not None:
-            show_file(self.session.run.folder.path)
+            open_path(self.session.run.folder.path)
 
     def open_log(self) -> None:
         if self.session.run is not None:
-            show_file(self.session.run.folder.log)
+            open_path(self.session.run.folder.log)
 
     def _say(self, word: str) -> None:
         try:

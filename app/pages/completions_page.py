@@ -22,8 +22,8 @@ from app.model import charts
 from app.model.run import Run
 from app.model.session import Session
 from app.widgets.basic.controls import ElidedLabel, NumberEdit, Tick
+from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.basic.verdict import Nothing
 from app.widgets.completions.completion_detail import CompletionDetail
 from app.widgets.completions.completion_table import CompletionModel, CompletionTable
 
@@ -46,7 +46,7 @@ class CompletionsPage(QWidget):
         self._take_run()
 
     def _compose(self) -> None:
-        self.nothing = Nothing("No completions yet", "They appear here with the first step of a run.", "Go to Train")
+        self.nothing = EmptyState("No completions yet", "They appear here with the first step of a run.", "Go to Train")
         self.nothing.wanted.connect(lambda: self.session.page_wanted.emit("train"))
         self.model = CompletionModel(self)
         self.table = CompletionTable(self.model)

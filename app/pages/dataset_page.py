@@ -27,13 +27,13 @@ from app import theme
 from app.model.dataset import SPLITS, USES, Dataset, dataset_of
 from app.model.session import Session
 from app.widgets.basic.controls import Menu
+from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.basic.numbers import figure
-from app.widgets.basic.verdict import Nothing
+from app.widgets.basic.number_format import figure
 from app.widgets.dataset.dataset_figures import DatasetCounts
 from app.widgets.dataset.dataset_mapping import MappingCard
-from app.widgets.dataset.dataset_row import RowDetail
 from app.widgets.dataset.dataset_table import PART, Heading, RowModel, RowTable
+from app.widgets.dataset.row_detail import RowDetail
 from app.widgets.form.path_field import PathField
 from app.widgets.rewards.reward_source import MOST_ROWS
 from backend.spec.config import SETTINGS
@@ -88,7 +88,7 @@ class DatasetPage(QWidget):
         self.table = RowTable(self.model)
         self.detail = RowDetail(self.parts)
         self.tried = button("Try rewards", self.try_rewards)
-        self.nothing, self.absent = Nothing(*EMPTY), Nothing(*ABSENT)
+        self.nothing, self.absent = EmptyState(*EMPTY), EmptyState(*ABSENT)
 
     def _lay_out(self) -> None:
         title = QLabel("Dataset")

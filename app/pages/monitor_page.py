@@ -20,13 +20,14 @@ from app.model.run import Run
 from app.model.run_state import PHASE_WORDS
 from app.model.session import Session
 from app.widgets.basic.controls import ElidedLabel, Menu
-from app.widgets.basic.labels_and_buttons import show_file
-from app.widgets.basic.numbers import duration
-from app.widgets.basic.verdict import Action, Change, Nothing, Verdict
+from app.widgets.basic.desktop import open_path
+from app.widgets.basic.empty_state import EmptyState
+from app.widgets.basic.number_format import duration
 from app.widgets.charts.chart_grid import ChartGrid, ShownChart
+from app.widgets.charts.metric_tile import Tile, TileRow
 from app.widgets.charts.plot import Plot, Trace
-from app.widgets.charts.tiles import Tile, TileRow
 from app.widgets.runs.log_view import LogView
+from app.widgets.runs.result_card import BeforeAfter, CardAction, ResultCard
 from app.widgets.runs.run_header import RunHeader
 from backend.spec.archive import before_after, window_of
 from backend.spec.faults import Mistake
@@ -61,7 +62,7 @@ class MonitorPage(QWidget):
     # ── composition ─────────────────────────────────────────────────────────────────────────────
 
     def _compose(self) -> None:
-        self.nothing = Nothing(
+        self.nothing = EmptyState(
             "No run yet", "Start one on the Train page, or open an earlier one on the Runs page.", "Go to Train"
         )
         self.nothing.wanted.connect(lambda: self.session.page_wanted.emit("train"))
@@ -74,7 +75,7 @@ class MonitorPage(QWidget):
         self.smoothing.currentIndexChanged.connect(lambda _: self.grid.set_smoothing(self.smoothing.currentData()))
         self.header.tools.addWidget(self.smoothing)
         self.tiles = {metric: Tile(label, role, unit, help) for label, metric, role, unit, help in TILES}
-        self.verdict = Verdict()
+        self.verdict = ResultCard()
         self.note = ElidedLabel()
         self.log = LogView()
         self.grid = ChartGrid([_plot(chart) for chart in CHARTS], self._supply, self._is_wanted)
@@ -192,16 +193,16 @@ class MonitorPage(QWidget):
             QWidget.setTabOrder(one, following)
 
     def _tell_paused(self, run: Run) -> None:
-        self.verdict.tell("Paused", "warning", "The run waits where it is; nothing is lost.",
-                          actions=[Action("Resume", lambda: self._say("resume"), primary=True)])  # fmt: skip
+        self.verdict.show_result("Paused", "warning", "The run waits where it is; nothing is lost.",
+                          actions=[CardAction("Resume", lambda: self._say("resume"), primary=True)])  # fmt: skip
 
     def _tell_finished(self, run: Run) -> None:
         actions = [
-            Action("Export to LM Studio…", self._export, primary=True),
-            Action("Open folder", self._open_folder),
-            Action("Completions", self._show_completions),
+            CardAction("Export to LM Studio…", self._export, primary=True),
+            CardAction("Open folder", self._open_folder),
+            CardAction("Completions", self._show_completions),
         ]
-        self.verdict.tell(
+        self.verdict.show_result(
             f"Finished: {_effort(run)}", "good", advice=_averaged(run), changes=_changes(run), actions=actions
         )
 
@@ -209,10 +210,12 @@ class MonitorPage(QWidget):
         told = str((run.ending or {}).get("sentence") or "Stopped; everything is saved.")
         actions = [
             self._resuming(run),
-            Action("Export to LM Studio…", self._export),
-            Action("Open folder", self._open_folder),
+            CardAction("Export to LM Studio…", self._export),
+            CardAction("Open folder", self._open_folder),
         ]
-        self.verdict.tell(f"Stopped: {_effort(run)}", "muted", advice=told, changes=_changes(run), actions=actions)
+        self.verdict.show_result(
+            f"Stopped: {_effort(run)}", "muted", advice=told, changes=_changes(run), actions=actions
+        )
 
     def _tell_failed(self, run: Run) -> None:
         bug = bool((run.ending or {}).get("traceback"))
@@ -221,19 +224,23 @@ class MonitorPage(QWidget):
             if bug
             else "Mend what the sentence names, then go on."
         )
-        actions = [self._resuming(run), Action("Edit settings", self._edit), Action("Open log", self.log.open_file)]
-        self.verdict.tell(f"Failed{_at(run)}", "bad", run.problem, advice, actions=actions)
+        actions = [
+            self._resuming(run),
+            CardAction("Edit settings", self._edit),
+            CardAction("Open log", self.log.open_file),
+        ]
+        self.verdict.show_result(f"Failed{_at(run)}", "bad", run.problem, advice, actions=actions)
         self.log.unfold(bug)
 
     def _tell_crashed(self, run: Run) -> None:
         kept = run.checkpoint
         saved = f"Everything up to step {kept:,} is saved." if kept is not None else "There is no checkpoint yet."
-        actions = [self._resuming(run), Action("Open log", self.log.open_file)]
-        self.verdict.tell(f"Crashed{_at(run)}", "bad", run.problem, saved, actions=actions)
+        actions = [self._resuming(run), CardAction("Open log", self.log.open_file)]
+        self.verdict.show_result(f"Crashed{_at(run)}", "bad", run.problem, saved, actions=actions)
 
-    def _resuming(self, run: Run) -> Action:
+    def _resuming(self, run: Run) -> CardAction:
         kept = run.checkpoint
-        return Action(f"Resume from step {kept:,}" if kept is not None else "Start over", self.resume, primary=True)
+        return CardAction(f"Resume from step {kept:,}" if kept is not None else "Start over", self.resume, primary=True)
 
     # ── what a person can do ────────────────────────────────────────────────────────────────────
 
@@ -248,7 +255,7 @@ class MonitorPage(QWidget):
 
     def _open_folder(self) -> None:
         if self._run is not None:
-            show_file(self._run.folder.path)
+            open_path(self._run.folder.path)
 
     def _show_completions(self) -> None:
         self.session.page_wanted.emit("completions")
@@ -281,15 +288,15 @@ def _trace(curve: Curve, read: Callable) -> Trace:
     return Trace(curve.label, curve.colour, x, y, low, high)
 
 
-def _changes(run: Run) -> list[Change]:
+def _changes(run: Run) -> list[BeforeAfter]:
     """The result: reward before → after, in training and on held-out prompts."""
-    found = [Change("Reward in training", *before_after(run.series("reward")[1].tolist()))]
+    found = [BeforeAfter("Reward in training", *before_after(run.series("reward")[1].tolist()))]
     held_out = run.eval_series("reward")[1]
     if len(held_out) > 1:
-        found.append(Change("Held-out reward", float(held_out[0]), float(held_out[-1])))
+        found.append(BeforeAfter("Held-out reward", float(held_out[0]), float(held_out[-1])))
     tested = run.tested.get("reward")
     if isinstance(tested, int | float):
-        found.append(Change("Test reward", None, float(tested)))
+        found.append(BeforeAfter("Test reward", None, float(tested)))
     return [change for change in found if change.after is not None]
 
 

@@ -30,7 +30,7 @@ from app.model.session import Session
 from app.pages.parts.reward_editing import RewardEditing
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.basic.numbers import THIN, figure
+from app.widgets.basic.number_format import THIN, figure
 from app.widgets.basic.segments import Segments
 from app.widgets.completions.completion_detail import CompletionDetail
 from app.widgets.rewards.reward_case_table import CaseModel, CaseTable

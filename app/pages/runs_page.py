@@ -22,8 +22,9 @@ from PySide6.QtWidgets import (  # fmt: skip
 from app import theme
 from app.model.run_state import LIVE
 from app.model.session import Session
-from app.widgets.basic.labels_and_buttons import button, label, show_file
-from app.widgets.basic.verdict import Nothing
+from app.widgets.basic.desktop import open_path
+from app.widgets.basic.empty_state import EmptyState
+from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.runs.run_table import RunModel, RunRow, RunTable
 from backend.spec import archive, places
 from backend.spec.places import RunFolder
@@ -52,7 +53,7 @@ class RunsPage(QWidget):
     # ── composition ─────────────────────────────────────────────────────────────────────────────
 
     def _compose(self) -> None:
-        self.nothing = Nothing(
+        self.nothing = EmptyState(
             "No runs yet", "Every run is kept here, with its charts, completions and model.", "Go to Train"
         )
         self.nothing.wanted.connect(lambda: self.session.page_wanted.emit("train"))
@@ -187,7 +188,7 @@ class RunsPage(QWidget):
     def show_folder(self) -> None:
         row = self.table.chosen()
         if row is not None:
-            show_file(row.path)
+            open_path(row.path)
 
     def move_to_trash(self) -> None:
         """Ask, then hand the folder to the desktop's trash. A run that is being trained stays."""

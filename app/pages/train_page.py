@@ -19,8 +19,8 @@ from app.pages.parts.source_picking import Picking
 from app.widgets.dataset.dataset_line import DatasetLine
 from app.widgets.form import launch_column
 from app.widgets.form.form import Card, FieldGrid, Form
+from app.widgets.form.ignored_keys import LeftOut
 from app.widgets.form.launch_column import LaunchColumn
-from app.widgets.form.left_out import LeftOut
 from app.widgets.form.path_field import PathField
 from app.widgets.form.setting_search import SettingSearch
 from app.widgets.rewards.reward_panel import RewardPanel

@@ -16,8 +16,8 @@ from app.model.charts import CHARTS, curves_of, waiting_for
 from app.model.session import Session
 from app.pages import monitor_page
 from app.pages.monitor_page import MonitorPage
-from app.widgets.basic.numbers import duration, figure, moment, signed, ticks
-from app.widgets.charts.tiles import Tile
+from app.widgets.basic.number_format import duration, figure, moment, signed, ticks
+from app.widgets.charts.metric_tile import Tile
 from app.widgets.runs.export_panel import ExportPanel
 from app.widgets.runs.log_view import LogView
 from app.widgets.runs.run_header import titled

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.widgets.charts.chart_grid import ChartGrid, ShownChart
-from app.widgets.charts.curve_maths import extent, lone, smoothed, thinned
+from app.widgets.charts.curves import extent, lone, smoothed, thinned
 from app.widgets.charts.legend import Legend, LegendEntry
 from app.widgets.charts.plot import Plot, Trace, nearest
 

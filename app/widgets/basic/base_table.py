@@ -9,7 +9,7 @@ from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QTableView, QWidget
 
 from app import theme
-from app.widgets.basic.labels_and_buttons import in_card
+from app.widgets.basic.layout import wrap_in_card
 
 ROW_HEIGHT = 28
 
@@ -31,9 +31,9 @@ class BaseTable(QTableView):
         self.horizontalHeader().setHighlightSections(False)
         self.horizontalHeader().setFont(theme.caption_font())
 
-    def in_card(self) -> QFrame:
+    def wrap_in_card(self) -> QFrame:
         """The table in a card of its own."""
-        return in_card(self)
+        return wrap_in_card(self)
 
     def chosen_rows(self) -> list[int]:
         """Rows of the model that are selected, from the top."""

@@ -14,7 +14,7 @@ from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QGridLayout, QScrollArea, QWidget
 
 from app import theme
-from app.widgets.basic.labels_and_buttons import keep_gutter
+from app.widgets.basic.layout import reserve_gutter
 from app.widgets.charts.plot import Plot, Trace
 
 PLOT_HEIGHT = 214
@@ -89,7 +89,7 @@ class ChartGrid(QScrollArea):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        keep_gutter(self, self._grid)
+        reserve_gutter(self, self._grid)
         self._place()
 
     def showEvent(self, event: QShowEvent) -> None:

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import QFileDialog, QFrame, QHBoxLayout, QMenu, QSizePoli
 
 from app import theme
 from app.widgets.basic.labels_and_buttons import label
-from app.widgets.basic.numbers import figure
+from app.widgets.basic.number_format import figure
 from app.widgets.charts.legend import Legend, LegendEntry
 from app.widgets.charts.plot_view import PlotView
 

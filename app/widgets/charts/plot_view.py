@@ -17,8 +17,8 @@ from PySide6.QtGui import QColor, QMouseEvent, QPen, QWheelEvent
 from PySide6.QtWidgets import QGraphicsGridLayout
 
 from app import theme
-from app.widgets.basic.numbers import ticks, told_in
-from app.widgets.charts.curve_maths import extent, lone, smoothed, thinned
+from app.widgets.basic.number_format import ticks, told_in
+from app.widgets.charts.curves import extent, lone, smoothed, thinned
 
 FINE = 600
 """Plots of fewer points in all are drawn thicker and antialiased; for long curves that costs twenty times as much."""

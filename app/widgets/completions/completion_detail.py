@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPlainTextEdit, QSpli
 
 from app import theme
 from app.widgets.basic.labels_and_buttons import label
-from app.widgets.basic.numbers import figure, signed
+from app.widgets.basic.number_format import figure, signed
 from app.widgets.completions.completion_table import STOPS, advantage_colour, token_count
 
 

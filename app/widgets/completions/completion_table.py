@@ -17,7 +17,7 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QStyledItemDelegat
 from app import theme
 from app.stylesheet import CELL_PADDING
 from app.widgets.basic.base_table import BaseTable
-from app.widgets.basic.numbers import DASH, figure, finite, signed
+from app.widgets.basic.number_format import DASH, figure, finite, signed
 
 Index = QModelIndex | QPersistentModelIndex
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter

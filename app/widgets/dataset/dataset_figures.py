@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QProgressBar, QVBoxLayout, QW
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.labels_and_buttons import label
-from app.widgets.basic.numbers import DASH
+from app.widgets.basic.number_format import DASH
 from app.widgets.dataset.dataset_histogram import Histogram
 
 FIGURES = {

@@ -10,7 +10,7 @@ from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from app import theme
-from app.widgets.basic.numbers import ticks
+from app.widgets.basic.number_format import ticks
 
 BAR = 7
 """Pixels of a bar and the gap beside it."""

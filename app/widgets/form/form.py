@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.widgets.basic.icons import IconButton
-from app.widgets.basic.labels_and_buttons import keep_gutter, show_if
+from app.widgets.basic.layout import reserve_gutter, set_shown
 from app.widgets.form.field import Field
 from app.widgets.form.fields import field
 from backend.spec.faults import Fault
@@ -67,7 +67,7 @@ class FieldGrid(QWidget):
         row = column = 0
         for one in self.fields:
             self._grid.removeWidget(one)
-            show_if(one in self._shown, one)
+            set_shown(one, one in self._shown)
         for one in (each for each in self.fields if each in self._shown):
             span = columns if one.wide else 1
             if column + span > columns:
@@ -107,7 +107,7 @@ class Disclosure(QWidget):
         """Put below the line what it opens."""
         self.content = content
         self._column.addWidget(content)
-        show_if(self.is_open, content)
+        set_shown(content, self.is_open)
 
     @property
     def is_open(self) -> bool:
@@ -115,7 +115,7 @@ class Disclosure(QWidget):
 
     def set_open(self, opened: bool) -> None:
         self.button.setChecked(opened)
-        show_if(opened, self.content)
+        set_shown(self.content, opened)
         self.button.set_icon("chevron-down" if opened else "chevron-right")  # type: ignore[attr-defined]
 
 
@@ -138,7 +138,7 @@ class Card(QFrame):
         self._column.addWidget(self.title)
         listed = list(settings)
         self.grid = FieldGrid((about for about in listed if not about.advanced), self)
-        show_if(bool(self.grid.fields), self.grid)
+        set_shown(self.grid, bool(self.grid.fields))
         self._column.addWidget(self.grid)
         self.middle = QVBoxLayout()
         self.middle.setSpacing(12)
@@ -150,7 +150,7 @@ class Card(QFrame):
         self.fields: dict[str, Field] = {about.key: one for about in listed for one in made if one.about is about}
         self.advanced.button.setAccessibleName(f"Advanced settings of {title}")
         self._column.addWidget(self.advanced)
-        show_if(bool(self.seldom.fields), self.advanced)
+        set_shown(self.advanced, bool(self.seldom.fields))
 
     def tab_order(self, middle: Iterable[QWidget] = ()) -> list[QWidget]:
         """What takes the focus, in the order of the eye; `middle` is what a page has added."""
@@ -161,7 +161,7 @@ class Card(QFrame):
     def show_only(self, keys: set[str]) -> None:
         for grid in (self.grid, self.seldom):
             grid.show_only(keys)
-        show_if(not self.seldom.is_empty, self.advanced)
+        set_shown(self.advanced, not self.seldom.is_empty)
 
 
 class Form(QScrollArea):
@@ -195,7 +195,7 @@ class Form(QScrollArea):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        keep_gutter(self, self.column)
+        reserve_gutter(self, self.column)
 
     def add(self, widget: QWidget) -> None:
         """Put a widget below what is there."""

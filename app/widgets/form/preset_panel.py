@@ -21,7 +21,8 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.model.presets import Preset
-from app.widgets.basic.labels_and_buttons import in_card, label
+from app.widgets.basic.labels_and_buttons import label
+from app.widgets.basic.layout import wrap_in_card
 from app.widgets.form import value_text
 from backend.spec.setting import Setting
 
@@ -64,7 +65,7 @@ class PresetPanel(QDialog):
         return theme.scaled_size(SIZE)
 
     def _lay_out(self) -> None:
-        choices, changes = in_card(self.list), in_card(self.table)
+        choices, changes = wrap_in_card(self.list), wrap_in_card(self.table)
         choices.setFixedWidth(theme.scaled(LIST_WIDTH))
         right = QVBoxLayout()
         right.setSpacing(theme.SPACE)

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QGridLayout, QProgressBar, QWidget
 from app import theme
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels_and_buttons import label
-from app.widgets.basic.numbers import THIN, duration
+from app.widgets.basic.number_format import THIN, duration
 from app.widgets.picker.picker_rows import size_text
 
 STEPS = 1000

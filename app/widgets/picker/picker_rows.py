@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView
 from app import theme
 from app.widgets.basic import icons
 from app.widgets.basic.base_table import BaseTable
-from app.widgets.basic.numbers import DASH, figure, moment
+from app.widgets.basic.number_format import DASH, figure, moment
 
 Index = QModelIndex | QPersistentModelIndex
 RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter

@@ -13,8 +13,9 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFrame, QGridLayout, QPushButton, QVBoxLayout, QWidget
 
 from app import theme
-from app.widgets.basic.labels_and_buttons import button, label, show_file
-from app.widgets.basic.numbers import figure
+from app.widgets.basic.desktop import open_path
+from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.number_format import figure
 from backend.spec.rewards.user_code import Code
 
 WIDTH = 520
@@ -57,7 +58,7 @@ class ConsentDialog(QDialog):
         self.decline = QPushButton("Do Not Run")
         box.addButton(self.allow, role.AcceptRole)
         box.addButton(self.decline, role.RejectRole)
-        look = button("Show the File", lambda: [show_file(path) for path in paths])
+        look = button("Show the File", lambda: [open_path(path) for path in paths])
         box.addButton(look, role.HelpRole)
         self.allow.setAutoDefault(False)
         look.setAutoDefault(False)

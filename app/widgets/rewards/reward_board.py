@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QStyledItemDelegat
 from app import theme
 from app.stylesheet import CELL_PADDING
 from app.widgets.basic.base_table import ROW_HEIGHT, BaseTable
-from app.widgets.basic.numbers import DASH, THIN, figure
+from app.widgets.basic.number_format import DASH, THIN, figure
 from app.widgets.completions.completion_table import swatch
 from app.widgets.form.value_text import number_text
 from app.widgets.rewards.reward_cells import WeightDelegate

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QHeaderView
 
 from app import theme
 from app.widgets.basic.base_table import BaseTable
-from app.widgets.basic.numbers import figure
+from app.widgets.basic.number_format import figure
 from app.widgets.completions.completion_table import one_line
 
 Index = QModelIndex | QPersistentModelIndex

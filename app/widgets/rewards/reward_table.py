@@ -18,7 +18,7 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QWidget
 
 from app import theme
 from app.widgets.basic.base_table import BaseTable
-from app.widgets.basic.numbers import figure
+from app.widgets.basic.number_format import figure
 from app.widgets.form import value_text
 from app.widgets.rewards.reward_cells import (
     FUNCTION,

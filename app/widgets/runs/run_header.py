@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QSizePolicy, QVBoxLayou
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.labels_and_buttons import label
-from app.widgets.basic.numbers import duration
+from app.widgets.basic.number_format import duration
 from app.widgets.runs.state_chip import StateChip
 
 _FINE = 1000

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView
 
 from app import theme
 from app.widgets.basic.base_table import BaseTable
-from app.widgets.basic.numbers import DASH, duration, figure, moment, signed
+from app.widgets.basic.number_format import DASH, duration, figure, moment, signed
 from app.widgets.runs.state_chip import ROLES, WORDS
 
 Index = QModelIndex | QPersistentModelIndex

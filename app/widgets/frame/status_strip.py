@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
-from app.widgets.basic.numbers import duration, figure
+from app.widgets.basic.number_format import duration, figure
 from app.widgets.runs.state_chip import WORDS, Dot
 
 

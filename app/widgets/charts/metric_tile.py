@@ -9,7 +9,7 @@ from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPaintEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QWidget
 
 from app import theme
-from app.widgets.basic.numbers import DASH, MINUS, THIN, figure, finite, signed
+from app.widgets.basic.number_format import DASH, MINUS, THIN, figure, finite, signed
 
 _FIGURE_PX = 20
 _MARGIN = 12
