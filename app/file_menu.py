@@ -12,7 +12,7 @@ from app.model.presets import presets
 from app.model.session import Session
 from app.questions import ask
 from app.widgets.form.preset_panel import PresetPanel
-from app.widgets.frame.status_strip import Strip
+from app.widgets.frame.status_strip import StatusStrip
 from backend.spec.export_mlx_lm_lora import for_mlx_lm_lora
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
@@ -22,7 +22,7 @@ class FileWindow(QMainWindow):
     """A window with a form that lives in files. Whoever is one has `session` and `strip`, and can show pages."""
 
     session: Session
-    strip: Strip
+    strip: StatusStrip
 
     def show_page(self, key: str) -> None:
         raise NotImplementedError

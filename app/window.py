@@ -38,8 +38,8 @@ from app.widgets.basic.desktop import open_path
 from app.widgets.basic.icons import IconButton
 from app.widgets.form.field import UndoKeys
 from app.widgets.frame.sidebar import Sidebar
-from app.widgets.frame.status_strip import Strip
-from app.widgets.rewards.consent_dialog import ShownCode, allowed
+from app.widgets.frame.status_strip import StatusStrip
+from app.widgets.rewards.consent_dialog import ConsentFile, ask_consent
 from app.widgets.runs.export_panel import ExportPanel
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
@@ -79,7 +79,7 @@ class Window(FileWindow):
 
     def _build(self) -> None:
         self.commands = Menus(self)
-        self.sidebar, self.stage, self.strip = Sidebar(PAGES), PageStack(self.session), Strip()
+        self.sidebar, self.stage, self.strip = Sidebar(PAGES), PageStack(self.session), StatusStrip()
         self._build_toolbar()
         content = QWidget()
         across = QHBoxLayout(content)
@@ -327,7 +327,7 @@ class Window(FileWindow):
 
     def ask_about_code(self, requests: Sequence[Request]) -> bool:
         """Whether a person's own reward code may run."""
-        return allowed([ShownCode(one.code, one.changed) for one in requests], self)
+        return ask_consent([ConsentFile(one.code, one.changed) for one in requests], self)
 
     def closeEvent(self, event: QCloseEvent) -> None:
         if self.session.is_training:

@@ -26,16 +26,16 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.model.dataset import SPLITS, USES, Dataset, dataset_of
 from app.model.session import Session
-from app.widgets.basic.controls import Menu
+from app.widgets.basic.controls import ComboBox
 from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.number_format import figure
-from app.widgets.dataset.dataset_figures import DatasetCounts
-from app.widgets.dataset.dataset_mapping import MappingCard
-from app.widgets.dataset.dataset_table import PART, Heading, RowModel, RowTable
+from app.widgets.dataset.column_mapping import ColumnMapping
+from app.widgets.dataset.dataset_figures import DatasetFigures
+from app.widgets.dataset.dataset_table import CHUNK, ColumnHeading, RowModel, RowTable
 from app.widgets.dataset.row_detail import RowDetail
 from app.widgets.form.path_field import PathField
-from app.widgets.rewards.reward_source import MOST_ROWS
+from app.widgets.rewards.completion_source import MAX_ROWS
 from backend.spec.config import SETTINGS
 
 UNCOUNTED = "Choose the column with the prompts, and their tokens are counted."
@@ -44,7 +44,7 @@ SHARES = (3, 2)
 MOVED_MS = 60
 """How long the cursor must rest on a row before it is shown in full: holding an arrow key asks for no row in passing."""
 TRY = "Sample the model on the selected rows, and see what your rewards make of it (Ctrl+Shift+D)"
-TRY_NOT = f"The model is sampled on rows of the training split, {MOST_ROWS:,} at most."
+TRY_NOT = f"The model is sampled on rows of the training split, {MAX_ROWS:,} at most."
 EMPTY = ("No dataset is chosen yet", "A csv, json, jsonl or parquet file with a question and an answer in each row is enough; "
          "a folder or a dataset of Hugging Face will do as well.", "Choose a file…")  # fmt: skip
 ABSENT = ("This dataset is not on this machine yet", "It is fetched from Hugging Face once, and kept in its cache.",
@@ -79,9 +79,9 @@ class DatasetPage(QWidget):
         self.path = PathField(SETTINGS["data"], self)
         self.path.label.hide()
         body = self._body = QWidget(self)
-        self.mapping, self.counts = MappingCard(USES, body), DatasetCounts(body)
+        self.mapping, self.counts = ColumnMapping(USES, body), DatasetFigures(body)
         self.parts = QSplitter(Qt.Orientation.Horizontal, body, childrenCollapsible=False, handleWidth=12)
-        self.which = Menu()
+        self.which = ComboBox()
         self.which.setAccessibleName("Split that is shown")
         self.which.setMinimumContentsLength(14)
         self.model = RowModel(self)
@@ -145,16 +145,16 @@ class DatasetPage(QWidget):
 
     def _order_tabs(self) -> None:
         views = self.detail.views.buttons.values()
-        stops = [
-            *self.path.stops(),
-            *self.mapping.stops(),
+        tab_stops = [
+            *self.path.tab_stops(),
+            *self.mapping.tab_stops(),
             self.which,
             self.table,
             self.tried,
             *views,
             self.detail.pane,
         ]
-        for one, following in pairwise(stops):
+        for one, following in pairwise(tab_stops):
             QWidget.setTabOrder(one, following)
 
     def _connect(self) -> None:
@@ -166,11 +166,11 @@ class DatasetPage(QWidget):
         self.dataset.counted.connect(self._show_counts)
         self.dataset.replaced.connect(self._show_rows)
         self.which.activated.connect(lambda _: self.dataset.set_split(self.which.currentData()))
-        self.model.wanted.connect(self._ask_part)
+        self.model.chunk_requested.connect(self._ask_part)
         self.table.chosen.connect(lambda _: self._moved.start())
         self.table.selected.connect(self._show_able)
-        self.nothing.wanted.connect(lambda: self.path.choose_file())
-        self.absent.wanted.connect(self.dataset.fetch)
+        self.nothing.button_clicked.connect(lambda: self.path.choose_file())
+        self.absent.button_clicked.connect(self.dataset.fetch)
         QShortcut(QKeySequence.StandardKey.Refresh, self, self.dataset.read_again)
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -204,8 +204,8 @@ class DatasetPage(QWidget):
         self._show_counts()
         self.table.say(self._instead())
         self._show_able()
-        self.model.set_room(dataset.room)
-        self.detail.set_room(dataset.room)
+        self.model.set_prompt_limit(dataset.room)
+        self.detail.set_prompt_limit(dataset.room)
 
     def _offer_names(self) -> None:
         dataset = self.dataset
@@ -254,16 +254,16 @@ class DatasetPage(QWidget):
     def able(self) -> dict[str, bool]:
         """Entry of the Rewards menu → whether it can be done now."""
         return {
-            "try_rows": self.dataset.split == "train" and 0 < sum(map(len, self.table.selected_rows())) <= MOST_ROWS
+            "try_rows": self.dataset.split == "train" and 0 < sum(map(len, self.table.selected_ranges())) <= MAX_ROWS
         }
 
     def try_rewards(self) -> None:
         """Have the bench sample the model on the selected rows."""
-        self.session.try_rewards([row + 1 for part in self.table.selected_rows() for row in part])
+        self.session.try_rewards([row + 1 for part in self.table.selected_ranges() for row in part])
 
     def _show_able(self) -> None:
         able = self.able()
-        rows = self.table.selected_rows()
+        rows = self.table.selected_ranges()
         count = sum(map(len, rows))
         self.tried.setText(
             f"Try rewards on row {rows[0].start + 1:,}" if count == 1 else f"Try rewards on {count:,} rows"
@@ -281,18 +281,18 @@ class DatasetPage(QWidget):
         self._had_tokens = False
         rows = dataset.splits.get(dataset.split, {}).get("rows", 0)
         self.model.show_rows(rows, self._headings() if rows else [], dataset.room)
-        self.table.begin(self._instead())
+        self.table.reset_view(self._instead())
         if not rows:
             self.detail.show_nothing()
         self._show_able()  # rows that are gone were selected without a word
 
-    def _headings(self) -> list[Heading]:
+    def _headings(self) -> list[ColumnHeading]:
         """The columns in use first, in the order of their menus; before all others the one that holds the prompts."""
         sound = self.draft.sound()
         uses = {sound[key]: use for key, use in reversed(USES.items())}
         wide = self.dataset.likely.get("prompt_feature", sound["prompt_feature"])
         found = [
-            Heading(one["name"], uses.get(one["name"], ""), one["kind"] == "number", one["name"] == wide)
+            ColumnHeading(one["name"], uses.get(one["name"], ""), one["kind"] == "number", one["name"] == wide)
             for one in self.dataset.said["columns"]
         ]
         order = [*USES.values(), ""]
@@ -318,9 +318,9 @@ class DatasetPage(QWidget):
             if said is None:
                 self.model.release(start)
             else:
-                self.model.put(start, said["rows"], said["tokens"])
+                self.model.add_chunk(start, said["rows"], said["tokens"])
 
-        self.dataset.rows(start, PART, put, owner=self)
+        self.dataset.rows(start, CHUNK, put, owner=self)
 
     def _ask_row(self) -> None:
         """Show the row that the cursor has come to rest on; the one asked for before is wanted no longer."""

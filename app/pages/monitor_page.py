@@ -19,12 +19,12 @@ from app.model.charts import CHARTS, Chart, Curve
 from app.model.run import Run
 from app.model.run_state import PHASE_WORDS
 from app.model.session import Session
-from app.widgets.basic.controls import ElidedLabel, Menu
+from app.widgets.basic.controls import ComboBox, ElidedLabel
 from app.widgets.basic.desktop import open_path
 from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.number_format import duration
-from app.widgets.charts.chart_grid import ChartGrid, ShownChart
-from app.widgets.charts.metric_tile import Tile, TileRow
+from app.widgets.charts.chart_grid import ChartContent, ChartGrid
+from app.widgets.charts.metric_tile import MetricTile, TileRow
 from app.widgets.charts.plot import Plot, Trace
 from app.widgets.runs.log_view import LogView
 from app.widgets.runs.result_card import BeforeAfter, CardAction, ResultCard
@@ -65,16 +65,16 @@ class MonitorPage(QWidget):
         self.nothing = EmptyState(
             "No run yet", "Start one on the Train page, or open an earlier one on the Runs page.", "Go to Train"
         )
-        self.nothing.wanted.connect(lambda: self.session.page_wanted.emit("train"))
+        self.nothing.button_clicked.connect(lambda: self.session.page_wanted.emit("train"))
         self.header = RunHeader()
-        self.smoothing = Menu()
+        self.smoothing = ComboBox()
         for label, weight in SMOOTHING:
             self.smoothing.addItem(label, weight)
         self.smoothing.setMinimumContentsLength(13)
         self.smoothing.setAccessibleName("Smoothing of the charts")
         self.smoothing.currentIndexChanged.connect(lambda _: self.grid.set_smoothing(self.smoothing.currentData()))
         self.header.tools.addWidget(self.smoothing)
-        self.tiles = {metric: Tile(label, role, unit, help) for label, metric, role, unit, help in TILES}
+        self.tiles = {metric: MetricTile(label, role, unit, help) for label, metric, role, unit, help in TILES}
         self.verdict = ResultCard()
         self.note = ElidedLabel()
         self.log = LogView()
@@ -171,13 +171,13 @@ class MonitorPage(QWidget):
     def _is_wanted(self, place: int) -> bool:
         return bool(self._curves[place])
 
-    def _supply(self, place: int) -> ShownChart:
+    def _supply(self, place: int) -> ChartContent:
         run, chart = self._run, CHARTS[place]
         if run is None:
-            return ShownChart()
+            return ChartContent()
         read = run.eval_series if chart.held_out else run.series
         traces = [_trace(curve, read) for curve in self._curves[place]]
-        return ShownChart([trace for trace in traces if trace.has_data], charts.waiting_for(chart, run.config))
+        return ChartContent([trace for trace in traces if trace.has_data], charts.waiting_for(chart, run.config))
 
     # ── how it stands ───────────────────────────────────────────────────────────────────────────
 

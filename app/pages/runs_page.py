@@ -56,7 +56,7 @@ class RunsPage(QWidget):
         self.nothing = EmptyState(
             "No runs yet", "Every run is kept here, with its charts, completions and model.", "Go to Train"
         )
-        self.nothing.wanted.connect(lambda: self.session.page_wanted.emit("train"))
+        self.nothing.button_clicked.connect(lambda: self.session.page_wanted.emit("train"))
         self.model = RunModel(self)
         self.table = RunTable(self.model)
         self.table.activated.connect(lambda _: self.open())
@@ -137,14 +137,14 @@ class RunsPage(QWidget):
     def _read_next(self) -> None:
         if not self._queue:
             self._turns.stop()
-            if not self.table.chosen_rows():
+            if not self.table.selected_rows():
                 self.table.selectRow(0)
             return
         folder = self._queue.popleft()
         size = _size(folder.events)
         row = _row(archive.summary(folder), self._state_here(folder))
         self._known[folder.path] = (size, row.state)
-        self.model.put(row)
+        self.model.set_row(row)
 
     def _state_here(self, folder: RunFolder) -> str:
         """The state of the run that Monitor follows, which knows of pauses too; empty for every other."""
@@ -155,7 +155,7 @@ class RunsPage(QWidget):
 
     def _show_choice(self) -> None:
         """Only what can be done with the selected run can be pressed."""
-        row = self.table.chosen()
+        row = self.table.selected_run()
         for one in (self.open_button, self.settings_button, self.folder_button):
             one.setEnabled(row is not None)
         self.resume_button.setEnabled(row is not None and row.state in RESUMABLE)
@@ -164,35 +164,35 @@ class RunsPage(QWidget):
 
     def open(self) -> None:
         """Look at the run on the Monitor page."""
-        row = self.table.chosen()
+        row = self.table.selected_run()
         if row is not None:
             self.session.open_run(row.path)
             self.session.page_wanted.emit("monitor")
 
     def resume(self) -> None:
-        row = self.table.chosen()
+        row = self.table.selected_run()
         if row is not None and row.state in RESUMABLE:
             self.session.resume_run(RunFolder(row.path))
 
     def export(self) -> None:
-        row = self.table.chosen()
+        row = self.table.selected_run()
         if row is not None:
             self.session.export_wanted.emit(RunFolder(row.path))
 
     def use_settings(self) -> None:
         """Bring the run's settings into the form."""
-        row = self.table.chosen()
+        row = self.table.selected_run()
         if row is not None:
             self.session.settings_wanted.emit(RunFolder(row.path))
 
     def show_folder(self) -> None:
-        row = self.table.chosen()
+        row = self.table.selected_run()
         if row is not None:
             open_path(row.path)
 
     def move_to_trash(self) -> None:
         """Ask, then hand the folder to the desktop's trash. A run that is being trained stays."""
-        row = self.table.chosen()
+        row = self.table.selected_run()
         if row is None or RunFolder(row.path).is_locked() or not self._confirmed(row):
             return
         if self.session.run is not None and self.session.run.folder.path == row.path:

@@ -22,7 +22,7 @@ from app.model.session import Session
 from app.pages.dataset_page import ABSENT, EMPTY, DatasetPage
 from app.widgets.dataset.dataset_histogram import Histogram
 from app.widgets.dataset.dataset_line import DatasetLine
-from app.widgets.dataset.dataset_table import KEPT, PART, WAITING, Heading, RowModel
+from app.widgets.dataset.dataset_table import CHUNK, MAX_CHUNKS, PLACEHOLDER, ColumnHeading, RowModel
 from backend.serve.call import QuestionCall
 from backend.serve.questions import QUESTIONS
 from backend.spec.faults import Fault, Mistake
@@ -144,7 +144,7 @@ def test_without_a_dataset_it_says_what_will_do(qtbot, page: DatasetPage, tmp_pa
     page.show()
     assert page.nothing.isVisible() and not page.table.isVisible() and EMPTY[0]
     monkeypatch.setattr(page.path, "choose_file", lambda: page.path.take(rows_in(tmp_path)))
-    page.nothing.wanted.emit()
+    page.nothing.button_clicked.emit()
     qtbot.waitUntil(lambda: page.dataset.state == "ready", timeout=5000)
     assert page.table.isVisible() and page.session.draft.value("data").endswith("rows.jsonl")
 
@@ -170,7 +170,7 @@ def test_a_dataset_that_is_not_here_is_fetched_when_told_to(qtbot, page: Dataset
     look(qtbot, page, "absent", data="owner/sums")
     assert page.absent.isVisible() and service.of("download") == [] and ABSENT[0]
     service.held["download"] = []
-    page.absent.wanted.emit()
+    page.absent.button_clicked.emit()
     assert service.of("download") == [{"id": "owner/sums", "repo_type": "dataset"}]
     page.dataset._take_progress({"done": 1_500_000, "total": 4_000_000, "phase": "fetching"})
     assert page.table._instead == "Fetching owner/sums from Hugging Face: 1.50\u202fMB of 4.00\u202fMB"
@@ -184,7 +184,7 @@ def test_another_dataset_calls_a_download_off(qtbot, page: DatasetPage, tmp_path
     service.instead["preview"] = {"absent": True}
     look(qtbot, page, "absent", data="owner/sums")
     service.held["download"] = []
-    page.absent.wanted.emit()
+    page.absent.button_clicked.emit()
     number = page.dataset._fetching
     del service.instead["preview"]
     look(qtbot, page, data=rows_in(tmp_path))
@@ -339,11 +339,11 @@ def test_rows_are_fetched_as_they_come_into_view(qtbot, page: DatasetPage, tmp_p
     asked = page.session.service
     qtbot.waitUntil(lambda: cells(page, 0)[2] == "What is 0 plus 0?", timeout=5000)
     assert {with_["start"] for with_ in asked.of("preview_rows")} == {0}
-    assert page.model.index(2999, 2).data() == WAITING
+    assert page.model.index(2999, 2).data() == PLACEHOLDER
     page.table.scrollToBottom()
     qtbot.waitUntil(lambda: cells(page, 2999)[2] == "What is 2999 plus 2999?", timeout=5000)
     assert {with_["start"] for with_ in asked.of("preview_rows")} == {0, 2900}
-    assert all(with_["count"] == PART for with_ in asked.of("preview_rows"))
+    assert all(with_["count"] == CHUNK for with_ in asked.of("preview_rows"))
 
 
 def test_a_flight_through_the_table_asks_for_where_it_ends(qtbot, page: DatasetPage, tmp_path: Path) -> None:
@@ -361,28 +361,28 @@ def test_a_view_that_never_rests_is_served_and_no_more_than_it_takes(qtbot, qapp
     """A timer that every glance started anew never fired while the table was scrolled."""
     model = RowModel()
     wanted: list[int] = []
-    model.wanted.connect(wanted.append)
-    model.show_rows(100_000, [Heading("question", "prompt")], 100)
+    model.chunk_requested.connect(wanted.append)
+    model.show_rows(100_000, [ColumnHeading("question", "prompt")], 100)
     for row in range(0, 100_000, 1000):
-        assert model.index(row, 2).data() == WAITING
+        assert model.index(row, 2).data() == PLACEHOLDER
         qtbot.wait(2)
     assert len(wanted) == 2, "until one of them has come"
-    model.put(wanted[0], [{"question": "q"}] * PART, [1] * PART)
+    model.add_chunk(wanted[0], [{"question": "q"}] * CHUNK, [1] * CHUNK)
     assert wanted[2:] == [99_000], "where it has come to rest"
     for start in wanted[1:3]:
         model.release(start)
     qtbot.wait(30)
-    assert model.index(wanted[1], 2).data() == WAITING
+    assert model.index(wanted[1], 2).data() == PLACEHOLDER
     qtbot.waitUntil(lambda: wanted.count(wanted[1]) == 2)
 
 
 def test_a_model_of_rows_keeps_no_more_than_its_share(qapp) -> None:
     model = RowModel()
-    model.show_rows(1_000_000, [Heading("question", "prompt")], 100)
-    for start in range(0, PART * 3 * KEPT, PART):
-        model.put(start, [{"question": "q"}] * PART, [101] * PART)
-    assert len(model._parts) == KEPT
-    last = PART * 3 * KEPT - 1
+    model.show_rows(1_000_000, [ColumnHeading("question", "prompt")], 100)
+    for start in range(0, CHUNK * 3 * MAX_CHUNKS, CHUNK):
+        model.add_chunk(start, [{"question": "q"}] * CHUNK, [101] * CHUNK)
+    assert len(model._parts) == MAX_CHUNKS
+    last = CHUNK * 3 * MAX_CHUNKS - 1
     assert model.index(last, 2).data() == "q" and model.index(last, 1).data() == "101"
     assert model.data(model.index(last, 1), Qt.ItemDataRole.ForegroundRole) == theme.palette().warning
 
@@ -466,7 +466,7 @@ def test_train_keeps_one_quiet_line(qtbot, session: Session, tmp_path: Path, mod
     qtbot.waitUntil(lambda: "too long" in line.text(), timeout=PATIENCE_MS)
     assert line.text() == "12 rows · question → prompt, solution → answer · 12 too long"
     assert session.service.of("preview_counts")[0]["most"] == datasets.GLANCE
-    with qtbot.waitSignal(line.wanted):
+    with qtbot.waitSignal(line.page_requested):
         line.click()
     session.draft.update({"prompt_feature": "prompt"})
     qtbot.waitUntil(lambda: line.text().startswith("There is no column prompt"), timeout=5000)
@@ -492,7 +492,7 @@ def test_a_page_that_is_opened_late_shows_what_the_line_has_read(
     page = DatasetPage(session)
     qtbot.addWidget(page)
     page.show()
-    qtbot.waitUntil(lambda: page.model.rowCount() == 12 and cells(page, 0)[-1] != WAITING, timeout=PATIENCE_MS)
+    qtbot.waitUntil(lambda: page.model.rowCount() == 12 and cells(page, 0)[-1] != PLACEHOLDER, timeout=PATIENCE_MS)
 
 
 def test_rewards_are_tried_on_the_selected_rows(qtbot, page: DatasetPage, tmp_path: Path) -> None:
@@ -511,7 +511,7 @@ def test_rewards_are_tried_on_the_selected_rows(qtbot, page: DatasetPage, tmp_pa
     page.tried.click()
     assert pages == ["rewards"] and wanted == [[1, 4, 5, 9]]
     page.table.selectAll()
-    assert page.table.selected_rows() == [range(12)]
+    assert page.table.selected_ranges() == [range(12)]
     page.dataset.set_split("valid")
     assert not page.tried.isEnabled() and "training split" in page.tried.toolTip()
     look(qtbot, page, "failed", data=str(tmp_path / "nothing.jsonl"))
@@ -532,10 +532,10 @@ def test_no_column_is_cut_in_a_small_window(qtbot, page: DatasetPage, tmp_path: 
 
 def test_everything_has_a_name_and_its_place_in_the_order(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     look(qtbot, page, data=rows_in(tmp_path), **MAPPED)
-    stops = [
+    tab_stops = [
         one for one in page.findChildren(QWidget) if one.focusPolicy() & Qt.FocusPolicy.TabFocus and one.isVisible()
     ]
-    assert [one for one in stops if not (one.accessibleName() or getattr(one, "text", str)())] == []
+    assert [one for one in tab_stops if not (one.accessibleName() or getattr(one, "text", str)())] == []
     qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1", timeout=5000)
     page.mapping.columns["prompt_feature"].control.setFocus()
     seen = []
@@ -569,7 +569,7 @@ def test_a_hundred_thousand_rows_never_hold_the_window_up(qtbot, tmp_path: Path,
     probe = LatencyProbe(page)
     try:
         page.show()
-        qtbot.waitUntil(lambda: page.model.rowCount() == 100_000 and cells(page, 0)[2] != WAITING, timeout=60_000)
+        qtbot.waitUntil(lambda: page.model.rowCount() == 100_000 and cells(page, 0)[2] != PLACEHOLDER, timeout=60_000)
         bar = page.table.verticalScrollBar()
         for place in range(0, bar.maximum(), bar.maximum() // 60):
             bar.setValue(place)

@@ -23,7 +23,7 @@ from app.widgets.basic import controls
 from app.widgets.form import fields, path_field
 from app.widgets.form.memory_bar import MemoryBar
 from app.widgets.rewards import reward_table
-from app.widgets.rewards.reward_cells import LABEL, USE, WEIGHT, WeightEdit
+from app.widgets.rewards.reward_delegates import LABEL, USE, WEIGHT, WeightEdit
 from app.window import Window
 from backend.spec import places
 from backend.spec.config import DEFAULT_REWARDS, SETTINGS, parse
@@ -156,7 +156,7 @@ def page(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tra
 def fill(field: fields.Field, value: object) -> None:
     """Do with the field's own control what a person would do."""
     control = field.control
-    if isinstance(control, controls.Menu):
+    if isinstance(control, controls.ComboBox):
         control.setCurrentIndex(control.findData(value))
         control.activated.emit(control.currentIndex())
     elif isinstance(control, controls.Switch):
@@ -610,9 +610,9 @@ def test_only_what_surely_does_not_fit_is_over(room: float, verdict: str):
 def test_no_row_of_memory_says_nothing(qtbot):
     bar = MemoryBar()
     qtbot.addWidget(bar)
-    bar.show_footprint(MemoryParts((MemoryPart("Weights", 50e6), MemoryPart("Cursor", 0.2e6)), 8e9))
+    bar.show_memory(MemoryParts((MemoryPart("Weights", 50e6), MemoryPart("Cursor", 0.2e6)), 8e9))
     assert "Other" not in bar.accessibleDescription()
-    bar.show_footprint(MemoryParts((MemoryPart("Weights", 500e6), MemoryPart("Cursor", 2e6)), 8e9))
+    bar.show_memory(MemoryParts((MemoryPart("Weights", 500e6), MemoryPart("Cursor", 2e6)), 8e9))
     assert "Other 2\u00a0MB" in bar.accessibleDescription()
 
 

@@ -16,9 +16,9 @@ from app.model.prefs import Prefs
 from app.model.service import Service
 from app.model.session import Session
 from app.pages.rewards_page import RewardsPage
-from app.widgets.rewards.reward_board import WEIGHT as BOARD_WEIGHT
-from app.widgets.rewards.reward_cells import WeightEdit
-from app.widgets.rewards.reward_source import row_numbers
+from app.widgets.rewards.bench_function_table import WEIGHT as BOARD_WEIGHT
+from app.widgets.rewards.completion_source import row_numbers
+from app.widgets.rewards.reward_delegates import WeightEdit
 from tests.support import made_up_runs, small_run
 
 PATIENCE = 60_000
@@ -134,7 +134,7 @@ def test_row_numbers_are_read() -> None:
 def test_rows_chosen_elsewhere_are_sampled(qtbot, page: RewardsPage) -> None:
     page.source.sources.choose("file")
     asked: list[tuple[str, list[int]]] = []
-    page.source.sample_wanted.connect(lambda how, count, numbers, size: asked.append((how, numbers)))
+    page.source.sample_requested.connect(lambda how, count, numbers, size: asked.append((how, numbers)))
     page.session.try_rewards([7, 2, 3, 4])
     assert asked == [("numbers", [2, 3, 4, 7])] and page.source.numbers.text() == "2-4, 7"
     assert page.source.sources.key == "model"

@@ -9,7 +9,7 @@ from PySide6.QtCore import QModelIndex, Qt
 from PySide6.QtTest import QTest
 
 from app.model.draft import Draft
-from app.widgets.rewards.reward_cells import LABEL, MEAN, SCORES, SOURCE
+from app.widgets.rewards.reward_delegates import LABEL, MEAN, SCORES, SOURCE
 from app.widgets.rewards.reward_panel import RewardPanel
 from backend.spec.config import DEFAULT_REWARDS
 

@@ -22,7 +22,7 @@ from app.model.prefs import Prefs
 from app.model.session import Session
 from app.pages import PAGES
 from app.widgets.form.preset_panel import PresetPanel
-from app.widgets.runs.state_chip import WORDS
+from app.widgets.runs.state_chip import STATE_LABELS
 from app.window import NARROW, Window
 from backend.spec import first_choices, places
 from backend.spec.places import RunFolder, hold_lock, make_run_folder
@@ -250,10 +250,10 @@ def test_a_sentence_about_a_run_goes_with_what_it_said(window: Window, session: 
     assert window.strip.sentence.text() == ""
 
 
-@pytest.mark.parametrize("state", [state for state in WORDS if state])
+@pytest.mark.parametrize("state", [state for state in STATE_LABELS if state])
 def test_every_state_has_a_word(window: Window, session: Session, state: str):
     look_at(session, FakeRun(state))
-    assert window.strip.state.text() == WORDS[state]
+    assert window.strip.state.text() == STATE_LABELS[state]
 
 
 def test_the_buttons_say_their_word_to_the_run(window: Window, session: Session):

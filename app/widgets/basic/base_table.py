@@ -31,24 +31,24 @@ class BaseTable(QTableView):
         self.horizontalHeader().setHighlightSections(False)
         self.horizontalHeader().setFont(theme.caption_font())
 
-    def wrap_in_card(self) -> QFrame:
+    def in_card(self) -> QFrame:
         """The table in a card of its own."""
         return wrap_in_card(self)
 
-    def chosen_rows(self) -> list[int]:
+    def selected_rows(self) -> list[int]:
         """Rows of the model that are selected, from the top."""
         return sorted(index.row() for index in self.selectionModel().selectedRows()) if self.selectionModel() else []
 
     def as_text(self, rows: list[int]) -> str:
         """These rows as tab-separated text with the headers; what a cell shows is what is copied."""
         model, columns = self.model(), range(self.model().columnCount())
-        head = [_flat(model.headerData(column, Qt.Orientation.Horizontal)) for column in columns]
+        head = [_single_line(model.headerData(column, Qt.Orientation.Horizontal)) for column in columns]
         lines = [[self._text(model.index(row, column)) for column in columns] for row in rows]
         return "\n".join("\t".join(cells) for cells in [head, *lines])
 
     def copy(self) -> None:
         """Put the selected rows on the clipboard."""
-        QGuiApplication.clipboard().setText(self.as_text(self.chosen_rows()))
+        QGuiApplication.clipboard().setText(self.as_text(self.selected_rows()))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.matches(QKeySequence.StandardKey.Copy):
@@ -63,9 +63,9 @@ class BaseTable(QTableView):
         ticked = index.data(Qt.ItemDataRole.CheckStateRole)
         if ticked is not None:
             return "yes" if ticked == Qt.CheckState.Checked else "no"
-        return _flat(index.data())
+        return _single_line(index.data())
 
 
-def _flat(told: Any) -> str:
+def _single_line(told: Any) -> str:
     """On one line, with single spaces."""
     return " ".join(str(told or "").split())

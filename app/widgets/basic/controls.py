@@ -33,7 +33,7 @@ from app import theme
 from app.widgets.basic import icons
 
 
-def tick_side() -> int:
+def check_box_side() -> int:
     """Side of a box to tick, in pixels."""
     return theme.scaled(16)
 
@@ -58,7 +58,7 @@ class NumberEdit(QLineEdit):
             painter.drawText(self.rect().adjusted(0, 0, -9, 0), right, self._unit)
 
 
-class Menu(QComboBox):
+class ComboBox(QComboBox):
     """A menu. The wheel scrolls the page over it, instead of changing a setting in passing."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -115,7 +115,7 @@ class Switch(QAbstractButton):
         painter.drawText(word, Qt.AlignmentFlag.AlignVCenter, "On" if on else "Off")
 
 
-class Tick(QCheckBox):
+class CheckBox(QCheckBox):
     """A box to tick and its words, in the theme's colours: a style sheet cannot recolour the mark."""
 
     def __init__(self, text: str, parent: QWidget | None = None) -> None:
@@ -123,7 +123,7 @@ class Tick(QCheckBox):
         self.setAttribute(Qt.WidgetAttribute.WA_Hover)
 
     def sizeHint(self) -> QSize:
-        words, side = self.fontMetrics().size(0, self.text()), tick_side()
+        words, side = self.fontMetrics().size(0, self.text()), check_box_side()
         return QSize(side + 8 + words.width() + 4, max(side, words.height()) + 8)
 
     minimumSizeHint = sizeHint
@@ -132,14 +132,14 @@ class Tick(QCheckBox):
         return self.rect().contains(pos)
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        colours, painter, side = theme.palette(), QPainter(self), tick_side()
+        colours, painter, side = theme.palette(), QPainter(self), check_box_side()
         box = QRect(1, (self.height() - side) // 2, side, side)
-        draw_tick(painter, box, self.isChecked(), focused=self.hasFocus())
+        draw_check_box(painter, box, self.isChecked(), focused=self.hasFocus())
         painter.setPen(colours.text if self.isEnabled() else colours.faint)
         painter.drawText(self.rect().adjusted(side + 8, 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, self.text())
 
 
-def draw_tick(painter: QPainter, box: QRect, ticked: bool, *, focused: bool = False) -> None:
+def draw_check_box(painter: QPainter, box: QRect, ticked: bool, *, focused: bool = False) -> None:
     """A box with or without its mark; unticked it must still be seen, so its edge is darker than that of a field."""
     colours = theme.palette()
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)

@@ -13,10 +13,10 @@ class EmptyState(QWidget):
     """A title, a sentence and a button in the middle of the page.
 
     Signals:
-        wanted – the button was pressed.
+        button_clicked – the button was pressed.
     """
 
-    wanted = Signal()
+    button_clicked = Signal()
 
     def __init__(self, title: str, sentence: str, button_text: str) -> None:
         super().__init__()
@@ -26,5 +26,5 @@ class EmptyState(QWidget):
         column.addStretch(2)
         column.addWidget(label(title, theme.title_font(), align=centre))
         column.addWidget(label(sentence, role="muted", align=centre, wrap=True))
-        column.addWidget(button(button_text, self.wanted.emit, primary=True), 0, centre)
+        column.addWidget(button(button_text, self.button_clicked.emit, primary=True), 0, centre)
         column.addStretch(3)

@@ -26,12 +26,12 @@ def figure(x: object, unit: str = "") -> str:
     number = finite(x)
     if number is None:
         return DASH
-    factor, word = told_in(unit, number)
+    factor, word = display_unit(unit, number)
     text = _whole(x) if factor == 1 and isinstance(x, int) and abs(x) < 100_000 else _digits(number * factor)
     return f"{text}{THIN}{word}" if word else text
 
 
-def told_in(unit: str, number: float) -> tuple[int, str]:
+def display_unit(unit: str, number: float) -> tuple[int, str]:
     """The unit in which a number of this size is told, as a word, and how many of them make one of `unit`."""
     if unit == "share":
         return 100, "%"

@@ -20,13 +20,13 @@ from app.widgets.charts.plot import Plot, Trace
 PLOT_HEIGHT = 214
 NARROWEST, USUAL = 300, 440
 """Width below which a plot has no use for one column more; and below which three columns are enough."""
-MOST_COLUMNS = 4
+MAX_COLUMNS = 4
 TURN_MS = 12
 """Between two plots of one refresh: the event loop gets a turn after each."""
 
 
 @dataclass(frozen=True, slots=True)
-class ShownChart:
+class ChartContent:
     """What a plot is to show now; `waiting` is its sentence while there is nothing to draw."""
 
     traces: Sequence[Trace] = ()
@@ -40,7 +40,7 @@ class ChartGrid(QScrollArea):
     """
 
     def __init__(
-        self, plots: Sequence[Plot], supply: Callable[[int], ShownChart], wanted: Callable[[int], bool]
+        self, plots: Sequence[Plot], supply: Callable[[int], ChartContent], wanted: Callable[[int], bool]
     ) -> None:
         super().__init__()
         self.plots = list(plots)
@@ -126,7 +126,7 @@ class ChartGrid(QScrollArea):
             self._grid.addWidget(self.plots[place], at // columns, at % columns)
         for place, plot in enumerate(self.plots):
             plot.setVisible(place in wanted)
-        for column in range(MOST_COLUMNS):
+        for column in range(MAX_COLUMNS):
             self._grid.setColumnStretch(column, 1 if column < columns else 0)
         rows = -(-len(wanted) // columns)
         for row in range(self._grid.rowCount() + 1):
@@ -137,7 +137,7 @@ class ChartGrid(QScrollArea):
     def _columns(self) -> int:
         room = self.width() - theme.GUTTER + theme.SPACE
         fitting, roomy = (room // (theme.scaled(least) + theme.SPACE) for least in (NARROWEST, USUAL))
-        return max(1, min(MOST_COLUMNS, max(roomy, min(fitting, MOST_COLUMNS - 1))))
+        return max(1, min(MAX_COLUMNS, max(roomy, min(fitting, MAX_COLUMNS - 1))))
 
     def _mark(self, step: int | None) -> None:
         for plot in self.plots:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 
-def thinned(x: np.ndarray, most: int, *columns: np.ndarray) -> tuple[np.ndarray, ...]:
+def downsample(x: np.ndarray, most: int, *columns: np.ndarray) -> tuple[np.ndarray, ...]:
     """`x` `[n]` and the columns `[n]`, in at most about `most` points; short ones come back as they are.
 
     Every bucket keeps the least and the greatest value of each column, so that no spike is lost; gaps (NaN) stay where
@@ -31,7 +31,7 @@ def _extremes(column: np.ndarray, buckets: int, size: int, padded: int) -> np.nd
     return found
 
 
-def lone(values: np.ndarray) -> np.ndarray:
+def isolated_points(values: np.ndarray) -> np.ndarray:
     """Where `values` `[n]` has a number between two gaps: a line cannot show it, a dot must. Bool `[n]`."""
     there = np.isfinite(values)
     before = np.concatenate([[False], there[:-1]])
@@ -39,7 +39,7 @@ def lone(values: np.ndarray) -> np.ndarray:
     return there & ~before & ~after
 
 
-def smoothed(values: np.ndarray, weight: float) -> np.ndarray:
+def exponential_average(values: np.ndarray, weight: float) -> np.ndarray:
     """The exponential moving average of `values` `[n]`, each step keeping `weight` (0 to below 1) of the past.
 
     Free of bias at the start (as in Adam: Kingma & Ba, arXiv 1412.6980, section 3), and gaps neither count nor fill.
@@ -72,7 +72,7 @@ def _decayed_sum(values: np.ndarray, weight: float) -> np.ndarray:
     return (table + carried[:, None] * (powers * weight)).reshape(-1)[: len(values)]
 
 
-def extent(*columns: np.ndarray) -> tuple[float, float]:
+def axis_range(*columns: np.ndarray) -> tuple[float, float]:
     """An axis that fits the numbers in all columns with a little air, and starts at 0 where they come near it."""
     found = np.concatenate([column[np.isfinite(column)] for column in columns]) if columns else np.empty(0)
     if len(found) == 0:

@@ -13,7 +13,7 @@ from app import theme
 
 _SWATCH, _GAP, _BETWEEN, _LINE_HEIGHT = 14.0, 5.0, 14.0, 16
 _USUAL_VALUE = "0.000"
-MOST_LINES = 4
+MAX_LINES = 4
 """Of a legend; the others are told by its tip, as a plot must have room for its curves."""
 
 
@@ -63,7 +63,7 @@ class Legend(QWidget):
             width = self._label_width(metrics, entry) + _GAP + self._value_width(metrics, entry)
             if left and left + width > self.width():
                 line, left = line + 1, 0.0
-            if line == MOST_LINES:
+            if line == MAX_LINES:
                 return
             yield line, left, entry
             left += width + _BETWEEN

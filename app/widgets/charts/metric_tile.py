@@ -16,7 +16,7 @@ _MARGIN = 12
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignBottom
 
 
-class Tile(QFrame):
+class MetricTile(QFrame):
     """A label, a figure in the colour that its metric has in the charts, a caption.
 
     Where it is narrow the unit goes first, then the caption's words: the figures stay.
@@ -91,7 +91,7 @@ class Tile(QFrame):
 class TileRow(QWidget):
     """Tiles of equal width, side by side."""
 
-    def __init__(self, tiles: Sequence[Tile]) -> None:
+    def __init__(self, tiles: Sequence[MetricTile]) -> None:
         super().__init__()
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)

@@ -53,11 +53,11 @@ class Trace:
         if step is None:
             found = np.flatnonzero(np.isfinite(self.y[-64:]))
             return float(self.y[-64:][found[-1]]) if len(found) else None
-        place = nearest(self.x, step)
+        place = nearest_index(self.x, step)
         return float(self.y[place]) if place is not None and self.x[place] == step else None
 
 
-def nearest(x: np.ndarray, step: float) -> int | None:
+def nearest_index(x: np.ndarray, step: float) -> int | None:
     """The place in `x` (rising) that is closest to `step`."""
     if len(x) == 0:
         return None
@@ -161,7 +161,7 @@ class Plot(QFrame):
 
     def _point(self, at: float | None) -> None:
         steps = max((trace.x for trace in self.traces), key=len, default=EMPTY)
-        place = None if at is None else nearest(steps, at)
+        place = None if at is None else nearest_index(steps, at)
         self.hovered.emit(None if place is None else int(steps[place]))
 
     def _dress(self) -> None:

@@ -17,10 +17,10 @@ from PySide6.QtGui import QColor, QMouseEvent, QPen, QWheelEvent
 from PySide6.QtWidgets import QGraphicsGridLayout
 
 from app import theme
-from app.widgets.basic.number_format import ticks, told_in
-from app.widgets.charts.curves import extent, lone, smoothed, thinned
+from app.widgets.basic.number_format import display_unit, ticks
+from app.widgets.charts.curves import axis_range, downsample, exponential_average, isolated_points
 
-FINE = 600
+SHORT_CURVES = 600
 """Plots of fewer points in all are drawn thicker and antialiased; for long curves that costs twenty times as much."""
 LEFT_AXIS = 54
 """Width of the axis of values: the same in every plot, so that the plots of a column line up."""
@@ -30,7 +30,7 @@ OVERHANG = 10
 BAND_ALPHA, RAW_ALPHA = 44, 80
 
 
-class Drawable(Protocol):
+class CurveData(Protocol):
     """What a curve must have; `app.widgets.charts.plot.Trace` is one."""
 
     @property
@@ -45,7 +45,7 @@ class Drawable(Protocol):
     def high(self) -> np.ndarray | None: ...
 
 
-class _Values(pg.AxisItem):
+class _ValueAxis(pg.AxisItem):
     """The axis of values: short figures, in percent for shares, in the unit that suits the largest."""
 
     def __init__(self, title: str, unit: str) -> None:
@@ -55,7 +55,7 @@ class _Values(pg.AxisItem):
 
     def suit(self, largest: float) -> None:
         """Choose the unit; an axis whose title is nothing but its unit says the new one."""
-        self._factor, word = told_in(self._unit, largest)
+        self._factor, word = display_unit(self._unit, largest)
         title = word if self._title == self._unit else self._title
         if title != self.labelText:
             self.setLabel(title, **self.labelStyle)
@@ -68,7 +68,7 @@ class _Values(pg.AxisItem):
         return ticks([float(f"{round(value / spacing) * spacing * self._factor:.6g}") for value in values])
 
 
-class _Steps(pg.AxisItem):
+class _StepAxis(pg.AxisItem):
     """The axis of steps: there is nothing between two of them."""
 
     def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:
@@ -79,7 +79,7 @@ class _Steps(pg.AxisItem):
         return [f"{value:,.0f}" for value in values]
 
 
-class _Curve:
+class _CurveItems:
     """The items of one trace: line, dots for lone points, the faint raw line under a smoothed one, the band."""
 
     def __init__(self, view: Any) -> None:
@@ -103,7 +103,7 @@ class _Curve:
         pen.setCosmetic(True)
         pen.setWidthF(1.6 if fine else 1)
         self.line.setData(x, y, pen=pen, antialias=fine)
-        alone = lone(y)
+        alone = isolated_points(y)
         self.dots.setData(x[alone], y[alone], brush=pen.color())
         if raw is None:
             self.raw.clear()
@@ -131,10 +131,10 @@ class PlotView(pg.GraphicsView):
 
     def __init__(self, axis: str, unit: str) -> None:
         super().__init__()
-        self._values, self._steps = _Values(axis, unit), _Steps("bottom")
+        self._values, self._steps = _ValueAxis(axis, unit), _StepAxis("bottom")
         self.box: Any = pg.ViewBox(enableMouse=False, enableMenu=False)  # pyqtgraph's annotations are not complete
         self._axis = axis
-        self._curves: list[_Curve] = []
+        self._curves: list[_CurveItems] = []
         self._drag: float | None = None
         self._mark = pg.InfiniteLine(angle=90)
         self._chosen = pg.LinearRegionItem(movable=False)
@@ -190,36 +190,36 @@ class PlotView(pg.GraphicsView):
 
     # ── drawing ─────────────────────────────────────────────────────────────────────────────────
 
-    def draw(self, traces: Sequence[Drawable], span: tuple[float, float] | None, smoothing: float) -> None:
+    def draw(self, traces: Sequence[CurveData], span: tuple[float, float] | None, smoothing: float) -> None:
         """Draw the traces over `span` (all steps when None)."""
         while len(self._curves) > len(traces):
             self._curves.pop().remove()
         while len(self._curves) < len(traces):
-            self._curves.append(_Curve(self.box))
+            self._curves.append(_CurveItems(self.box))
         first, last = span or _all_steps(traces)
-        fine = sum(len(trace.x) for trace in traces) * (1 + (smoothing > 0)) < FINE
+        fine = sum(len(trace.x) for trace in traces) * (1 + (smoothing > 0)) < SHORT_CURVES
         shown: list[np.ndarray] = []
         for curve, trace in zip(self._curves, traces, strict=True):
             shown += self._draw_one(curve, trace, (first, last), smoothing, fine)
         air = (last - first) * 0.01 or 0.5
         self.box.setXRange(first - air, last + air, padding=0)
-        low, high = extent(*shown)
+        low, high = axis_range(*shown)
         self._values.suit(max(abs(low), abs(high)))
         self.box.setYRange(low - (high - low) * 1e-4, high, padding=0)  # a tick right on the edge would be left out
 
     def _draw_one(
-        self, curve: _Curve, trace: Drawable, span: tuple[float, float], smoothing: float, fine: bool
+        self, curve: _CurveItems, trace: CurveData, span: tuple[float, float], smoothing: float, fine: bool
     ) -> list[np.ndarray]:
         """Draw one trace; returns the columns that the axis of values must hold."""
         start = max(0, int(np.searchsorted(trace.x, span[0])) - 1)
         end = int(np.searchsorted(trace.x, span[1], side="right")) + 1
-        columns = [smoothed(trace.y, smoothing)[start:end]]
+        columns = [exponential_average(trace.y, smoothing)[start:end]]
         if smoothing > 0:
             columns.append(trace.y[start:end])
         banded = trace.low is not None and trace.high is not None
         if banded:
             columns += [trace.low[start:end], trace.high[start:end]]  # pyright: ignore[reportOptionalSubscript]
-        x, y, *more = thinned(trace.x[start:end], 2 * max(200, self.width()), *columns)
+        x, y, *more = downsample(trace.x[start:end], 2 * max(200, self.width()), *columns)
         raw = more.pop(0) if smoothing > 0 else None
         curve.draw(trace.pen, x, y, raw, more if banded else None, fine)
         return [y, *([raw] if raw is not None else []), *more]
@@ -263,7 +263,7 @@ class PlotView(pg.GraphicsView):
         event.ignore()  # it scrolls the page
 
 
-def _all_steps(traces: Sequence[Drawable]) -> tuple[float, float]:
+def _all_steps(traces: Sequence[CurveData]) -> tuple[float, float]:
     ends = [(float(trace.x[0]), float(trace.x[-1])) for trace in traces if len(trace.x)]
     first, last = min(one for one, _ in ends), max(one for _, one in ends)
     return (first, last) if last > first else (math.floor(first) - 1, first + 1)

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPlainTextEdit, QSpli
 from app import theme
 from app.widgets.basic.labels_and_buttons import label
 from app.widgets.basic.number_format import figure, signed
-from app.widgets.completions.completion_table import STOPS, advantage_colour, token_count
+from app.widgets.completions.completion_table import STOP_LABELS, advantage_colour, token_count
 
 
 class CompletionDetail(QFrame):
@@ -29,7 +29,7 @@ class CompletionDetail(QFrame):
         self.prompt, self.text = _pane(), _pane()
         self.prompt.setAccessibleName("Prompt")
         self.text.setAccessibleName("Completion")
-        self._tags = [Tags(pane) for pane in (self.prompt, self.text)]
+        self._tags = [TagHighlighter(pane) for pane in (self.prompt, self.text)]
         self._answer, self._came_to, self._scores = _line(), _line(), _line()
         sides = self._sides = QSplitter(childrenCollapsible=False, handleWidth=2 * theme.SPACE)
         self.set_upright(upright)
@@ -75,7 +75,7 @@ class CompletionDetail(QFrame):
         return _unbroken(parts)
 
 
-class Tags(QSyntaxHighlighter):
+class TagHighlighter(QSyntaxHighlighter):
     """Colours what stands in angle brackets, so that the parts of an answer can be told apart at a glance."""
 
     _TAG = re.compile(r"</?[A-Za-z|][^<>\s]{0,40}>")
@@ -95,7 +95,7 @@ def _came_to(one: Mapping[str, Any]) -> str:
         [
             f"<b>Reward {figure(one.get('reward'))}</b>",
             f'<span style="color:{advantage_colour(advantage).name()}">Advantage {signed(advantage)}</span>',
-            f"{figure(token_count(one))} tokens, {STOPS.get(str(one.get('stop')), str(one.get('stop')))}",
+            f"{figure(token_count(one))} tokens, {STOP_LABELS.get(str(one.get('stop')), str(one.get('stop')))}",
         ]
     )
 

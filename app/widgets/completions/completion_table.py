@@ -25,13 +25,13 @@ _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 _FIGURE_LEAST, _FIGURE_MOST, _TEXT_LEAST = 64, 124, 220
 _DOT = 18
 """What the dot in a heading takes."""
-SPARED = 2
+OPTIONAL_COLUMNS = 2
 """Columns at the end that a narrow table does without: tokens and the way it ended, which stand below it too."""
 _PREVIEW = 400
 """Characters of a completion that its line looks at."""
-SHARE = Qt.ItemDataRole.UserRole
+BAR_ROLE = Qt.ItemDataRole.UserRole
 """Item role: the length and colour of a score's bar."""
-STOPS = {"eos": "ended", "stop": "stop text", "length": "cut off"}
+STOP_LABELS = {"eos": "ended", "stop": "stop text", "length": "cut off"}
 """Why a completion ended → as people read it."""
 TIPS = {
     "Reward": "The weighted sum of the scores; beside a prompt, the mean of its completions.",
@@ -63,7 +63,7 @@ class CompletionModel(QAbstractTableModel):
         self.beginResetModel()
         self.rewards = list(rewards)
         self._heads = ["Completion", *labels, "Reward", "Advantage", "Tokens", "End"]
-        self.lines = [line for place, row in enumerate(rows) for line in _lines(place, row)]
+        self.lines = [line for place, row in enumerate(rows) for line in _lines_of_group(place, row)]
         self._greatest = {
             name: max((abs(_score(line, name) or 0.0) for line in self.lines if line.completion), default=0.0)
             for name in rewards
@@ -88,7 +88,7 @@ class CompletionModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.ToolTipRole:
             return self.rewards[section - 1] if 0 < section <= len(self.rewards) else TIPS.get(self._heads[section])
         if role == Qt.ItemDataRole.DecorationRole and 0 < section <= len(self.rewards):
-            return swatch(section - 1)
+            return reward_dot(section - 1)
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return _LEFT if section in (0, len(self._heads) - 1) else _RIGHT
         return None
@@ -103,7 +103,7 @@ class CompletionModel(QAbstractTableModel):
             return theme.palette().window if line.completion is None else None
         if role == Qt.ItemDataRole.FontRole:
             return theme.mono_font() if column == 0 else theme.figures_font()
-        if role == SHARE:
+        if role == BAR_ROLE:
             return self._share(line, column)
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return _LEFT if column in (0, len(self._heads) - 1) else _RIGHT
@@ -138,7 +138,7 @@ class CompletionModel(QAbstractTableModel):
             return signed(one.get("advantage"))
         if head == "Tokens":
             return figure(token_count(one))
-        return STOPS.get(str(one.get("stop")), str(one.get("stop") or DASH))
+        return STOP_LABELS.get(str(one.get("stop")), str(one.get("stop") or DASH))
 
     def _colour(self, line: CompletionLine, column: int) -> Any:
         colours = theme.palette()
@@ -154,12 +154,12 @@ class CompletionModel(QAbstractTableModel):
         return colours.text if head in ("Completion", "Reward") else colours.muted
 
 
-class ScoreBars(QStyledItemDelegate):
+class ScoreBarDelegate(QStyledItemDelegate):
     """A figure, and under it a bar in the colour of its reward function: as long as the score is good."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         super().paint(painter, option, index)
-        found = index.data(SHARE)
+        found = index.data(BAR_ROLE)
         if found is None:
             return
         share, colour = found
@@ -185,7 +185,7 @@ class CompletionTable(BaseTable):
         self._lines = model
         self._widest, self._least_text = theme.scaled(widest), theme.scaled(least_text)
         self.setModel(model)
-        self.setItemDelegate(ScoreBars(self))
+        self.setItemDelegate(ScoreBarDelegate(self))
         self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.setAccessibleName("Completions")
         head = self.horizontalHeader()
@@ -194,7 +194,7 @@ class CompletionTable(BaseTable):
         head.setStretchLastSection(False)
         self.selectionModel().currentRowChanged.connect(self._choose)
 
-    def begin(self) -> None:
+    def reset_view(self) -> None:
         """After other groups are shown: prompts across the scores, columns to fit, the first completion selected."""
         self.clearSpans()
         for row, line in enumerate(self._lines.lines):
@@ -221,7 +221,7 @@ class CompletionTable(BaseTable):
     def _fit(self) -> None:
         """Figures get what their heading needs; the text gets the rest, and in a narrow table the last columns' room."""
         widths = {column: self._needed(column) for column in range(1, self._lines.columnCount())}
-        spared = list(widths)[-SPARED:]
+        spared = list(widths)[-OPTIONAL_COLUMNS:]
         room = self.viewport().width()
         narrow = room - sum(widths.values()) < self._least_text
         for column, width in widths.items():
@@ -264,7 +264,7 @@ def advantage_colour(value: Any) -> Any:
     return colours.advantage_above if number > 0 else colours.advantage_below
 
 
-def _lines(place: int, row: Mapping[str, Any]) -> list[CompletionLine]:
+def _lines_of_group(place: int, row: Mapping[str, Any]) -> list[CompletionLine]:
     completions = row.get("completions")
     found = [one for one in completions if isinstance(one, Mapping)] if isinstance(completions, list) else []
     return [CompletionLine(place, row), *(CompletionLine(place, row, one) for one in found)]
@@ -272,7 +272,7 @@ def _lines(place: int, row: Mapping[str, Any]) -> list[CompletionLine]:
 
 def _mean_reward(row: Mapping[str, Any]) -> float | None:
     """What the completions of a prompt got on average: an advantage is a distance from it."""
-    rewards = [finite(line.completion.get("reward")) for line in _lines(0, row) if line.completion]
+    rewards = [finite(line.completion.get("reward")) for line in _lines_of_group(0, row) if line.completion]
     known = [reward for reward in rewards if reward is not None]
     return sum(known) / len(known) if known else None
 
@@ -281,7 +281,7 @@ def _score(line: CompletionLine, name: str) -> float | None:
     return finite(_scores(line.completion or {}).get(name))
 
 
-def swatch(place: int) -> QPixmap:
+def reward_dot(place: int) -> QPixmap:
     """A dot in the colour of the reward function at this place."""
     return _dot(theme.reward_colour(place).name())
 

@@ -12,27 +12,27 @@ from typing import Any
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
-from app.widgets.basic.controls import Menu
+from app.widgets.basic.controls import ComboBox
 from app.widgets.form.field import Field
 
 NONE = "None"
 
 
-class OfferField(Field):
+class NameMenuField(Field):
     """A setting that is chosen from names, which are offered anew whenever the dataset is another one."""
 
-    control: Menu
+    control: ComboBox
 
     def build(self) -> QWidget:
-        self.control = Menu()
+        self.control = ComboBox()
         self.control.setMinimumContentsLength(3)  # four of them stand side by side in a small window
-        self.control.activated.connect(self.say_edited)
+        self.control.activated.connect(self.emit_edited)
         return self.control
 
     def value(self) -> Any:
         return self.control.currentData()
 
-    def put(self, raw: Any) -> None:
+    def set_control_value(self, raw: Any) -> None:
         place = self.control.findData(raw)
         if place < 0:  # the dataset has no such name: `mark` shows it, and the sentence says it
             self.control.addItem(str(raw) if raw else NONE, raw)
@@ -42,7 +42,7 @@ class OfferField(Field):
     def offer(self, names: Sequence[str], default: str | None, tips: Mapping[str, str] | None = None) -> None:
         """Offer these names. `default` is the word for the setting's default value where that is no name itself, and
         None where it is not to be offered."""
-        kept, standing = self.value(), self.about.default
+        kept, standing = self.value(), self.setting.default
         entries = [] if default is None or standing in names else [(default, standing)]
         entries += [(name, name) for name in names]
         if entries != [
@@ -53,7 +53,7 @@ class OfferField(Field):
                 self.control.addItem(word, value)
         for place, (_, value) in enumerate(entries):
             self.control.setItemData(place, (tips or {}).get(value, ""), Qt.ItemDataRole.ToolTipRole)
-        self.put(standing if kept is None else kept)
+        self.set_control_value(standing if kept is None else kept)
 
     def mark(self, wrong: bool) -> None:
         """Show that something is wrong with the choice; what, stands in full width below the menus."""
@@ -61,23 +61,23 @@ class OfferField(Field):
             self._mark(wrong)
 
 
-class ColumnField(OfferField):
+class ColumnField(NameMenuField):
     """Which column holds the prompt, the answer, …; all but the prompt may be absent."""
 
     def offer_columns(self, columns: Sequence[Mapping[str, str]]) -> None:
         tips = {column["name"]: f"{column['kind']}: {column['example']}" for column in columns}
         names = [column["name"] for column in columns]
-        self.offer(names, None if self.about.key == "prompt_feature" else NONE, tips)
+        self.offer(names, None if self.setting.key == "prompt_feature" else NONE, tips)
 
 
-class SplitField(OfferField):
+class SplitField(NameMenuField):
     """Which split is trained on, and which are held back."""
 
     def offer_splits(self, names: Sequence[str], form: str, found: Mapping[str, Any] | None, raw: Any) -> None:
         """`found` is what was read for this use, or None; `raw` the setting, whose default may go by another name."""
         source = found["source"] if found else ""
         name = source.rpartition(", ")[2] if form == "hub" else PurePath(source).stem
-        if raw != self.about.default:
+        if raw != self.setting.default:
             word = "Default"
         elif form == "file" and source:
             word = "Whole file"

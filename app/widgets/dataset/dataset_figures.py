@@ -26,7 +26,7 @@ FIGURES = {
 }
 
 
-class DatasetCounts(QFrame):
+class DatasetFigures(QFrame):
     """Figures over a histogram; what is not known yet is a dash, and what is known of a part only is marked “about”."""
 
     def __init__(self, parent: QWidget | None = None) -> None:

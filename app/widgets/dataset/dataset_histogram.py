@@ -22,16 +22,18 @@ class Histogram(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._lengths: Sequence[tuple[int, int]] = ()
-        self._room, self._instead = 0, ""
+        self._prompt_limit, self._instead = 0, ""
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
         self.setAccessibleName("Lengths of the prompts")
         theme.signals.changed.connect(self.update)
 
-    def show_lengths(self, lengths: Sequence[tuple[int, int]], room: int, instead: str = "") -> None:
-        """`room` is how many tokens a prompt may have; `instead` is said where there are no lengths."""
-        self._lengths, self._room, self._instead = lengths, room, instead
+    def show_lengths(self, lengths: Sequence[tuple[int, int]], prompt_limit: int, instead: str = "") -> None:
+        """`prompt_limit` is how many tokens a prompt may have; `instead` is said where there are no lengths."""
+        self._lengths, self._prompt_limit, self._instead = lengths, prompt_limit, instead
         longest = lengths[-1][0] if lengths else 0
-        self.setAccessibleDescription(f"From {lengths[0][0]} to {longest} tokens; {room} fit." if lengths else instead)
+        self.setAccessibleDescription(
+            f"From {lengths[0][0]} to {longest} tokens; {prompt_limit} fit." if lengths else instead
+        )
         self.update()
 
     def sizeHint(self) -> QSize:
@@ -58,7 +60,7 @@ class Histogram(QWidget):
     def _step(self) -> tuple[int, int]:
         """Tokens under a bar, and how many bars there are: up to the longest prompt, or the room if that is not far."""
         longest = self._lengths[-1][0] if self._lengths else 1
-        reach = max(longest, self._room if self._room < 2 * longest else 0) + 1
+        reach = max(longest, self._prompt_limit if self._prompt_limit < 2 * longest else 0) + 1
         step = max(1, math.ceil(reach / max(8, self.width() // BAR)))
         return step, math.ceil(reach / step)
 
@@ -78,7 +80,7 @@ class Histogram(QWidget):
         for place, (first, rows) in enumerate(bins):
             if rows:
                 height = max(2.0, (floor - self._line) * rows / highest)
-                colour = colours.warning if first > self._room else colours.length
+                colour = colours.warning if first > self._prompt_limit else colours.length
                 painter.fillRect(QRectF(place * width, floor - height, max(1.0, width - 1), height), colour)
         self._draw_axis(painter, floor, len(bins) * self._step()[0])
 
@@ -90,8 +92,8 @@ class Histogram(QWidget):
         below = QRectF(0, floor + 1, self.width(), self._line)
         painter.drawText(below, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, left)
         painter.drawText(below, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, f"{right} tokens")
-        if 0 < self._room < reach:
-            self._draw_room(painter, floor, self.width() * self._room / reach)
+        if 0 < self._prompt_limit < reach:
+            self._draw_room(painter, floor, self.width() * self._prompt_limit / reach)
 
     def _draw_room(self, painter: QPainter, floor: int, x: float) -> None:
         """The line, and how many tokens fit, on the side where there is space."""
@@ -104,7 +106,7 @@ class Histogram(QWidget):
             else QRectF(x + 5, 0, self.width() - x - 5, self._line)
         )
         painter.setPen(theme.palette().text)
-        painter.drawText(beside, side | Qt.AlignmentFlag.AlignTop, f"{self._room:,} fit")
+        painter.drawText(beside, side | Qt.AlignmentFlag.AlignTop, f"{self._prompt_limit:,} fit")
 
     def event(self, event: QEvent) -> bool:
         if event.type() == QEvent.Type.ToolTip and self._lengths and isinstance(event, QHelpEvent):

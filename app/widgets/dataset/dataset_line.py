@@ -20,7 +20,7 @@ class DatasetLine(QPushButton):
     Signals: wanted – it was pressed: show the page.
     """
 
-    wanted = Signal()
+    page_requested = Signal()
 
     def __init__(self, dataset: Any, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -31,7 +31,7 @@ class DatasetLine(QPushButton):
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         self._soon = QTimer(self, singleShot=True, interval=WAIT_MS)
         self._soon.timeout.connect(lambda: dataset.watch(self, whole=False))
-        self.clicked.connect(lambda _checked=False: self.wanted.emit())
+        self.clicked.connect(lambda _checked=False: self.page_requested.emit())
         for signal in (dataset.changed, dataset.counted):
             signal.connect(self.refresh)
         theme.signals.changed.connect(self.update)

@@ -16,26 +16,26 @@ from app.stylesheet import CELL_PADDING
 from app.widgets.basic.base_table import BaseTable
 
 Index = QModelIndex | QPersistentModelIndex
-PART = 100
+CHUNK = 100
 """Rows that are asked for at once: more than a screen of them."""
-AT_ONCE = 2
+MAX_REQUESTS = 2
 """Parts that are asked for at a time: a view lies across two at most, and while it flies on, those passed are not wanted."""
-KEPT = 60
+MAX_CHUNKS = 60
 """Parts that are kept; those looked at longest ago go first."""
-WAITING = "…"
+PLACEHOLDER = "…"
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 WIDE_LEAST, LEAST, MOST = 160, 56, 200
 """Pixels that a long prompt gets in a narrow table, which then scrolls sideways; the fewest and, in a narrow table, the most
 that another column gets."""
-LOOKED_AT, LONGEST = 30, 200
+MEASURED_ROWS, MEASURED_CHARS = 30, 200
 """Rows that decide how wide a column should be, and the characters of each that are measured."""
 ROW, TOKENS, FIRST = 0, 1, 2
 """Columns: the row's number, the tokens of its prompt, then the dataset's own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
+class ColumnHeading:
     """A column of the dataset: its name, what it serves as ("" where it is not used), whether it holds numbers, and whether
     it is the one that gets the room that is left."""
 
@@ -46,14 +46,14 @@ class Heading:
 
 
 class RowModel(QAbstractTableModel):
-    """Signals: wanted(first row of a part) – rows came into view that are not here; they are handed in with `put`."""
+    """Signals: wanted(first row of a part) – rows came into view that are not here; they are handed in with `add_chunk`."""
 
-    wanted = Signal(int)
+    chunk_requested = Signal(int)
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.headings: list[Heading] = []
-        self._count = self._room = 0
+        self.headings: list[ColumnHeading] = []
+        self._count = self._prompt_limit = 0
         self._parts: OrderedDict[int, tuple[Sequence[Mapping[str, str]], Sequence[int | None]]] = OrderedDict()
         self._missing: list[int] = []
         self._asked: set[int] = set()
@@ -62,35 +62,35 @@ class RowModel(QAbstractTableModel):
         self._soon.timeout.connect(self._ask)
         theme.signals.changed.connect(self._repaint)
 
-    def show_rows(self, count: int, headings: Sequence[Heading], room: int) -> None:
-        """Begin anew, with nothing fetched yet. `room` is how many tokens a prompt may have."""
+    def show_rows(self, count: int, headings: Sequence[ColumnHeading], prompt_limit: int) -> None:
+        """Begin anew, with nothing fetched yet. `prompt_limit` is how many tokens a prompt may have."""
         self.beginResetModel()
-        self.headings, self._count, self._room = list(headings), count, room
+        self.headings, self._count, self._prompt_limit = list(headings), count, prompt_limit
         self._parts.clear()
         self._asked.clear()
         self._missing.clear()
         self.endResetModel()
 
-    def set_room(self, room: int) -> None:
-        self._room = room
+    def set_prompt_limit(self, prompt_limit: int) -> None:
+        self._prompt_limit = prompt_limit
         self._repaint()
 
     def forget(self) -> None:
         """Ask again for what is in view: more is known of it now. What stands there stays until the answer comes."""
-        for part in list(self._parts)[:-AT_ONCE]:
+        for part in list(self._parts)[:-MAX_REQUESTS]:
             del self._parts[part]
         for part in self._parts:
             self._want(part)
 
-    def put(self, start: int, rows: Sequence[Mapping[str, str]], tokens: Sequence[int | None]) -> None:
+    def add_chunk(self, start: int, rows: Sequence[Mapping[str, str]], tokens: Sequence[int | None]) -> None:
         """A part that was wanted."""
         self._asked.discard(start)
         self._parts[start] = (rows, tokens)
         self._parts.move_to_end(start)
-        while len(self._parts) > KEPT:
+        while len(self._parts) > MAX_CHUNKS:
             self._parts.popitem(last=False)
         if self._count:
-            last = min(start + PART, self._count) - 1
+            last = min(start + CHUNK, self._count) - 1
             self.dataChanged.emit(self.index(start, 0), self.index(last, self.columnCount() - 1))
         self._ask()
 
@@ -101,19 +101,19 @@ class RowModel(QAbstractTableModel):
 
     def _want(self, start: int) -> None:
         """Note a part that is looked at. The timer is not started anew: a view that keeps moving would never be served."""
-        self._missing = [*(one for one in self._missing if one != start), start][-AT_ONCE:]
+        self._missing = [*(one for one in self._missing if one != start), start][-MAX_REQUESTS:]
         if not self._soon.isActive():
             self._soon.start()
 
     def _ask(self) -> None:
-        while self._missing and len(self._asked) < AT_ONCE:
+        while self._missing and len(self._asked) < MAX_REQUESTS:
             start = self._missing.pop()
             if start not in self._asked:
                 self._asked.add(start)
-                self.wanted.emit(start)
+                self.chunk_requested.emit(start)
 
     def _found(self, row: int) -> tuple[Mapping[str, str], int | None] | None:
-        start = row - row % PART
+        start = row - row % CHUNK
         part = self._parts.get(start)
         if part is None:
             if start not in self._asked:
@@ -162,16 +162,16 @@ class RowModel(QAbstractTableModel):
 
     def text_of(self, row: int, column: int) -> str:
         """What a cell of the dataset's own columns holds, where it is here; nothing is asked for."""
-        part = self._parts.get(row - row % PART)
+        part = self._parts.get(row - row % CHUNK)
         rows = part[0] if part else ()
-        return rows[row % PART].get(self.headings[column - FIRST].name, "") if row % PART < len(rows) else ""
+        return rows[row % CHUNK].get(self.headings[column - FIRST].name, "") if row % CHUNK < len(rows) else ""
 
     def _text(self, row: int, column: int) -> str:
         if column == ROW:
             return f"{row + 1:,}"
         found = self._found(row)
         if found is None:
-            return WAITING
+            return PLACEHOLDER
         cells, tokens = found
         if column == TOKENS:
             return f"{tokens:,}" if tokens is not None else ""
@@ -180,9 +180,9 @@ class RowModel(QAbstractTableModel):
     def _colour(self, row: int, column: int) -> Any:
         colours = theme.palette()
         if column == TOKENS:
-            found = self._parts.get(row - row % PART)
-            length = found[1][row % PART] if found and row % PART < len(found[1]) else None
-            return colours.warning if length is not None and length > self._room else colours.muted
+            found = self._parts.get(row - row % CHUNK)
+            length = found[1][row % CHUNK] if found and row % CHUNK < len(found[1]) else None
+            return colours.warning if length is not None and length > self._prompt_limit else colours.muted
         return colours.text if column >= FIRST and self.headings[column - FIRST].use else colours.muted
 
 
@@ -207,14 +207,14 @@ class RowTable(BaseTable):
         self.selectionModel().selectionChanged.connect(lambda *_: self.selected.emit())
         model.dataChanged.connect(self._on_rows)
 
-    def begin(self, instead: str = "") -> None:
+    def reset_view(self, instead: str = "") -> None:
         """After other rows are shown: columns to fit, the first row chosen; `instead` stands where there is none."""
         self.say(instead)
         self._fit()
         if self._rows.rowCount():
             self.selectRow(0)
 
-    def selected_rows(self) -> list[range]:
+    def selected_ranges(self) -> list[range]:
         """The selected rows, from the top, as they lie together: all of a large dataset are one range, and no list."""
         parts: Any = self.selectionModel().selection()
         return sorted((range(part.top(), part.bottom() + 1) for part in parts), key=lambda part: part.start)
@@ -265,7 +265,7 @@ class RowTable(BaseTable):
     def _width(self, place: int) -> int:
         heading = str(self._rows.headerData(place, Qt.Orientation.Horizontal))
         words = self.horizontalHeader().fontMetrics().horizontalAdvance(heading)
-        texts = (self._rows.text_of(row, place)[:LONGEST] for row in range(LOOKED_AT))
+        texts = (self._rows.text_of(row, place)[:MEASURED_CHARS] for row in range(MEASURED_ROWS))
         held = max(map(self.fontMetrics().horizontalAdvance, texts))
         least, most = theme.scaled(LEAST), max(theme.scaled(MOST), self.viewport().width() // 4)
         return max(least, min(most, max(words, held) + 2 * CELL_PADDING + 10))

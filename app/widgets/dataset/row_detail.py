@@ -25,7 +25,7 @@ class RowDetail(QFrame):
         super().__init__(parent)
         self.setProperty("role", "card")
         self._said: Mapping[str, Any] | None = None
-        self._room = 0
+        self._prompt_limit = 0
         self.title = label(font=theme.heading_font())
         self.about = ElidedLabel()
         self.about.setFont(theme.figures_font(12))
@@ -61,14 +61,14 @@ class RowDetail(QFrame):
         self.title.setText("")
         self._draw()
 
-    def show_row(self, index: int, said: Mapping[str, Any], room: int) -> None:
-        """`index` from 0; `room` is how many tokens a prompt may have."""
-        self._said, self._room = said, room
+    def show_row(self, index: int, said: Mapping[str, Any], prompt_limit: int) -> None:
+        """`index` from 0; `prompt_limit` is how many tokens a prompt may have."""
+        self._said, self._prompt_limit = said, prompt_limit
         self.title.setText(f"Row {index + 1:,}")
         self._draw()
 
-    def set_room(self, room: int) -> None:
-        self._room = room
+    def set_prompt_limit(self, prompt_limit: int) -> None:
+        self._prompt_limit = prompt_limit
         self._draw_words()
 
     def _draw(self) -> None:
@@ -87,14 +87,14 @@ class RowDetail(QFrame):
     def _draw_words(self) -> None:
         said = self._said or {}
         tokens = said.get("tokens")
-        parts = [] if tokens is None else [_told(tokens, self._room)]
+        parts = [] if tokens is None else [_told(tokens, self._prompt_limit)]
         parts += [f"{name}: {said[key]}" for name, key in (("Answer", "answer"), ("Type", "type")) if said.get(key)]
         self.about.setText("   ".join(parts))
         self.about.setToolTip(self.about.text()[:400])
         self.about.setVisible(bool(parts))
         self.views.setEnabled(bool(said))
         notes = [fault["sentence"] for fault in said.get("faults", ())]
-        notes += [too_long(tokens, self._room)] if tokens is not None and tokens > self._room else []
+        notes += [too_long(tokens, self._prompt_limit)] if tokens is not None and tokens > self._prompt_limit else []
         notes += [LOADING] if said.get("loading") and not notes else []
         notes += [] if said.get("has_template", True) else [NO_TEMPLATE]
         self.note.setText("\n".join(notes))
@@ -127,12 +127,12 @@ class RowDetail(QFrame):
             cursor.insertText(f"\n{cell['text']}", _plain())
 
 
-def _told(tokens: int, room: int) -> str:
-    return f"{tokens:,} {'token' if tokens == 1 else 'tokens'} of {max(0, room):,}"
+def _told(tokens: int, prompt_limit: int) -> str:
+    return f"{tokens:,} {'token' if tokens == 1 else 'tokens'} of {max(0, prompt_limit):,}"
 
 
-def too_long(tokens: int, room: int) -> str:
-    return f"Too long by {tokens - room:,}: training leaves this row out."
+def too_long(tokens: int, prompt_limit: int) -> str:
+    return f"Too long by {tokens - prompt_limit:,}: training leaves this row out."
 
 
 def _chip() -> QTextCharFormat:

@@ -28,15 +28,15 @@ class Field(QWidget):
     wide = False
     control: QWidget
 
-    def __init__(self, about: Setting, parent: QWidget | None = None) -> None:
+    def __init__(self, setting: Setting, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.about = about
+        self.setting = setting
         self._problem: QLabel | None = None
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(3)
         self._column.setAlignment(Qt.AlignmentFlag.AlignTop)
-        self.label = QLabel(about.label, self)
+        self.label = QLabel(setting.label, self)
         self.label.setProperty("role", "muted")
         self._column.addWidget(self.label)
         self._column.addWidget(self.build())
@@ -46,7 +46,7 @@ class Field(QWidget):
         """Make `control`, and the widget that stands in the form: itself, or what holds it."""
         raise NotImplementedError
 
-    def stops(self) -> list[QWidget]:
+    def tab_stops(self) -> list[QWidget]:
         """Where Tab halts in this field."""
         return [self.control]
 
@@ -56,9 +56,9 @@ class Field(QWidget):
     def show_value(self, raw: Any) -> None:
         """Show `raw`; nothing is moved while it is already there, so that the cursor stays put."""
         if not (type(self.value()) is type(raw) and self.value() == raw):
-            self.put(raw)
+            self.set_control_value(raw)
 
-    def put(self, raw: Any) -> None:
+    def set_control_value(self, raw: Any) -> None:
         raise NotImplementedError
 
     def show_problem(self, sentence: str) -> None:
@@ -74,13 +74,13 @@ class Field(QWidget):
             self._problem.setVisible(bool(sentence))
             self._mark(bool(sentence))
 
-    def say_edited(self, *_: object) -> None:
-        self.edited.emit(self.about.key, self.value())
+    def emit_edited(self, *_: object) -> None:
+        self.edited.emit(self.setting.key, self.value())
 
     def _explain(self) -> None:
         self.label.setBuddy(self.control)
-        told = " ".join([self.about.help, limits(self.about)]).strip()
-        self.control.setAccessibleName(self.about.label)
+        told = " ".join([self.setting.help, limits(self.setting)]).strip()
+        self.control.setAccessibleName(self.setting.label)
         self.control.setAccessibleDescription(told)
         for widget in (self.label, self.control):
             widget.setToolTip(f"<p>{told}</p>")  # a paragraph wraps; plain text would be one long line
@@ -100,7 +100,7 @@ class LineField(Field):
 
     def build(self) -> QWidget:
         self.control = self.line()
-        self.control.textEdited.connect(self.say_edited)
+        self.control.textEdited.connect(self.emit_edited)
         return self.control
 
     def line(self) -> QLineEdit:
@@ -109,7 +109,7 @@ class LineField(Field):
     def value(self) -> Any:
         return self.control.text()
 
-    def put(self, raw: Any) -> None:
+    def set_control_value(self, raw: Any) -> None:
         self.control.setText(self.text_of(raw))
         self.control.setCursorPosition(0)  # of what does not fit, the beginning shows
 

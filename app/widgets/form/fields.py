@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QVBoxLayout, QWidget
 
 from app import theme
-from app.widgets.basic.controls import LinkButton, Menu, NumberEdit, ProseEdit, Switch
+from app.widgets.basic.controls import ComboBox, LinkButton, NumberEdit, ProseEdit, Switch
 from app.widgets.form import value_text
 from app.widgets.form.field import Field, LineField
 from app.widgets.form.path_field import PathField
@@ -20,7 +20,7 @@ from backend.spec.setting import Setting
 class TextField(LineField):
     def line(self) -> QLineEdit:
         line = QLineEdit(self)
-        line.setPlaceholderText(str(self.about.default or ""))
+        line.setPlaceholderText(str(self.setting.default or ""))
         return line
 
 
@@ -28,15 +28,15 @@ class NumberField(LineField):
     """Takes 1e-5 and keeps it as typed."""
 
     def line(self) -> QLineEdit:
-        line = NumberEdit(self.about.unit, self)
-        line.setPlaceholderText(value_text.number_text(self.about.default))
+        line = NumberEdit(self.setting.unit, self)
+        line.setPlaceholderText(value_text.number_text(self.setting.default))
         return line
 
     def value(self) -> Any:
         text = self.control.text()
-        if self.about.optional and not text.strip():
+        if self.setting.optional and not text.strip():
             return None
-        return value_text.number_value(text, self.about.kind == "int")
+        return value_text.number_value(text, self.setting.kind == "int")
 
     def text_of(self, raw: Any) -> str:
         return value_text.number_text(raw)
@@ -82,20 +82,20 @@ _SUGGESTED = {"system_prompt": first_choices.SYSTEM_PROMPT}
 
 
 class MenuField(Field):
-    control: Menu
+    control: ComboBox
 
     def build(self) -> QWidget:
-        self.control = Menu(self)
-        for place, choice in enumerate(self.about.choices):
+        self.control = ComboBox(self)
+        for place, choice in enumerate(self.setting.choices):
             self.control.addItem(choice.label, choice.value)
             self.control.setItemData(place, choice.sentence, Qt.ItemDataRole.ToolTipRole)
-        self.control.activated.connect(self.say_edited)
+        self.control.activated.connect(self.emit_edited)
         return self.control
 
     def value(self) -> Any:
         return self.control.currentData()
 
-    def put(self, raw: Any) -> None:
+    def set_control_value(self, raw: Any) -> None:
         self.control.choose(str(raw))
 
 
@@ -105,7 +105,7 @@ class ExplainedMenuField(MenuField):
     wide = True
 
     def build(self) -> QWidget:
-        row, said = QWidget(self), QLabel(self.about.help, wordWrap=True)
+        row, said = QWidget(self), QLabel(self.setting.help, wordWrap=True)
         said.setProperty("role", "muted")
         across = QHBoxLayout(row)
         across.setContentsMargins(0, 0, 0, 0)
@@ -120,13 +120,13 @@ class SwitchField(Field):
 
     def build(self) -> QWidget:
         self.control = Switch(self)
-        self.control.clicked.connect(self.say_edited)
+        self.control.clicked.connect(self.emit_edited)
         return self.control
 
     def value(self) -> Any:
         return self.control.isChecked()
 
-    def put(self, raw: Any) -> None:
+    def set_control_value(self, raw: Any) -> None:
         self.control.setChecked(raw is True or str(raw).strip().lower() in ("true", "yes", "on", "1"))
 
 
@@ -141,7 +141,7 @@ class ProseField(Field):
         self.control.setUndoRedoEnabled(False)  # the form undoes
         self.control.edited.connect(self._say_typed)
         self.suggestion = LinkButton("Use the suggested text")
-        self.suggestion.setAccessibleName(f"Use the suggested text for {self.about.label}")
+        self.suggestion.setAccessibleName(f"Use the suggested text for {self.setting.label}")
         self.suggestion.clicked.connect(self._take_suggestion)
         self.control.textChanged.connect(self._offer)
         holder = QWidget(self)
@@ -153,22 +153,22 @@ class ProseField(Field):
         self._offer()  # once it stands in something: shown before, it would be a window of its own for a moment
         return holder
 
-    def stops(self) -> list[QWidget]:
+    def tab_stops(self) -> list[QWidget]:
         return [self.control, self.suggestion]
 
     def _offer(self) -> None:
         """A suggestion is offered where there is one and nothing stands there yet."""
-        self.suggestion.setVisible(self.about.key in _SUGGESTED and not self.control.toPlainText().strip())
+        self.suggestion.setVisible(self.setting.key in _SUGGESTED and not self.control.toPlainText().strip())
 
     def _take_suggestion(self) -> None:
-        self.put(_SUGGESTED[self.about.key])
-        self.say_edited()
+        self.set_control_value(_SUGGESTED[self.setting.key])
+        self.emit_edited()
         self.control.setFocus()
 
     def value(self) -> Any:
         return self.control.toPlainText()
 
-    def put(self, raw: Any) -> None:
+    def set_control_value(self, raw: Any) -> None:
         # A plain text edit has no signal for what was typed by hand alone, as a line edit has.
         self._showing = True
         self.control.setPlainText(self.text_of(raw))
@@ -179,7 +179,7 @@ class ProseField(Field):
 
     def _say_typed(self) -> None:
         if not self._showing:
-            self.say_edited()
+            self.emit_edited()
 
 
 class MappingField(ProseField):
@@ -212,15 +212,15 @@ class FactField(Field):
     wide = True
 
     def build(self) -> QWidget:
-        self.control = QLabel(self.about.help, self)
+        self.control = QLabel(self.setting.help, self)
         self.control.setWordWrap(True)
-        self._raw: Any = self.about.default
+        self._raw: Any = self.setting.default
         return self.control
 
     def value(self) -> Any:
         return self._raw
 
-    def put(self, raw: Any) -> None:
+    def set_control_value(self, raw: Any) -> None:
         self._raw = raw
 
 
@@ -243,8 +243,8 @@ _KINDS: dict[str, type[Field]] = {
 }
 
 
-def field(about: Setting, parent: QWidget | None = None) -> Field:
+def make_field(setting: Setting, parent: QWidget | None = None) -> Field:
     """The editor for a setting's kind. Given its place from the start it is dressed once, and not again at every move."""
-    if about.section == "algorithm" and about.kind == "choice":
-        return ExplainedMenuField(about, parent)
-    return _KINDS[about.kind](about, parent)
+    if setting.section == "algorithm" and setting.kind == "choice":
+        return ExplainedMenuField(setting, parent)
+    return _KINDS[setting.kind](setting, parent)

@@ -22,11 +22,11 @@ from app import theme
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.layout import reserve_gutter, set_shown
 from app.widgets.form.field import Field
-from app.widgets.form.fields import field
+from app.widgets.form.fields import make_field
 from backend.spec.faults import Fault
 from backend.spec.setting import Setting
 
-COLUMN, MOST_COLUMNS = 200, 4
+COLUMN, MAX_COLUMNS = 200, 4
 """Narrowest column of fields, in pixels; a card takes as many as fit."""
 
 
@@ -35,7 +35,7 @@ class FieldGrid(QWidget):
 
     def __init__(self, settings: Iterable[Setting], parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.fields = [field(about, self) for about in settings]
+        self.fields = [make_field(setting, self) for setting in settings]
         self._columns = 0
         self._shown: set[Field] = set(self.fields)
         self._fillers: list[QWidget] = []
@@ -46,7 +46,7 @@ class FieldGrid(QWidget):
         self._flow(2)
 
     def show_only(self, keys: set[str]) -> None:
-        shown = {one for one in self.fields if one.about.key in keys}
+        shown = {one for one in self.fields if one.setting.key in keys}
         if shown != self._shown:
             self._shown = shown
             self._flow(self._columns)
@@ -58,7 +58,7 @@ class FieldGrid(QWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         room, each = self.width() + 2 * theme.SPACE, theme.scaled(COLUMN) + 2 * theme.SPACE
-        columns = max(1, min(MOST_COLUMNS, room // each))
+        columns = max(1, min(MAX_COLUMNS, room // each))
         if columns != self._columns:
             self._flow(columns)
 
@@ -74,7 +74,7 @@ class FieldGrid(QWidget):
                 row, column = row + 1, 0
             self._grid.addWidget(one, row, column, 1, span, Qt.AlignmentFlag.AlignTop)
             column += span
-        for place in range(MOST_COLUMNS):
+        for place in range(MAX_COLUMNS):
             self._grid.setColumnStretch(place, 1 if place < columns else 0)
         self._keep_gaps(columns)
 
@@ -119,7 +119,7 @@ class Disclosure(QWidget):
         self.button.set_icon("chevron-down" if opened else "chevron-right")  # type: ignore[attr-defined]
 
 
-class Card(QFrame):
+class SettingsCard(QFrame):
     """One block of the form: a title, its fields, and the seldom-needed ones behind Advanced.
 
     `key` names the block; `fields` maps key to field; `middle` is room for what a page adds between the fields and
@@ -137,25 +137,27 @@ class Card(QFrame):
         self.title.setFont(theme.heading_font())
         self._column.addWidget(self.title)
         listed = list(settings)
-        self.grid = FieldGrid((about for about in listed if not about.advanced), self)
+        self.grid = FieldGrid((setting for setting in listed if not setting.advanced), self)
         set_shown(self.grid, bool(self.grid.fields))
         self._column.addWidget(self.grid)
         self.middle = QVBoxLayout()
         self.middle.setSpacing(12)
         self._column.addLayout(self.middle)
         self.advanced = Disclosure("Advanced", self)
-        self.seldom = FieldGrid((about for about in listed if about.advanced), self.advanced)
+        self.seldom = FieldGrid((setting for setting in listed if setting.advanced), self.advanced)
         self.advanced.hold(self.seldom)
         made = [*self.grid.fields, *self.seldom.fields]
-        self.fields: dict[str, Field] = {about.key: one for about in listed for one in made if one.about is about}
+        self.fields: dict[str, Field] = {
+            setting.key: one for setting in listed for one in made if one.setting is setting
+        }
         self.advanced.button.setAccessibleName(f"Advanced settings of {title}")
         self._column.addWidget(self.advanced)
         set_shown(self.advanced, bool(self.seldom.fields))
 
     def tab_order(self, middle: Iterable[QWidget] = ()) -> list[QWidget]:
         """What takes the focus, in the order of the eye; `middle` is what a page has added."""
-        usual = [widget for one in self.grid.fields for widget in one.stops()]
-        seldom = [widget for one in self.seldom.fields for widget in one.stops()]
+        usual = [widget for one in self.grid.fields for widget in one.tab_stops()]
+        seldom = [widget for one in self.seldom.fields for widget in one.tab_stops()]
         return [*usual, *middle, self.advanced.button, *seldom]
 
     def show_only(self, keys: set[str]) -> None:
@@ -182,7 +184,7 @@ class Form(QScrollArea):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # Tab halts in the fields alone, and the view follows it
         self.fields: dict[str, Field] = {}
-        self._cards: list[Card] = []
+        self._cards: list[SettingsCard] = []
         page = self.page = QWidget(self)
         page.setObjectName("page")
         self.column = QVBoxLayout(page)
@@ -201,7 +203,7 @@ class Form(QScrollArea):
         """Put a widget below what is there."""
         self.column.addWidget(widget)
 
-    def add_card(self, card: Card) -> None:
+    def add_card(self, card: SettingsCard) -> None:
         self._cards.append(card)
         card.advanced.button.clicked.connect(lambda opened: self.opened.emit(card.key, opened))
         self.add(card)
@@ -210,7 +212,7 @@ class Form(QScrollArea):
     def adopt(self, fields: Iterable[Field]) -> None:
         """Count fields that stand somewhere inside as the form's own."""
         for one in fields:
-            self.fields[one.about.key] = one
+            self.fields[one.setting.key] = one
             one.edited.connect(self.edited)
 
     def show_values(self, values: Mapping[str, Any]) -> None:
@@ -241,7 +243,7 @@ class Form(QScrollArea):
     def _uncover(self, key: str) -> None:
         """Open what hides a field."""
         for card in self._cards:
-            if key in card.fields and card.fields[key].about.advanced:
+            if key in card.fields and card.fields[key].setting.advanced:
                 card.advanced.set_open(True)
 
     def reveal(self, key: str) -> bool:
@@ -262,8 +264,8 @@ class Form(QScrollArea):
         now = QApplication.focusWidget()
         while now is not None and not isinstance(now, Field):
             now = now.parentWidget()
-        if now is not None and self.fields.get(now.about.key) is now:
-            self.focused.emit(now.about.key)
+        if now is not None and self.fields.get(now.setting.key) is now:
+            self.focused.emit(now.setting.key)
 
     def scroll_to(self, widget: QWidget) -> None:
         """Bring a widget into sight, once what was opened or shown for it has its place."""

@@ -13,7 +13,7 @@ from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels_and_buttons import label
 
 
-class LeftOut(QFrame):
+class IgnoredKeysBanner(QFrame):
     """Signals: closed – it was read."""
 
     closed = Signal()

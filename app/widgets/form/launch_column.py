@@ -75,15 +75,17 @@ class LaunchColumn(QScrollArea):
         self.command.setText(short)
         self.command.setToolTip(f"<p>{html.escape(command)}</p>")
 
-    def show_help(self, about: Setting | None) -> None:
+    def show_help(self, setting: Setting | None) -> None:
         """Explain one setting; None shows how to get help."""
-        if about is None:
+        if setting is None:
             self._help_title.setText("About a setting")
             self._help.setText("Its help stands here while the cursor is in it.")
             return
-        self._help_title.setText(about.label)
-        self._help.setText("\n".join(filter(None, [about.help, limits(about), *_also(about), *_choices(about)])))
-        self._help_key.setText(about.key)
+        self._help_title.setText(setting.label)
+        self._help.setText(
+            "\n".join(filter(None, [setting.help, limits(setting), *_also(setting), *_choices(setting)]))
+        )
+        self._help_key.setText(setting.key)
 
     def set_run(self, text: str, primary: bool, enabled: bool) -> None:
         """Name the Run button, and say whether it is the one that stands out."""
@@ -95,9 +97,9 @@ class LaunchColumn(QScrollArea):
             self.run.style().unpolish(self.run)
             self.run.style().polish(self.run)
 
-    def show_footprint(self, memory_parts: MemoryParts | None) -> None:
+    def show_memory(self, memory_parts: MemoryParts | None) -> None:
         """The memory that the run will need; None where nobody knows."""
-        self.memory.show_footprint(memory_parts)
+        self.memory.show_memory(memory_parts)
         self._memory_holder.setVisible(memory_parts is not None)
 
     # Parts
@@ -140,8 +142,8 @@ class LaunchColumn(QScrollArea):
         column = QVBoxLayout(row)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        about = SETTINGS.get(fault.setting)
-        link = LinkButton(about.label if about else fault.setting)
+        setting = SETTINGS.get(fault.setting)
+        link = LinkButton(setting.label if setting else fault.setting)
         link.setToolTip("Go to the field")
         link.clicked.connect(lambda: self.problem_pressed.emit(fault.setting))
         sentence = QLabel(fault.sentence, wordWrap=True)
@@ -211,10 +213,10 @@ def _muted(text: str) -> QLabel:
     return label
 
 
-def _also(about: Setting) -> list[str]:
-    names = also_called(about.key)
+def _also(setting: Setting) -> list[str]:
+    names = also_called(setting.key)
     return [f"Elsewhere called {', '.join(names)}."] if names else []
 
 
-def _choices(about: Setting) -> list[str]:
-    return [f"{choice.label}: {choice.sentence}" for choice in about.choices if choice.sentence]
+def _choices(setting: Setting) -> list[str]:
+    return [f"{choice.label}: {choice.sentence}" for choice in setting.choices if choice.sentence]

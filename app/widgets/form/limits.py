@@ -6,12 +6,14 @@ from app.widgets.form import value_text
 from backend.spec.setting import Setting
 
 
-def limits(about: Setting) -> str:
+def limits(setting: Setting) -> str:
     """“At least 1, at most 4096 steps.” in the setting's own limits; "" where it has none."""
-    low, high = (None if limit is None else value_text.number_text(float(limit)) for limit in (about.low, about.high))
+    low, high = (
+        None if limit is None else value_text.number_text(float(limit)) for limit in (setting.low, setting.high)
+    )
     parts: list[str] = []
     if low is not None:
-        parts.append(f"{'above' if about.low_open else 'at least'} {low}")
+        parts.append(f"{'above' if setting.low_open else 'at least'} {low}")
     if high is not None:
-        parts.append(f"{'below' if about.high_open else 'at most'} {high}")
+        parts.append(f"{'below' if setting.high_open else 'at most'} {high}")
     return f"{', '.join(parts).capitalize()}." if parts else ""

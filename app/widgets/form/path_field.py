@@ -36,13 +36,13 @@ class PathField(LineField):
     Signals: pick_wanted – to be chosen from a list, once `offer_list` was called.
     """
 
-    pick_wanted = Signal()
+    pick_requested = Signal()
     wide = True
     _note: QLabel | None = None
 
     def line(self) -> QLineEdit:
-        line = PathEdit(_WANTED[self.about.kind])
-        line.setPlaceholderText(_SUCH_AS.get(self.about.key, ""))
+        line = PathEdit(_WANTED[self.setting.kind])
+        line.setPlaceholderText(_SUCH_AS.get(self.setting.key, ""))
         return line
 
     def value(self) -> Any:
@@ -61,12 +61,12 @@ class PathField(LineField):
         self.browse.setMinimumWidth(
             theme.scaled(116)
         )  # with and without a menu's arrow alike, so that the fields align
-        self.browse.setAccessibleName(f"Browse for {self.about.label}")
+        self.browse.setAccessibleName(f"Browse for {self.setting.label}")
         across.addWidget(self.browse)
         self._wire_browse()
         return row
 
-    def stops(self) -> list[QWidget]:
+    def tab_stops(self) -> list[QWidget]:
         return [self.control, self.browse]
 
     hand_over: Callable[[str], object] | None = None
@@ -77,15 +77,15 @@ class PathField(LineField):
         if path and self.hand_over is not None:
             self.hand_over(path)
         elif path:
-            self.put(path)
-            self.say_edited()
+            self.set_control_value(path)
+            self.emit_edited()
 
     def offer_list(self) -> None:
         """Show an arrow that, as Down does, asks for the list of what there is."""
         self._arrow = self.control.addAction(QIcon(), QLineEdit.ActionPosition.TrailingPosition)
         self._arrow.setToolTip(f"Choose from a list ({QKeySequence(Qt.Key.Key_Down).toString(_NATIVE)})")
-        self._arrow.triggered.connect(self.pick_wanted)
-        shortcut = QShortcut(QKeySequence(Qt.Key.Key_Down), self.control, self.pick_wanted.emit)
+        self._arrow.triggered.connect(self.pick_requested)
+        shortcut = QShortcut(QKeySequence(Qt.Key.Key_Down), self.control, self.pick_requested.emit)
         shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
         theme.signals.changed.connect(self._draw_arrow)
         self._draw_arrow()
@@ -105,21 +105,21 @@ class PathField(LineField):
         self._arrow.setIcon(icons.icon("chevron-down", theme.palette().muted, 16))
 
     def _wire_browse(self) -> None:
-        if self.about.kind == "dataset":
+        if self.setting.kind == "dataset":
             menu = QMenu(self.browse)
             menu.addAction("File…", self.choose_file)
             menu.addAction("Folder…", self.choose_folder)
             self.browse.setMenu(menu)
             self.browse.setProperty("menu", True)
         else:
-            self.browse.clicked.connect(self.choose_folder if self.about.kind == "model" else self.choose_file)
+            self.browse.clicked.connect(self.choose_folder if self.setting.kind == "model" else self.choose_file)
 
     def choose_file(self) -> None:
         kinds = {"file": "Python (*.py *.txt)", "dataset": "Data (*.jsonl *.json *.csv *.parquet)"}
-        self.take(QFileDialog.getOpenFileName(self, self.about.label, self._start(), kinds[self.about.kind])[0])
+        self.take(QFileDialog.getOpenFileName(self, self.setting.label, self._start(), kinds[self.setting.kind])[0])
 
     def choose_folder(self) -> None:
-        self.take(QFileDialog.getExistingDirectory(self, self.about.label, self._start()))
+        self.take(QFileDialog.getExistingDirectory(self, self.setting.label, self._start()))
 
     def _start(self) -> str:
         path = Path(self.value()).expanduser()

@@ -28,7 +28,7 @@ from backend.spec.setting import Setting
 
 SIZE = QSize(720, 480)
 LIST_WIDTH = 176
-LONGEST = 60
+MAX_CHARS = 60
 """Characters of a value that are shown."""
 
 
@@ -132,21 +132,21 @@ def _what_stays(preset: Preset, changes: int) -> str:
     return "Model, data, columns and rewards stay as they are. Undo brings everything back."
 
 
-def _told(about: Setting, before: Any, after: Any) -> tuple[str, str, str]:
-    return about.label, shown(about, before), shown(about, after)
+def _told(setting: Setting, before: Any, after: Any) -> tuple[str, str, str]:
+    return setting.label, value_label(setting, before), value_label(setting, after)
 
 
-def shown(about: Setting, value: Any) -> str:
+def value_label(setting: Setting, value: Any) -> str:
     """A value as the form shows it, cut to one line."""
-    if about.kind == "choice":
-        text = next((choice.label for choice in about.choices if choice.value == value), str(value))
-    elif about.kind == "bool":
+    if setting.kind == "choice":
+        text = next((choice.label for choice in setting.choices if choice.value == value), str(value))
+    elif setting.kind == "bool":
         text = "On" if value is True else "Off"
     elif isinstance(value, list):
         text = value_text.list_text([str(one) for one in value])
-    elif about.kind in ("int", "float"):
+    elif setting.kind in ("int", "float"):
         text = value_text.number_text(value)
     else:
         text = value_text.path_text(value) if value is not None else ""
     line = " ".join(text.split())
-    return (line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…") or "empty"
+    return (line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 1]}…") or "empty"

@@ -12,13 +12,13 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QWidget
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.number_format import duration, figure
-from app.widgets.runs.state_chip import WORDS, Dot
+from app.widgets.runs.state_chip import STATE_LABELS, StateDot
 
 
-class Strip(QFrame):
+class StatusStrip(QFrame):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._dot = Dot()
+        self._dot = StateDot()
         self.state, self.step, self.left, self.memory = (_figure() for _ in range(4))
         self.sentence = ElidedLabel()
         right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
@@ -35,7 +35,7 @@ class Strip(QFrame):
         theme.signals.changed.connect(self.update)
 
     def show_state(self, state: str) -> None:
-        self.state.setText(WORDS[state])
+        self.state.setText(STATE_LABELS[state])
         self._dot.show_state(state)
 
     def show_progress(self, step: int, total: int, eta_s: float | None, memory_gb: float | None) -> None:

@@ -25,13 +25,13 @@ from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.picker.download_row import DownloadRow
 from app.widgets.picker.picker_rows import (
     NAME,
+    PickerContents,
     PickerEntry,
     PickerLine,
-    PickerSection,
-    PickModel,
-    PickTable,
-    entry,
-    place_text,
+    PickerModel,
+    PickerTable,
+    display_path,
+    entry_from,
     size_text,
 )
 
@@ -49,16 +49,16 @@ class Picker(QDialog):
     """
 
     chosen = Signal(str)
-    search_wanted = Signal(str)
+    search_requested = Signal(str)
     star_changed = Signal(str, bool)
-    download_wanted = Signal(str)
-    folder_wanted = Signal()
-    file_wanted = Signal()
+    download_requested = Signal(str)
+    folder_requested = Signal()
+    file_requested = Signal()
 
     def __init__(self, repo_type: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.repo_type = repo_type
-        self.shelf, self.model = PickerSection(), PickModel(self)
+        self.contents, self.model = PickerContents(), PickerModel(self)
         self._one, self._many, self._example = _WORDS[repo_type]
         self._loading = True
         self._rows: dict[str, DownloadRow] = {}
@@ -77,15 +77,15 @@ class Picker(QDialog):
         self.search.setClearButtonEnabled(True)
         self.search.setProperty("role", "search")
         self._glass = self.search.addAction(icons.icon("search"), QLineEdit.ActionPosition.LeadingPosition)
-        self.table = PickTable(self.model, precision=self.repo_type == "model")
+        self.table = PickerTable(self.model, precision=self.repo_type == "model")
         self.table.setAccessibleName(self._many.capitalize())
         middle = Qt.AlignmentFlag.AlignCenter
         self.message = label(role="muted", wrap=True, align=middle)
         self.detail = label(font=theme.caption_font(), role="muted", wrap=True, selectable=True)
         self.detail.setMinimumHeight(2 * self.detail.fontMetrics().lineSpacing())
         self.detail.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
-        self.folder = button("Folder…", self.folder_wanted.emit, tip=f"Choose a folder that holds a {self._one}")
-        self.file = button("File…", self.file_wanted.emit, tip="Choose a jsonl, json, csv or parquet file")
+        self.folder = button("Folder…", self.folder_requested.emit, tip=f"Choose a folder that holds a {self._one}")
+        self.file = button("File…", self.file_requested.emit, tip="Choose a jsonl, json, csv or parquet file")
         self.file.setVisible(self.repo_type == "dataset")
         self.star = button("Star", self._toggle_star, tip="Keep this one on top (Ctrl+D)")
         self.leave = button("Close", self.reject)
@@ -132,9 +132,9 @@ class Picker(QDialog):
 
     # What is shown
 
-    def begin(self, recent: Sequence[str]) -> None:
+    def open_with_recent(self, recent: Sequence[str]) -> None:
         """Open anew, while what is on this machine is looked for."""
-        self.shelf.recent, self._loading = list(recent), True
+        self.contents.recent, self._loading = list(recent), True
         self.search.clear()
         self._show()
         self.search.setFocus(Qt.FocusReason.PopupFocusReason)
@@ -143,20 +143,20 @@ class Picker(QDialog):
     def show_local(self, found: Sequence[Mapping[str, Any]], favourites: set[str]) -> None:
         """What is on this machine; favourites that are not are listed as well, so that they can be had again."""
         here = {one["id"] for one in found}
-        self.shelf.local = [entry(one, starred=one["id"] in favourites) for one in found]
+        self.contents.local = [entry_from(one, starred=one["id"] in favourites) for one in found]
         gone = sorted(
             one for one in favourites if one not in here and "/" in one and not one.startswith(("/", "~", "."))
         )
-        self.shelf.local += [PickerEntry(id_, id_, "hub", starred=True) for id_ in gone]
+        self.contents.local += [PickerEntry(id_, id_, "hub", starred=True) for id_ in gone]
         self._loading = False
         self._show()
 
     def show_hub(self, words: str, found: Sequence[Mapping[str, Any]], favourites: set[str]) -> None:
         """What the Hub has for these words."""
-        if words == self.shelf.hub_words:
-            self.shelf.hub = [entry(one, starred=one["id"] in favourites) for one in found]
+        if words == self.contents.hub_words:
+            self.contents.hub = [entry_from(one, starred=one["id"] in favourites) for one in found]
             nothing = PickerLine(f"Hugging Face has no {self._one} for “{words}”.", "note")
-            self.shelf.hub_line = None if found else nothing
+            self.contents.hub_line = None if found else nothing
             self._show()
 
     def show_trouble(self, words: str, sentence: str) -> None:
@@ -164,8 +164,8 @@ class Picker(QDialog):
         if not words:
             self._loading = False
             self.detail.setText(sentence)
-        elif words == self.shelf.hub_words:
-            self.shelf.hub, self.shelf.hub_line = [], PickerLine(sentence, "trouble")
+        elif words == self.contents.hub_words:
+            self.contents.hub, self.contents.hub_line = [], PickerLine(sentence, "trouble")
         self._show()
 
     def download_row(self, id_: str) -> DownloadRow:
@@ -186,7 +186,7 @@ class Picker(QDialog):
 
     def current(self) -> PickerEntry | PickerLine | None:
         row = self.table.currentIndex().row()
-        return self.model.rows[row] if 0 <= row < len(self.model.rows) and self.table.chosen_rows() else None
+        return self.model.rows[row] if 0 <= row < len(self.model.rows) and self.table.selected_rows() else None
 
     def choose_id(self, id_: str) -> None:
         """Select this entry, if it is to be seen."""
@@ -196,7 +196,7 @@ class Picker(QDialog):
 
     def _show(self) -> None:
         before = self.current()
-        rows = [] if self._loading else self.shelf.rows(self.search.text())
+        rows = [] if self._loading else self.contents.rows(self.search.text())
         self.model.show_rows(rows)
         self.table.span_lines(rows)
         self._stack.setCurrentIndex(0 if rows else 1)
@@ -223,12 +223,12 @@ class Picker(QDialog):
         row = self.current()
         one = row if isinstance(row, PickerEntry) else None
         wrong = bool(one and one.refusal and not one.partial)
-        self.detail.setText(_detail(one) if one else "")
+        self.detail.setText(_detail_text(one) if one else "")
         self.detail.setProperty("role", "problem" if one and one.refusal else "muted")
         self.detail.style().polish(self.detail)
         self.star.setEnabled(one is not None)
         self.star.setText("Remove star" if one and one.starred else "Star")
-        self.take.setText(_taking(row))
+        self.take.setText(_button_text(row))
         self.take.setEnabled(
             row is not None and not wrong and not (isinstance(row, PickerLine) and row.role != "offer")
         )
@@ -250,20 +250,20 @@ class Picker(QDialog):
             self.chosen.emit(row.id)
             self.accept()
         else:
-            self.download_wanted.emit(row.id)
+            self.download_requested.emit(row.id)
 
     def _search_hub(self) -> None:
         words = self.search.text().strip()
         if words:
-            self.shelf.hub, self.shelf.hub_words = [], words
-            self.shelf.hub_line = PickerLine("Searching…", "note")
-            self.search_wanted.emit(words)
+            self.contents.hub, self.contents.hub_words = [], words
+            self.contents.hub_line = PickerLine("Searching…", "note")
+            self.search_requested.emit(words)
             self._show()
 
     def _toggle_star(self) -> None:
         row = self.current()
         if isinstance(row, PickerEntry):
-            self.shelf.put(row.id, starred=not row.starred)
+            self.contents.set_starred(row.id, starred=not row.starred)
             self.star_changed.emit(row.id, not row.starred)
             self._show()
             self.choose_id(row.id)
@@ -311,16 +311,16 @@ class Picker(QDialog):
         super().done(result)
 
 
-def _detail(one: PickerEntry) -> str:
+def _detail_text(one: PickerEntry) -> str:
     """Below the table: what is wrong or worth knowing, and where it is."""
     partial = f"{size_text(one.partial)} of it have arrived." if one.partial else ""
     gate = "It is gated: its conditions must be accepted on its page." if one.gated else ""
     told = " ".join(filter(None, [one.refusal, partial, gate, *one.remarks]))
-    place = place_text(one.place) or f"{one.id} on Hugging Face"
+    place = display_path(one.place) or f"{one.id} on Hugging Face"
     return f"{told}\n{place}" if told else place
 
 
-def _taking(row: PickerEntry | PickerLine | None) -> str:
+def _button_text(row: PickerEntry | PickerLine | None) -> str:
     if isinstance(row, PickerLine):
         return "Search" if row.role == "offer" else "Use"
     if row is None or row.is_here:

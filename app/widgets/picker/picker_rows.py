@@ -21,7 +21,7 @@ from app.widgets.basic.number_format import DASH, figure, moment
 Index = QModelIndex | QPersistentModelIndex
 RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-PLACES = {
+PLACE_LABELS = {
     "cache": "HF cache", "lmstudio": "LM Studio", "run": "Earlier run", "folder": "Folder", "hub": "Hugging Face",
 }  # fmt: skip
 NAME_LEAST = 200
@@ -37,7 +37,7 @@ def size_text(size: object) -> str:
     return figure(size / scale, unit)
 
 
-def place_text(place: str) -> str:
+def display_path(place: str) -> str:
     """A folder as people know it: from their home on, and a repository of the cache without the name of its revision."""
     home = f"{Path.home()}/"
     return f"~/{place.removeprefix(home)}".partition("/snapshots/")[0] if place.startswith(home) else place
@@ -67,11 +67,11 @@ class PickerEntry:
         return self.where != "hub" and not self.partial
 
     def matches(self, words: Sequence[str]) -> bool:
-        text = f"{self.name} {self.id} {self.kind} {self.precision} {PLACES[self.where]}".lower()
+        text = f"{self.name} {self.id} {self.kind} {self.precision} {PLACE_LABELS[self.where]}".lower()
         return all(word in text for word in words)
 
 
-def entry(told: Mapping[str, Any], *, starred: bool = False) -> PickerEntry:
+def entry_from(told: Mapping[str, Any], *, starred: bool = False) -> PickerEntry:
     """An Entry of what the backend tells: of this machine, or of the Hub where it names no place."""
     known = {key: told[key] for key in PickerEntry.__dataclass_fields__ if key in told}
     known |= {"remarks": tuple(told.get("remarks", ())), "where": told.get("where", "hub"), "starred": starred}
@@ -86,11 +86,11 @@ class PickerLine:
     role: Literal["heading", "offer", "note", "trouble"]
 
 
-Row = PickerEntry | PickerLine
+PickerRow = PickerEntry | PickerLine
 
 
 @dataclass(slots=True)
-class PickerSection:
+class PickerContents:
     """Everything the picker knows; `rows` is what of it is to be seen for some words."""
 
     local: list[PickerEntry] = field(default_factory=list)
@@ -101,23 +101,23 @@ class PickerSection:
     hub_line: PickerLine | None = None
     """What is said in place of Hub results: that a search is under way, or failed."""
 
-    def put(self, id_: str, *, starred: bool) -> None:
+    def set_starred(self, id_: str, *, starred: bool) -> None:
         for entries in (self.local, self.hub):
             entries[:] = [replace(one, starred=starred) if one.id == id_ else one for one in entries]
 
-    def rows(self, typed: str) -> list[Row]:
+    def rows(self, typed: str) -> list[PickerRow]:
         words = typed.lower().split()
         left = [one for one in self.local if one.matches(words)]
         favourites = [one for one in left if one.starred]
         recent = [one for id_ in self.recent for one in left if one.id == id_ and not one.starred]
         others = [one for one in left if one not in favourites and one not in recent]
         others.sort(key=lambda one: bool(one.refusal))  # what cannot be used comes last, each half newest first
-        rows: list[Row] = []
+        rows: list[PickerRow] = []
         for heading, entries in (("Favourites", favourites), ("Recent", recent), ("On this machine", others)):
             rows += [PickerLine(heading, "heading"), *entries] if entries else []
         return rows + self._hub_rows(typed.strip())
 
-    def _hub_rows(self, typed: str) -> list[Row]:
+    def _hub_rows(self, typed: str) -> list[PickerRow]:
         here = {one.id for one in self.local}
         if typed and typed == self.hub_words:
             said = [self.hub_line] if self.hub_line else []
@@ -144,14 +144,14 @@ COLUMNS = (
 )
 
 
-class PickModel(QAbstractTableModel):
+class PickerModel(QAbstractTableModel):
     """The rows in the order of their shelf."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.rows: list[Row] = []
+        self.rows: list[PickerRow] = []
 
-    def show_rows(self, rows: Iterable[Row]) -> None:
+    def show_rows(self, rows: Iterable[PickerRow]) -> None:
         self.beginResetModel()
         self.rows = list(rows)
         self.endResetModel()
@@ -196,12 +196,12 @@ class PickModel(QAbstractTableModel):
         return _colour(row, place) if role == Qt.ItemDataRole.ForegroundRole else None
 
 
-class PickTable(BaseTable):
+class PickerTable(BaseTable):
     """Entries under headings; a heading, an offer or a note spans the row. Signals: star_pressed(row)."""
 
     star_pressed = Signal(int)
 
-    def __init__(self, model: PickModel, *, precision: bool) -> None:
+    def __init__(self, model: PickerModel, *, precision: bool) -> None:
         super().__init__()
         self.setModel(model)
         self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
@@ -232,7 +232,7 @@ def _where(one: PickerEntry) -> str:
         return "Unfinished" if one.partial else "Cannot be used"
     if one.where == "hub" and one.downloads is not None:
         return f"{_short(one.downloads)} downloads"
-    return PLACES[one.where]
+    return PLACE_LABELS[one.where]
 
 
 def _short(count: int) -> str:

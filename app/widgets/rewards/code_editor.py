@@ -20,7 +20,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QPlainTextEdit, QTextEdit, QWidget
 
 from app import theme
-from app.widgets.rewards.python_colours import PythonColours
+from app.widgets.rewards.python_highlighter import PythonHighlighter
 
 INDENT = "    "
 _OPENERS = (":", "(", "[", "{")
@@ -28,7 +28,7 @@ _FOLDED = 2 * theme.SPACE
 """Room beside the numbers."""
 
 
-class Numbers(QWidget):
+class LineNumbers(QWidget):
     """The line numbers, drawn by the editor beside its text."""
 
     def __init__(self, editor: CodeEditor) -> None:
@@ -48,8 +48,8 @@ class CodeEditor(QPlainTextEdit):
     Signals: save_wanted – Ctrl+S; run_wanted – Ctrl+Return; left – Escape.
     """
 
-    save_wanted = Signal()
-    run_wanted = Signal()
+    save_requested = Signal()
+    run_requested = Signal()
     left = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -59,8 +59,8 @@ class CodeEditor(QPlainTextEdit):
         self.setTabStopDistance(self.fontMetrics().horizontalAdvance(" ") * len(INDENT))
         self.setAccessibleName("Reward file")
         self.setAccessibleDescription("Python source. Tab indents; Escape leaves the editor; Ctrl+S saves and scores.")
-        self.colours = PythonColours(self.document())
-        self._numbers = Numbers(self)
+        self.colours = PythonHighlighter(self.document())
+        self._numbers = LineNumbers(self)
         self._wrong = 0
         self._sentence = ""
         self.blockCountChanged.connect(lambda _count: self._fit())
@@ -111,9 +111,9 @@ class CodeEditor(QPlainTextEdit):
     def keyPressEvent(self, event: QKeyEvent) -> None:
         key, control = event.key(), event.modifiers() & Qt.KeyboardModifier.ControlModifier
         if _is_save(event):
-            self.save_wanted.emit()
+            self.save_requested.emit()
         elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
-            self.run_wanted.emit() if control else self._break_line()
+            self.run_requested.emit() if control else self._break_line()
         elif key == Qt.Key.Key_Escape:
             self.left.emit()
         elif key == Qt.Key.Key_Tab:

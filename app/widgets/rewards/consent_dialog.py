@@ -19,12 +19,12 @@ from app.widgets.basic.number_format import figure
 from backend.spec.rewards.user_code import Code
 
 WIDTH = 520
-MOST = 12
+MAX_NAMES = 12
 """Names that are shown of a long list."""
 
 
 @dataclass(frozen=True, slots=True)
-class ShownCode:
+class ConsentFile:
     """A file to be told of; `changed` since it was last allowed."""
 
     code: Code
@@ -34,7 +34,7 @@ class ShownCode:
 class ConsentDialog(QDialog):
     """Run it, or not: Return and Escape both mean not."""
 
-    def __init__(self, files: Sequence[ShownCode], parent: QWidget | None = None) -> None:
+    def __init__(self, files: Sequence[ConsentFile], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setWindowTitle("Reward code")
         self.setMinimumWidth(theme.scaled(WIDTH))
@@ -68,12 +68,12 @@ class ConsentDialog(QDialog):
         return box
 
 
-def allowed(files: Sequence[ShownCode], parent: QWidget | None = None) -> bool:
+def ask_consent(files: Sequence[ConsentFile], parent: QWidget | None = None) -> bool:
     """Ask, and wait for the answer."""
     return ConsentDialog(files, parent).exec() == QDialog.DialogCode.Accepted
 
 
-def _question(files: Sequence[ShownCode]) -> str:
+def _question(files: Sequence[ConsentFile]) -> str:
     names = " and ".join(one.code.path.name for one in files)
     if all(one.changed for one in files):
         return (
@@ -82,7 +82,7 @@ def _question(files: Sequence[ShownCode]) -> str:
     return f"Run the code in {names}?"
 
 
-def _about(one: ShownCode) -> QFrame:
+def _about(one: ConsentFile) -> QFrame:
     code, card = one.code, QFrame()
     card.setProperty("role", "card")
     grid = QGridLayout(card)
@@ -106,5 +106,5 @@ def _about(one: ShownCode) -> QFrame:
 
 
 def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
-    return ", ".join(names[:MOST]) + more
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more

@@ -20,20 +20,20 @@ from app.widgets.rewards.code_editor import CodeEditor
 class RewardFilePanel(QFrame):
     """Signals: save_wanted; score_wanted; new_wanted; open_wanted; reload_wanted; left – the editor, by Escape."""
 
-    save_wanted = Signal()
-    score_wanted = Signal()
-    new_wanted = Signal()
-    open_wanted = Signal()
-    reload_wanted = Signal()
+    save_requested = Signal()
+    score_requested = Signal()
+    new_requested = Signal()
+    open_requested = Signal()
+    reload_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")
         self.editor = CodeEditor()
         self.path = ElidedLabel(Qt.TextElideMode.ElideMiddle)
-        self.save = button("Save and score", self.save_wanted.emit, tip="Write the file and score again (Ctrl+S)")
+        self.save = button("Save and score", self.save_requested.emit, tip="Write the file and score again (Ctrl+S)")
         self.trouble = label(role="problem", wrap=True, selectable=True)
-        self.reload = button("Reload", self.reload_wanted.emit)
+        self.reload = button("Reload", self.reload_requested.emit)
         self.frames = QLabel(wordWrap=True)
         self.frames.setFont(theme.mono_font(theme.CAPTION))
         self.frames.setTextFormat(Qt.TextFormat.RichText)
@@ -42,8 +42,8 @@ class RewardFilePanel(QFrame):
         )
         self.frames.setAccessibleName("Where it went wrong")
         self.frames.linkActivated.connect(lambda line: self.editor.reveal(int(line)))
-        self.editor.save_wanted.connect(self.save_wanted)
-        self.editor.run_wanted.connect(self.score_wanted)
+        self.editor.save_requested.connect(self.save_requested)
+        self.editor.run_requested.connect(self.score_requested)
         self.editor.left.connect(lambda: self.save.setFocus(Qt.FocusReason.TabFocusReason))
         self.editor.document().modificationChanged.connect(lambda _: self._show_state())
         self._name = ""
@@ -113,8 +113,8 @@ class RewardFilePanel(QFrame):
         column.addWidget(label(told, role="muted", wrap=True, align=centre))
         buttons = QHBoxLayout()
         self.new, self.open = (
-            button("New file…", self.new_wanted.emit, primary=True),
-            button("Open…", self.open_wanted.emit),
+            button("New file…", self.new_requested.emit, primary=True),
+            button("Open…", self.open_requested.emit),
         )
         buttons.addStretch()
         buttons.addWidget(self.new)

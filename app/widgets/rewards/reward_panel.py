@@ -20,7 +20,7 @@ class RewardPanel(QWidget):
     """Signals: picked(names, weights) after a person's change; file_wanted – a reward file is to be added."""
 
     picked = Signal(list, list)
-    file_wanted = Signal()
+    file_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -37,7 +37,7 @@ class RewardPanel(QWidget):
         self.use_defaults.clicked.connect(lambda: self.model.use_only(DEFAULT_REWARDS))
         self.add_file = QPushButton("Add File…")
         self.add_file.setToolTip("A Python file of your own. Its functions are read from the text; nothing is run.")
-        self.add_file.clicked.connect(self.file_wanted)
+        self.add_file.clicked.connect(self.file_requested)
         self.more = LinkButton("")
         self.more.clicked.connect(self.show_all)
         self._given: tuple[Sequence[RewardEntry], Any, Any] = ((), [], [])
@@ -68,7 +68,7 @@ class RewardPanel(QWidget):
         self.problem.setText(sentence)
         self.problem.setVisible(bool(sentence))
 
-    def stops(self) -> list[QWidget]:
+    def tab_stops(self) -> list[QWidget]:
         """Where Tab halts."""
         return [self.table, self.use_defaults, self.add_file, self.more]
 

@@ -20,7 +20,7 @@ from app import theme
 from app.widgets.basic.base_table import BaseTable
 from app.widgets.basic.number_format import figure
 from app.widgets.form import value_text
-from app.widgets.rewards.reward_cells import (
+from app.widgets.rewards.reward_delegates import (
     FUNCTION,
     LABEL,
     MEAN,
@@ -31,7 +31,7 @@ from app.widgets.rewards.reward_cells import (
     Index,
     TickDelegate,
     WeightDelegate,
-    turn,
+    toggle_tick,
 )
 from backend.spec.rewards.catalog import BUILT_IN, RewardEntry, metric_name
 
@@ -291,7 +291,7 @@ class RewardTable(BaseTable):
     def keyPressEvent(self, event: QKeyEvent) -> None:
         place = self.currentIndex()
         if event.key() == Qt.Key.Key_Space and place.isValid():
-            turn(self.model(), place.row())
+            toggle_tick(self.model(), place.row())
         elif event.modifiers() & Qt.KeyboardModifier.AltModifier and event.key() in _STEPS:
             self.move_row(_STEPS[Qt.Key(event.key())])
         else:

@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (  # fmt: skip
 )
 
 from app import theme
-from app.widgets.basic.controls import ElidedLabel, Menu, Tick
+from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel
 from app.widgets.basic.labels_and_buttons import button, label
 from backend.spec.command import backend_command
 from backend.spec.places import RunFolder, lm_studio_models
@@ -55,7 +55,7 @@ class ExportPanel(QDialog):
         self._choose_destination()
 
     def _build(self) -> None:
-        self.destination, self.precision = Menu(), Menu()
+        self.destination, self.precision = ComboBox(), ComboBox()
         self.destination.addItem("LM Studio", "lmstudio")
         self.destination.addItem("A folder", "folder")
         self.destination.currentIndexChanged.connect(self._choose_destination)
@@ -65,7 +65,7 @@ class ExportPanel(QDialog):
         self.choose = button("Choose…", self._choose_folder)
         self.name = QLineEdit(self.run.name)
         self.name.textChanged.connect(self._show_ready)
-        self.overwrite = Tick("Replace a model of that name")
+        self.overwrite = CheckBox("Replace a model of that name")
         self.output = QPlainTextEdit()
         self.output.setReadOnly(True)
         self.output.hide()
@@ -76,7 +76,7 @@ class ExportPanel(QDialog):
         self.close_button = button("Close", self.close)
         self.reveal = button("Show folder", self._show_made)
         self.reveal.hide()
-        self.start = button("Export", self.begin, primary=True)
+        self.start = button("Export", self.start_export, primary=True)
         self.start.setDefault(True)
 
     def _lay_out(self) -> None:
@@ -155,7 +155,7 @@ class ExportPanel(QDialog):
     def _is_running(self) -> bool:
         return self._task is not None and self._task.is_running
 
-    def begin(self) -> None:
+    def start_export(self) -> None:
         self.output.clear()
         self.output.show()
         self.said.hide()

@@ -13,10 +13,10 @@ from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.icons import IconButton
 
-EVERY_MS = 500
-SLICE = 64 << 10
+POLL_MS = 500
+MAX_READ = 64 << 10
 """Bytes read at once; of a log that grew by more, only the end is shown."""
-MOST_LINES = 2000
+MAX_LINES = 2000
 
 
 class LogView(QFrame):
@@ -29,7 +29,7 @@ class LogView(QFrame):
         self._rest = b""
         self._last = ""
         self.setProperty("role", "card")
-        self._timer = QTimer(self, interval=EVERY_MS)
+        self._timer = QTimer(self, interval=POLL_MS)
         self._timer.timeout.connect(self.read_on)
         self._build()
 
@@ -50,7 +50,7 @@ class LogView(QFrame):
         head.addWidget(self._line, 1)
         head.addWidget(copy)
         head.addWidget(reveal)
-        self.text = QPlainTextEdit(readOnly=True, lineWrapMode=QPlainTextEdit.LineWrapMode.NoWrap, maximumBlockCount=MOST_LINES)  # fmt: skip
+        self.text = QPlainTextEdit(readOnly=True, lineWrapMode=QPlainTextEdit.LineWrapMode.NoWrap, maximumBlockCount=MAX_LINES)  # fmt: skip
         self.text.setFont(theme.mono_font())
         self.text.setAccessibleName("Log")
         self.text.setFixedHeight(QFontMetrics(self.text.font()).lineSpacing() * 9 + 16)
@@ -81,7 +81,7 @@ class LogView(QFrame):
         chunk = self._new_bytes()
         whole, newline, self._rest = (self._rest + chunk).rpartition(b"\n")
         if newline:
-            lines = [_settled(line) for line in whole.decode("utf-8", errors="replace").split("\n")]
+            lines = [_last_state(line) for line in whole.decode("utf-8", errors="replace").split("\n")]
             self._append(lines)
             self._last = next((line for line in reversed(lines) if line.strip()), self._last)
         self._tell_last()
@@ -95,9 +95,9 @@ class LogView(QFrame):
                 if size < self._place:
                     self._place, self._rest = 0, b""
                     self.text.clear()
-                behind = size - self._place > SLICE
-                file.seek(size - SLICE if behind else self._place)
-                chunk = file.read(SLICE)
+                behind = size - self._place > MAX_READ
+                file.seek(size - MAX_READ if behind else self._place)
+                chunk = file.read(MAX_READ)
         except OSError:
             return b""
         self._place = size if behind else self._place + len(chunk)
@@ -115,7 +115,7 @@ class LogView(QFrame):
 
     def _tell_last(self) -> None:
         """The newest line beside the word Log, while the panel is folded; a progress line in its present state."""
-        now = _settled(self._rest.decode("utf-8", errors="replace")) or self._last
+        now = _last_state(self._rest.decode("utf-8", errors="replace")) or self._last
         self._line.setText("" if self._toggle.isChecked() else now.strip())
 
     def _fold(self, open: bool) -> None:
@@ -135,6 +135,6 @@ class LogView(QFrame):
         self._timer.stop()
 
 
-def _settled(line: str) -> str:
+def _last_state(line: str) -> str:
     """A progress line's last state."""
     return line.rstrip("\r").rpartition("\r")[2]

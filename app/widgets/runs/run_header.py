@@ -63,7 +63,7 @@ class RunHeader(QWidget):
 
     def show_run(self, name: str, state: str, *, live: bool) -> None:
         """The moment that a default name ends in stands apart, in words."""
-        title, when = titled(name)
+        title, when = split_name(name)
         self._name.setText(title)
         self._name.setToolTip(name)
         self._when.setText(when)
@@ -105,7 +105,7 @@ class ElidedTitle(ElidedLabel):
         painter.drawText(self.rect(), Qt.AlignmentFlag.AlignVCenter, text)
 
 
-def titled(name: str) -> tuple[str, str]:
+def split_name(name: str) -> tuple[str, str]:
     """A run's name as (what to call it, when it was made): “qwen-lora-grpo”, “3 Nov 2025, 14:05”."""
     found = _STAMPED.fullmatch(name)
     if found is None:

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView
 from app import theme
 from app.widgets.basic.base_table import BaseTable
 from app.widgets.basic.number_format import DASH, duration, figure, moment, signed
-from app.widgets.runs.state_chip import ROLES, WORDS
+from app.widgets.runs.state_chip import STATE_LABELS, STATE_ROLES
 
 Index = QModelIndex | QPersistentModelIndex
 SORT = Qt.ItemDataRole.UserRole
@@ -49,7 +49,7 @@ class _RunColumn:
 
 _COLUMNS = (
     _RunColumn("Run", lambda row: row.path.name, lambda row: row.path.name.lower(), 0),
-    _RunColumn("State", lambda row: WORDS[row.state], lambda row: row.state, 84),
+    _RunColumn("State", lambda row: STATE_LABELS[row.state], lambda row: row.state, 84),
     _RunColumn("Model", lambda row: "/".join(Path(row.model).parts[-2:]) or DASH, lambda row: row.model.lower(), 150),
     _RunColumn("Steps", lambda row: _steps(row), lambda row: row.step, 92, True),
     _RunColumn("Reward", lambda row: figure(row.reward), lambda row: _number(row.reward), 76, True, "Mean over the last steps."),
@@ -66,7 +66,7 @@ NARROW, _NAME_LEAST = 820, 160
 
 
 class RunModel(QAbstractTableModel):
-    """Runs in the order given; `put` replaces one in place, so that a selection and a scroll position survive."""
+    """Runs in the order given; `set_row` replaces one in place, so that a selection and a scroll position survive."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -74,14 +74,14 @@ class RunModel(QAbstractTableModel):
         theme.signals.changed.connect(self._recolour)
 
     def set_paths(self, paths: Sequence[Path]) -> None:
-        """Drop the runs that are gone. New ones come with `put`."""
+        """Drop the runs that are gone. New ones come with `set_row`."""
         for place in reversed(range(len(self.rows))):
             if self.rows[place].path not in paths:
                 self.beginRemoveRows(QModelIndex(), place, place)
                 del self.rows[place]
                 self.endRemoveRows()
 
-    def put(self, row: RunRow) -> None:
+    def set_row(self, row: RunRow) -> None:
         place = next((place for place, old in enumerate(self.rows) if old.path == row.path), None)
         if place is None:
             self.beginInsertRows(QModelIndex(), len(self.rows), len(self.rows))
@@ -158,9 +158,9 @@ class RunTable(BaseTable):
         taken = sum(self.columnWidth(place) for place in range(1, len(_COLUMNS)) if not self.isColumnHidden(place))
         self.setColumnWidth(0, max(theme.scaled(_NAME_LEAST), room - taken))
 
-    def chosen(self) -> RunRow | None:
+    def selected_run(self) -> RunRow | None:
         """The selected run."""
-        rows = self.chosen_rows()
+        rows = self.selected_rows()
         return self._rows.rows[self.sorted.mapToSource(self.sorted.index(rows[0], 0)).row()] if rows else None
 
     def choose(self, path: Path) -> None:
@@ -181,7 +181,7 @@ def _number(value: float | None) -> float:
 def _colour(row: RunRow, place: int) -> Any:
     colours = theme.palette()
     if place == _STATE:
-        return getattr(colours, ROLES[row.state])
+        return getattr(colours, STATE_ROLES[row.state])
     if place == _CHANGE and row.change:
         return colours.advantage_above if row.change > 0 else colours.advantage_below
     return colours.text if place in (0, 4) else colours.muted

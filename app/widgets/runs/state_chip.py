@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QWidget
 
 from app import theme
 
-WORDS = {
+STATE_LABELS = {
     "": "No run",
     "starting": "Starting",
     "running": "Running",
@@ -21,7 +21,7 @@ WORDS = {
 }
 """A run's state → what people read."""
 
-ROLES = {
+STATE_ROLES = {
     "": "faint",
     "starting": "warning",
     "running": "good",
@@ -35,7 +35,7 @@ ROLES = {
 """A run's state → the palette's role for it."""
 
 
-class Dot(QWidget):
+class StateDot(QWidget):
     """A state as a colour; the word beside it says the same."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -51,14 +51,14 @@ class Dot(QWidget):
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(getattr(theme.palette(), ROLES[self._state]))
+        painter.setBrush(getattr(theme.palette(), STATE_ROLES[self._state]))
         painter.drawEllipse(QRectF(self.rect()).adjusted(1, 1, -1, -1))
 
 
 class StateChip(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._dot, self._word = Dot(), QLabel()
+        self._dot, self._word = StateDot(), QLabel()
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(6)
@@ -66,5 +66,5 @@ class StateChip(QWidget):
         row.addWidget(self._word)
 
     def show_state(self, state: str) -> None:
-        self._word.setText(WORDS[state])
+        self._word.setText(STATE_LABELS[state])
         self._dot.show_state(state)

@@ -12,16 +12,16 @@ from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QVBoxLayout, QWi
 
 from app import theme
 from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.dataset.dataset_fields import ColumnField, OfferField, SplitField
+from app.widgets.dataset.dataset_fields import ColumnField, NameMenuField, SplitField
 from backend.spec.config import SETTINGS
 from backend.spec.faults import Fault
 
 SPLIT_KEYS = ("train_split", "valid_split", "test_split")
-ACROSS = 4
+COLUMNS = 4
 """Menus in a row."""
 
 
-class MappingCard(QFrame):
+class ColumnMapping(QFrame):
     """Splits over columns, four and four.
 
     Signals: edited(key, raw value) – a person chose; accepted – the columns are to be taken as offered.
@@ -35,10 +35,10 @@ class MappingCard(QFrame):
         super().__init__(parent)
         self.setProperty("role", "card")
         self._uses = uses
-        self.config = OfferField(SETTINGS["dataset_config"])
+        self.config = NameMenuField(SETTINGS["dataset_config"])
         self.splits = {key: SplitField(SETTINGS[key]) for key in SPLIT_KEYS}
         self.columns = {key: ColumnField(SETTINGS[key]) for key in uses}
-        self.fields: dict[str, OfferField] = {"dataset_config": self.config, **self.splits, **self.columns}
+        self.fields: dict[str, NameMenuField] = {"dataset_config": self.config, **self.splits, **self.columns}
         self.problem = label(font=theme.caption_font(), role="problem", wrap=True, selectable=True)
         self.offer = QFrame()
         self.offer.setProperty("role", "banner")
@@ -53,8 +53,8 @@ class MappingCard(QFrame):
         grid.setHorizontalSpacing(theme.SPACE)
         grid.setVerticalSpacing(theme.SPACE)
         for place, one in enumerate(self.fields.values()):
-            grid.addWidget(one, place // ACROSS, place % ACROSS, Qt.AlignmentFlag.AlignTop)
-            grid.setColumnStretch(place % ACROSS, 1)
+            grid.addWidget(one, place // COLUMNS, place % COLUMNS, Qt.AlignmentFlag.AlignTop)
+            grid.setColumnStretch(place % COLUMNS, 1)
         across = QHBoxLayout(self.offer)
         across.setContentsMargins(12, 6, 6, 6)
         across.addWidget(self.offered, 1)
@@ -67,9 +67,9 @@ class MappingCard(QFrame):
         column.addWidget(self.offer)
         column.addStretch(1)
 
-    def stops(self) -> list[QWidget]:
+    def tab_stops(self) -> list[QWidget]:
         """Where Tab halts in it."""
-        return [*(stop for one in self.fields.values() for stop in one.stops()), self.use]
+        return [*(stop for one in self.fields.values() for stop in one.tab_stops()), self.use]
 
     def show_values(self, values: Mapping[str, Any]) -> None:
         for key, one in self.fields.items():

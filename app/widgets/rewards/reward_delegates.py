@@ -9,7 +9,7 @@ from PySide6.QtGui import QKeyEvent, QPainter, QRegularExpressionValidator
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from app import theme
-from app.widgets.basic.controls import NumberEdit, draw_tick, tick_side
+from app.widgets.basic.controls import NumberEdit, check_box_side, draw_check_box
 from app.widgets.form import value_text
 
 Index = QModelIndex | QPersistentModelIndex
@@ -24,17 +24,17 @@ class TickDelegate(QStyledItemDelegate):
     """A tick drawn in the theme's colours; a click anywhere in the cell turns it."""
 
     def paint(self, painter: QPainter, option: Any, index: Index) -> None:
-        box = QRect(0, 0, tick_side(), tick_side())
+        box = QRect(0, 0, check_box_side(), check_box_side())
         box.moveCenter(option.rect.center())
         painter.save()
         if option.state & QStyle.StateFlag.State_Selected:
             painter.fillRect(option.rect, theme.palette().selection)
-        draw_tick(painter, box, index.data(Qt.ItemDataRole.CheckStateRole) == Qt.CheckState.Checked)
+        draw_check_box(painter, box, index.data(Qt.ItemDataRole.CheckStateRole) == Qt.CheckState.Checked)
         painter.restore()
 
     def editorEvent(self, event: QEvent, model: Any, option: Any, index: Index) -> bool:
         if event.type() == QEvent.Type.MouseButtonRelease:
-            turn(model, index.row())
+            toggle_tick(model, index.row())
             return True
         return event.type() in (QEvent.Type.MouseButtonPress, QEvent.Type.MouseButtonDblClick)
 
@@ -86,7 +86,7 @@ class WeightDelegate(QStyledItemDelegate):
             model.setData(index, weight, Qt.ItemDataRole.EditRole)
 
 
-def turn(model: Any, row: int) -> None:
+def toggle_tick(model: Any, row: int) -> None:
     """Tick the row, or take its tick away."""
     index = model.index(row, USE)
     ticked = index.data(Qt.ItemDataRole.CheckStateRole) == Qt.CheckState.Checked

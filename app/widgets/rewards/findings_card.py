@@ -12,11 +12,11 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout, QWi
 from app import theme
 from app.widgets.basic.labels_and_buttons import label
 
-COLOURS = {"error": "bad", "warning": "warning", "note": "muted", "good": "good"}
+LEVEL_ROLES = {"error": "bad", "warning": "warning", "note": "muted", "good": "good"}
 """Level of a finding → role of the palette."""
 
 
-class RewardVerdict(QFrame):
+class FindingsCard(QFrame):
     """A card; `tell` fills it."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -60,7 +60,7 @@ class _Finding(QWidget):
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(theme.SPACE)
-        row.addWidget(_Dot(COLOURS.get(one["level"], "muted")), 0, Qt.AlignmentFlag.AlignTop)
+        row.addWidget(_LevelDot(LEVEL_ROLES.get(one["level"], "muted")), 0, Qt.AlignmentFlag.AlignTop)
         words = QVBoxLayout()
         words.setSpacing(0)
         words.addWidget(
@@ -76,7 +76,7 @@ class _Finding(QWidget):
         row.addLayout(words, 1)
 
 
-class _Dot(QWidget):
+class _LevelDot(QWidget):
     """A dot at the height of the first line of text."""
 
     def __init__(self, role: str) -> None:

@@ -9,9 +9,9 @@ from PySide6.QtWidgets import QFrame, QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.labels_and_buttons import label
-from app.widgets.rewards.reward_board import BoardModel, RewardBoard
-from app.widgets.rewards.reward_scores import ScoreModel, ScoreTable
-from app.widgets.rewards.reward_verdict import RewardVerdict
+from app.widgets.rewards.bench_completion_table import BenchCompletionModel, BenchCompletionTable
+from app.widgets.rewards.bench_function_table import BenchFunctionModel, BenchFunctionTable
+from app.widgets.rewards.findings_card import FindingsCard
 
 SHORT, TALL = 560, 760
 """Heights of the page below which the verdict and the functions are kept brief."""
@@ -22,7 +22,7 @@ STALE = {
 }
 
 
-class BenchFindings(Protocol):
+class BenchState(Protocol):
     """What the bench knows, as far as it is shown here."""
 
     groups: list[dict[str, Any]]
@@ -32,17 +32,17 @@ class BenchFindings(Protocol):
     stale: bool
 
 
-class RewardResults(QWidget):
+class BenchResults(QWidget):
     """Before anything was sampled it says what the page is for."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         shown = QWidget(self)
-        self.verdict = RewardVerdict(shown)
-        self.functions = BoardModel(self)
-        self.board = RewardBoard(self.functions)
-        self.completions = ScoreModel(self)
-        self.table = ScoreTable(self.completions)
+        self.verdict = FindingsCard(shown)
+        self.functions = BenchFunctionModel(self)
+        self.board = BenchFunctionTable(self.functions)
+        self.completions = BenchCompletionModel(self)
+        self.table = BenchCompletionTable(self.completions)
         column = QVBoxLayout(shown)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(12)
@@ -59,7 +59,7 @@ class RewardResults(QWidget):
         self.verdict.show_at_most(1 if height < SHORT else 2 if height < TALL else 99)
         self.board.show_at_most(3 if height < SHORT else 5 if height < TALL else 8)
 
-    def show_bench(self, bench: BenchFindings) -> None:
+    def show_bench(self, bench: BenchState) -> None:
         """The line that was chosen stays chosen."""
         self._stack.setCurrentIndex(1 if bench.groups or bench.failed else 0)
         findings = [_failed(bench.failed)] if bench.failed else bench.findings
@@ -68,7 +68,7 @@ class RewardResults(QWidget):
         names, labels = ([one[key] for one in bench.functions] for key in ("name", "label"))
         row = max(self.table.currentIndex().row(), 0)
         self.completions.show_groups(bench.groups, names, labels)
-        self.table.begin()
+        self.table.reset_view()
         if 0 < row < self.completions.rowCount():
             self.table.selectRow(row)
 

@@ -61,7 +61,7 @@ class CaseModel(QAbstractTableModel):
 class CaseTable(BaseTable):
     """Signals: drop_wanted(place of a case) – Delete was pressed."""
 
-    drop_wanted = Signal(int)
+    drop_requested = Signal(int)
 
     def __init__(self, model: CaseModel) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class CaseTable(BaseTable):
     def drop(self) -> None:
         """Ask for the chosen case to be thrown away."""
         if self.currentIndex().isValid():
-            self.drop_wanted.emit(self.currentIndex().row())
+            self.drop_requested.emit(self.currentIndex().row())
 
 
 def _told(row: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ NARROW, TEXT = 54, 150
 """Pixels of a column of scores, and the least of the text."""
 
 
-class ScoreModel(CompletionModel):
+class BenchCompletionModel(CompletionModel):
     """Headings of scores are dots alone; `label` has the words."""
 
     def label(self, column: int) -> str:
@@ -30,10 +30,10 @@ class ScoreModel(CompletionModel):
         return super().headerData(section, orientation, role)
 
 
-class ScoreTable(CompletionTable):
+class BenchCompletionTable(CompletionTable):
     """As the table of a run's completions; copied rows have the functions' names."""
 
-    def __init__(self, model: ScoreModel) -> None:
+    def __init__(self, model: BenchCompletionModel) -> None:
         super().__init__(model, widest=NARROW, least_text=TEXT)
         self._scores = model
 

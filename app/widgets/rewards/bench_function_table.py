@@ -16,22 +16,22 @@ from app import theme
 from app.stylesheet import CELL_PADDING
 from app.widgets.basic.base_table import ROW_HEIGHT, BaseTable
 from app.widgets.basic.number_format import DASH, THIN, figure
-from app.widgets.completions.completion_table import swatch
+from app.widgets.completions.completion_table import reward_dot
 from app.widgets.form.value_text import number_text
-from app.widgets.rewards.reward_cells import WeightDelegate
+from app.widgets.rewards.reward_delegates import WeightDelegate
 
 Index = QModelIndex | QPersistentModelIndex
 HEADS = ("Reward", "Scores", "Mean", "Weight", "Time")
 REWARD, SCORES, MEAN, WEIGHT, TIME = range(5)
-SPREAD = Qt.ItemDataRole.UserRole
+HISTOGRAM_ROLE = Qt.ItemDataRole.UserRole
 """Item role of the scores: (scores, colour)."""
-BINS, WIDEST = 24, 16
+BINS, MAX_BAR_WIDTH = 24, 16
 """Bars of the picture of a function's scores, and the most pixels that one takes."""
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 
 
-class BoardModel(QAbstractTableModel):
+class BenchFunctionModel(QAbstractTableModel):
     """Rows in the order of the functions. Signals: weighed(all weights) – after a person changed one."""
 
     weighed = Signal(list)
@@ -87,7 +87,7 @@ class BoardModel(QAbstractTableModel):
             case Qt.ItemDataRole.EditRole if column == WEIGHT:
                 return float(row["weight"])
             case Qt.ItemDataRole.DecorationRole if column == REWARD:
-                return swatch(index.row())
+                return reward_dot(index.row())
             case Qt.ItemDataRole.ForegroundRole:
                 return _colour(row, column)
             case Qt.ItemDataRole.FontRole:
@@ -96,7 +96,7 @@ class BoardModel(QAbstractTableModel):
                 return _RIGHT if column > SCORES else _LEFT
             case Qt.ItemDataRole.ToolTipRole:
                 return _tip(row)
-            case _ if role == SPREAD and column == SCORES and not row["error"]:
+            case _ if role == HISTOGRAM_ROLE and column == SCORES and not row["error"]:
                 return self._scores.get(row["name"], []), theme.reward_colour(index.row())
         return None
 
@@ -113,12 +113,12 @@ class BoardModel(QAbstractTableModel):
         return _took(row["seconds"]) if column == TIME else figure(sum(scores) / len(scores)) if scores else DASH
 
 
-class SpreadDelegate(QStyledItemDelegate):
+class ScoreHistogramDelegate(QStyledItemDelegate):
     """Where a function's scores lie, between its least and its greatest: bars in its colour, and both figures."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         super().paint(painter, option, index)
-        found = index.data(SPREAD)
+        found = index.data(HISTOGRAM_ROLE)
         if not found or not found[0]:
             return
         scores, colour = found
@@ -130,7 +130,7 @@ class SpreadDelegate(QStyledItemDelegate):
         metrics = painter.fontMetrics()
         edge = metrics.horizontalAdvance("−0.000") + 4
         bars = rect.adjusted(edge, 0, -edge, 0)
-        bars.setWidth(min(bars.width(), BINS * WIDEST))
+        bars.setWidth(min(bars.width(), BINS * MAX_BAR_WIDTH))
         painter.drawText(rect, _LEFT, low)
         if low != high:
             painter.drawText(QRect(bars.right() + 6, rect.top(), edge, rect.height()), _LEFT, high)
@@ -138,7 +138,7 @@ class SpreadDelegate(QStyledItemDelegate):
         painter.restore()
 
 
-class BoardWeights(WeightDelegate):
+class BenchWeightDelegate(WeightDelegate):
     """Edits a weight where its effect is seen."""
 
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
@@ -150,17 +150,17 @@ class BoardWeights(WeightDelegate):
         editor.setGeometry(option.rect.adjusted(2, 1, -1, -1))
 
 
-class RewardBoard(BaseTable):
+class BenchFunctionTable(BaseTable):
     """Weights can be typed here. Signals: error_wanted(function's row) – somebody wants to see what failed."""
 
-    error_wanted = Signal(object)
+    error_requested = Signal(object)
 
-    def __init__(self, model: BoardModel) -> None:
+    def __init__(self, model: BenchFunctionModel) -> None:
         super().__init__()
         self._board = model
         self.setModel(model)
-        self.setItemDelegateForColumn(SCORES, SpreadDelegate(self))
-        self.setItemDelegateForColumn(WEIGHT, BoardWeights(self))
+        self.setItemDelegateForColumn(SCORES, ScoreHistogramDelegate(self))
+        self.setItemDelegateForColumn(WEIGHT, BenchWeightDelegate(self))
         triggers = QAbstractItemView.EditTrigger
         self.setEditTriggers(triggers.SelectedClicked | triggers.DoubleClicked | triggers.EditKeyPressed)
         self.setAccessibleName("Reward functions and their scores")
@@ -190,7 +190,7 @@ class RewardBoard(BaseTable):
     def _look(self, index: QModelIndex) -> None:
         row = self._board.rows[index.row()]
         if row["error"]:
-            self.error_wanted.emit(row)
+            self.error_requested.emit(row)
 
 
 def _draw_bars(painter: QPainter, rect: QRect, scores: Sequence[float], colour: QColor) -> None:
@@ -198,10 +198,10 @@ def _draw_bars(painter: QPainter, rect: QRect, scores: Sequence[float], colour: 
     counts = [0] * BINS
     for score in scores:
         counts[min(BINS - 1, int((score - low) / (high - low) * BINS)) if high > low else 0] += 1
-    width, most = min(rect.width() / BINS, WIDEST), max(counts)
+    width, most = min(rect.width() / BINS, MAX_BAR_WIDTH), max(counts)
     painter.setPen(Qt.PenStyle.NoPen)
     painter.setBrush(theme.palette().hairline)
-    painter.drawRect(QRectF(rect.left(), rect.bottom(), min(rect.width(), BINS * WIDEST), 1))
+    painter.drawRect(QRectF(rect.left(), rect.bottom(), min(rect.width(), BINS * MAX_BAR_WIDTH), 1))
     painter.setBrush(colour)
     for place, count in enumerate(counts):
         if count:

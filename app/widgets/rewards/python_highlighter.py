@@ -31,7 +31,7 @@ _FENCES = {1: "'''", 2: '"""'}
 """State of a line that ends inside a string → what closes it."""
 
 
-class PythonColours(QSyntaxHighlighter):
+class PythonHighlighter(QSyntaxHighlighter):
     """Colours a document; drawn again when the theme changes."""
 
     def __init__(self, document: QTextDocument) -> None:

@@ -23,24 +23,24 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
-from app.widgets.basic.controls import ElidedLabel, Menu, NumberEdit
+from app.widgets.basic.controls import ComboBox, ElidedLabel, NumberEdit
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.segments import Segments
 
 SOURCES = {"model": "Model", "run": "Run", "file": "File"}
-HOW = (("random", "Random rows"), ("first", "First rows"), ("numbers", "These rows"))
-MOST_ROWS = 1000
+ROW_CHOICES = (("random", "Random rows"), ("first", "First rows"), ("numbers", "These rows"))
+MAX_ROWS = 1000
 _RANGES = re.compile(r"\s*\d+\s*(-\s*\d+\s*)?(,\s*\d+\s*(-\s*\d+\s*)?)*")
 
 
-class RewardSource(QFrame):
+class CompletionSource(QFrame):
     """Signals: sample_wanted(how, count, numbers, completions of each); run_wanted(folder, step or None); file_wanted;
     paste_wanted; cancelled; refused(sentence)."""
 
-    sample_wanted = Signal(str, int, list, int)
-    run_wanted = Signal(object, object)
-    file_wanted = Signal()
-    paste_wanted = Signal()
+    sample_requested = Signal(str, int, list, int)
+    run_requested = Signal(object, object)
+    file_requested = Signal()
+    paste_requested = Signal()
     cancelled = Signal()
     refused = Signal(str)
 
@@ -71,8 +71,8 @@ class RewardSource(QFrame):
     # The sources
 
     def _model(self) -> QWidget:
-        self.how = Menu()
-        for key, word in HOW:
+        self.how = ComboBox()
+        for key, word in ROW_CHOICES:
             self.how.addItem(word, key)
         self.how.setMinimumContentsLength(12)
         self.how.setAccessibleName("Which rows")
@@ -99,7 +99,7 @@ class RewardSource(QFrame):
         )
 
     def _run(self) -> QWidget:
-        self.runs = Menu()
+        self.runs = ComboBox()
         self.runs.setMinimumContentsLength(14)
         self.runs.setAccessibleName("Run")
         self.step = _count("", "Step")
@@ -111,10 +111,12 @@ class RewardSource(QFrame):
 
     def _file(self) -> QWidget:
         self.open = button(
-            "Open…", self.file_wanted.emit, tip="JSON lines: prompt, completion, answer; or a run's completions.jsonl"
+            "Open…",
+            self.file_requested.emit,
+            tip="JSON lines: prompt, completion, answer; or a run's completions.jsonl",
         )
         self.paste = button(
-            "Paste", self.paste_wanted.emit, tip="JSON lines from the clipboard, or plain text as one completion"
+            "Paste", self.paste_requested.emit, tip="JSON lines from the clipboard, or plain text as one completion"
         )
         return _row([self.open, self.paste])
 
@@ -180,11 +182,11 @@ class RewardSource(QFrame):
             self.refused.emit("Row numbers are written as 1-4, 17.")
             return
         count = len(numbers) if how == "numbers" else int(self.rows.text() or 8)
-        self.sample_wanted.emit(how, count, numbers if how == "numbers" else [], max(1, int(self.each.text() or 8)))
+        self.sample_requested.emit(how, count, numbers if how == "numbers" else [], max(1, int(self.each.text() or 8)))
 
     def _ask_run(self) -> None:
         if self.runs.currentData():
-            self.run_wanted.emit(Path(self.runs.currentData()), int(self.step.text()) if self.step.text() else None)
+            self.run_requested.emit(Path(self.runs.currentData()), int(self.step.text()) if self.step.text() else None)
 
 
 def row_numbers(text: str) -> list[int]:
@@ -195,7 +197,7 @@ def row_numbers(text: str) -> list[int]:
     for part in text.split(","):
         first, _, last = part.partition("-")
         begin, end = int(first), int(last or first)
-        if end - begin >= MOST_ROWS:
+        if end - begin >= MAX_ROWS:
             return []
         found += range(begin, end + 1)
     return list(dict.fromkeys(found))
