@@ -1,6 +1,6 @@
-"""The slim strip at the foot of the window: state, step of total, time left, memory, and the one sentence that matters.
+"""The status strip at the bottom of the window: run state, step of total, time left, peak memory, and one sentence.
 
-It shows what it is told; it follows nothing.
+It holds no reference to a run: the window pushes values into it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from app.widgets.runs.state_chip import STATE_LABELS, StateDot
 
 
 class StatusStrip(QFrame):
+    """A state dot, four labels of figures and a sentence that is elided when the window is narrow."""
+
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._dot = StateDot()
@@ -39,7 +41,7 @@ class StatusStrip(QFrame):
         self._dot.show_state(state)
 
     def show_progress(self, step: int, total: int, eta_s: float | None, memory_gb: float | None) -> None:
-        """Figures of a run; zero steps in total and None show nothing."""
+        """Show a run's progress; a total of 0 and None hide their label."""
         self.step.setText(f"step {step:,} of {total:,}" if total else "")
         self.left.setText(f"{duration(eta_s)} left" if eta_s is not None else "")
         self.memory.setText(f"peak {figure(memory_gb, 'GB')}" if memory_gb is not None else "")
