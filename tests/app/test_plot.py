@@ -97,12 +97,12 @@ def test_the_legend_tells_the_newest_values_and_those_under_the_pointer(grid: Ch
     first, second, third = grid.plots
     assert entries(first) == [("One", f"{np.sin(8) + 2:.2f}")]
     first.hovered.emit(5)
-    assert first._where.text() == second._where.text() == "step 5"
+    assert first._step_label.text() == second._step_label.text() == "step 5"
     assert entries(second) == [("Two", f"−{np.sin(1) + 2:.2f}\u202fnats")]
     first.hovered.emit(12)
     assert entries(first) == [("One", "–")], "a gap is a dash"
     first.hovered.emit(None)
-    assert first._where.text() == "" and entries(first) == [("One", f"{np.sin(8) + 2:.2f}")]
+    assert first._step_label.text() == "" and entries(first) == [("One", f"{np.sin(8) + 2:.2f}")]
     assert third._waiting.text() == "Waits." and entries(third) == []
 
 
@@ -202,7 +202,7 @@ def test_axis_and_legend_tell_memory_in_the_same_unit(
     plot.show()
     for _ in range(2):  # another theme keeps the unit
         plot.show_traces([Trace("Peak", "muted", np.arange(9.0), np.linspace(0, largest, 9))])
-        axis = plot._view._values
+        axis = plot._view._value_axis
         assert axis.labelText == title and plot._legend._entries[0].value == told
         spacing = largest / 2.4
         assert axis.tickStrings([0, spacing, 2 * spacing], 1, spacing) == ticks
