@@ -202,7 +202,7 @@ class DatasetPage(QWidget):
         self.mapping.show_likely(dataset.likely)
         self._show_which()
         self._show_counts()
-        self.table.say(self._instead())
+        self.table.set_placeholder(self._instead())
         self._show_able()
         self.model.set_prompt_limit(dataset.room)
         self.detail.set_prompt_limit(dataset.room)

@@ -78,7 +78,7 @@ def test_choosing_a_line_shows_it_in_full(qtbot, page: CompletionsPage, tmp_path
     page.table.selectRow(3)
     assert page.detail.text.toPlainText() == one["text"]
     assert page.detail.prompt.toPlainText() == page.session.run.groups()[0]["prompt"]
-    assert "Accuracy" in page.detail._scores.text() and f"{one['tokens']} tokens" in page.detail._came_to.text()
+    assert "Accuracy" in page.detail._scores.text() and f"{one['tokens']} tokens" in page.detail._result.text()
     formats = page.detail.text.document().firstBlock().layout().formats()
     assert formats[0].length == len("<think>") and formats[0].format.foreground().color() == theme.palette().accent
 

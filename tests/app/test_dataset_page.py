@@ -381,7 +381,7 @@ def test_a_model_of_rows_keeps_no_more_than_its_share(qapp) -> None:
     model.show_rows(1_000_000, [ColumnHeading("question", "prompt")], 100)
     for start in range(0, CHUNK * 3 * MAX_CHUNKS, CHUNK):
         model.add_chunk(start, [{"question": "q"}] * CHUNK, [101] * CHUNK)
-    assert len(model._parts) == MAX_CHUNKS
+    assert len(model._chunks) == MAX_CHUNKS
     last = CHUNK * 3 * MAX_CHUNKS - 1
     assert model.index(last, 2).data() == "q" and model.index(last, 1).data() == "101"
     assert model.data(model.index(last, 1), Qt.ItemDataRole.ForegroundRole) == theme.palette().warning
@@ -451,7 +451,7 @@ def test_bars_hold_every_row(qapp) -> None:
         assert sum(rows for _, rows in bars.bins()) == sum(rows for _, rows in lengths)
         bars.grab()
     bars.show_lengths([(3, 1), (9, 2)], 100)
-    assert bars.told_at(199) == "9 tokens: 2 rows"
+    assert bars.tool_tip_at(199) == "9 tokens: 2 rows"
 
 
 # ── the line on Train ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,5 +1,5 @@
-"""Which split and which column is used for what: menus of what there is, what is wrong with the choice, and an offer where
-the columns can be recognised.
+"""The use of splits and columns: a combo box for each, the problems of the choice, and a suggestion where columns can be
+recognised by name.
 """
 
 from __future__ import annotations
@@ -18,20 +18,25 @@ from backend.spec.faults import Fault
 
 SPLIT_KEYS = ("train_split", "valid_split", "test_split")
 COLUMNS = 4
-"""Menus in a row."""
+"""Fields in a row."""
 
 
 class ColumnMapping(QFrame):
-    """Splits over columns, four and four.
+    """A card of combo boxes: configuration and splits in the first row, columns in the second.
 
-    Signals: edited(key, raw value) – a person chose; accepted – the columns are to be taken as offered.
+    Attributes:
+        fields – setting → field; `config`, `splits` and `columns` are parts of it.
+
+    Signals:
+        edited(key, raw value) – the user chose another name.
+        accepted – the user took the suggested columns.
     """
 
     edited = Signal(str, object)
     accepted = Signal()
 
     def __init__(self, uses: Mapping[str, str], parent: QWidget | None = None) -> None:
-        """`uses` are the settings of columns and what each column is for."""
+        """`uses` maps each setting that names a column to what the column is for."""
         super().__init__(parent)
         self.setProperty("role", "card")
         self._uses = uses
@@ -44,17 +49,17 @@ class ColumnMapping(QFrame):
         self.offer.setProperty("role", "banner")
         self.offered = label(wrap=True)
         self.use = button("Use them", self.accepted.emit, primary=True)
-        for one in self.fields.values():
-            one.edited.connect(self.edited)
+        for field in self.fields.values():
+            field.edited.connect(self.edited)
         self._lay_out()
 
     def _lay_out(self) -> None:
         grid = QGridLayout()
         grid.setHorizontalSpacing(theme.SPACE)
         grid.setVerticalSpacing(theme.SPACE)
-        for place, one in enumerate(self.fields.values()):
-            grid.addWidget(one, place // COLUMNS, place % COLUMNS, Qt.AlignmentFlag.AlignTop)
-            grid.setColumnStretch(place % COLUMNS, 1)
+        for i, field in enumerate(self.fields.values()):
+            grid.addWidget(field, i // COLUMNS, i % COLUMNS, Qt.AlignmentFlag.AlignTop)
+            grid.setColumnStretch(i % COLUMNS, 1)
         across = QHBoxLayout(self.offer)
         across.setContentsMargins(12, 6, 6, 6)
         across.addWidget(self.offered, 1)
@@ -68,18 +73,19 @@ class ColumnMapping(QFrame):
         column.addStretch(1)
 
     def tab_stops(self) -> list[QWidget]:
-        """Where Tab halts in it."""
-        return [*(stop for one in self.fields.values() for stop in one.tab_stops()), self.use]
+        """The widgets that Tab visits, in order."""
+        return [*(stop for field in self.fields.values() for stop in field.tab_stops()), self.use]
 
     def show_values(self, values: Mapping[str, Any]) -> None:
-        for key, one in self.fields.items():
-            one.show_value(values[key])
+        """Show the raw values of the settings."""
+        for key, field in self.fields.items():
+            field.show_value(values[key])
 
     def offer_columns(self, columns: Sequence[Mapping[str, str]]) -> None:
-        """The columns there are: name, kind and an example of each."""
-        for one in self.columns.values():
-            one.offer_columns(columns)
-            one.control.setEnabled(bool(columns))
+        """Offer the dataset's columns: name, kind and example of each."""
+        for field in self.columns.values():
+            field.offer_columns(columns)
+            field.control.setEnabled(bool(columns))
 
     def offer_splits(
         self,
@@ -89,27 +95,29 @@ class ColumnMapping(QFrame):
         found: Mapping[str, Any],
         values: Mapping[str, Any],
     ) -> None:
-        """`form` is file, folder or hub, `names` the splits there are, `found` what was read for each use."""
+        """Offer the dataset's splits and configurations.
+
+        `form` is file, folder or hub; `names` are the splits, `found` describes the one read for each use.
+        """
         self.config.offer(configs, "Default" if form == "hub" else "None")
         self.config.setEnabled(form == "hub")
-        for key, one in self.splits.items():
-            one.offer_splits(names, form, found.get(key.removesuffix("_split")), values[key])
+        for key, field in self.splits.items():
+            field.offer_splits(names, form, found.get(key.removesuffix("_split")), values[key])
 
     def show_faults(self, faults: Sequence[Fault]) -> None:
-        """Those of its menus, each after the name of its setting, in the card's full width."""
-        told = [fault for fault in faults if fault.setting in self.fields]
-        self.problem.setText("\n".join(f"{SETTINGS[fault.setting].label}: {fault.sentence}" for fault in told))
-        self.problem.setVisible(bool(told))
-        wrong = {fault.setting for fault in told}
-        for key, one in self.fields.items():
-            one.mark(key in wrong)
+        """Show the faults of its fields below them, in full width, each after its setting's label."""
+        own = [fault for fault in faults if fault.setting in self.fields]
+        self.problem.setText("\n".join(f"{SETTINGS[fault.setting].label}: {fault.sentence}" for fault in own))
+        self.problem.setVisible(bool(own))
+        wrong = {fault.setting for fault in own}
+        for key, field in self.fields.items():
+            field.mark(key in wrong)
 
     def show_likely(self, likely: Mapping[str, str]) -> None:
-        """Offer columns for settings whose own column does not exist."""
-        named = [
-            f"{name} {'looks ' * (not place)}like the {self._uses[key]}"
-            for place, (key, name) in enumerate(likely.items())
+        """Suggest columns (setting → name) for settings whose own column does not exist."""
+        clauses = [
+            f"{name} {'looks ' * (not i)}like the {self._uses[key]}" for i, (key, name) in enumerate(likely.items())
         ]
-        self.offered.setText(f"{', '.join(named)}.")
+        self.offered.setText(f"{', '.join(clauses)}.")
         self.offer.setVisible(bool(likely))
         self.use.setText("Use them" if len(likely) > 1 else "Use it")

@@ -1,28 +1,50 @@
-"""One quiet line under the Data field: how many rows, which column is what, what will be left out. A click leads on."""
+"""A one-line summary of the dataset under the Data field: rows, use of columns, rows left out. A click opens its page."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
-from PySide6.QtCore import QEvent, QSize, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QObject, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QEnterEvent, QHideEvent, QPainter, QPaintEvent, QShowEvent
 from PySide6.QtWidgets import QPushButton, QSizePolicy, QWidget
 
 from app import theme
 
 WAIT_MS = 400
-"""How long it must be seen before it asks: not while the window is still opening."""
+"""How long it must be visible before it asks for the dataset, so that it does not while the window is still opening."""
+
+
+class SummarisedDataset(Protocol):
+    """What the line needs of a dataset; `app.model.dataset.Dataset` has it.
+
+    Signals:
+        changed, counted – the summary may be another one.
+    """
+
+    changed: Any
+    counted: Any
+
+    def in_a_line(self) -> tuple[str, bool]:
+        """(the summary, whether something is wrong)."""
+        ...
+
+    def watch(self, watcher: QObject, /, *, whole: bool = ...) -> None:
+        """Keep the dataset read while `watcher` shows it; `whole` counts all of its prompts."""
+        ...
+
+    def leave(self, watcher: QObject, /) -> None: ...
 
 
 class DatasetLine(QPushButton):
-    """Shows what `dataset` (an `app.model.dataset.Dataset`) says of itself in a line.
+    """A flat button with the summary of a dataset as its text.
 
-    Signals: wanted – it was pressed: show the page.
+    Signals:
+        page_requested – it was clicked.
     """
 
     page_requested = Signal()
 
-    def __init__(self, dataset: Any, parent: QWidget | None = None) -> None:
+    def __init__(self, dataset: SummarisedDataset, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._dataset = dataset
         self.setFlat(True)
@@ -38,12 +60,12 @@ class DatasetLine(QPushButton):
         self.refresh()
 
     def refresh(self) -> None:
-        """Say what is known now; nothing where no dataset is chosen."""
-        words, self._wrong = self._dataset.in_a_line()
-        self.setText(words)
-        self.setToolTip(words)
-        self.setAccessibleName(f"Dataset: {words}")
-        self.setEnabled(bool(words))
+        """Show the present summary; it is empty while no dataset is chosen."""
+        summary, self._is_wrong = self._dataset.in_a_line()
+        self.setText(summary)
+        self.setToolTip(summary)
+        self.setAccessibleName(f"Dataset: {summary}")
+        self.setEnabled(bool(summary))
         self.update()
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -69,12 +91,12 @@ class DatasetLine(QPushButton):
     minimumSizeHint = sizeHint
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """One line that gives way at its end; grey until the pointer or the cursor is on it."""
+        """Paint the text elided at its end, grey until hovered or focused: QPushButton does not elide."""
         painter, colours = QPainter(self), theme.palette()
-        here = self.underMouse() or self.hasFocus()
+        is_active = self.underMouse() or self.hasFocus()
         font = theme.caption_font()
-        font.setUnderline(here)
+        font.setUnderline(is_active)
         painter.setFont(font)
-        painter.setPen(colours.warning if self._wrong else colours.accent if here else colours.muted)
+        painter.setPen(colours.warning if self._is_wrong else colours.accent if is_active else colours.muted)
         text = painter.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
         painter.drawText(self.rect(), Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, text)

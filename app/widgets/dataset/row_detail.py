@@ -1,4 +1,4 @@
-"""One row in full: the exact prompt that the model will see, special tokens as chips; the same as ids; the row's columns."""
+"""One row of the dataset in full: the rendered prompt with special tokens highlighted, its token ids, or the columns."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NO_TEMPLATE = "This model has no chat template: the messages are put together as
 
 
 class RowDetail(QFrame):
-    """Shows what `preview_row` answers."""
+    """Shows the answer of the service's `preview_row`: messages, pieces of the rendered prompt, token ids, cells."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "card")
-        self._said: Mapping[str, Any] | None = None
+        self._preview: Mapping[str, Any] | None = None
         self._prompt_limit = 0
         self.title = label(font=theme.heading_font())
         self.about = ElidedLabel()
@@ -57,77 +57,80 @@ class RowDetail(QFrame):
     # What is shown
 
     def show_nothing(self) -> None:
-        self._said = None
+        """Show no row."""
+        self._preview = None
         self.title.setText("")
         self._draw()
 
-    def show_row(self, index: int, said: Mapping[str, Any], prompt_limit: int) -> None:
-        """`index` from 0; `prompt_limit` is how many tokens a prompt may have."""
-        self._said, self._prompt_limit = said, prompt_limit
+    def show_row(self, index: int, preview: Mapping[str, Any], prompt_limit: int) -> None:
+        """Show row `index` (from 0); `prompt_limit`: most tokens of a prompt."""
+        self._preview, self._prompt_limit = preview, prompt_limit
         self.title.setText(f"Row {index + 1:,}")
         self._draw()
 
     def set_prompt_limit(self, prompt_limit: int) -> None:
         self._prompt_limit = prompt_limit
-        self._draw_words()
+        self._show_facts()
 
     def _draw(self) -> None:
-        self._draw_words()
+        self._show_facts()
         self.pane.clear()
-        if self._said is None:
+        if self._preview is None:
             return
         cursor = QTextCursor(self.pane.document())
         cursor.beginEditBlock()
-        has_prompt = bool(self._said["messages"])  # of a row that cannot be used, what there is can still be seen
+        has_prompt = bool(self._preview["messages"])  # a row that cannot be used shows its columns
         writers = {"prompt": self._write_prompt, "ids": self._write_ids}
-        writers.get(self.views.key if has_prompt else "", self._write_columns)(cursor, self._said)
+        writers.get(self.views.key if has_prompt else "", self._write_columns)(cursor, self._preview)
         cursor.endEditBlock()
         self.pane.moveCursor(QTextCursor.MoveOperation.Start)
 
-    def _draw_words(self) -> None:
-        said = self._said or {}
-        tokens = said.get("tokens")
-        parts = [] if tokens is None else [_told(tokens, self._prompt_limit)]
-        parts += [f"{name}: {said[key]}" for name, key in (("Answer", "answer"), ("Type", "type")) if said.get(key)]
+    def _show_facts(self) -> None:
+        """Length, answer and type above the text; faults and notes below them."""
+        preview = self._preview or {}
+        tokens = preview.get("tokens")
+        parts = [] if tokens is None else [_length_text(tokens, self._prompt_limit)]
+        labels = (("Answer", "answer"), ("Type", "type"))
+        parts += [f"{name}: {preview[key]}" for name, key in labels if preview.get(key)]
         self.about.setText("   ".join(parts))
         self.about.setToolTip(self.about.text()[:400])
         self.about.setVisible(bool(parts))
-        self.views.setEnabled(bool(said))
-        notes = [fault["sentence"] for fault in said.get("faults", ())]
+        self.views.setEnabled(bool(preview))
+        notes = [fault["sentence"] for fault in preview.get("faults", ())]
         notes += [too_long(tokens, self._prompt_limit)] if tokens is not None and tokens > self._prompt_limit else []
-        notes += [LOADING] if said.get("loading") and not notes else []
-        notes += [] if said.get("has_template", True) else [NO_TEMPLATE]
+        notes += [LOADING] if preview.get("loading") and not notes else []
+        notes += [] if preview.get("has_template", True) else [NO_TEMPLATE]
         self.note.setText("\n".join(notes))
         self.note.setVisible(bool(notes))
 
-    def _write_prompt(self, cursor: QTextCursor, said: Mapping[str, Any]) -> None:
-        for piece in said["pieces"]:
-            cursor.insertText(piece["text"], _chip() if piece["special"] else _plain())
-        if said["tokens"] is None:  # no tokenizer, or not yet
-            for place, message in enumerate(said["messages"]):
-                cursor.insertText("\n\n" * bool(place) + message["role"], _quiet())
+    def _write_prompt(self, cursor: QTextCursor, preview: Mapping[str, Any]) -> None:
+        for piece in preview["pieces"]:
+            cursor.insertText(piece["text"], _special() if piece["special"] else _plain())
+        if preview["tokens"] is None:  # there is no tokenizer, or it is still being loaded
+            for i, message in enumerate(preview["messages"]):
+                cursor.insertText("\n\n" * bool(i) + message["role"], _muted())
                 cursor.insertText(f"\n{message['content']}", _plain())
-        self._write_rest(cursor, said)
+        self._write_remainder(cursor, preview)
 
-    def _write_ids(self, cursor: QTextCursor, said: Mapping[str, Any]) -> None:
-        for place, piece in enumerate(said["pieces"]):
-            cursor.insertText(" " * bool(place), _plain())
-            cursor.insertText(" ".join(map(str, piece["ids"])), _chip() if piece["special"] else _plain())
-        self._write_rest(cursor, said)
+    def _write_ids(self, cursor: QTextCursor, preview: Mapping[str, Any]) -> None:
+        for i, piece in enumerate(preview["pieces"]):
+            cursor.insertText(" " * bool(i), _plain())
+            cursor.insertText(" ".join(map(str, piece["ids"])), _special() if piece["special"] else _plain())
+        self._write_remainder(cursor, preview)
 
-    def _write_rest(self, cursor: QTextCursor, said: Mapping[str, Any]) -> None:
-        """How much of a very long prompt was not sent."""
-        missing = (said["tokens"] or 0) - sum(len(piece["ids"]) for piece in said["pieces"])
+    def _write_remainder(self, cursor: QTextCursor, preview: Mapping[str, Any]) -> None:
+        """Say how many tokens of a very long prompt the service has left out of its answer."""
+        missing = (preview["tokens"] or 0) - sum(len(piece["ids"]) for piece in preview["pieces"])
         if missing > 0:
-            cursor.insertText(f"\n… and {missing:,} more tokens", _quiet())
+            cursor.insertText(f"\n… and {missing:,} more tokens", _muted())
 
-    def _write_columns(self, cursor: QTextCursor, said: Mapping[str, Any]) -> None:
-        for place, cell in enumerate(said["cells"]):
-            cursor.insertText("\n\n" * bool(place) + cell["name"], _quiet())
+    def _write_columns(self, cursor: QTextCursor, preview: Mapping[str, Any]) -> None:
+        for i, cell in enumerate(preview["cells"]):
+            cursor.insertText("\n\n" * bool(i) + cell["name"], _muted())
             cursor.insertText(f"\n{cell['text']}", _plain())
 
 
-def _told(tokens: int, prompt_limit: int) -> str:
+def _length_text(tokens: int, prompt_limit: int) -> str:
     return f"{tokens:,} {'token' if tokens == 1 else 'tokens'} of {max(0, prompt_limit):,}"
 
 
@@ -135,20 +138,20 @@ def too_long(tokens: int, prompt_limit: int) -> str:
     return f"Too long by {tokens - prompt_limit:,}: training leaves this row out."
 
 
-def _chip() -> QTextCharFormat:
-    form = QTextCharFormat()
-    form.setBackground(theme.palette().selection)
-    form.setForeground(theme.palette().accent)
-    return form
+def _special() -> QTextCharFormat:
+    made = QTextCharFormat()
+    made.setBackground(theme.palette().selection)
+    made.setForeground(theme.palette().accent)
+    return made
 
 
 def _plain() -> QTextCharFormat:
-    form = QTextCharFormat()
-    form.setForeground(theme.palette().text)
-    return form
+    made = QTextCharFormat()
+    made.setForeground(theme.palette().text)
+    return made
 
 
-def _quiet() -> QTextCharFormat:
-    form = QTextCharFormat()
-    form.setForeground(theme.palette().muted)
-    return form
+def _muted() -> QTextCharFormat:
+    made = QTextCharFormat()
+    made.setForeground(theme.palette().muted)
+    return made

@@ -34,7 +34,7 @@ class BenchCompletionTable(CompletionTable):
     """As the table of a run's completions; copied rows have the functions' names."""
 
     def __init__(self, model: BenchCompletionModel) -> None:
-        super().__init__(model, widest=NARROW, least_text=TEXT)
+        super().__init__(model, max_score_width=NARROW, min_text_width=TEXT)
         self._scores = model
 
     def as_text(self, rows: list[int]) -> str:

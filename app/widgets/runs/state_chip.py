@@ -1,4 +1,4 @@
-"""A run's state as a dot and a word; and the words and colours themselves, for the strip and for tables."""
+"""A run's state as a coloured dot and a label; and the tables of labels and colours, for the status strip and tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATE_LABELS = {
     "failed": "Failed",
     "crashed": "Crashed",
 }
-"""A run's state → what people read."""
+"""A run's state → its label."""
 
 STATE_ROLES = {
     "": "faint",
@@ -32,11 +32,11 @@ STATE_ROLES = {
     "failed": "bad",
     "crashed": "bad",
 }
-"""A run's state → the palette's role for it."""
+"""A run's state → its role in the palette."""
 
 
 class StateDot(QWidget):
-    """A state as a colour; the word beside it says the same."""
+    """A run's state as a colour; it needs no accessible name, as the label beside it says the same."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -56,15 +56,17 @@ class StateDot(QWidget):
 
 
 class StateChip(QWidget):
+    """A run's state as a dot and a label."""
+
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._dot, self._word = StateDot(), QLabel()
+        self._dot, self._label = StateDot(), QLabel()
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(6)
         row.addWidget(self._dot)
-        row.addWidget(self._word)
+        row.addWidget(self._label)
 
     def show_state(self, state: str) -> None:
-        self._word.setText(STATE_LABELS[state])
+        self._label.setText(STATE_LABELS[state])
         self._dot.show_state(state)
