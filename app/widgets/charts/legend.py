@@ -86,7 +86,9 @@ class Legend(QWidget):
         for line, left, entry in self._positions():
             self._paint_entry(painter, metrics, entry, left, line * self._line)
 
-    def _paint_entry(self, painter: QPainter, metrics: QFontMetricsF, entry: LegendEntry, left: float, top: float) -> None:
+    def _paint_entry(
+        self, painter: QPainter, metrics: QFontMetricsF, entry: LegendEntry, left: float, top: float
+    ) -> None:
         pen = QPen(entry.pen)
         pen.setWidthF(2)
         painter.setPen(pen)

@@ -1,6 +1,6 @@
-"""The functions on the bench: for each where its scores lie, their mean, its weight, the time it took, or what failed.
+"""The reward functions on the bench: for each a histogram of its scores, their mean, its weight, its time, or its error.
 
-A row as the bench has it goes in; the place of a function is its colour.
+The input is rows as the bench has them; a function's index decides its colour.
 """
 
 from __future__ import annotations
@@ -24,15 +24,22 @@ Index = QModelIndex | QPersistentModelIndex
 HEADS = ("Reward", "Scores", "Mean", "Weight", "Time")
 REWARD, SCORES, MEAN, WEIGHT, TIME = range(5)
 HISTOGRAM_ROLE = Qt.ItemDataRole.UserRole
-"""Item role of the scores: (scores, colour)."""
+"""Item role of the Scores column: (scores, colour)."""
 BINS, MAX_BAR_WIDTH = 24, 16
-"""Bars of the picture of a function's scores, and the most pixels that one takes."""
+"""Bars of a histogram, and the largest width of one in pixels."""
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 
 
 class BenchFunctionModel(QAbstractTableModel):
-    """Rows in the order of the functions. Signals: weighed(all weights) – after a person changed one."""
+    """Functions as rows.
+
+    Attributes:
+        rows – the functions, in order.
+
+    Signals:
+        weighed(all weights) – the user changed one.
+    """
 
     weighed = Signal(list)
 
@@ -40,17 +47,17 @@ class BenchFunctionModel(QAbstractTableModel):
         super().__init__(parent)
         self.rows: list[Mapping[str, Any]] = []
         self._scores: dict[str, list[float]] = {}
-        theme.signals.changed.connect(self._again)
+        theme.signals.changed.connect(self._recolour)
 
     def show_functions(self, functions: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:
         self.beginResetModel()
         self.rows = list(functions)
-        marks = [one.get("rewards") or {} for line in groups for one in line["completions"]]
-        names = [one["name"] for one in functions]
-        self._scores = {name: [each[name] for each in marks if each.get(name) is not None] for name in names}
+        scores = [completion.get("rewards") or {} for group in groups for completion in group["completions"]]
+        names = [function["name"] for function in functions]
+        self._scores = {name: [each[name] for each in scores if each.get(name) is not None] for name in names}
         self.endResetModel()
 
-    def _again(self) -> None:
+    def _recolour(self) -> None:
         if self.rows:
             self.dataChanged.emit(self.index(0, 0), self.index(len(self.rows) - 1, len(HEADS) - 1))
 
@@ -114,21 +121,21 @@ class BenchFunctionModel(QAbstractTableModel):
 
 
 class ScoreHistogramDelegate(QStyledItemDelegate):
-    """Where a function's scores lie, between its least and its greatest: bars in its colour, and both figures."""
+    """Paints a histogram of a function's scores, with the lowest score on its left and the highest on its right."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         super().paint(painter, option, index)
-        found = index.data(HISTOGRAM_ROLE)
-        if not found or not found[0]:
+        histogram = index.data(HISTOGRAM_ROLE)
+        if not histogram or not histogram[0]:
             return
-        scores, colour = found
+        scores, colour = histogram
         rect: QRect = option.rect.adjusted(CELL_PADDING, 4, -CELL_PADDING, -4)  # pyright: ignore
         painter.save()
         painter.setFont(theme.figures_font(theme.CAPTION))
         painter.setPen(theme.palette().muted)
         low, high = figure(min(scores)), figure(max(scores))
         metrics = painter.fontMetrics()
-        edge = metrics.horizontalAdvance("−0.000") + 4
+        edge = metrics.horizontalAdvance("−0.000") + 4  # the same in every row, so that the bars line up
         bars = rect.adjusted(edge, 0, -edge, 0)
         bars.setWidth(min(bars.width(), BINS * MAX_BAR_WIDTH))
         painter.drawText(rect, _LEFT, low)
@@ -139,7 +146,7 @@ class ScoreHistogramDelegate(QStyledItemDelegate):
 
 
 class BenchWeightDelegate(WeightDelegate):
-    """Edits a weight where its effect is seen."""
+    """Edits a weight on the bench, where its effect on the rewards is visible."""
 
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
         edit = super().createEditor(parent, option, index)
@@ -151,7 +158,11 @@ class BenchWeightDelegate(WeightDelegate):
 
 
 class BenchFunctionTable(BaseTable):
-    """Weights can be typed here. Signals: error_wanted(function's row) – somebody wants to see what failed."""
+    """The table view; the weights can be edited.
+
+    Signals:
+        error_requested(function's row) – the row of a function that failed was clicked.
+    """
 
     error_requested = Signal(object)
 
@@ -173,21 +184,22 @@ class BenchFunctionTable(BaseTable):
         head.setSectionResizeMode(SCORES, QHeaderView.ResizeMode.Stretch)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         model.modelReset.connect(self.fit)
-        self.clicked.connect(self._look)
-        self.activated.connect(self._look)
-        self._most = 6
+        self.clicked.connect(self._show_error)
+        self.activated.connect(self._show_error)
+        self._max_rows = 6
         self.fit()
 
     def show_at_most(self, rows: int) -> None:
-        """Let it scroll beyond so many rows."""
-        self._most = rows
+        """Limit the height to this number of rows; beyond it the table scrolls."""
+        self._max_rows = rows
         self.fit()
 
     def fit(self) -> None:
-        rows = min(self.model().rowCount(), self._most)
+        """Make the table as high as its rows, up to the limit."""
+        rows = min(self.model().rowCount(), self._max_rows)
         self.setFixedHeight(self.horizontalHeader().sizeHint().height() + max(rows, 1) * theme.scaled(ROW_HEIGHT) + 1)
 
-    def _look(self, index: QModelIndex) -> None:
+    def _show_error(self, index: QModelIndex) -> None:
         row = self._board.rows[index.row()]
         if row["error"]:
             self.error_requested.emit(row)
@@ -203,14 +215,14 @@ def _draw_bars(painter: QPainter, rect: QRect, scores: Sequence[float], colour: 
     painter.setBrush(theme.palette().hairline)
     painter.drawRect(QRectF(rect.left(), rect.bottom(), min(rect.width(), BINS * MAX_BAR_WIDTH), 1))
     painter.setBrush(colour)
-    for place, count in enumerate(counts):
-        if count:
+    for i, count in enumerate(counts):
+        if count:  # at least three pixels: one outlier among a thousand scores must be visible
             height = max(3.0, rect.height() * count / most)
-            painter.drawRect(QRectF(rect.left() + place * width, rect.bottom() - height, max(width - 1, 2), height))
+            painter.drawRect(QRectF(rect.left() + i * width, rect.bottom() - height, max(width - 1, 2), height))
 
 
 def _failure(error: Mapping[str, Any]) -> str:
-    """What went wrong, short: the sentence says it all in the tip and in the verdict."""
+    """What failed, in short; the full sentence is in the tool tip and in the findings."""
     return f"failed on line {error['line']}" if error["line"] else "failed"
 
 

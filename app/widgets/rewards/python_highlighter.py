@@ -1,6 +1,6 @@
-"""Python in the theme's colours: keywords, names being defined, decorators, strings, numbers, comments.
+"""Syntax colours for Python: keywords, defined names, decorators, strings, numbers, comments.
 
-A highlighter by lines, not a parser: a string over several lines is followed, everything else is told by its looks.
+One regular expression per line, not a parser: only triple-quoted strings are followed from line to line.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _ROLES = {
     "keyword": "accent", "constant": "length",
 }  # fmt: skip
 _FENCES = {1: "'''", 2: '"""'}
-"""State of a line that ends inside a string → what closes it."""
+"""Block state of a line that ends inside a triple-quoted string → the quotes that close it."""
 
 
 class PythonHighlighter(QSyntaxHighlighter):
-    """Colours a document; drawn again when the theme changes."""
+    """Highlights a document, and again when the theme changes: formats hold colours, not palette roles."""
 
     def __init__(self, document: QTextDocument) -> None:
         super().__init__(document)
@@ -40,45 +40,41 @@ class PythonHighlighter(QSyntaxHighlighter):
 
     def highlightBlock(self, text: str) -> None:
         self.setCurrentBlockState(0)
-        place = self._finish_string(text)
-        while place < len(text):
-            found = _TOKENS.search(text, place)
-            if found is None:
-                return
-            place = self._begin_string(text, found) if found.lastgroup == "triple" else self._mark(found)
-
-    def _finish_string(self, text: str) -> int:
-        """Colour what is left of a string from the line before; where the line goes on after it."""
         fence = _FENCES.get(self.previousBlockState())
-        return self._string(text, 0, 0, fence) if fence else 0
+        position = self._format_string(text, 0, 0, fence) if fence else 0
+        while position < len(text):
+            match = _TOKENS.search(text, position)
+            if match is None:
+                return
+            if match.lastgroup == "triple":
+                position = self._format_string(text, match.start(), match.end(), match.group()[-3:])
+            else:
+                position = self._format_token(match)
 
-    def _begin_string(self, text: str, found: re.Match[str]) -> int:
-        return self._string(text, found.start(), found.end(), found.group()[-3:])
-
-    def _string(self, text: str, start: int, inside: int, fence: str) -> int:
-        """Colour a string to its fence, or to the end of the line if it goes on after it; returns where it ended."""
-        close = text.find(fence, inside)
+    def _format_string(self, text: str, start: int, search_from: int, fence: str) -> int:
+        """Format a string up to its closing fence, or to the end of the line if it has none there; returns the end."""
+        close = text.find(fence, search_from)
         end = len(text) if close < 0 else close + 3
-        self.setFormat(start, end - start, _look("triple"))
+        self.setFormat(start, end - start, _char_format("triple"))
         if close < 0:
             self.setCurrentBlockState(next(state for state, each in _FENCES.items() if each == fence))
         return end
 
-    def _mark(self, found: re.Match[str]) -> int:
-        kind = str(found.lastgroup)
+    def _format_token(self, match: re.Match[str]) -> int:
+        kind = str(match.lastgroup)
         if kind == "word":
-            word = found.group()
+            word = match.group()
             kind = "constant" if word in _CONSTANTS else "keyword" if keyword.iskeyword(word) else ""
         if kind:
-            self.setFormat(found.start(), found.end() - found.start(), _look(kind))
-        return found.end()
+            self.setFormat(match.start(), match.end() - match.start(), _char_format(kind))
+        return match.end()
 
 
-def _look(kind: str) -> QTextCharFormat:
-    look = QTextCharFormat()
+def _char_format(kind: str) -> QTextCharFormat:
+    made = QTextCharFormat()
     colour: QColor = getattr(theme.palette(), _ROLES[kind])
-    look.setForeground(colour)
+    made.setForeground(colour)
     if kind == "defined":
-        look.setFontWeight(QFont.Weight.DemiBold)
-    look.setFontItalic(kind == "comment")
-    return look
+        made.setFontWeight(QFont.Weight.DemiBold)
+    made.setFontItalic(kind == "comment")
+    return made
