@@ -32,7 +32,7 @@ class Histogram(QWidget):
         self._lengths, self._prompt_limit, self._placeholder = lengths, prompt_limit, placeholder
         longest = lengths[-1][0] if lengths else 0
         self.setAccessibleDescription(
-            f"From {lengths[0][0]} to {longest} tokens; {prompt_limit} fit." if lengths else instead
+            f"From {lengths[0][0]} to {longest} tokens; {prompt_limit} fit." if lengths else placeholder
         )
         self.update()
 

@@ -14,8 +14,8 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QScrollA
 from app import theme
 from app.model.memory_parts import MemoryParts
 from app.widgets.basic.controls import ElidedLabel, LinkButton
-from app.widgets.form.limits import limits
 from app.widgets.form.memory_bar import MemoryBar
+from app.widgets.form.value_text import limits_text
 from backend.spec.aliases import also_called
 from backend.spec.config import SETTINGS
 from backend.spec.faults import Fault
@@ -83,7 +83,7 @@ class LaunchColumn(QScrollArea):
             return
         self._help_title.setText(setting.label)
         self._help.setText(
-            "\n".join(filter(None, [setting.help, limits(setting), *_also(setting), *_choices(setting)]))
+            "\n".join(filter(None, [setting.help, limits_text(setting), *_also(setting), *_choices(setting)]))
         )
         self._help_key.setText(setting.key)
 

@@ -1,6 +1,4 @@
-"""The editor for what lies on disk or on Hugging Face: typed, chosen with Browse or from a list, or dropped; with a quiet line
-about what it is.
-"""
+"""The field for a path or a Hugging Face id: typed, chosen with Browse or from a list, or dropped; with a note on what it is."""
 
 from __future__ import annotations
 
@@ -20,20 +18,23 @@ from app.widgets.form.field import LineField
 from backend.spec import first_choices
 
 _NATIVE = QKeySequence.SequenceFormat.NativeText
-_WANTED: dict[str, Callable[[Path], bool]] = {
+_ACCEPTS: dict[str, Callable[[Path], bool]] = {
     "model": Path.is_dir,
     "dataset": lambda path: False,
     "file": lambda path: path.suffix.lower() in (".py", ".txt"),
 }
-"""What may be dropped on a field of each kind. A dataset is the window's to take, wherever it is dropped: it brings its
-columns with it."""
-_SUCH_AS = {"model": f"such as {first_choices.MODEL}", "data": f"such as {first_choices.DATASET}"}
+"""Kind of setting → whether a dropped path is accepted. A dataset is always left to the window, which sets its columns too."""
+_PLACEHOLDERS = {"model": f"such as {first_choices.MODEL}", "data": f"such as {first_choices.DATASET}"}
 
 
 class PathField(LineField):
-    """A file, a folder or an id: typed, chosen with Browse, or dropped.
+    """A line edit with a Browse button.
 
-    Signals: pick_wanted – to be chosen from a list, once `offer_list` was called.
+    Attributes:
+        hand_over – if set, it is called with a chosen value, and sets the field and whatever belongs to the value.
+
+    Signals:
+        pick_requested – the user wants to choose from a list; only after `offer_list`.
     """
 
     pick_requested = Signal()
@@ -41,8 +42,8 @@ class PathField(LineField):
     _note: QLabel | None = None
 
     def line(self) -> QLineEdit:
-        line = PathEdit(_WANTED[self.setting.kind])
-        line.setPlaceholderText(_SUCH_AS.get(self.setting.key, ""))
+        line = PathEdit(_ACCEPTS[self.setting.kind])
+        line.setPlaceholderText(_PLACEHOLDERS.get(self.setting.key, ""))
         return line
 
     def value(self) -> Any:
@@ -70,10 +71,9 @@ class PathField(LineField):
         return [self.control, self.browse]
 
     hand_over: Callable[[str], object] | None = None
-    """Who else decides what a chosen value brings with it, as a dataset brings its columns."""
 
     def take(self, path: str) -> None:
-        """As if the path had been typed; an empty one (a dialog called off) changes nothing."""
+        """Set the path as if it had been typed; an empty one (a cancelled dialog) changes nothing."""
         if path and self.hand_over is not None:
             self.hand_over(path)
         elif path:
@@ -81,7 +81,7 @@ class PathField(LineField):
             self.emit_edited()
 
     def offer_list(self) -> None:
-        """Show an arrow that, as Down does, asks for the list of what there is."""
+        """Add an arrow to the line that emits `pick_requested`, as the Down key does then."""
         self._arrow = self.control.addAction(QIcon(), QLineEdit.ActionPosition.TrailingPosition)
         self._arrow.setToolTip(f"Choose from a list ({QKeySequence(Qt.Key.Key_Down).toString(_NATIVE)})")
         self._arrow.triggered.connect(self.pick_requested)
@@ -91,7 +91,7 @@ class PathField(LineField):
         self._draw_arrow()
 
     def show_note(self, sentence: str, *, wrong: bool = False) -> None:
-        """Say in one quiet line what the value is, or why it cannot be used; "" takes the line away."""
+        """Show a caption below the field: what the value is, or (`wrong`) why it cannot be used; "" hides it."""
         if self._note is None:
             self._note = QLabel(wordWrap=True)
             self._note.setFont(theme.caption_font())

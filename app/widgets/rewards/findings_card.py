@@ -1,5 +1,4 @@
-"""What the scores mean, in words: the first sentence large, the others below it, each with a dot in the colour of its
-weight."""
+"""The findings of the bench in words: the first one as headline, each with a dot in the colour of its level."""
 
 from __future__ import annotations
 
@@ -11,13 +10,14 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QVBoxLayout, QWi
 
 from app import theme
 from app.widgets.basic.labels_and_buttons import label
+from app.widgets.basic.layout import clear_layout
 
 LEVEL_ROLES = {"error": "bad", "warning": "warning", "note": "muted", "good": "good"}
 """Level of a finding → role of the palette."""
 
 
 class FindingsCard(QFrame):
-    """A card; `tell` fills it."""
+    """A card of findings; hidden while there are none."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -27,53 +27,47 @@ class FindingsCard(QFrame):
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(12, 10, 12, 10)
         self._column.setSpacing(6)
-        self._told: Sequence[Mapping[str, str]] = ()
-        self._most = 99
+        self._findings: Sequence[Mapping[str, str]] = ()
+        self._max_count = 99
 
-    def tell(self, findings: Sequence[Mapping[str, str]]) -> None:
-        """Findings in their order; the first one is the headline."""
-        self._told = findings
+    def show_findings(self, findings: Sequence[Mapping[str, str]]) -> None:
+        """Show findings {"level", "sentence", "advice"} in their order; the first one is the headline."""
+        self._findings = findings
         self._show()
 
     def show_at_most(self, count: int) -> None:
-        """Tell so many findings, where there is little room."""
-        if count != self._most:
-            self._most = count
+        """Show only the first `count` findings, for a page of little height."""
+        if count != self._max_count:
+            self._max_count = count
             self._show()
 
     def sentences(self) -> list[str]:
-        return [one["sentence"] for one in self._told]
+        """The sentences of all findings, shown or not."""
+        return [finding["sentence"] for finding in self._findings]
 
     def _show(self) -> None:
-        while (item := self._column.takeAt(0)) is not None:
-            if (widget := item.widget()) is not None:
-                widget.hide()
-                widget.deleteLater()
-        for place, one in enumerate(self._told[: self._most]):
-            self._column.addWidget(_Finding(one, first=place == 0))
-        self.setVisible(bool(self._told))
+        clear_layout(self._column)
+        for i, finding in enumerate(self._findings[: self._max_count]):
+            self._column.addWidget(_FindingRow(finding, first=i == 0))
+        self.setVisible(bool(self._findings))
 
 
-class _Finding(QWidget):
-    def __init__(self, one: Mapping[str, str], *, first: bool) -> None:
+class _FindingRow(QWidget):
+    """A dot, the sentence, and the advice below it."""
+
+    def __init__(self, finding: Mapping[str, str], *, first: bool) -> None:
         super().__init__()
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(theme.SPACE)
-        row.addWidget(_LevelDot(LEVEL_ROLES.get(one["level"], "muted")), 0, Qt.AlignmentFlag.AlignTop)
-        words = QVBoxLayout()
-        words.setSpacing(0)
-        words.addWidget(
-            label(
-                one["sentence"],
-                theme.heading_font() if first and one["level"] != "error" else None,
-                wrap=True,
-                selectable=True,
-            )
-        )
-        if one["advice"]:
-            words.addWidget(label(one["advice"], role="muted", wrap=True, selectable=True))
-        row.addLayout(words, 1)
+        row.addWidget(_LevelDot(LEVEL_ROLES.get(finding["level"], "muted")), 0, Qt.AlignmentFlag.AlignTop)
+        text = QVBoxLayout()
+        text.setSpacing(0)
+        font = theme.heading_font() if first and finding["level"] != "error" else None
+        text.addWidget(label(finding["sentence"], font, wrap=True, selectable=True))
+        if finding["advice"]:
+            text.addWidget(label(finding["advice"], role="muted", wrap=True, selectable=True))
+        row.addLayout(text, 1)
 
 
 class _LevelDot(QWidget):
