@@ -161,7 +161,7 @@ def test_while_it_reads_it_says_so(qtbot, page: DatasetPage, tmp_path: Path) -> 
     look_at.update({"data": rows_in(tmp_path)})
     page.show()
     qtbot.waitUntil(lambda: page.dataset.state == "reading")
-    assert page.table._instead == "Reading rows.jsonl…" and page.table.accessibleDescription() == page.table._instead
+    assert page.table._placeholder == "Reading rows.jsonl…" and page.table.accessibleDescription() == page.table._placeholder
 
 
 def test_a_dataset_that_is_not_here_is_fetched_when_told_to(qtbot, page: DatasetPage) -> None:
@@ -173,7 +173,7 @@ def test_a_dataset_that_is_not_here_is_fetched_when_told_to(qtbot, page: Dataset
     page.absent.button_clicked.emit()
     assert service.of("download") == [{"id": "owner/sums", "repo_type": "dataset"}]
     page.dataset._take_progress({"done": 1_500_000, "total": 4_000_000, "phase": "fetching"})
-    assert page.table._instead == "Fetching owner/sums from Hugging Face: 1.50\u202fMB of 4.00\u202fMB"
+    assert page.table._placeholder == "Fetching owner/sums from Hugging Face: 1.50\u202fMB of 4.00\u202fMB"
     service.instead["download"] = {"place": "somewhere"}
     service.held["download"][0]()
     qtbot.waitUntil(lambda: service.of("preview")[-1]["fetch"] is True)
@@ -269,7 +269,7 @@ def test_a_broken_file_is_said_below_its_path_until_it_is_mended(qtbot, page: Da
     file.write_text('{"prompt": "a"}\n{"prompt": \n')
     look(qtbot, page, "failed", data=str(file))
     assert page.path._problem.text().startswith(f"The JSON in line 2 of {file} is broken: ")
-    assert page.table.isVisible() and page.path.control.isEnabled() and "above" in page.table._instead
+    assert page.table.isVisible() and page.path.control.isEnabled() and "above" in page.table._placeholder
     rows_in(tmp_path)
     page.dataset.read_again()
     qtbot.waitUntil(lambda: page.dataset.state == "ready", timeout=5000)
