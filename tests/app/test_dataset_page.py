@@ -161,7 +161,10 @@ def test_while_it_reads_it_says_so(qtbot, page: DatasetPage, tmp_path: Path) -> 
     look_at.update({"data": rows_in(tmp_path)})
     page.show()
     qtbot.waitUntil(lambda: page.dataset.state == "reading")
-    assert page.table._placeholder == "Reading rows.jsonl…" and page.table.accessibleDescription() == page.table._placeholder
+    assert (
+        page.table._placeholder == "Reading rows.jsonl…"
+        and page.table.accessibleDescription() == page.table._placeholder
+    )
 
 
 def test_a_dataset_that_is_not_here_is_fetched_when_told_to(qtbot, page: DatasetPage) -> None:
@@ -331,7 +334,7 @@ def test_without_a_model_it_shows_messages_and_says_why(qtbot, page: DatasetPage
     assert page.detail.pane.toPlainText() == "user\nWhat is 0 plus 0?"
     assert page.detail.note.text() == "No model is chosen yet, so there are no tokens to show."
     counted(qtbot, page)
-    assert page.counts.histogram._instead == page.detail.note.text() and page.counts.figure("too_long") == "–"
+    assert page.counts.histogram._placeholder == page.detail.note.text() and page.counts.figure("too_long") == "–"
 
 
 def test_rows_are_fetched_as_they_come_into_view(qtbot, page: DatasetPage, tmp_path: Path) -> None:
