@@ -1,5 +1,5 @@
-"""The column beside the form that stays: what the run will do, Run, what is wrong, help on the present field, and the
-command. It shows what it is given and says what was pressed.
+"""The column beside the form: a summary of the run, the Run button, the problems, the memory, help on the focused field,
+and the command line. It shows what it is given and emits what was clicked.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ SHOWN_PROBLEMS = 6
 
 
 class LaunchColumn(QScrollArea):
-    """Signals: run_pressed; problem_pressed(key of the setting to mend)."""
+    """The column: plan and Run button, problems, memory, help, command.
+
+    Signals:
+        run_pressed – the Run button was clicked.
+        problem_pressed(setting) – the link of a problem was clicked.
+    """
 
     run_pressed = Signal()
     problem_pressed = Signal(str)

@@ -1,6 +1,4 @@
-"""The memory bar: what a run will need, part by part, against what this machine has. It draws a Footprint and judges
-nothing.
-"""
+"""The memory bar: the estimated memory of a run by part, against what this machine has. It draws a MemoryParts as given."""
 
 from __future__ import annotations
 

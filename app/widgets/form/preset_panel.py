@@ -1,4 +1,4 @@
-"""Presets to choose from: each with its sentence, and what it would change in the form before anything is changed."""
+"""A dialog of presets: each with its sentence and a preview of what it would change in the form."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ MAX_CHARS = 60
 
 
 class PresetPanel(QDialog):
-    """Signals: taken(Preset) – it is to be applied."""
+    """The dialog.
+
+    Signals:
+        taken(Preset) – the user applies it.
+    """
 
     taken = Signal(object)
 

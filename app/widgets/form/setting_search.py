@@ -20,7 +20,11 @@ WIDTH = 220
 
 
 class SettingSearch(QLineEdit):
-    """Signals: chosen(key of a setting)."""
+    """A line edit with a popup of matching settings.
+
+    Signals:
+        chosen(key of a setting) – the user chose a match.
+    """
 
     chosen = Signal(str)
 
@@ -81,8 +85,7 @@ class SettingSearch(QLineEdit):
 
 
 def matching_settings(text: str, settings: Sequence[Setting]) -> list[Setting]:
-    """Settings in which every word of `text` stands somewhere; those with it in their names before those with it in
-    their help. None for an empty text."""
+    """Settings that contain every word of `text`, best match first (see `_rank`); none for an empty text."""
     words = [word for word in text.lower().replace("–", " ").split() if word]
     if not words:
         return []
