@@ -12,8 +12,8 @@ from PySide6.QtWidgets import QApplication, QFileDialog, QMainWindow
 from app.model.presets import presets
 from app.model.session import Session
 from app.questions import ask
-from app.widgets.basic.status_strip import Strip
 from app.widgets.form.preset_panel import PresetPanel
+from app.widgets.frame.status_strip import StatusStrip
 from backend.spec.export_mlx_lm_lora import mlx_lm_lora_yaml
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
@@ -24,7 +24,7 @@ class FileWindow(QMainWindow):
     abstract methods, which the menus call as well."""
 
     session: Session
-    strip: Strip
+    strip: StatusStrip
 
     def show_page(self, key: str) -> None:
         raise NotImplementedError

@@ -34,12 +34,12 @@ from app.page_stack import PageStack
 from app.pages import PAGES
 from app.questions import ask
 from app.widgets.basic import icons
+from app.widgets.basic.desktop import open_path
 from app.widgets.basic.icons import IconButton
-from app.widgets.basic.labels_and_buttons import show_file
-from app.widgets.basic.sidebar import Sidebar
-from app.widgets.basic.status_strip import Strip
 from app.widgets.form.field import UndoKeys
-from app.widgets.rewards.consent_dialog import ShownCode, allowed
+from app.widgets.frame.sidebar import Sidebar
+from app.widgets.frame.status_strip import StatusStrip
+from app.widgets.rewards.consent_dialog import ConsentFile, ask_consent
 from app.widgets.runs.export_panel import ExportPanel
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
@@ -82,7 +82,7 @@ class Window(FileWindow):
 
     def _build(self) -> None:
         self.menus = Menus(self)
-        self.sidebar, self.page_stack, self.strip = Sidebar(PAGES), PageStack(self.session), Strip()
+        self.sidebar, self.page_stack, self.strip = Sidebar(PAGES), PageStack(self.session), StatusStrip()
         self._build_toolbar()
         content = QWidget()
         across = QHBoxLayout(content)
@@ -223,11 +223,11 @@ class Window(FileWindow):
 
     def open_folder(self) -> None:
         if self.session.run is not None:
-            show_file(self.session.run.folder.path)
+            open_path(self.session.run.folder.path)
 
     def open_log(self) -> None:
         if self.session.run is not None:
-            show_file(self.session.run.folder.log)
+            open_path(self.session.run.folder.log)
 
     def _send(self, word: str) -> None:
         try:
@@ -330,7 +330,7 @@ class Window(FileWindow):
 
     def ask_about_code(self, requests: Sequence[ConsentRequest]) -> bool:
         """Whether the user's own reward code may run."""
-        return allowed([ShownCode(request.code, request.changed) for request in requests], self)
+        return ask_consent([ConsentFile(request.code, request.changed) for request in requests], self)
 
     def closeEvent(self, event: QCloseEvent) -> None:
         if self.session.is_training:

@@ -21,9 +21,9 @@ from app import theme
 from app.model import charts
 from app.model.run import Run
 from app.model.session import Session
-from app.widgets.basic.controls import ElidedLabel, NumberEdit, Tick
+from app.widgets.basic.controls import CheckBox, ElidedLabel, NumberEdit
+from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.basic.verdict import Nothing
 from app.widgets.completions.completion_detail import CompletionDetail
 from app.widgets.completions.completion_table import CompletionModel, CompletionTable
 
@@ -46,8 +46,8 @@ class CompletionsPage(QWidget):
         self._on_run_changed()
 
     def _compose(self) -> None:
-        self.nothing = Nothing("No completions yet", "They appear here with the first step of a run.", "Go to Train")
-        self.nothing.wanted.connect(lambda: self.session.page_requested.emit("train"))
+        self.nothing = EmptyState("No completions yet", "They appear here with the first step of a run.", "Go to Train")
+        self.nothing.button_clicked.connect(lambda: self.session.page_requested.emit("train"))
         self.model = CompletionModel(self)
         self.table = CompletionTable(self.model)
         self.detail = CompletionDetail()
@@ -61,7 +61,7 @@ class CompletionsPage(QWidget):
         self.step.setAlignment(Qt.AlignmentFlag.AlignRight)
         self.step.setAccessibleName("Step")
         self.step.editingFinished.connect(self._typed)
-        self.newest = Tick("Follow newest")
+        self.newest = CheckBox("Follow newest")
         self.newest.setChecked(True)
         self.newest.toggled.connect(lambda _: self._refresh())
         self.about = ElidedLabel()
@@ -142,7 +142,7 @@ class CompletionsPage(QWidget):
         names = run.reward_names
         self.model.show_groups(rows, names, [charts.label_of(name) for name in names])
         self.detail.set_rewards(names, [charts.label_of(name) for name in names])
-        self.table.begin()
+        self.table.reset_view()
         count = sum(len(row.get("completions") or ()) for row in rows)
         self.about.setText(f"{_counted(len(rows), 'prompt')}, {_counted(count, 'completion')}")
 

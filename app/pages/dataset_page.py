@@ -26,16 +26,16 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.model.dataset import SPLITS, USES, Dataset
 from app.model.session import Session
-from app.widgets.basic.controls import Menu
+from app.widgets.basic.controls import ComboBox
+from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.basic.numbers import figure
-from app.widgets.basic.verdict import Nothing
-from app.widgets.dataset.dataset_figures import DatasetCounts
-from app.widgets.dataset.dataset_mapping import MappingCard
-from app.widgets.dataset.dataset_row import RowDetail
-from app.widgets.dataset.dataset_table import PART, Heading, RowModel, RowTable
+from app.widgets.basic.number_format import figure
+from app.widgets.dataset.column_mapping import ColumnMapping
+from app.widgets.dataset.dataset_figures import DatasetFigures
+from app.widgets.dataset.dataset_table import CHUNK, ColumnHeading, RowModel, RowTable
+from app.widgets.dataset.row_detail import RowDetail
 from app.widgets.form.path_field import PathField
-from app.widgets.rewards.reward_source import MOST_ROWS
+from app.widgets.rewards.completion_source import MAX_ROWS
 from backend.spec.config import SETTINGS
 
 UNCOUNTED = "Choose the column with the prompts, and their tokens are counted."
@@ -44,7 +44,7 @@ SHARES = (3, 2)
 MOVED_MS = 60
 """How long the cursor must rest on a row before that row is requested: a held arrow key requests none on its way."""
 TRY = "Sample the model on the selected rows, and see what your rewards make of it (Ctrl+Shift+D)"
-TRY_NOT = f"The model is sampled on rows of the training split, {MOST_ROWS:,} at most."
+TRY_NOT = f"The model is sampled on rows of the training split, {MAX_ROWS:,} at most."
 EMPTY = ("No dataset is chosen yet", "A csv, json, jsonl or parquet file with a question and an answer in each row is enough; "
          "a folder or a dataset of Hugging Face will do as well.", "Choose a file…")  # fmt: skip
 ABSENT = ("This dataset is not on this machine yet", "It is fetched from Hugging Face once, and kept in its cache.",
@@ -81,16 +81,16 @@ class DatasetPage(QWidget):
         self.path = PathField(SETTINGS["data"], self)
         self.path.label.hide()
         body = self._body = QWidget(self)
-        self.mapping, self.counts = MappingCard(USES, body), DatasetCounts(body)
+        self.mapping, self.counts = ColumnMapping(USES, body), DatasetFigures(body)
         self.parts = QSplitter(Qt.Orientation.Horizontal, body, childrenCollapsible=False, handleWidth=12)
-        self.which = Menu()
+        self.which = ComboBox()
         self.which.setAccessibleName("Split that is shown")
         self.which.setMinimumContentsLength(14)
         self.model = RowModel(self)
         self.table = RowTable(self.model)
         self.detail = RowDetail(self.parts)
         self.try_button = button("Try rewards", self.try_rewards)
-        self.nothing, self.absent = Nothing(*EMPTY), Nothing(*ABSENT)
+        self.nothing, self.absent = EmptyState(*EMPTY), EmptyState(*ABSENT)
 
     def _lay_out(self) -> None:
         title = QLabel("Dataset")
@@ -147,16 +147,16 @@ class DatasetPage(QWidget):
 
     def _order_tabs(self) -> None:
         views = self.detail.views.buttons.values()
-        stops = [
-            *self.path.stops(),
-            *self.mapping.stops(),
+        tab_stops = [
+            *self.path.tab_stops(),
+            *self.mapping.tab_stops(),
             self.which,
             self.table,
             self.try_button,
             *views,
             self.detail.pane,
         ]
-        for widget, following in pairwise(stops):
+        for widget, following in pairwise(tab_stops):
             QWidget.setTabOrder(widget, following)
 
     def _connect(self) -> None:
@@ -168,11 +168,11 @@ class DatasetPage(QWidget):
         self.dataset.counts_changed.connect(self._show_counts)
         self.dataset.rows_replaced.connect(self._show_rows)
         self.which.activated.connect(lambda _: self.dataset.set_split(self.which.currentData()))
-        self.model.wanted.connect(self._request_part)
+        self.model.chunk_requested.connect(self._request_part)
         self.table.chosen.connect(lambda _: self._rest_timer.start())
         self.table.selected.connect(self._show_enabled)
-        self.nothing.wanted.connect(lambda: self.path.choose_file())
-        self.absent.wanted.connect(self.dataset.download)
+        self.nothing.button_clicked.connect(lambda: self.path.choose_file())
+        self.absent.button_clicked.connect(self.dataset.download)
         QShortcut(QKeySequence.StandardKey.Refresh, self, self.dataset.reload)
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -204,10 +204,10 @@ class DatasetPage(QWidget):
         self.mapping.show_likely(dataset.suggested_columns)
         self._show_which()
         self._show_counts()
-        self.table.say(self._placeholder())
+        self.table.set_placeholder(self._placeholder())
         self._show_enabled()
-        self.model.set_room(dataset.prompt_limit)
-        self.detail.set_room(dataset.prompt_limit)
+        self.model.set_prompt_limit(dataset.prompt_limit)
+        self.detail.set_prompt_limit(dataset.prompt_limit)
 
     def _offer_names(self) -> None:
         dataset = self.dataset
@@ -256,16 +256,16 @@ class DatasetPage(QWidget):
     def enabled_actions(self) -> dict[str, bool]:
         """Action of the Rewards menu → whether it is enabled."""
         return {
-            "try_rows": self.dataset.split == "train" and 0 < sum(map(len, self.table.selected_rows())) <= MOST_ROWS
+            "try_rows": self.dataset.split == "train" and 0 < sum(map(len, self.table.selected_ranges())) <= MAX_ROWS
         }
 
     def try_rewards(self) -> None:
         """Have the reward bench sample the model on the selected rows."""
-        self.session.try_rewards([row + 1 for part in self.table.selected_rows() for row in part])
+        self.session.try_rewards([row + 1 for part in self.table.selected_ranges() for row in part])
 
     def _show_enabled(self) -> None:
         enabled_actions = self.enabled_actions()
-        rows = self.table.selected_rows()
+        rows = self.table.selected_ranges()
         count = sum(map(len, rows))
         self.try_button.setText(
             f"Try rewards on row {rows[0].start + 1:,}" if count == 1 else f"Try rewards on {count:,} rows"
@@ -283,18 +283,20 @@ class DatasetPage(QWidget):
         self._had_tokens = False
         rows = dataset.splits.get(dataset.split, {}).get("rows", 0)
         self.model.show_rows(rows, self._headings() if rows else [], dataset.prompt_limit)
-        self.table.begin(self._placeholder())
+        self.table.reset_view(self._placeholder())
         if not rows:
             self.detail.show_nothing()
         self._show_enabled()  # a model reset drops the selection without a signal
 
-    def _headings(self) -> list[Heading]:
+    def _headings(self) -> list[ColumnHeading]:
         """Mapped columns first, in the order of their menus; the prompt column before all others."""
         valid_values = self.draft.valid_values()
         uses = {valid_values[key]: use for key, use in reversed(USES.items())}
         wide = self.dataset.suggested_columns.get("prompt_feature", valid_values["prompt_feature"])
         headings = [
-            Heading(column["name"], uses.get(column["name"], ""), column["kind"] == "number", column["name"] == wide)
+            ColumnHeading(
+                column["name"], uses.get(column["name"], ""), column["kind"] == "number", column["name"] == wide
+            )
             for column in self.dataset.preview["columns"]
         ]
         order = [*USES.values(), ""]
@@ -320,9 +322,9 @@ class DatasetPage(QWidget):
             if answer is None:
                 self.model.release(start)
             else:
-                self.model.put(start, answer["rows"], answer["tokens"])
+                self.model.add_chunk(start, answer["rows"], answer["tokens"])
 
-        self.dataset.request_rows(start, PART, put, owner=self)
+        self.dataset.request_rows(start, CHUNK, put, owner=self)
 
     def _request_row(self) -> None:
         """Request the row under the cursor, and cancel the request for the one before."""

@@ -19,14 +19,15 @@ from app.model.charts import CHARTS, Curve
 from app.model.run import Run
 from app.model.run_state import PHASE_WORDS
 from app.model.session import Session
-from app.widgets.basic.controls import ElidedLabel, Menu
-from app.widgets.basic.labels_and_buttons import show_file
-from app.widgets.basic.numbers import duration
-from app.widgets.basic.verdict import Action, Change, Nothing, Verdict
-from app.widgets.charts.chart_grid import ChartGrid, ShownChart
+from app.widgets.basic.controls import ComboBox, ElidedLabel
+from app.widgets.basic.desktop import open_path
+from app.widgets.basic.empty_state import EmptyState
+from app.widgets.basic.number_format import duration
+from app.widgets.charts.chart_grid import ChartContent, ChartGrid
+from app.widgets.charts.metric_tile import MetricTile, TileRow
 from app.widgets.charts.plot import Plot, Trace
-from app.widgets.charts.tiles import Tile, TileRow
 from app.widgets.runs.log_view import LogView
+from app.widgets.runs.result_card import BeforeAfter, CardAction, ResultCard
 from app.widgets.runs.run_header import RunHeader
 from backend.spec.archive import averaging_window, first_and_last_means
 from backend.spec.faults import Mistake
@@ -61,20 +62,20 @@ class MonitorPage(QWidget):
     # ── composition ─────────────────────────────────────────────────────────────────────────────
 
     def _compose(self) -> None:
-        self.nothing = Nothing(
+        self.nothing = EmptyState(
             "No run yet", "Start one on the Train page, or open an earlier one on the Runs page.", "Go to Train"
         )
-        self.nothing.wanted.connect(lambda: self.session.page_requested.emit("train"))
+        self.nothing.button_clicked.connect(lambda: self.session.page_requested.emit("train"))
         self.header = RunHeader()
-        self.smoothing = Menu()
+        self.smoothing = ComboBox()
         for label, weight in SMOOTHING:
             self.smoothing.addItem(label, weight)
         self.smoothing.setMinimumContentsLength(13)
         self.smoothing.setAccessibleName("Smoothing of the charts")
         self.smoothing.currentIndexChanged.connect(lambda _: self.grid.set_smoothing(self.smoothing.currentData()))
         self.header.tools.addWidget(self.smoothing)
-        self.tiles = {metric: Tile(label, role, unit, help) for label, metric, role, unit, help in TILES}
-        self.verdict = Verdict()
+        self.tiles = {metric: MetricTile(label, role, unit, help) for label, metric, role, unit, help in TILES}
+        self.verdict = ResultCard()
         self.note = ElidedLabel()
         self.log = LogView()
         self.grid = ChartGrid(
@@ -176,13 +177,13 @@ class MonitorPage(QWidget):
     def _has_curves(self, index: int) -> bool:
         return bool(self._curves[index])
 
-    def _chart_at(self, index: int) -> ShownChart:
+    def _chart_at(self, index: int) -> ChartContent:
         run, chart = self._run, CHARTS[index]
         if run is None:
-            return ShownChart()
+            return ChartContent()
         read = run.eval_series if chart.held_out else run.series
         traces = [_trace(curve, read) for curve in self._curves[index]]
-        return ShownChart([trace for trace in traces if trace.has_data], charts.placeholder(chart, run.config))
+        return ChartContent([trace for trace in traces if trace.has_data], charts.placeholder(chart, run.config))
 
     # ── the verdict ───────────────────────────────────────────────────────────────────────────
 
@@ -198,16 +199,16 @@ class MonitorPage(QWidget):
             QWidget.setTabOrder(widget, following)
 
     def _show_paused(self, run: Run) -> None:
-        self.verdict.tell("Paused", "warning", "The run waits where it is; nothing is lost.",
-                          actions=[Action("Resume", lambda: self._send("resume"), primary=True)])  # fmt: skip
+        self.verdict.show_result("Paused", "warning", "The run waits where it is; nothing is lost.",
+                          actions=[CardAction("Resume", lambda: self._send("resume"), primary=True)])  # fmt: skip
 
     def _show_finished(self, run: Run) -> None:
         actions = [
-            Action("Export to LM Studio…", self._export, primary=True),
-            Action("Open folder", self._open_folder),
-            Action("Completions", self._show_completions),
+            CardAction("Export to LM Studio…", self._export, primary=True),
+            CardAction("Open folder", self._open_folder),
+            CardAction("Completions", self._show_completions),
         ]
-        self.verdict.tell(
+        self.verdict.show_result(
             f"Finished: {_effort(run)}", "good", advice=_averaged(run), changes=_changes(run), actions=actions
         )
 
@@ -215,10 +216,12 @@ class MonitorPage(QWidget):
         sentence = str((run.ending or {}).get("sentence") or "Stopped; everything is saved.")
         actions = [
             self._resume_action(run),
-            Action("Export to LM Studio…", self._export),
-            Action("Open folder", self._open_folder),
+            CardAction("Export to LM Studio…", self._export),
+            CardAction("Open folder", self._open_folder),
         ]
-        self.verdict.tell(f"Stopped: {_effort(run)}", "muted", advice=sentence, changes=_changes(run), actions=actions)
+        self.verdict.show_result(
+            f"Stopped: {_effort(run)}", "muted", advice=sentence, changes=_changes(run), actions=actions
+        )
 
     def _show_failed(self, run: Run) -> None:
         is_bug = bool((run.ending or {}).get("traceback"))
@@ -229,21 +232,21 @@ class MonitorPage(QWidget):
         )
         actions = [
             self._resume_action(run),
-            Action("Edit settings", self._edit),
-            Action("Open log", self.log.open_file),
+            CardAction("Edit settings", self._edit),
+            CardAction("Open log", self.log.open_file),
         ]
-        self.verdict.tell(f"Failed{_at(run)}", "bad", run.problem, advice, actions=actions)
+        self.verdict.show_result(f"Failed{_at(run)}", "bad", run.problem, advice, actions=actions)
         self.log.unfold(is_bug)
 
     def _show_crashed(self, run: Run) -> None:
         step = run.checkpoint
         saved = f"Everything up to step {step:,} is saved." if step is not None else "There is no checkpoint yet."
-        actions = [self._resume_action(run), Action("Open log", self.log.open_file)]
-        self.verdict.tell(f"Crashed{_at(run)}", "bad", run.problem, saved, actions=actions)
+        actions = [self._resume_action(run), CardAction("Open log", self.log.open_file)]
+        self.verdict.show_result(f"Crashed{_at(run)}", "bad", run.problem, saved, actions=actions)
 
-    def _resume_action(self, run: Run) -> Action:
+    def _resume_action(self, run: Run) -> CardAction:
         step = run.checkpoint
-        return Action(f"Resume from step {step:,}" if step is not None else "Start over", self.resume, primary=True)
+        return CardAction(f"Resume from step {step:,}" if step is not None else "Start over", self.resume, primary=True)
 
     # ── actions ────────────────────────────────────────────────────────────────────
 
@@ -258,7 +261,7 @@ class MonitorPage(QWidget):
 
     def _open_folder(self) -> None:
         if self._run is not None:
-            show_file(self._run.folder.path)
+            open_path(self._run.folder.path)
 
     def _show_completions(self) -> None:
         self.session.page_requested.emit("completions")
@@ -287,15 +290,15 @@ def _trace(curve: Curve, read: Callable) -> Trace:
     return Trace(curve.label, curve.colour, x, y, low, high)
 
 
-def _changes(run: Run) -> list[Change]:
+def _changes(run: Run) -> list[BeforeAfter]:
     """Reward before → after: in training, on held-out prompts, on the test split."""
-    changes = [Change("Reward in training", *first_and_last_means(run.series("reward")[1].tolist()))]
+    changes = [BeforeAfter("Reward in training", *first_and_last_means(run.series("reward")[1].tolist()))]
     held_out = run.eval_series("reward")[1]
     if len(held_out) > 1:
-        changes.append(Change("Held-out reward", float(held_out[0]), float(held_out[-1])))
+        changes.append(BeforeAfter("Held-out reward", float(held_out[0]), float(held_out[-1])))
     test_reward = run.test_metrics.get("reward")
     if isinstance(test_reward, int | float):
-        changes.append(Change("Test reward", None, float(test_reward)))
+        changes.append(BeforeAfter("Test reward", None, float(test_reward)))
     return [change for change in changes if change.after is not None]
 
 

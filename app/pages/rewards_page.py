@@ -33,13 +33,13 @@ from app.model.session import Session
 from app.pages.parts.reward_editing import RewardEditing
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.basic.numbers import THIN, figure
+from app.widgets.basic.number_format import THIN, figure
 from app.widgets.basic.segments import Segments
 from app.widgets.completions.completion_detail import CompletionDetail
-from app.widgets.rewards.reward_case_table import CaseModel, CaseTable
+from app.widgets.rewards.bench_results import BenchResults
+from app.widgets.rewards.case_table import CaseModel, CaseTable
+from app.widgets.rewards.completion_source import CompletionSource
 from app.widgets.rewards.reward_file_panel import RewardFilePanel
-from app.widgets.rewards.reward_results import RewardResults
-from app.widgets.rewards.reward_source import RewardSource
 from backend.spec import places
 
 NARROW = 900
@@ -75,7 +75,7 @@ class RewardsPage(QWidget):
         self.parts = QSplitter(Qt.Orientation.Horizontal, self, childrenCollapsible=False, handleWidth=12)
         self._beside = QWidget(self.parts)
         self._detail_side, self._case_side = QWidget(self._beside), QWidget(self._beside)
-        self.source, self.results = RewardSource(self), RewardResults(self.parts)
+        self.source, self.results = CompletionSource(self), BenchResults(self.parts)
         self.detail, self.panel = CompletionDetail(self._detail_side, upright=True), RewardFilePanel(self._beside)
         self.editing = RewardEditing(self.session, self.panel, self)
         self.case_model = CaseModel(self)
@@ -127,18 +127,18 @@ class RewardsPage(QWidget):
         bench.busy_changed.connect(source.show_busy)
         bench.busy_changed.connect(self._show_enabled)
         bench.progress.connect(source.show_progress)
-        source.sample_wanted.connect(self._sample)
-        source.run_wanted.connect(bench.load_run)
-        source.file_wanted.connect(self.read_completions)
-        source.paste_wanted.connect(self.paste_completions)
+        source.sample_requested.connect(self._sample)
+        source.run_requested.connect(bench.load_run)
+        source.file_requested.connect(self.read_completions)
+        source.paste_requested.connect(self.paste_completions)
         source.cancelled.connect(self.cancel)
         source.refused.connect(self.session.message)
         self.views.chosen.connect(lambda _: self._show_views())
         self.results.table.chosen.connect(self._choose)
-        self.results.board.error_wanted.connect(lambda row: self._show_error(row["error"], go=True))
-        self.cases.drop_wanted.connect(bench.remove_case)
+        self.results.board.error_requested.connect(lambda row: self._show_error(row["error"], go=True))
+        self.cases.drop_requested.connect(bench.remove_case)
         self.results.functions.weighed.connect(lambda weights: self.draft.set("reward_weights", weights))
-        self.panel.score_wanted.connect(self.score)
+        self.panel.score_requested.connect(self.score)
         self.editing.opened.connect(self._name_file)
         self.session.reward_rows_requested.connect(self.sample_rows)
         self.draft.changed.connect(self._on_setting)

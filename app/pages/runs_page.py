@@ -23,8 +23,9 @@ from PySide6.QtWidgets import (  # fmt: skip
 from app import theme
 from app.model.run_state import LIVE
 from app.model.session import Session
-from app.widgets.basic.labels_and_buttons import button, label, show_file
-from app.widgets.basic.verdict import Nothing
+from app.widgets.basic.desktop import open_path
+from app.widgets.basic.empty_state import EmptyState
+from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.runs.run_table import RunModel, RunRow, RunTable
 from backend.spec import archive, places
 from backend.spec.places import RunFolder
@@ -53,10 +54,10 @@ class RunsPage(QWidget):
     # ── composition ─────────────────────────────────────────────────────────────────────────────
 
     def _compose(self) -> None:
-        self.nothing = Nothing(
+        self.nothing = EmptyState(
             "No runs yet", "Every run is kept here, with its charts, completions and model.", "Go to Train"
         )
-        self.nothing.wanted.connect(lambda: self.session.page_requested.emit("train"))
+        self.nothing.button_clicked.connect(lambda: self.session.page_requested.emit("train"))
         self.model = RunModel(self)
         self.table = RunTable(self.model)
         self.table.activated.connect(lambda _: self.open())
@@ -137,14 +138,14 @@ class RunsPage(QWidget):
     def _read_next(self) -> None:
         if not self._queue:
             self._read_timer.stop()
-            if not self.table.chosen_rows():
+            if not self.table.selected_rows():
                 self.table.selectRow(0)
             return
         folder = self._queue.popleft()
         size = _size(folder.events)
         row = _row(archive.summary(folder), self._live_state(folder))
         self._known[folder.path] = (size, row.state)
-        self.model.put(row)
+        self.model.set_row(row)
 
     def _live_state(self, folder: RunFolder) -> str:
         """The state of the run that Monitor follows, which also knows pauses; empty for every other run."""
@@ -155,7 +156,7 @@ class RunsPage(QWidget):
 
     def _show_choice(self) -> None:
         """Enable the buttons that apply to the selected run."""
-        row = self.table.chosen()
+        row = self.table.selected_run()
         for action in (self.open_button, self.settings_button, self.folder_button):
             action.setEnabled(row is not None)
         self.resume_button.setEnabled(row is not None and row.state in RESUMABLE)
@@ -164,35 +165,35 @@ class RunsPage(QWidget):
 
     def open(self) -> None:
         """Show the run on the Monitor page."""
-        row = self.table.chosen()
+        row = self.table.selected_run()
         if row is not None:
             self.session.open_run(row.path)
             self.session.page_requested.emit("monitor")
 
     def resume(self) -> None:
-        row = self.table.chosen()
+        row = self.table.selected_run()
         if row is not None and row.state in RESUMABLE:
             self.session.resume_run(RunFolder(row.path))
 
     def export(self) -> None:
-        row = self.table.chosen()
+        row = self.table.selected_run()
         if row is not None:
             self.session.export_requested.emit(RunFolder(row.path))
 
     def use_settings(self) -> None:
         """Load the run's settings into the form."""
-        row = self.table.chosen()
+        row = self.table.selected_run()
         if row is not None:
             self.session.settings_requested.emit(RunFolder(row.path))
 
     def show_folder(self) -> None:
-        row = self.table.chosen()
+        row = self.table.selected_run()
         if row is not None:
-            show_file(row.path)
+            open_path(row.path)
 
     def move_to_trash(self) -> None:
         """Ask, then move the folder to the desktop's trash. A run that is training stays."""
-        row = self.table.chosen()
+        row = self.table.selected_run()
         if row is None or RunFolder(row.path).is_locked() or not self._is_confirmed(row):
             return
         if self.session.run is not None and self.session.run.folder.path == row.path:

@@ -18,9 +18,9 @@ from app.model.session import Session
 from app.pages.parts.dataset_line import DatasetLine
 from app.pages.parts.source_picking import Picking
 from app.widgets.form import launch_column
-from app.widgets.form.form import Card, FieldGrid, Form
+from app.widgets.form.form import FieldGrid, Form, SettingsCard
+from app.widgets.form.ignored_keys import IgnoredKeysBanner
 from app.widgets.form.launch_column import LaunchColumn
-from app.widgets.form.left_out import LeftOut
 from app.widgets.form.path_field import PathField
 from app.widgets.form.setting_search import SettingSearch
 from app.widgets.rewards.reward_panel import RewardPanel
@@ -63,13 +63,13 @@ class TrainPage(QWidget):
 
     def _compose(self) -> None:
         self.banner = self._banner()
-        self.left_out = LeftOut()
+        self.left_out = IgnoredKeysBanner()
         self.form.add(self.banner)
         self.form.add(self.left_out)
         for section, settings in sections().items():
             if section == "preference":
                 self.form.add(_not_applicable("QAT", "Not applicable to GRPO."))
-            card = Card(
+            card = SettingsCard(
                 section,
                 SECTIONS[section],
                 [about for about in settings if about.key not in REWARD_FIELDS],
@@ -82,15 +82,15 @@ class TrainPage(QWidget):
         self.dataset = self.session.dataset
         self.dataset_line = DatasetLine(self.dataset, self.form.fields["data"])
         self.form.fields["data"].layout().addWidget(self.dataset_line)  # pyright: ignore
-        self._tabs.insert(self._tabs.index(self.form.fields["data"].stops()[-1]) + 1, self.dataset_line)
+        self._tabs.insert(self._tabs.index(self.form.fields["data"].tab_stops()[-1]) + 1, self.dataset_line)
 
-    def _add_rewards(self, card: Card) -> list[QWidget]:
+    def _add_rewards(self, card: SettingsCard) -> list[QWidget]:
         """Add the reward table and its fields to the card; returns their widgets in tab order."""
         below = FieldGrid((SETTINGS[key] for key in REWARD_FIELDS), card)
         card.middle.addWidget(self.rewards)
         card.middle.addWidget(below)
         self.form.adopt(below.fields)
-        return [*self.rewards.stops(), *(stop for field in below.fields for stop in field.stops())]
+        return [*self.rewards.tab_stops(), *(stop for field in below.fields for stop in field.tab_stops())]
 
     def _order_tabs(self) -> None:
         first = (self.presets, self.search, self.run_demo, self.left_out.close_button)
@@ -149,7 +149,7 @@ class TrainPage(QWidget):
         self.form.focused.connect(lambda key: self.launch.show_help(SETTINGS[key]))
         self.rewards.picked.connect(self._on_rewards_picked)
         self.session.reward_bench.changed.connect(self._show_rewards)
-        self.rewards.file_wanted.connect(lambda: self.form.fields["reward_functions_file"].choose_file())
+        self.rewards.file_requested.connect(lambda: self.form.fields["reward_functions_file"].choose_file())
         self.search.chosen.connect(self.reveal)
         self.launch.run_pressed.connect(self.session.start_run)
         self.launch.problem_pressed.connect(self.reveal)
@@ -157,7 +157,7 @@ class TrainPage(QWidget):
         self.session.run_changed.connect(self._show_run_button)
         self.session.run_state_changed.connect(self._show_run_button)
         self.draft.changed.connect(self._on_changed)
-        self.dataset_line.wanted.connect(lambda: self.session.page_requested.emit("dataset"))
+        self.dataset_line.page_requested.connect(lambda: self.session.page_requested.emit("dataset"))
         self.dataset.counts_changed.connect(self._rest_timer.start)  # the longest prompt decides about the memory
         self.draft.saved.connect(self._show_plan)
         self.draft.problems_changed.connect(self._rest_timer.start)
@@ -234,7 +234,7 @@ class TrainPage(QWidget):
         """Estimate memory, only once typing rests: it reads the model's files."""
         memory_parts = self.session.memory_parts()
         self._memory = amount(memory_parts.total) if memory_parts is not None else ""
-        self.launch.show_footprint(memory_parts)
+        self.launch.show_memory(memory_parts)
         self._show_plan()
 
     def _on_rewards_picked(self, names: list[str], weights: list[float]) -> None:
@@ -244,7 +244,7 @@ class TrainPage(QWidget):
 
     def find_setting(self) -> None:
         """Put the cursor into the search over settings."""
-        self.search.begin()
+        self.search.take_focus()
 
     def reveal(self, key: str) -> None:
         """Show and focus a setting; where it does not apply, the setting that it depends on, with a message."""

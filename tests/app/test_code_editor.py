@@ -71,9 +71,9 @@ def test_ctrl_s_belongs_to_the_editor_while_the_cursor_is_in_it(editor: CodeEdit
     event.ignore()
     editor.event(event)
     assert event.isAccepted()
-    with qtbot.waitSignal(editor.save_wanted):
+    with qtbot.waitSignal(editor.save_requested):
         QTest.keyClick(editor, KEY.Key_S, CONTROL)
-    with qtbot.waitSignal(editor.run_wanted):
+    with qtbot.waitSignal(editor.run_requested):
         QTest.keyClick(editor, KEY.Key_Return, CONTROL)
     with qtbot.waitSignal(editor.left):
         QTest.keyClick(editor, KEY.Key_Escape)

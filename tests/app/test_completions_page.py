@@ -12,7 +12,7 @@ from PySide6.QtGui import QGuiApplication
 from app import theme
 from app.model.session import Session
 from app.pages.completions_page import CompletionsPage
-from app.widgets.completions.completion_table import SHARE, CompletionModel
+from app.widgets.completions.completion_table import BAR_ROLE, CompletionModel
 from backend.spec.events import JsonLines
 from backend.spec.places import hold_lock
 from tests.support import made_up_runs
@@ -78,7 +78,7 @@ def test_choosing_a_line_shows_it_in_full(qtbot, page: CompletionsPage, tmp_path
     page.table.selectRow(3)
     assert page.detail.text.toPlainText() == one["text"]
     assert page.detail.prompt.toPlainText() == page.session.run.groups()[0]["prompt"]
-    assert "Accuracy" in page.detail._scores.text() and f"{one['tokens']} tokens" in page.detail._came_to.text()
+    assert "Accuracy" in page.detail._scores.text() and f"{one['tokens']} tokens" in page.detail._result.text()
     formats = page.detail.text.document().firstBlock().layout().formats()
     assert formats[0].length == len("<think>") and formats[0].format.foreground().color() == theme.palette().accent
 
@@ -153,7 +153,7 @@ def test_advantage_is_blue_above_zero_and_orange_below(qtbot) -> None:
 def test_a_score_has_a_bar_in_the_colour_of_its_function(qtbot) -> None:
     model = CompletionModel()
     model.show_groups([GROUP], ["f", "g"], ["F", "G"])
-    assert cell(model, 1, "F", SHARE) == (0.5, theme.reward_colour(0))
-    assert cell(model, 2, "F", SHARE) == (-1.0, theme.reward_colour(0))
-    assert cell(model, 1, "G", SHARE) is None and cell(model, 1, "Reward", SHARE) is None
+    assert cell(model, 1, "F", BAR_ROLE) == (0.5, theme.reward_colour(0))
+    assert cell(model, 2, "F", BAR_ROLE) == (-1.0, theme.reward_colour(0))
+    assert cell(model, 1, "G", BAR_ROLE) is None and cell(model, 1, "Reward", BAR_ROLE) is None
     assert QModelIndex() != model.index(0, 0)

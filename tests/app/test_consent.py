@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QLabel
 from app.model.consent import Consent, ConsentRequest
 from app.model.prefs import Prefs
 from app.model.session import Session
-from app.widgets.rewards.consent_dialog import ConsentDialog, ShownCode
+from app.widgets.rewards.consent_dialog import ConsentDialog, ConsentFile
 from backend.spec.places import RunFolder
 from backend.spec.rewards.user_code import code_files, read_code
 from tests.support import small_run
@@ -115,7 +115,7 @@ def words(dialog: ConsentDialog) -> str:
 
 
 def test_the_question_says_whose_code_it_is_and_return_means_no(qtbot, mine: Path) -> None:
-    dialog = ConsentDialog([ShownCode(read_code(mine), False)])
+    dialog = ConsentDialog([ConsentFile(read_code(mine), False)])
     qtbot.addWidget(dialog)
     text = words(dialog)
     for part in (str(mine), "mine, other", "json, subprocess, os", "Can reach", "Run the code in mine.py?"):
@@ -123,7 +123,7 @@ def test_the_question_says_whose_code_it_is_and_return_means_no(qtbot, mine: Pat
     dialog.show()
     QTest.keyClick(dialog, Qt.Key.Key_Return)
     assert dialog.result() == ConsentDialog.DialogCode.Rejected
-    changed = ConsentDialog([ShownCode(read_code(mine), True)])
+    changed = ConsentDialog([ConsentFile(read_code(mine), True)])
     qtbot.addWidget(changed)
     assert "mine.py has changed since you allowed it to run." in words(changed)
     changed.allow.click()

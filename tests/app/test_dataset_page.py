@@ -23,7 +23,7 @@ from app.pages.dataset_page import ABSENT, EMPTY, DatasetPage
 from app.pages.parts import dataset_line
 from app.pages.parts.dataset_line import DatasetLine
 from app.widgets.dataset.dataset_histogram import Histogram
-from app.widgets.dataset.dataset_table import KEPT, PART, WAITING, Heading, RowModel
+from app.widgets.dataset.dataset_table import CHUNK, MAX_CHUNKS, PLACEHOLDER, ColumnHeading, RowModel
 from backend.serve.call import QuestionCall
 from backend.serve.questions import QUESTIONS
 from backend.spec.faults import Fault, Mistake
@@ -151,7 +151,7 @@ def test_without_a_dataset_the_page_says_which_files_it_takes(
     page.show()
     assert page.nothing.isVisible() and not page.table.isVisible() and EMPTY[0]
     monkeypatch.setattr(page.path, "choose_file", lambda: page.path.take(rows_in(tmp_path)))
-    page.nothing.wanted.emit()
+    page.nothing.button_clicked.emit()
     qtbot.waitUntil(lambda: page.dataset.state == "ready", timeout=5000)
     assert page.table.isVisible() and page.session.draft.value("data").endswith("rows.jsonl")
 
@@ -168,7 +168,10 @@ def test_the_table_says_that_the_dataset_is_being_read(qtbot, page: DatasetPage,
     look_at.update({"data": rows_in(tmp_path)})
     page.show()
     qtbot.waitUntil(lambda: page.dataset.state == "reading")
-    assert page.table._instead == "Reading rows.jsonl…" and page.table.accessibleDescription() == page.table._instead
+    assert (
+        page.table._placeholder == "Reading rows.jsonl…"
+        and page.table.accessibleDescription() == page.table._placeholder
+    )
 
 
 def test_a_dataset_of_the_hub_is_downloaded_on_a_click(qtbot, page: DatasetPage) -> None:
@@ -177,10 +180,10 @@ def test_a_dataset_of_the_hub_is_downloaded_on_a_click(qtbot, page: DatasetPage)
     look(qtbot, page, "absent", data="owner/sums")
     assert page.absent.isVisible() and service.of("download") == [] and ABSENT[0]
     service.held["download"] = []
-    page.absent.wanted.emit()
+    page.absent.button_clicked.emit()
     assert service.of("download") == [{"id": "owner/sums", "repo_type": "dataset"}]
     page.dataset._on_download_progress({"done": 1_500_000, "total": 4_000_000, "phase": "fetching"})
-    assert page.table._instead == "Fetching owner/sums from Hugging Face: 1.50\u202fMB of 4.00\u202fMB"
+    assert page.table._placeholder == "Fetching owner/sums from Hugging Face: 1.50\u202fMB of 4.00\u202fMB"
     service.canned["download"] = {"place": "somewhere"}
     service.held["download"][0]()
     qtbot.waitUntil(lambda: service.of("preview")[-1]["fetch"] is True)
@@ -191,7 +194,7 @@ def test_choosing_another_dataset_cancels_a_download(qtbot, page: DatasetPage, t
     service.canned["preview"] = {"absent": True}
     look(qtbot, page, "absent", data="owner/sums")
     service.held["download"] = []
-    page.absent.wanted.emit()
+    page.absent.button_clicked.emit()
     number = page.dataset._fetching
     del service.canned["preview"]
     look(qtbot, page, data=rows_in(tmp_path))
@@ -276,7 +279,7 @@ def test_a_broken_file_is_a_problem_of_the_path_until_it_is_fixed(qtbot, page: D
     file.write_text('{"prompt": "a"}\n{"prompt": \n')
     look(qtbot, page, "failed", data=str(file))
     assert page.path._problem.text().startswith(f"The JSON in line 2 of {file} is broken: ")
-    assert page.table.isVisible() and page.path.control.isEnabled() and "above" in page.table._instead
+    assert page.table.isVisible() and page.path.control.isEnabled() and "above" in page.table._placeholder
     rows_in(tmp_path)
     page.dataset.reload()
     qtbot.waitUntil(lambda: page.dataset.state == "ready", timeout=5000)
@@ -340,7 +343,7 @@ def test_without_a_model_the_messages_are_shown_and_a_note_says_why(qtbot, page:
     assert page.detail.pane.toPlainText() == "user\nWhat is 0 plus 0?"
     assert page.detail.note.text() == "No model is chosen yet, so there are no tokens to show."
     counted(qtbot, page)
-    assert page.counts.histogram._instead == page.detail.note.text() and page.counts.figure("too_long") == "–"
+    assert page.counts.histogram._placeholder == page.detail.note.text() and page.counts.figure("too_long") == "–"
 
 
 def test_rows_are_requested_when_they_become_visible(qtbot, page: DatasetPage, tmp_path: Path) -> None:
@@ -348,11 +351,11 @@ def test_rows_are_requested_when_they_become_visible(qtbot, page: DatasetPage, t
     asked = page.session.service
     qtbot.waitUntil(lambda: cells(page, 0)[2] == "What is 0 plus 0?", timeout=5000)
     assert {with_["start"] for with_ in asked.of("preview_rows")} == {0}
-    assert page.model.index(2999, 2).data() == WAITING
+    assert page.model.index(2999, 2).data() == PLACEHOLDER
     page.table.scrollToBottom()
     qtbot.waitUntil(lambda: cells(page, 2999)[2] == "What is 2999 plus 2999?", timeout=5000)
     assert {with_["start"] for with_ in asked.of("preview_rows")} == {0, 2900}
-    assert all(with_["count"] == PART for with_ in asked.of("preview_rows"))
+    assert all(with_["count"] == CHUNK for with_ in asked.of("preview_rows"))
 
 
 def test_fast_scrolling_requests_only_where_it_ends(qtbot, page: DatasetPage, tmp_path: Path) -> None:
@@ -370,28 +373,28 @@ def test_constant_scrolling_has_two_requests_pending_at_most(qtbot, qapp) -> Non
     """A timer that every paint restarted never fired while the table was scrolled."""
     model = RowModel()
     wanted: list[int] = []
-    model.wanted.connect(wanted.append)
-    model.show_rows(100_000, [Heading("question", "prompt")], 100)
+    model.chunk_requested.connect(wanted.append)
+    model.show_rows(100_000, [ColumnHeading("question", "prompt")], 100)
     for row in range(0, 100_000, 4000):
-        assert model.index(row, 2).data() == WAITING
+        assert model.index(row, 2).data() == PLACEHOLDER
         qtbot.wait(2)
     assert len(wanted) == 2, "until one of them has come"
-    model.put(wanted[0], [{"question": "q"}] * PART, [1] * PART)
+    model.add_chunk(wanted[0], [{"question": "q"}] * CHUNK, [1] * CHUNK)
     assert wanted[2:] == [96_000], "where it has come to rest"
     for start in wanted[1:3]:
         model.release(start)
     qtbot.wait(30)
-    assert model.index(wanted[1], 2).data() == WAITING
+    assert model.index(wanted[1], 2).data() == PLACEHOLDER
     qtbot.waitUntil(lambda: wanted.count(wanted[1]) == 2)
 
 
 def test_the_row_model_keeps_a_limited_number_of_parts(qapp) -> None:
     model = RowModel()
-    model.show_rows(1_000_000, [Heading("question", "prompt")], 100)
-    for start in range(0, PART * 3 * KEPT, PART):
-        model.put(start, [{"question": "q"}] * PART, [101] * PART)
-    assert len(model._parts) == KEPT
-    last = PART * 3 * KEPT - 1
+    model.show_rows(1_000_000, [ColumnHeading("question", "prompt")], 100)
+    for start in range(0, CHUNK * 3 * MAX_CHUNKS, CHUNK):
+        model.add_chunk(start, [{"question": "q"}] * CHUNK, [101] * CHUNK)
+    assert len(model._chunks) == MAX_CHUNKS
+    last = CHUNK * 3 * MAX_CHUNKS - 1
     assert model.index(last, 2).data() == "q" and model.index(last, 1).data() == "101"
     assert model.data(model.index(last, 1), Qt.ItemDataRole.ForegroundRole) == theme.palette().warning
 
@@ -462,7 +465,7 @@ def test_every_row_is_in_one_bar_of_the_histogram(qapp) -> None:
         assert sum(rows for _, rows in bars.bins()) == sum(rows for _, rows in lengths)
         bars.grab()
     bars.show_lengths([(3, 1), (9, 2)], 100)
-    assert bars.told_at(199) == "9 tokens: 2 rows"
+    assert bars.tool_tip_at(199) == "9 tokens: 2 rows"
 
 
 # ── the line on Train ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -479,7 +482,7 @@ def test_the_line_on_train_summarises_a_sample_and_stops_when_hidden(
     qtbot.waitUntil(lambda: "too long" in line.text(), timeout=PATIENCE_MS)
     assert line.text() == "12 rows · question → prompt, solution → answer · 12 too long"
     assert session.service.of("preview_counts")[0]["most"] == datasets.GLANCE
-    with qtbot.waitSignal(line.wanted):
+    with qtbot.waitSignal(line.page_requested):
         line.click()
     session.draft.update({"prompt_feature": "prompt"})
     qtbot.waitUntil(lambda: line.text().startswith("There is no column prompt"), timeout=5000)
@@ -505,7 +508,7 @@ def test_a_page_opened_later_shows_the_rows_that_the_line_requested(
     page = DatasetPage(session)
     qtbot.addWidget(page)
     page.show()
-    qtbot.waitUntil(lambda: page.model.rowCount() == 12 and cells(page, 0)[-1] != WAITING, timeout=PATIENCE_MS)
+    qtbot.waitUntil(lambda: page.model.rowCount() == 12 and cells(page, 0)[-1] != PLACEHOLDER, timeout=PATIENCE_MS)
 
 
 def test_rewards_are_tried_on_the_selected_rows(qtbot, page: DatasetPage, tmp_path: Path) -> None:
@@ -524,7 +527,7 @@ def test_rewards_are_tried_on_the_selected_rows(qtbot, page: DatasetPage, tmp_pa
     page.try_button.click()
     assert pages == ["rewards"] and wanted == [[1, 4, 5, 9]]
     page.table.selectAll()
-    assert page.table.selected_rows() == [range(12)]
+    assert page.table.selected_ranges() == [range(12)]
     page.dataset.set_split("valid")
     assert not page.try_button.isEnabled() and "training split" in page.try_button.toolTip()
     look(qtbot, page, "failed", data=str(tmp_path / "nothing.jsonl"))
@@ -545,10 +548,10 @@ def test_no_column_is_cut_in_a_small_window(qtbot, page: DatasetPage, tmp_path: 
 
 def test_every_control_has_a_name_and_a_tab_position(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     look(qtbot, page, data=rows_in(tmp_path), **MAPPED)
-    stops = [
+    tab_stops = [
         one for one in page.findChildren(QWidget) if one.focusPolicy() & Qt.FocusPolicy.TabFocus and one.isVisible()
     ]
-    assert [one for one in stops if not (one.accessibleName() or getattr(one, "text", str)())] == []
+    assert [one for one in tab_stops if not (one.accessibleName() or getattr(one, "text", str)())] == []
     qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1", timeout=5000)
     page.mapping.columns["prompt_feature"].control.setFocus()
     seen = []
@@ -582,7 +585,7 @@ def test_a_hundred_thousand_rows_never_block_the_event_loop(qtbot, tmp_path: Pat
     probe = LatencyProbe(page)
     try:
         page.show()
-        qtbot.waitUntil(lambda: page.model.rowCount() == 100_000 and cells(page, 0)[2] != WAITING, timeout=60_000)
+        qtbot.waitUntil(lambda: page.model.rowCount() == 100_000 and cells(page, 0)[2] != PLACEHOLDER, timeout=60_000)
         bar = page.table.verticalScrollBar()
         for place in range(0, bar.maximum(), bar.maximum() // 30):
             bar.setValue(place)

@@ -12,18 +12,19 @@ import pytest
 from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
 from PySide6.QtGui import QDropEvent, QGuiApplication, QWheelEvent
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
 
-from app import theme
 from app.model.draft import Draft
 from app.model.memory_parts import MemoryPart, MemoryParts
 from app.model.prefs import Prefs
 from app.model.session import Session
+from app.pages import train_page
 from app.pages.train_page import TrainPage
 from app.widgets.basic import controls
 from app.widgets.form import fields, path_field
 from app.widgets.form.memory_bar import MemoryBar
-from app.widgets.rewards import reward_table
-from app.widgets.rewards.reward_cells import LABEL, USE, WEIGHT, WeightEdit
+from app.widgets.form.setting_search import SettingSearch
+from app.widgets.rewards.reward_delegates import LABEL, USE, WEIGHT, WeightEdit
 from app.window import Window
 from backend.spec import places
 from backend.spec.config import DEFAULT_REWARDS, SETTINGS, parse
@@ -142,6 +143,7 @@ NOT_TYPED = {"mask_prompt", "reward_functions_file"}
 def page(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainPage]:
     (tmp_path / "demo.yaml").write_text("model: demo/model\ndata: demo/data\niters: 60\n")
     monkeypatch.setattr(places, "demo_config", lambda: tmp_path / "demo.yaml")
+    monkeypatch.setattr(train_page, "SETTLE_MS", 0)  # problems are shown once the event loop turns, not after a pause
     session = Session(Prefs(tmp_path / "prefs"))
     page = TrainPage(session)
     page.keep = session
@@ -156,7 +158,7 @@ def page(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tra
 def fill(field: fields.Field, value: object) -> None:
     """Do with the field's own control what a person would do."""
     control = field.control
-    if isinstance(control, controls.Menu):
+    if isinstance(control, controls.ComboBox):
         control.setCurrentIndex(control.findData(value))
         control.activated.emit(control.currentIndex())
     elif isinstance(control, controls.Switch):
@@ -254,7 +256,7 @@ def test_each_control_explains_itself(page: TrainPage):
 def test_tab_follows_the_eye(page: TrainPage):
     for key in SETTINGS:
         page.reveal(key)  # opens every Advanced
-    QTest.qWait(50)
+    QApplication.processEvents()  # lays the opened cards out
     sheet = page.form.widget()
     seen, widget = [], page.search
     while (widget := widget.nextInFocusChain()) is not page.search:
@@ -337,6 +339,14 @@ def test_a_wanted_field_that_does_not_apply_leads_to_the_one_that_decides(page: 
     assert heard.args == ["Rank applies only with another choice of Fine-tune."]
 
 
+@pytest.fixture
+def search(qtbot) -> SettingSearch:
+    made = SettingSearch(list(SETTINGS.values()))
+    qtbot.addWidget(made)
+    made.show()
+    return made
+
+
 @pytest.mark.parametrize(
     ("words", "key"),
     [
@@ -351,36 +361,29 @@ def test_a_wanted_field_that_does_not_apply_leads_to_the_one_that_decides(page: 
         ("", None),
     ],
 )
-def test_settings_are_found_by_label_key_old_name_menu_and_help(page: TrainPage, words: str, key: str | None):
-    page.search.setText(words)
-    assert page.search.found()[:1] == ([key] if key else [])
+def test_settings_are_found_by_label_key_old_name_menu_and_help(search: SettingSearch, words: str, key: str | None):
+    search.setText(words)
+    assert search.found()[:1] == ([key] if key else [])
 
 
-def test_return_in_the_search_goes_to_the_first_found(page: TrainPage, qtbot):
-    QTest.keyClicks(page.search, "group_size")
-    with qtbot.waitSignal(page.search.chosen) as heard:
-        QTest.keyClick(page.search, Qt.Key.Key_Return)
+def test_return_in_the_search_chooses_the_first_match_and_clears_the_line(search: SettingSearch, qtbot):
+    QTest.keyClicks(search, "group_size")
+    with qtbot.waitSignal(search.chosen) as heard:
+        QTest.keyClick(search, Qt.Key.Key_Return)
     assert heard.args == ["group_size"]
-    qtbot.waitUntil(lambda: page.search.text() == "")
+    qtbot.waitUntil(lambda: search.text() == "")
 
 
-def test_the_wheel_does_not_change_a_menu(page: TrainPage):
-    menu = page.form.fields["optimizer"].control
-    before = menu.currentData()
-    here, down = QPointF(5, 5), QPoint(0, -120)
-    event = QWheelEvent(
-        here,
-        here,
-        QPoint(),
-        down,
-        Qt.MouseButton.NoButton,
-        Qt.KeyboardModifier.NoModifier,
-        Qt.ScrollPhase.NoScrollPhase,
-        False,
-    )
-    menu.wheelEvent(event)
-    assert menu.currentData() == before
-    assert not event.isAccepted()
+def test_the_wheel_scrolls_the_page_and_does_not_change_a_menu(qtbot):
+    field = fields.make_field(SETTINGS["optimizer"])
+    qtbot.addWidget(field)
+    before = field.control.currentData()
+    pos, down = QPointF(5, 5), QPoint(0, -120)
+    no_button, no_key, phase = Qt.MouseButton.NoButton, Qt.KeyboardModifier.NoModifier, Qt.ScrollPhase.NoScrollPhase
+    event = QWheelEvent(pos, pos, QPoint(), down, no_button, no_key, phase, False)
+    field.control.wheelEvent(event)
+    assert field.control.currentData() == before
+    assert not event.isAccepted(), "an event that is not accepted goes on to the scroll area"
 
 
 def test_a_menu_shows_a_value_it_does_not_know(page: TrainPage):
@@ -443,13 +446,6 @@ def test_a_click_unticks_and_none_ticked_stays_none(page: TrainPage, qtbot):
     qtbot.waitUntil(lambda: not page.rewards.problem.isVisible())
 
 
-def test_space_ticks_the_present_row(page: TrainPage):
-    table = page.rewards.table
-    table.setCurrentIndex(table.model().index(1, LABEL))
-    QTest.keyClick(table, Qt.Key.Key_Space)
-    assert "r1_int_reward_func" not in page.draft.value("reward_functions")
-
-
 def test_a_weight_edited_in_the_table_travels_to_yaml_and_back(page: TrainPage, tmp_path: Path, qtbot):
     mend(page.draft)
     table = page.rewards.table
@@ -469,43 +465,6 @@ def test_a_weight_edited_in_the_table_travels_to_yaml_and_back(page: TrainPage, 
     assert rows(page)[2] == ("r1_strict_format_reward_func", True, 2.5)
 
 
-@pytest.mark.parametrize("mode", ["light", "dark"])
-def test_a_weight_can_be_seen_while_it_is_typed(page: TrainPage, qapp, mode: str):
-    """The style sheet left a spin box one pixel for its text."""
-    theme.apply(qapp, mode)
-    table = page.rewards.table
-    index = table.model().index(2, WEIGHT)
-    table.setCurrentIndex(index)
-    table.edit(index)
-    edit = table.findChild(WeightEdit)
-    assert edit.contentsRect().width() > edit.fontMetrics().horizontalAdvance("−100.125")
-    QTest.keyClick(edit, Qt.Key.Key_Up)
-    assert edit.text() == "1.1" and edit.selectedText() == "1.1"
-    seen = edit.grab().toImage()
-    colours = {seen.pixelColor(x, y).name() for x in range(seen.width()) for y in range(seen.height())}
-    assert theme.palette().accent.name() in colours, "the selected text"
-    theme.apply(qapp, "light")
-
-
-@pytest.mark.parametrize("mode", ["light", "dark"])
-def test_a_box_without_its_tick_can_be_seen(page: TrainPage, qapp, mode: str):
-    theme.apply(qapp, mode)
-    click_cell(page, 1, USE)
-    table = page.rewards.table
-    seen = table.viewport().grab(table.visualRect(table.model().index(1, USE))).toImage()
-    edge = max(abs(seen.pixelColor(x, seen.height() // 2).lightness() - theme.palette().card.lightness()) for x in range(seen.width()))  # fmt: skip
-    assert edge > 80
-    theme.apply(qapp, "light")
-
-
-def test_rows_of_the_reward_table_are_copied(page: TrainPage):
-    table = page.rewards.table
-    table.selectRow(1)
-    table.copy()
-    line = QGuiApplication.clipboard().text().splitlines()[1].split("\t")
-    assert line[:3] == ["yes", "Integer Answer", "r1_int_reward_func"]
-
-
 def test_what_we_ship_is_shown_without_where_it_lies(page: TrainPage):
     ours = str(places.resources() / "demo" / "model")
     page.draft.set("model", ours)
@@ -521,25 +480,11 @@ def test_the_cursor_in_a_field_brings_its_help(page: TrainPage, qtbot):
     qtbot.waitUntil(lambda: page.launch._help_title.text() == SETTINGS["top_k"].label)
 
 
-def test_unticking_takes_the_weight_along_and_remembers_it(page: TrainPage):
-    page.draft.set("reward_weights", [1.0, 2.0, 3.0, 4.0, 5.0])
-    click_cell(page, 1, USE)
-    assert page.draft.value("reward_weights") == [1.0, 3.0, 4.0, 5.0]
-    click_cell(page, 1, USE)
-    assert page.draft.value("reward_weights") == [1.0, 2.0, 3.0, 4.0, 5.0]
-
-
 def test_names_typed_tick_the_rows_in_their_order(page: TrainPage):
     fill(page.form.fields["reward_functions"], ["r1_count_xml", "r1_accuracy_reward_func"])
     ticked = [name for name, used, _ in rows(page) if used]
     assert ticked == ["r1_count_xml", "r1_accuracy_reward_func"]
     assert len(rows(page)) == 5
-
-
-def test_a_name_that_no_function_has_keeps_a_row_that_says_so(page: TrainPage):
-    page.draft.set("reward_functions", ["r1_int_reward_func", "mine"])
-    assert page.rewards.model.rows[-1].known is False
-    assert page.rewards.model.index(5, reward_table.SCORES).data() == reward_table.NOT_FOUND
 
 
 def test_a_weight_that_cannot_be_read_is_a_dash_and_a_problem(page: TrainPage):
@@ -558,12 +503,6 @@ def test_a_file_s_functions_get_rows_without_being_run(page: TrainPage, tmp_path
     assert rows(page)[-1] == ("mine", False, 1.0)
     click_cell(page, 5, USE)
     assert page.draft.value("reward_functions")[-1] == "mine"
-
-
-def test_a_ticked_reward_has_the_colour_of_its_place(page: TrainPage):
-    click_cell(page, 0, USE)
-    picture = page.rewards.model.index(1, LABEL).data(Qt.ItemDataRole.DecorationRole).toImage()
-    assert picture.pixelColor(10, 10).rgb() == theme.reward_colour(0).rgb()
 
 
 # The column that stays
@@ -610,9 +549,9 @@ def test_only_what_surely_does_not_fit_is_over(room: float, verdict: str):
 def test_no_row_of_memory_says_nothing(qtbot):
     bar = MemoryBar()
     qtbot.addWidget(bar)
-    bar.show_footprint(MemoryParts((MemoryPart("Weights", 50e6), MemoryPart("Cursor", 0.2e6)), 8e9))
+    bar.show_memory(MemoryParts((MemoryPart("Weights", 50e6), MemoryPart("Cursor", 0.2e6)), 8e9))
     assert "Other" not in bar.accessibleDescription()
-    bar.show_footprint(MemoryParts((MemoryPart("Weights", 500e6), MemoryPart("Cursor", 2e6)), 8e9))
+    bar.show_memory(MemoryParts((MemoryPart("Weights", 500e6), MemoryPart("Cursor", 2e6)), 8e9))
     assert "Other 2\u00a0MB" in bar.accessibleDescription()
 
 

@@ -17,11 +17,11 @@ from app.model.charts import CHARTS, curves_of, placeholder
 from app.model.session import Session
 from app.pages import monitor_page
 from app.pages.monitor_page import MonitorPage
-from app.widgets.basic.numbers import duration, figure, moment, signed, ticks
-from app.widgets.charts.tiles import Tile
+from app.widgets.basic.number_format import duration, figure, moment, signed, ticks
+from app.widgets.charts.metric_tile import MetricTile
 from app.widgets.runs.export_panel import ExportPanel
 from app.widgets.runs.log_view import LogView
-from app.widgets.runs.run_header import titled
+from app.widgets.runs.run_header import split_name
 from backend.spec.events import METRICS
 from backend.spec.places import RunFolder, project_root
 from tests.support import made_up_runs
@@ -118,7 +118,7 @@ def test_small_memory_figures_change_their_unit() -> None:
 def test_a_tile_has_room_for_its_text(qtbot, monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
     """At a text scale of 1.5 the figure was cut at the top and the caption at the bottom."""
     monkeypatch.setattr(theme, "_scale", [scale])
-    tile = Tile("Reward", unit="tokens")
+    tile = MetricTile("Reward", unit="tokens")
     qtbot.addWidget(tile)
     tile.show_value(2.17)
     tile.resize(round(200 * scale), tile.sizeHint().height())
@@ -146,9 +146,9 @@ def test_an_empty_chart_has_a_placeholder() -> None:
 
 def test_without_a_run_there_is_one_button_and_it_leads_to_train(qtbot, page: MonitorPage, session: Session) -> None:
     assert page.nothing.isVisible()
-    with qtbot.waitSignal(session.page_requested) as wanted:
-        page.nothing.wanted.emit()
-    assert wanted.args == ["train"]
+    with qtbot.waitSignal(session.page_requested) as requested:
+        page.nothing.button_clicked.emit()
+    assert requested.args == ["train"]
 
 
 def test_a_finished_run_shows_its_result_first(page: MonitorPage, look_at, tmp_path: Path, session: Session) -> None:
@@ -229,13 +229,16 @@ def test_closing_the_run_empties_the_page(page: MonitorPage, look_at, tmp_path: 
 
 
 def test_a_default_run_name_is_split_into_name_and_time() -> None:
-    assert titled("qwen-lora-grpo-2025-11-03-140509") == ("qwen-lora-grpo", "3 Nov 2025, 14:05")
-    assert titled("qwen-lora-grpo-2025-11-03-140509-2") == ("qwen-lora-grpo-2", "3 Nov 2025, 14:05")
-    assert titled("mine-2025-99-03-140509") == ("mine-2025-99-03-140509", "") and titled("first") == ("first", "")
+    assert split_name("qwen-lora-grpo-2025-11-03-140509") == ("qwen-lora-grpo", "3 Nov 2025, 14:05")
+    assert split_name("qwen-lora-grpo-2025-11-03-140509-2") == ("qwen-lora-grpo-2", "3 Nov 2025, 14:05")
+    assert split_name("mine-2025-99-03-140509") == ("mine-2025-99-03-140509", "") and split_name("first") == (
+        "first",
+        "",
+    )
 
 
 def test_a_tile_shows_the_change_with_the_precision_of_its_figure(qtbot) -> None:
-    tile = Tile("Memory", unit="GB")
+    tile = MetricTile("Memory", unit="GB")
     qtbot.addWidget(tile)
     for now, start, said in ((0.1062, 0.1056, "+0.001"), (0.1062, 0.1061, ""), (2.5, 1.0, "+1.50"), (0.0, 0.5, "−0.500"), (0.0467, 0.0441, "+2.6"), (2.5e6, 1e6, "+1.50M")):  # fmt: skip
         tile.show_value(now, start)
@@ -329,11 +332,11 @@ def test_the_export_panel_builds_the_command_and_shows_the_outcome(qtbot, tmp_pa
     panel.precision.setCurrentIndex(3)
     arguments = [str(tmp_path), "--to", "lmstudio", "--name", "mine", "--quantize", "4", "--overwrite"]
     assert panel.command()[-9:] == ["export", *arguments]
-    panel.begin()
+    panel.start_export()
     qtbot.waitUntil(panel.said.isVisible, timeout=10_000)
     assert "/models/mine" in panel.said.text() and panel.reveal.isVisible()
     assert sorted(panel.output.toPlainText().split("\n")) == ["/models/mine", "Checking.", "Folding."]
-    panel.begin()
+    panel.start_export()
     qtbot.waitUntil(panel.said.isVisible, timeout=10_000)
     assert panel.said.text() == "It was not found." and not panel.reveal.isVisible()
     panel.name.setText(" ")

@@ -20,7 +20,7 @@ from app.model.session import Session
 from app.pages.parts import source_picking
 from app.pages.train_page import TrainPage
 from app.widgets.picker.picker import Picker
-from app.widgets.picker.picker_rows import CHANGED, NAME, SIZE, STAR, WHERE, PickerEntry, PickerLine, place_text
+from app.widgets.picker.picker_rows import CHANGED, NAME, SIZE, STAR, WHERE, PickerEntry, PickerLine, display_path
 from backend.spec.faults import Fault
 from tests.models.test_hub import FILES, GGUF, MLX, Repo
 from tests.support.hub_server import HubStandIn
@@ -54,16 +54,16 @@ class Heard:
         self.stars: list[tuple[str, bool]] = []
         self.downloads: list[str] = []
         picker.chosen.connect(self.chosen.append)
-        picker.search_wanted.connect(self.searched.append)
+        picker.search_requested.connect(self.searched.append)
         picker.star_changed.connect(lambda id_, starred: self.stars.append((id_, starred)))
-        picker.download_wanted.connect(self.downloads.append)
+        picker.download_requested.connect(self.downloads.append)
 
 
 @pytest.fixture
 def picker(qtbot: QtBot) -> Picker:
     made = Picker("model")
     qtbot.addWidget(made)
-    made.begin(["/m/base"])
+    made.open_with_recent(["/m/base"])
     made.show_local(LOCAL, set())
     return made
 
@@ -103,10 +103,10 @@ def test_figures_have_units_and_nothing_is_a_dash(picker: Picker):
 def test_places_are_told_from_home_on(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert (
-        place_text("/home/me/.cache/huggingface/hub/models--a--b/snapshots/0123")
+        display_path("/home/me/.cache/huggingface/hub/models--a--b/snapshots/0123")
         == "~/.cache/huggingface/hub/models--a--b"
     )
-    assert place_text("/home/me/models/base") == "~/models/base" and place_text("/m/base") == "/m/base"
+    assert display_path("/home/me/models/base") == "~/models/base" and display_path("/m/base") == "/m/base"
 
 
 def test_typing_filters_by_every_word(picker: Picker):
@@ -196,7 +196,7 @@ def test_a_search_that_fails_or_finds_nothing_says_so(picker: Picker):
 def test_the_empty_and_the_loading_state_say_what_to_do(qtbot: QtBot):
     picker = Picker("dataset")
     qtbot.addWidget(picker)
-    picker.begin([])
+    picker.open_with_recent([])
     assert "Looking" in picker.message.text() and picker._stack.currentIndex() == 1
     picker.show_local([], set())
     assert "no datasets on this machine yet" in picker.message.text() and not picker.take.isEnabled()

@@ -8,17 +8,17 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtWidgets import QWidget
 
 from app import theme
-from app.widgets.charts.chart_grid import ChartGrid, ShownChart
-from app.widgets.charts.curve_maths import extent, lone, smoothed, thinned
+from app.widgets.charts.chart_grid import ChartContent, ChartGrid
+from app.widgets.charts.curves import axis_range, downsample, exponential_average, isolated_points
 from app.widgets.charts.legend import Legend, LegendEntry
-from app.widgets.charts.plot import Plot, Trace, nearest
+from app.widgets.charts.plot import Plot, Trace, nearest_index
 
 
 def test_thinning_keeps_every_peak_and_every_wide_gap() -> None:
     x, y = np.arange(100_000), np.random.default_rng(0).normal(size=100_000)
     y[77_777], y[123] = 50, -50
     y[40_000:50_000] = np.nan
-    thin_x, thin_y = thinned(x, 1000, y)
+    thin_x, thin_y = downsample(x, 1000, y)
     assert len(thin_x) <= 1000 and (np.diff(thin_x) >= 0).all()
     assert np.nanmax(thin_y) == 50 and np.nanmin(thin_y) == -50
     assert np.isnan(thin_y[(thin_x > 40_300) & (thin_x < 49_700)]).all()
@@ -28,7 +28,7 @@ def test_thinning_keeps_every_peak_and_every_wide_gap() -> None:
 
 def test_short_curves_are_left_alone() -> None:
     x, y = np.arange(500), np.arange(500.0)
-    assert thinned(x, 1000, y)[0] is x and thinned(x, 1000, y)[1] is y
+    assert downsample(x, 1000, y)[0] is x and downsample(x, 1000, y)[1] is y
 
 
 @pytest.mark.parametrize("weight", [0.3, 0.6, 0.9, 0.999])
@@ -42,23 +42,25 @@ def test_smoothing_is_the_unbiased_moving_average(weight: float) -> None:
         if np.isfinite(value):
             total, count = total + value, count + 1
         expected.append(total / count if np.isfinite(value) else np.nan)
-    np.testing.assert_allclose(smoothed(values, weight), expected, rtol=1e-9)
+    np.testing.assert_allclose(exponential_average(values, weight), expected, rtol=1e-9)
 
 
 def test_a_lone_point_between_gaps_gets_a_dot() -> None:
-    assert lone(np.array([1, np.nan, 2, np.nan, 3, 4])).tolist() == [True, False, True, False, False, False]
+    assert isolated_points(np.array([1, np.nan, 2, np.nan, 3, 4])).tolist() == [True, False, True, False, False, False]
 
 
 def test_the_axis_starts_at_zero_only_where_values_come_near_it() -> None:
-    assert extent(np.array([0.0, 1.0]))[0] == 0 and extent(np.array([100.0, 101.0]))[0] > 99
-    assert extent(np.array([np.nan])) == (0.0, 1.0)
-    low, high = extent(np.array([5.0, 5.0]))
+    assert axis_range(np.array([0.0, 1.0]))[0] == 0 and axis_range(np.array([100.0, 101.0]))[0] > 99
+    assert axis_range(np.array([np.nan])) == (0.0, 1.0)
+    low, high = axis_range(np.array([5.0, 5.0]))
     assert low < 5 < high
 
 
 def test_the_nearest_step() -> None:
     x = np.array([1, 5, 9])
-    assert [nearest(x, step) for step in (-3, 2, 4, 7.1, 100)] == [0, 0, 1, 2, 2] and nearest(x[:0], 1) is None
+    assert [nearest_index(x, step) for step in (-3, 2, 4, 7.1, 100)] == [0, 0, 1, 2, 2] and nearest_index(
+        x[:0], 1
+    ) is None
 
 
 def test_a_value_is_told_only_for_a_step_that_has_one() -> None:
@@ -73,9 +75,9 @@ def grid(qtbot, qapp):
     y = np.sin(x / 5) + 2
     y[10:14] = np.nan
     shown = [
-        ShownChart([Trace("One", "accent", x, y, y - 0.5, y + 0.5)]),
-        ShownChart([Trace("Two", "reward:1", x, -y)]),
-        ShownChart([], "Waits."),
+        ChartContent([Trace("One", "accent", x, y, y - 0.5, y + 0.5)]),
+        ChartContent([Trace("Two", "reward:1", x, -y)]),
+        ChartContent([], "Waits."),
     ]
     plots = [Plot("First", "score"), Plot("Second", "nats", "nats"), Plot("Third")]
     made = ChartGrid(plots, shown.__getitem__, lambda place: True)
@@ -95,12 +97,12 @@ def test_the_legend_tells_the_newest_values_and_those_under_the_pointer(grid: Ch
     first, second, third = grid.plots
     assert entries(first) == [("One", f"{np.sin(8) + 2:.2f}")]
     first.hovered.emit(5)
-    assert first._where.text() == second._where.text() == "step 5"
+    assert first._step_label.text() == second._step_label.text() == "step 5"
     assert entries(second) == [("Two", f"−{np.sin(1) + 2:.2f}\u202fnats")]
     first.hovered.emit(12)
     assert entries(first) == [("One", "–")], "a gap is a dash"
     first.hovered.emit(None)
-    assert first._where.text() == "" and entries(first) == [("One", f"{np.sin(8) + 2:.2f}")]
+    assert first._step_label.text() == "" and entries(first) == [("One", f"{np.sin(8) + 2:.2f}")]
     assert third._waiting.text() == "Waits." and entries(third) == []
 
 
@@ -118,7 +120,7 @@ def test_a_long_legend_leaves_room_for_the_curves(qtbot) -> None:
 
 def test_a_wide_page_has_four_columns_and_a_usual_one_three(qtbot) -> None:
     plots = [Plot(f"plot {place}") for place in range(8)]
-    grid = ChartGrid(plots, lambda place: ShownChart(), lambda place: True)
+    grid = ChartGrid(plots, lambda place: ChartContent(), lambda place: True)
     qtbot.addWidget(grid)
     grid.show()
     for width, columns in ((1072, 3), (824, 2), (2360, 4), (500, 1)):
@@ -200,7 +202,7 @@ def test_axis_and_legend_tell_memory_in_the_same_unit(
     plot.show()
     for _ in range(2):  # another theme keeps the unit
         plot.show_traces([Trace("Peak", "muted", np.arange(9.0), np.linspace(0, largest, 9))])
-        axis = plot._view._values
+        axis = plot._view._value_axis
         assert axis.labelText == title and plot._legend._entries[0].value == told
         spacing = largest / 2.4
         assert axis.tickStrings([0, spacing, 2 * spacing], 1, spacing) == ticks

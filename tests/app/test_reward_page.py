@@ -12,13 +12,14 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit, QPlainTextEdit, QTableView, QWidget
 
 from app import theme
+from app.model import reward_bench
 from app.model.prefs import Prefs
 from app.model.service import Service
 from app.model.session import Session
 from app.pages.rewards_page import RewardsPage
-from app.widgets.rewards.reward_board import WEIGHT as BOARD_WEIGHT
-from app.widgets.rewards.reward_cells import WeightEdit
-from app.widgets.rewards.reward_source import row_numbers
+from app.widgets.rewards.bench_function_table import WEIGHT as BOARD_WEIGHT
+from app.widgets.rewards.completion_source import row_numbers
+from app.widgets.rewards.reward_delegates import WeightEdit
 from tests.support import made_up_runs, small_run
 
 PATIENCE = 60_000
@@ -40,7 +41,8 @@ def service(qapp):
 
 
 @pytest.fixture
-def page(qtbot, qapp, service: Service, tmp_path: Path) -> RewardsPage:
+def page(qtbot, qapp, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RewardsPage:
+    monkeypatch.setattr(reward_bench, "SETTLE_MS", 20)
     theme.apply(qapp, "light")
     session = Session(Prefs(tmp_path / "prefs"))
     session._service = service
@@ -72,6 +74,20 @@ def put_rows(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     page.bench.load_file(file)
     scored(qtbot, page)
+
+
+def show_scored_rows(page: RewardsPage) -> None:
+    """As if ROWS had been read and scored with `long`, without asking the backend process."""
+    completions = [
+        {"text": row["completion"], "rewards": {"long": len(row["completion"]) / 10}, "reward": 0.1, "advantage": 0.0}
+        for row in ROWS
+    ]
+    page.bench.groups = [{"prompt": "p", "answer": "4", "completions": completions}]
+    page.bench.functions = [
+        {"name": "long", "label": "Long", "weight": 1.0, "seconds": 0.0, "error": None, "printed": ""}
+    ]
+    page.bench.findings = [{"level": "good", "sentence": "There is something to learn from.", "advice": ""}]
+    page.bench.changed.emit()
 
 
 def edit(page: RewardsPage, before: str, after: str) -> None:
@@ -134,7 +150,7 @@ def test_row_numbers_are_read() -> None:
 def test_rows_chosen_elsewhere_are_sampled(qtbot, page: RewardsPage) -> None:
     page.source.sources.choose("file")
     asked: list[tuple[str, list[int]]] = []
-    page.source.sample_wanted.connect(lambda how, count, numbers, size: asked.append((how, numbers)))
+    page.source.sample_requested.connect(lambda how, count, numbers, size: asked.append((how, numbers)))
     page.session.try_rewards([7, 2, 3, 4])
     assert asked == [("numbers", [2, 3, 4, 7])] and page.source.numbers.text() == "2-4, 7"
     assert page.source.sources.key == "model"
@@ -336,8 +352,8 @@ def test_a_function_that_hangs_is_given_up(qtbot, page: RewardsPage, mine: Path,
 # ── by hand, at every size ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_in_a_narrow_page_the_scores_are_one_of_the_views(qtbot, page: RewardsPage, mine: Path, tmp_path: Path) -> None:
-    put_rows(qtbot, page, tmp_path)
+def test_in_a_narrow_page_the_scores_are_one_of_the_views(page: RewardsPage, mine: Path) -> None:
+    show_scored_rows(page)
     assert page.results.table.isVisible() and page.detail.isVisible() and not page.views.buttons["scores"].isVisible()
     assert page.views.key == "completion" and page.views.buttons["completion"].isChecked()
     page.resize(820, 480)
@@ -358,8 +374,8 @@ def test_everything_that_takes_the_focus_has_a_name(page: RewardsPage, mine: Pat
     assert unnamed == []
 
 
-def test_copied_rows_have_the_functions_names(qtbot, page: RewardsPage, mine: Path, tmp_path: Path) -> None:
-    put_rows(qtbot, page, tmp_path)
+def test_copied_rows_have_the_functions_names(page: RewardsPage) -> None:
+    show_scored_rows(page)
     page.results.table.selectRow(1)
     page.results.table.copy()
     assert QGuiApplication.clipboard().text().split("\n")[0].split("\t")[:3] == ["Completion", "Long", "Reward"]

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QModelIndex, Qt
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtTest import QTest
 
+from app import theme
 from app.model.draft import Draft
-from app.widgets.rewards.reward_cells import LABEL, MEAN, SCORES, SOURCE
+from app.widgets.rewards.reward_delegates import LABEL, MEAN, SCORES, SOURCE, USE, WEIGHT, WeightEdit
 from app.widgets.rewards.reward_panel import RewardPanel
+from app.widgets.rewards.reward_table import NOT_FOUND
 from backend.spec.config import DEFAULT_REWARDS
 
 A, B, C, D, E = DEFAULT_REWARDS
@@ -44,6 +47,12 @@ def drag(panel: RewardPanel, row: int, to: int) -> None:
     data = model.mimeData([model.index(row, LABEL)])
     taken = model.dropMimeData(data, Qt.DropAction.MoveAction, to, 0, QModelIndex())
     assert taken is False, "else the view would take the row out as well"
+
+
+def click_cell(panel: RewardPanel, row: int, column: int) -> None:
+    table = panel.table
+    pos = table.visualRect(panel.model.index(row, column)).center()
+    QTest.mouseClick(table.viewport(), Qt.MouseButton.LeftButton, pos=pos)
 
 
 def test_functions_are_dragged_to_order_with_their_weights(panel: RewardPanel, draft: Draft, tmp_path: Path) -> None:
@@ -118,3 +127,70 @@ def test_a_file_that_registers_nothing_is_told_what_to_do(draft: Draft, tmp_path
     file.write_text("x = 1\n")
     (sentence,) = [fault.sentence for fault in draft.problems() if fault.setting == "reward_functions_file"]
     assert sentence == 'trl.py registers no reward function; put @register_reward_function("name") above each.'
+
+
+# ticks, weights and colours
+
+
+def test_space_ticks_the_present_row(panel: RewardPanel, draft: Draft) -> None:
+    table = panel.table
+    table.setCurrentIndex(table.model().index(1, LABEL))
+    QTest.keyClick(table, Qt.Key.Key_Space)
+    assert "r1_int_reward_func" not in draft.value("reward_functions")
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_a_weight_can_be_seen_while_it_is_typed(panel: RewardPanel, qapp, mode: str) -> None:
+    """The style sheet left a spin box one pixel for its text."""
+    theme.apply(qapp, mode)
+    table = panel.table
+    index = table.model().index(2, WEIGHT)
+    table.setCurrentIndex(index)
+    table.edit(index)
+    edit = table.findChild(WeightEdit)
+    assert edit.contentsRect().width() > edit.fontMetrics().horizontalAdvance("−100.125")
+    QTest.keyClick(edit, Qt.Key.Key_Up)
+    assert edit.text() == "1.1" and edit.selectedText() == "1.1"
+    seen = edit.grab().toImage()
+    colours = {seen.pixelColor(x, y).name() for x in range(seen.width()) for y in range(seen.height())}
+    assert theme.palette().accent.name() in colours, "the selected text"
+    theme.apply(qapp, "light")
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_a_box_without_its_tick_can_be_seen(panel: RewardPanel, qapp, mode: str) -> None:
+    theme.apply(qapp, mode)
+    click_cell(panel, 1, USE)
+    table = panel.table
+    seen = table.viewport().grab(table.visualRect(table.model().index(1, USE))).toImage()
+    edge = max(abs(seen.pixelColor(x, seen.height() // 2).lightness() - theme.palette().card.lightness()) for x in range(seen.width()))  # fmt: skip
+    assert edge > 80
+    theme.apply(qapp, "light")
+
+
+def test_rows_of_the_reward_table_are_copied(panel: RewardPanel) -> None:
+    table = panel.table
+    table.selectRow(1)
+    table.copy()
+    line = QGuiApplication.clipboard().text().splitlines()[1].split("\t")
+    assert line[:3] == ["yes", "Integer Answer", "r1_int_reward_func"]
+
+
+def test_unticking_takes_the_weight_along_and_remembers_it(panel: RewardPanel, draft: Draft) -> None:
+    draft.set("reward_weights", [1.0, 2.0, 3.0, 4.0, 5.0])
+    click_cell(panel, 1, USE)
+    assert draft.value("reward_weights") == [1.0, 3.0, 4.0, 5.0]
+    click_cell(panel, 1, USE)
+    assert draft.value("reward_weights") == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_a_name_that_no_function_has_keeps_a_row_that_says_so(panel: RewardPanel, draft: Draft) -> None:
+    draft.set("reward_functions", ["r1_int_reward_func", "mine"])
+    assert panel.model.rows[-1].known is False
+    assert panel.model.index(5, SCORES).data() == NOT_FOUND
+
+
+def test_a_ticked_reward_has_the_colour_of_its_place(panel: RewardPanel) -> None:
+    click_cell(panel, 0, USE)
+    picture = panel.model.index(1, LABEL).data(Qt.ItemDataRole.DecorationRole).toImage()
+    assert picture.pixelColor(10, 10).rgb() == theme.reward_colour(0).rgb()

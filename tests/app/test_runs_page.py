@@ -50,7 +50,7 @@ def test_every_run_has_a_line_newest_first(page: RunsPage) -> None:
     found = lines(page)
     assert [line[:2] for line in found] == [["crashed", "Crashed"], ["failed", "Failed"], ["finished", "Finished"]]
     assert found[2][2:4] == ["demo/model", "60 of 60"] and found[2][5].startswith("+")
-    assert page.table.chosen().path.name == "crashed", "the newest is selected"
+    assert page.table.selected_run().path.name == "crashed", "the newest is selected"
 
 
 def test_a_locked_run_is_running_and_cannot_be_trashed(qtbot, page: RunsPage, archive: Path) -> None:

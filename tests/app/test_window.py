@@ -22,7 +22,7 @@ from app.model.prefs import Prefs
 from app.model.session import Session
 from app.pages import PAGES
 from app.widgets.form.preset_panel import PresetPanel
-from app.widgets.runs.state_chip import WORDS
+from app.widgets.runs.state_chip import STATE_LABELS
 from app.window import NARROW, Window
 from backend.spec import first_choices, places
 from backend.spec.places import RunFolder, hold_lock, make_run_folder
@@ -248,9 +248,9 @@ def test_a_sentence_about_a_run_goes_once_its_state_contradicts_it(window: Windo
 
 
 def test_the_strip_has_a_word_for_every_state(window: Window, session: Session):
-    for state in filter(None, WORDS):
+    for state in filter(None, STATE_LABELS):
         look_at(session, FakeRun(state))
-        assert window.strip.state.text() == WORDS[state]
+        assert window.strip.state.text() == STATE_LABELS[state]
 
 
 def test_the_toolbar_sends_control_words_to_the_run(window: Window, session: Session):

@@ -106,7 +106,7 @@ def test_every_setting_is_a_stop_of_tab_on_train(window: Window):
     missing = [
         key
         for key, field in page.form.fields.items()
-        if field.isVisible() and field.about.kind != "fact" and field.control not in reached
+        if field.isVisible() and field.setting.kind != "fact" and field.control not in reached
     ]
     assert not missing, missing
     assert len([one for one in reached if page.form.isAncestorOf(one)]) > 60

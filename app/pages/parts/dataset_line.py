@@ -10,17 +10,17 @@ from app import theme
 from app.model.dataset import Dataset
 
 WAIT_MS = 400
-"""How long it must be seen before it asks: not while the window is still opening."""
+"""How long it must be visible before it asks for the dataset, so that it does not while the window is still opening."""
 
 
 class DatasetLine(QPushButton):
     """Shows the dataset's summary in one line, and watches the dataset while it is visible.
 
     Signals:
-        wanted – it was pressed: show the Dataset page.
+        page_requested – it was clicked: show the Dataset page.
     """
 
-    wanted = Signal()
+    page_requested = Signal()
 
     def __init__(self, dataset: Dataset, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -29,30 +29,30 @@ class DatasetLine(QPushButton):
         self.setProperty("role", "link")
         self.setCursor(Qt.CursorShape.PointingHandCursor)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
-        self._soon = QTimer(self, singleShot=True, interval=WAIT_MS)
-        self._soon.timeout.connect(lambda: dataset.watch(self, count_all=False))
-        self.clicked.connect(lambda _checked=False: self.wanted.emit())
+        self._delay = QTimer(self, singleShot=True, interval=WAIT_MS)
+        self._delay.timeout.connect(lambda: dataset.watch(self, count_all=False))
+        self.clicked.connect(lambda _checked=False: self.page_requested.emit())
         for signal in (dataset.changed, dataset.counts_changed):
             signal.connect(self.refresh)
         theme.signals.changed.connect(self.update)
         self.refresh()
 
     def refresh(self) -> None:
-        """Say what is known now; nothing where no dataset is chosen."""
-        words, self._wrong = self._dataset.summary_line()
-        self.setText(words)
-        self.setToolTip(words)
-        self.setAccessibleName(f"Dataset: {words}")
-        self.setEnabled(bool(words))
+        """Show the present summary; it is empty while no dataset is chosen."""
+        summary, self._is_wrong = self._dataset.summary_line()
+        self.setText(summary)
+        self.setToolTip(summary)
+        self.setAccessibleName(f"Dataset: {summary}")
+        self.setEnabled(bool(summary))
         self.update()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self._soon.start()
+        self._delay.start()
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
-        self._soon.stop()
+        self._delay.stop()
         self._dataset.unwatch(self)
 
     def enterEvent(self, event: QEnterEvent) -> None:
@@ -69,12 +69,12 @@ class DatasetLine(QPushButton):
     minimumSizeHint = sizeHint
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """One line that gives way at its end; grey until the pointer or the cursor is on it."""
+        """Paint the text elided at its end, grey until hovered or focused: QPushButton does not elide."""
         painter, colours = QPainter(self), theme.palette()
-        here = self.underMouse() or self.hasFocus()
+        is_active = self.underMouse() or self.hasFocus()
         font = theme.caption_font()
-        font.setUnderline(here)
+        font.setUnderline(is_active)
         painter.setFont(font)
-        painter.setPen(colours.warning if self._wrong else colours.accent if here else colours.muted)
+        painter.setPen(colours.warning if self._is_wrong else colours.accent if is_active else colours.muted)
         text = painter.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
         painter.drawText(self.rect(), Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, text)

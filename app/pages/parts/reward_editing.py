@@ -33,10 +33,10 @@ class RewardEditing(QObject):
         super().__init__(parent)
         self.session, self.draft, self.bench, self.panel = session, session.draft, session.reward_bench, panel
         self.file = EditedRewardFile(session.consent, self)
-        panel.save_wanted.connect(self.save)
-        panel.new_wanted.connect(self.create)
-        panel.open_wanted.connect(self.choose)
-        panel.reload_wanted.connect(self._reload)
+        panel.save_requested.connect(self.save)
+        panel.new_requested.connect(self.create)
+        panel.open_requested.connect(self.choose)
+        panel.reload_requested.connect(self._reload)
         self.file.changed_elsewhere.connect(self._on_changed_elsewhere)
 
     def open(self) -> None:

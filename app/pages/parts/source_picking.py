@@ -17,7 +17,7 @@ from app.model.session import Session
 from app.widgets.form.field import Field
 from app.widgets.form.path_field import PathField
 from app.widgets.picker.picker import Picker
-from app.widgets.picker.picker_rows import PLACES, size_text
+from app.widgets.picker.picker_rows import PLACE_LABELS, size_text
 
 SETTLE_MS = 400
 """How long typing must rest before a model is looked up."""
@@ -33,14 +33,16 @@ class Picking(QObject):
         self._pickers: dict[str, Picker] = {}
         self._field: PathField | None = None
         self._fields = {
-            field.about.key: field for field in fields if isinstance(field, PathField) and field.about.kind in QUESTIONS
+            field.setting.key: field
+            for field in fields
+            if isinstance(field, PathField) and field.setting.kind in QUESTIONS
         }
         self._rest_timers = {
-            key: self._timer(field) for key, field in self._fields.items() if field.about.kind == "model"
+            key: self._timer(field) for key, field in self._fields.items() if field.setting.kind == "model"
         }
         for field in self._fields.values():
             field.offer_list()
-            field.pick_wanted.connect(lambda field=field: self.open(field))
+            field.pick_requested.connect(lambda field=field: self.open(field))
         session.draft.changed.connect(self._on_changed)
         session.field_requested.connect(self._on_changed)  # Run was refused: the problem may have been fixed on disk
         self._on_changed("")
@@ -56,9 +58,9 @@ class Picking(QObject):
     def open(self, field: PathField) -> None:
         """Show the picker for this field, and request what is on this machine."""
         self._field = field
-        kind = field.about.kind
+        kind = field.setting.kind
         picker = self._pickers.get(kind) or self._make(kind)
-        picker.begin(self.prefs.used(kind))
+        picker.open_with_recent(self.prefs.used(kind))
         for download in self.session.downloads.of(kind):
             self._show_download(download)
         self._refresh(kind)
@@ -66,11 +68,11 @@ class Picking(QObject):
     def _make(self, kind: str) -> Picker:
         picker = self._pickers[kind] = Picker(kind, self._page.window())
         picker.chosen.connect(self._take)
-        picker.search_wanted.connect(lambda words: self._search(kind, words))
+        picker.search_requested.connect(lambda words: self._search(kind, words))
         picker.star_changed.connect(lambda id_, starred: self.prefs.set_favourite(kind, id_, starred))
-        picker.download_wanted.connect(lambda id_: self._download(kind, id_))
-        picker.folder_wanted.connect(lambda: self._browse(picker, folder=True))
-        picker.file_wanted.connect(lambda: self._browse(picker, folder=False))
+        picker.download_requested.connect(lambda id_: self._download(kind, id_))
+        picker.folder_requested.connect(lambda: self._browse(picker, folder=True))
+        picker.file_requested.connect(lambda: self._browse(picker, folder=False))
         self.session.downloads.changed.connect(self._show_download)
         self.session.downloads.finished.connect(self._on_finished)
         return picker
@@ -87,7 +89,7 @@ class Picking(QObject):
         )
 
     def _typed(self, kind: str) -> list[str]:
-        return [str(field.value()) for field in self._fields.values() if field.about.kind == kind and field.value()]
+        return [str(field.value()) for field in self._fields.values() if field.setting.kind == kind and field.value()]
 
     def _search(self, kind: str, words: str) -> None:
         picker = self._pickers[kind]
@@ -103,7 +105,7 @@ class Picking(QObject):
     def _take(self, name: str) -> None:
         if self._field is not None:
             self._field.take(name)
-            self.prefs.remember_used(self._field.about.kind, name)
+            self.prefs.remember_used(self._field.setting.kind, name)
 
     def _browse(self, picker: Picker, *, folder: bool) -> None:
         if self._field is None:
@@ -111,7 +113,7 @@ class Picking(QObject):
         before = self._field.value()
         (self._field.choose_folder if folder else self._field.choose_file)()
         if self._field.value() != before:
-            self.prefs.remember_used(self._field.about.kind, str(self._field.value()))
+            self.prefs.remember_used(self._field.setting.kind, str(self._field.value()))
             picker.accept()
 
     # Downloads
@@ -161,7 +163,7 @@ class Picking(QObject):
             self._rest_timers[changed].start()
 
     def _look_up(self, field: PathField) -> None:
-        name = str(self.session.draft.value(field.about.key) or "").strip()
+        name = str(self.session.draft.value(field.setting.key) or "").strip()
         if name:
             self.session.service.ask(
                 "model_facts",
@@ -172,8 +174,10 @@ class Picking(QObject):
             )
 
     def _note(self, field: PathField, name: str, facts: dict[str, Any] | None) -> None:
-        is_base = field.about.key == "model"
-        if str(self.session.draft.value(field.about.key)).strip() != name or (facts is None and not _could_be_id(name)):
+        is_base = field.setting.key == "model"
+        if str(self.session.draft.value(field.setting.key)).strip() != name or (
+            facts is None and not _could_be_id(name)
+        ):
             return
         if is_base:
             self.session.draft.refuse_model(name, facts["refusal"] if facts else "")
@@ -188,7 +192,7 @@ class Picking(QObject):
                 facts["kind"],
                 facts["precision"],
                 size_text(facts["size"]),
-                PLACES[facts["where"]],
+                PLACE_LABELS[facts["where"]],
                 *facts["remarks"],
             ]
             field.show_note("  ·  ".join(filter(None, parts)))
@@ -198,7 +202,7 @@ class Picking(QObject):
         if self.session.is_training:
             for field in self._fields.values():
                 if field.value():
-                    self.prefs.remember_used(field.about.kind, str(field.value()))
+                    self.prefs.remember_used(field.setting.kind, str(field.value()))
 
 
 def _is_path(name: str) -> bool:

@@ -1,21 +1,19 @@
-"""What our tables share: quiet headers, rows of one height, no grid, and copying with the usual keys."""
+"""The base class of our tables: plain headers, rows of one height, no grid, copying with the standard shortcut."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from PySide6.QtCore import QModelIndex, Qt
 from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QTableView, QWidget
 
 from app import theme
-from app.widgets.basic.labels_and_buttons import in_card
+from app.widgets.basic.layout import wrap_in_card
 
 ROW_HEIGHT = 28
 
 
 class BaseTable(QTableView):
-    """A table whose selected rows can be copied as tab-separated text, headers first."""
+    """A table view whose selected rows are copied as tab-separated text, headers first."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -33,39 +31,40 @@ class BaseTable(QTableView):
 
     def in_card(self) -> QFrame:
         """The table in a card of its own."""
-        return in_card(self)
+        return wrap_in_card(self)
 
-    def chosen_rows(self) -> list[int]:
-        """Rows of the model that are selected, from the top."""
+    def selected_rows(self) -> list[int]:
+        """Row numbers of the selection, ascending."""
         return sorted(index.row() for index in self.selectionModel().selectedRows()) if self.selectionModel() else []
 
     def as_text(self, rows: list[int]) -> str:
-        """These rows as tab-separated text with the headers; what a cell shows is what is copied."""
+        """These rows as tab-separated text with a header line; each cell is its display text."""
         model, columns = self.model(), range(self.model().columnCount())
-        head = [_flat(model.headerData(column, Qt.Orientation.Horizontal)) for column in columns]
-        lines = [[self._text(model.index(row, column)) for column in columns] for row in rows]
-        return "\n".join("\t".join(cells) for cells in [head, *lines])
+        header = [_single_line(model.headerData(column, Qt.Orientation.Horizontal)) for column in columns]
+        lines = [[self._cell_text(model.index(row, column)) for column in columns] for row in rows]
+        return "\n".join("\t".join(cells) for cells in [header, *lines])
 
     def copy(self) -> None:
         """Put the selected rows on the clipboard."""
-        QGuiApplication.clipboard().setText(self.as_text(self.chosen_rows()))
+        QGuiApplication.clipboard().setText(self.as_text(self.selected_rows()))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.matches(QKeySequence.StandardKey.Copy):
             self.copy()
         elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.currentIndex().isValid():
+            # Qt leaves it to the platform whether Enter activates: on macOS it starts editing.
             self.activated.emit(self.currentIndex())
         else:
             super().keyPressEvent(event)
 
     @staticmethod
-    def _text(index: QModelIndex) -> str:
-        ticked = index.data(Qt.ItemDataRole.CheckStateRole)
-        if ticked is not None:
-            return "yes" if ticked == Qt.CheckState.Checked else "no"
-        return _flat(index.data())
+    def _cell_text(index: QModelIndex) -> str:
+        check_state = index.data(Qt.ItemDataRole.CheckStateRole)
+        if check_state is not None:
+            return "yes" if check_state == Qt.CheckState.Checked else "no"
+        return _single_line(index.data())
 
 
-def _flat(told: Any) -> str:
-    """On one line, with single spaces."""
-    return " ".join(str(told or "").split())
+def _single_line(value: object) -> str:
+    """`value` as text on one line with single spaces: a tab or a newline would break the table apart where it is pasted."""
+    return " ".join(str(value or "").split())

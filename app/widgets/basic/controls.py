@@ -1,5 +1,6 @@
-"""The bare controls of a form: a number with its unit, a menu that ignores the passing wheel, a switch, a field for
-paths. They know values and the theme, and nothing of settings.
+"""Basic input widgets: a number with its unit, a combo box that ignores the wheel, a switch, a check box, a path line.
+
+They know values and the theme; settings and fields are in `app.widgets.form`.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from app import theme
 from app.widgets.basic import icons
 
 
-def tick_side() -> int:
-    """Side of a box to tick, in pixels."""
+def check_box_side() -> int:
+    """Side length of a check box, in pixels."""
     return theme.scaled(16)
 
 
 class NumberEdit(QLineEdit):
-    """A line for a number, with its unit in grey at the right edge."""
+    """A line edit for a number, with its unit painted in grey at the right edge."""
 
     def __init__(self, unit: str = "", parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -58,29 +59,30 @@ class NumberEdit(QLineEdit):
             painter.drawText(self.rect().adjusted(0, 0, -9, 0), right, self._unit)
 
 
-class Menu(QComboBox):
-    """A menu. The wheel scrolls the page over it, instead of changing a setting in passing."""
+class ComboBox(QComboBox):
+    """A combo box. The wheel scrolls the page below the pointer and never changes the value."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # the default, WheelFocus, would take the focus while scrolling
+        # Else the longest item decides the minimum width, and one long id widens the whole page.
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
         self.setMinimumContentsLength(6)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        event.ignore()
+        event.ignore()  # goes on to the scroll area
 
     def choose(self, value: str) -> None:
-        """Show this value; one that the menu does not know is added to it, so that nothing changes unseen."""
-        place = self.findData(value)
-        if place < 0:
+        """Select the item with this value; an unknown value gets an item, so that showing a form never changes it."""
+        index = self.findData(value)
+        if index < 0:
             self.addItem(f"{value} (unknown)", value)
-            place = self.count() - 1
-        self.setCurrentIndex(place)
+            index = self.count() - 1
+        self.setCurrentIndex(index)
 
 
 class Switch(QAbstractButton):
-    """On or off, with the word beside it; space and a click turn it."""
+    """A toggle switch with the word On or Off beside it; a click and the space bar toggle it."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -98,49 +100,49 @@ class Switch(QAbstractButton):
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        colours, on = theme.palette(), self.isChecked()
+        colours, is_on = theme.palette(), self.isChecked()
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         track = QRectF(1, (self.height() - self._track.height()) / 2, self._track.width(), self._track.height())
         painter.setPen(QPen(colours.text, 1.5) if self.hasFocus() else Qt.PenStyle.NoPen)
-        painter.setBrush(colours.accent if on else colours.outline)
+        painter.setBrush(colours.accent if is_on else colours.outline)
         painter.drawRoundedRect(track, track.height() / 2, track.height() / 2)
         painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(colours.card if not on else colours.accent_text)
+        painter.setBrush(colours.accent_text if is_on else colours.card)
         radius = track.height() / 2 - 2.5
-        centre = track.right() - track.height() / 2 if on else track.left() + track.height() / 2
+        centre = track.right() - track.height() / 2 if is_on else track.left() + track.height() / 2
         painter.drawEllipse(QPointF(centre, track.center().y()), radius, radius)
-        painter.setPen(colours.text if on else colours.muted)
-        word = self.rect().adjusted(self._track.width() + 9, 0, 0, 0)
-        painter.drawText(word, Qt.AlignmentFlag.AlignVCenter, "On" if on else "Off")
+        painter.setPen(colours.text if is_on else colours.muted)
+        text_rect = self.rect().adjusted(self._track.width() + 9, 0, 0, 0)
+        painter.drawText(text_rect, Qt.AlignmentFlag.AlignVCenter, "On" if is_on else "Off")
 
 
-class Tick(QCheckBox):
-    """A box to tick and its words, in the theme's colours: a style sheet cannot recolour the mark."""
+class CheckBox(QCheckBox):
+    """A check box painted in the theme's colours: a style sheet can replace the mark by an image but not recolour it."""
 
     def __init__(self, text: str, parent: QWidget | None = None) -> None:
         super().__init__(text, parent)
         self.setAttribute(Qt.WidgetAttribute.WA_Hover)
 
     def sizeHint(self) -> QSize:
-        words, side = self.fontMetrics().size(0, self.text()), tick_side()
-        return QSize(side + 8 + words.width() + 4, max(side, words.height()) + 8)
+        text, side = self.fontMetrics().size(0, self.text()), check_box_side()
+        return QSize(side + 8 + text.width() + 4, max(side, text.height()) + 8)
 
     minimumSizeHint = sizeHint
 
     def hitButton(self, pos: QPoint) -> bool:
-        return self.rect().contains(pos)
+        return self.rect().contains(pos)  # Qt's own asks the style, whose box and text lie elsewhere
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        colours, painter, side = theme.palette(), QPainter(self), tick_side()
+        colours, painter, side = theme.palette(), QPainter(self), check_box_side()
         box = QRect(1, (self.height() - side) // 2, side, side)
-        draw_tick(painter, box, self.isChecked(), focused=self.hasFocus())
+        draw_check_box(painter, box, self.isChecked(), focused=self.hasFocus())
         painter.setPen(colours.text if self.isEnabled() else colours.faint)
         painter.drawText(self.rect().adjusted(side + 8, 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, self.text())
 
 
-def draw_tick(painter: QPainter, box: QRect, ticked: bool, *, focused: bool = False) -> None:
-    """A box with or without its mark; unticked it must still be seen, so its edge is darker than that of a field."""
+def draw_check_box(painter: QPainter, box: QRect, ticked: bool, *, focused: bool = False) -> None:
+    """Paint a check box into `box`. The edge is darker than a field's: unticked, the edge is all that there is to see."""
     colours = theme.palette()
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
     edge = colours.text if focused else colours.accent if ticked else colours.muted
@@ -152,28 +154,27 @@ def draw_tick(painter: QPainter, box: QRect, ticked: bool, *, focused: bool = Fa
 
 
 class PathEdit(QLineEdit):
-    """A line that takes a file or folder dropped on it, if it is of a kind that it `wants`; others are left to what it
-    stands in."""
+    """A line edit that takes a file or folder dropped on it if `accepts(path)`; other files are left to the parent."""
 
-    def __init__(self, wants: Callable[[Path], bool] = lambda path: True, parent: QWidget | None = None) -> None:
+    def __init__(self, accepts: Callable[[Path], bool] = lambda path: True, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._wants = wants
+        self._accepts = accepts
         self.setAcceptDrops(True)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        if self._wanted(event):
+        if self._accepted_path(event):
             event.acceptProposedAction()
         elif _dropped_path(event):
-            event.ignore()
+            event.ignore()  # QLineEdit would accept it and insert the URL as text
         else:
             super().dragEnterEvent(event)
 
-    def _wanted(self, event: QDropEvent) -> str:
+    def _accepted_path(self, event: QDropEvent) -> str:
         path = _dropped_path(event)
-        return path if path and self._wants(Path(path)) else ""
+        return path if path and self._accepts(Path(path)) else ""
 
     def dropEvent(self, event: QDropEvent) -> None:
-        path = self._wanted(event)
+        path = self._accepted_path(event)
         if path:
             self.setText(path)
             self.setFocus(Qt.FocusReason.OtherFocusReason)
@@ -184,7 +185,11 @@ class PathEdit(QLineEdit):
 
 
 class ProseEdit(QPlainTextEdit):
-    """Text of a few lines; Tab leaves it, as in every other field."""
+    """A plain text edit of a fixed number of lines; Tab leaves it, as in every other field.
+
+    Signals:
+        edited – the text changed, by the user or by `setPlainText`.
+    """
 
     edited = Signal()
 
@@ -196,7 +201,7 @@ class ProseEdit(QPlainTextEdit):
 
 
 class LinkButton(QPushButton):
-    """A button that looks like a link: for what leads somewhere and changes nothing."""
+    """A button that looks like a link: for navigation, not for changes."""
 
     def __init__(self, text: str, parent: QWidget | None = None) -> None:
         super().__init__(text, parent)
@@ -206,15 +211,16 @@ class LinkButton(QPushButton):
 
 
 class ElidedLabel(QLabel):
-    """One line of grey text that gives way at one end or in the middle; `text()` stays whole."""
+    """One line of grey text, elided where it does not fit; `text()` stays complete."""
 
     def __init__(
-        self, gives_way: Qt.TextElideMode = Qt.TextElideMode.ElideRight, parent: QWidget | None = None
+        self, elide_mode: Qt.TextElideMode = Qt.TextElideMode.ElideRight, parent: QWidget | None = None
     ) -> None:
         super().__init__(parent)
-        self._gives_way = gives_way
+        self._elide_mode = elide_mode
 
     def sizeHint(self) -> QSize:
+        # QLabel's hint is the width of its text, which would make it the minimum width of the window.
         return QSize(40, super().sizeHint().height())
 
     minimumSizeHint = sizeHint
@@ -222,7 +228,7 @@ class ElidedLabel(QLabel):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setPen(theme.palette().muted)
-        text = self.fontMetrics().elidedText(self.text(), self._gives_way, self.width())
+        text = self.fontMetrics().elidedText(self.text(), self._elide_mode, self.width())
         painter.drawText(self.rect(), self.alignment(), text)
 
 

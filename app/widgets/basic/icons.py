@@ -1,4 +1,7 @@
-"""Our line icons (resources/icons, SVG in one colour), drawn in a colour of the palette. They hold no colour themselves."""
+"""Our line icons (resources/icons, monochrome SVG) as QIcon and QPixmap in a colour of the palette.
+
+The files say `currentColor`; the colour is put in before rendering.
+"""
 
 from __future__ import annotations
 
@@ -16,40 +19,38 @@ SIZE = 18
 
 
 def icon(name: str, colour: QColor | None = None, size: int = SIZE) -> QIcon:
-    """The icon in `colour` (else in that of text), and faint where it is disabled. Ask again when the theme changes."""
-    found = QIcon()
+    """The icon in `colour` (default: the text colour), faint when disabled. It keeps its colour when the theme changes."""
+    made = QIcon()
     for mode, tint in (
         (QIcon.Mode.Normal, colour or theme.palette().text),
         (QIcon.Mode.Disabled, theme.palette().faint),
     ):
         for ratio in (1, 2):
-            found.addPixmap(pixmap(name, tint, theme.scaled(size), ratio), mode)
-    return found
+            made.addPixmap(pixmap(name, tint, theme.scaled(size), ratio), mode)
+    return made
 
 
 def pixmap(name: str, colour: QColor, size: int = SIZE, ratio: float = 2) -> QPixmap:
-    """The icon as a picture of `size` logical pixels. Raises FileNotFoundError for an icon we do not have."""
-    return _drawn(name, colour.name(QColor.NameFormat.HexArgb), size, ratio)
+    """The icon as a pixmap of `size` logical pixels at a device pixel ratio. Raises FileNotFoundError for an unknown name."""
+    return _render(name, colour.name(QColor.NameFormat.HexArgb), size, ratio)
 
 
 @lru_cache(maxsize=512)
-def _drawn(name: str, tint: str, size: int, ratio: float) -> QPixmap:
-    """Drawn once: a form shows the same few icons many times."""
-    colour = QColor(tint)
-    picture = QPixmap(round(size * ratio), round(size * ratio))
-    picture.fill(Qt.GlobalColor.transparent)
-    painter = QPainter(picture)
+def _render(name: str, tint: str, size: int, ratio: float) -> QPixmap:
+    """`pixmap`, cached: a form shows the same few icons many times. The colour is text, as QColor has no hash."""
+    svg = _source(name).replace("currentColor", QColor(tint).name())
+    made = QPixmap(round(size * ratio), round(size * ratio))
+    made.fill(Qt.GlobalColor.transparent)
+    painter = QPainter(made)
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-    QSvgRenderer(QByteArray(_source(name).replace("currentColor", colour.name()).encode())).render(
-        painter, QRectF(0, 0, size * ratio, size * ratio)
-    )
+    QSvgRenderer(QByteArray(svg.encode())).render(painter, QRectF(0, 0, size * ratio, size * ratio))
     painter.end()
-    picture.setDevicePixelRatio(ratio)
-    return picture
+    made.setDevicePixelRatio(ratio)  # after painting, which was in device pixels
+    return made
 
 
 class IconButton(QToolButton):
-    """A flat button with one of our icons (and a word, if given), redrawn when the theme changes."""
+    """A flat tool button with one of our icons, and text beside it if given; follows the theme."""
 
     def __init__(self, name: str, text: str = "", tip: str = "", parent: QWidget | None = None) -> None:
         super().__init__(parent)

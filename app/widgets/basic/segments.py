@@ -1,4 +1,4 @@
-"""Two or three words of which one is chosen: what a place shows now."""
+"""A segmented control: a few exclusive buttons in a row, one of them checked."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from PySide6.QtWidgets import QButtonGroup, QHBoxLayout, QToolButton, QWidget
 
 
 class Segments(QWidget):
-    """Signals: chosen(key) – by a person or by `choose`."""
+    """Segmented control over `labels` (key → text); the first one is checked at the start.
+
+    Attributes:
+        buttons – key → button.
+
+    Signals:
+        chosen(key) – a segment was clicked, or `choose` was called.
+    """
 
     chosen = Signal(str)
 
-    def __init__(self, words: Mapping[str, str], name: str, parent: QWidget | None = None) -> None:
+    def __init__(self, labels: Mapping[str, str], name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.buttons: dict[str, QToolButton] = {}
         self._group = QButtonGroup(self)
@@ -21,23 +28,25 @@ class Segments(QWidget):
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(2)
         self.setAccessibleName(name)
-        for key, word in words.items():
-            made = QToolButton()
-            made.setText(word)
-            made.setCheckable(True)
-            made.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-            made.setAccessibleName(f"{name}: {word}")
-            made.clicked.connect(lambda _checked=False, key=key: self.choose(key))
-            self._group.addButton(made)
-            self.buttons[key] = made
-            row.addWidget(made)
+        for key, text in labels.items():
+            button = QToolButton()
+            button.setText(text)
+            button.setCheckable(True)
+            button.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+            button.setAccessibleName(f"{name}: {text}")
+            button.clicked.connect(lambda _checked=False, key=key: self.choose(key))
+            self._group.addButton(button)
+            self.buttons[key] = button
+            row.addWidget(button)
         next(iter(self.buttons.values())).setChecked(True)
 
     @property
     def key(self) -> str:
-        return next(key for key, one in self.buttons.items() if one.isChecked())
+        """The key of the checked segment."""
+        return next(key for key, button in self.buttons.items() if button.isChecked())
 
     def choose(self, key: str) -> None:
+        """Check a segment and emit `chosen`."""
         self.buttons[key].setChecked(True)
         self.chosen.emit(key)
 

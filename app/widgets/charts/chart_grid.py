@@ -1,7 +1,7 @@
-"""A scrolling grid of plots that stays quick: only what can be seen is redrawn, one plot at a time, and only for news.
+"""A scrolling grid of plots. A refresh redraws only the visible ones, one per turn of the event loop.
 
-It knows neither runs nor metrics: somebody supplies the traces of a plot when it is its turn. Pointing at a step in one
-plot marks it in all; a span of steps chosen in one is shown in all.
+It knows neither runs nor metrics: callbacks supply the traces of a plot when it is about to be drawn. A step that is
+hovered in one plot is marked in all; a range of steps selected in one is shown in all.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QGridLayout, QScrollArea, QWidget
 
 from app import theme
-from app.widgets.basic.labels_and_buttons import keep_gutter
+from app.widgets.basic.layout import reserve_gutter
 from app.widgets.charts.plot import Plot, Trace
 
 PLOT_HEIGHT = 214
-NARROWEST, USUAL = 300, 440
-"""Width below which a plot has no use for one column more; and below which three columns are enough."""
-MOST_COLUMNS = 4
+MIN_WIDTH, COMFORTABLE_WIDTH = 300, 440
+"""Narrowest plot with up to three columns; and with four, which only a wide window gets."""
+MAX_COLUMNS = 4
 TURN_MS = 12
-"""Between two plots of one refresh: the event loop gets a turn after each."""
+"""Pause between two plots of one refresh, in which the event loop handles input."""
 
 
 @dataclass(frozen=True, slots=True)
-class ShownChart:
-    """What a plot is to show now; `waiting` is its sentence while there is nothing to draw."""
+class ChartContent:
+    """What a plot shows: its traces, and the sentence in their place while none of them has a number."""
 
     traces: Sequence[Trace] = ()
     waiting: str = ""
@@ -36,19 +36,22 @@ class ShownChart:
 class ChartGrid(QScrollArea):
     """Plots in rows of one to four.
 
-    `supply(place)` says what the plot at a place is to show, `wanted(place)` whether it takes part at all.
+    `content_of(i)` returns what plot `i` shows now, `is_included(i)` whether it is in the grid at all.
+
+    Attributes:
+        plots – all plots, in order.
     """
 
     def __init__(
-        self, plots: Sequence[Plot], supply: Callable[[int], ShownChart], wanted: Callable[[int], bool]
+        self, plots: Sequence[Plot], content_of: Callable[[int], ChartContent], is_included: Callable[[int], bool]
     ) -> None:
         super().__init__()
         self.plots = list(plots)
-        self._supply, self._wanted = supply, wanted
+        self._content_of, self._is_included = content_of, is_included
         self._stale: set[int] = set()
         self._span: tuple[float, float] | None = None
-        self._whole: tuple[float, float] | None = None
-        self._placed: tuple[int, tuple[int, ...]] = (0, ())
+        self._all_steps: tuple[float, float] | None = None
+        self._laid_out: tuple[int, tuple[int, ...]] = (0, ())
         self._turns = QTimer(self, interval=TURN_MS)
         self._turns.timeout.connect(self._draw_next)
         self._build()
@@ -67,83 +70,89 @@ class ChartGrid(QScrollArea):
             plot.setParent(self._page)
             plot.setFixedHeight(theme.scaled(PLOT_HEIGHT))
             plot.hide()
-            plot.hovered.connect(self._mark)
+            plot.hovered.connect(self._mark_step)
             plot.zoomed.connect(self._zoom)
             plot.installEventFilter(self)
 
-    def refresh(self, whole: tuple[float, float] | None = None) -> None:
-        """There is news: draw again what can be seen, and the rest when it comes into view. `whole` is the run's steps."""
-        self._whole = whole
-        self._place()
+    def refresh(self, all_steps: tuple[float, float] | None = None) -> None:
+        """Redraw the visible plots now, and each other one when it scrolls into view.
+
+        `all_steps` are the first and last step of the run.
+        """
+        self._all_steps = all_steps
+        self._lay_out()
         self._stale = set(range(len(self.plots)))
         self._turns.start()
 
     def set_smoothing(self, weight: float) -> None:
         for plot in self.plots:
             plot.set_smoothing(weight)
-        self.refresh(self._whole)
+        self.refresh(self._all_steps)
 
     def forget_span(self) -> None:
-        """Show all steps again."""
+        """Show all steps again, from the next refresh on."""
         self._span = None
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        keep_gutter(self, self._grid)
-        self._place()
+        reserve_gutter(self, self._grid)
+        self._lay_out()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self._turns.start()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        # A plot that scrolls into view is painted; should it be stale, its turn comes now.
+        # Qt has no signal for scrolling into view, but it paints what does; if it is stale, it is redrawn.
         if event.type() in (QEvent.Type.Paint, QEvent.Type.Resize) and self._stale and not self._turns.isActive():
             self._turns.start()
         return False
 
     def _draw_next(self) -> None:
-        for place in sorted(self._stale):
-            plot = self.plots[place]
+        for i in sorted(self._stale):
+            plot = self.plots[i]
             if plot.isVisible() and not plot.visibleRegion().isEmpty():
-                self._stale.discard(place)
-                shown = self._supply(place)
-                plot.set_span(self._span, self._whole)
-                plot.show_traces(shown.traces, shown.waiting)
+                self._stale.discard(i)
+                content = self._content_of(i)
+                plot.set_span(self._span, self._all_steps)
+                plot.show_traces(content.traces, content.waiting)
                 return
         self._turns.stop()
 
-    def _place(self) -> None:
-        """Put the wanted plots into as many columns as the width allows; nothing moves when nothing changed."""
-        columns = self._columns()
-        wanted = tuple(place for place in range(len(self.plots)) if self._wanted(place))
-        if (columns, wanted) == self._placed:
+    def _lay_out(self) -> None:
+        """Put the included plots into as many columns as the width allows; does nothing when that has not changed."""
+        columns = self._column_count()
+        included = tuple(i for i in range(len(self.plots)) if self._is_included(i))
+        if (columns, included) == self._laid_out:
             return
-        self._placed = (columns, wanted)
+        self._laid_out = (columns, included)
         for plot in self.plots:
             self._grid.removeWidget(plot)
-        for at, place in enumerate(wanted):
-            self._grid.addWidget(self.plots[place], at // columns, at % columns)
-        for place, plot in enumerate(self.plots):
-            plot.setVisible(place in wanted)
-        for column in range(MOST_COLUMNS):
+        for cell, i in enumerate(included):
+            self._grid.addWidget(self.plots[i], cell // columns, cell % columns)
+        for i, plot in enumerate(self.plots):
+            plot.setVisible(i in included)
+        # A QGridLayout never shrinks: columns and rows of an earlier layout stay, and must not stretch any more.
+        for column in range(MAX_COLUMNS):
             self._grid.setColumnStretch(column, 1 if column < columns else 0)
-        rows = -(-len(wanted) // columns)
+        rows = -(-len(included) // columns)
         for row in range(self._grid.rowCount() + 1):
-            self._grid.setRowStretch(row, 1 if row == rows else 0)
-        self._stale |= set(wanted)
+            self._grid.setRowStretch(row, 1 if row == rows else 0)  # the row below the last takes the spare height
+        self._stale |= set(included)
         self._turns.start()
 
-    def _columns(self) -> int:
-        room = self.width() - theme.GUTTER + theme.SPACE
-        fitting, roomy = (room // (theme.scaled(least) + theme.SPACE) for least in (NARROWEST, USUAL))
-        return max(1, min(MOST_COLUMNS, max(roomy, min(fitting, MOST_COLUMNS - 1))))
+    def _column_count(self) -> int:
+        width = self.width() - theme.GUTTER + theme.SPACE
+        fitting, comfortable = (
+            width // (theme.scaled(least) + theme.SPACE) for least in (MIN_WIDTH, COMFORTABLE_WIDTH)
+        )
+        return max(1, min(MAX_COLUMNS, max(comfortable, min(fitting, MAX_COLUMNS - 1))))
 
-    def _mark(self, step: int | None) -> None:
+    def _mark_step(self, step: int | None) -> None:
         for plot in self.plots:
             if plot.isVisible():
                 plot.set_step(step)
 
     def _zoom(self, span: tuple[float, float] | None) -> None:
         self._span = span
-        self.refresh(self._whole)
+        self.refresh(self._all_steps)

@@ -1,4 +1,7 @@
-"""The line under a plot's title: each curve's colour, name and newest value. It wraps, and its figures do not dance."""
+"""The legend under a plot's title: colour, name and value of each curve. It wraps, up to a few lines.
+
+Every value takes at least the width of a usual one, so the entries do not move while digits change.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from app import theme
 
 _SWATCH, _GAP, _BETWEEN, _LINE_HEIGHT = 14.0, 5.0, 14.0, 16
 _USUAL_VALUE = "0.000"
-MOST_LINES = 4
-"""Of a legend; the others are told by its tip, as a plot must have room for its curves."""
+MAX_LINES = 4
+"""Entries beyond these lines are only in the tool tip: the curves need the space."""
 
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """One curve: the pen it is drawn with, its name, and its value as text."""
+    """One curve: its pen, its name, and its value as text."""
 
     pen: QPen
     label: str
@@ -27,7 +30,7 @@ class LegendEntry:
 
 
 class Legend(QWidget):
-    """Entries in reading order, as many lines as they need."""
+    """Entries in reading order, on as many lines as they need, up to MAX_LINES."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -40,8 +43,8 @@ class Legend(QWidget):
     def show_entries(self, entries: Sequence[LegendEntry]) -> None:
         self._entries = entries
         self._fit()
-        hidden = len(entries) - sum(1 for _ in self._placed())
-        self.setToolTip("\n".join(f"{one.label}  {one.value}" for one in entries) if hidden else "")
+        hidden = len(entries) - sum(1 for _ in self._positions())
+        self.setToolTip("\n".join(f"{entry.label}  {entry.value}" for entry in entries) if hidden else "")
         self.update()
 
     def minimumSizeHint(self) -> QSize:
@@ -52,25 +55,25 @@ class Legend(QWidget):
         self._fit()
 
     def _fit(self) -> None:
-        lines = max((line for line, _, _ in self._placed()), default=0) + 1
+        lines = max((line for line, _, _ in self._positions()), default=0) + 1
         if self.height() != lines * self._line:
             self.setFixedHeight(lines * self._line)
 
-    def _placed(self) -> Iterator[tuple[int, float, LegendEntry]]:
-        """(line, left edge, entry) of each that there is room for."""
+    def _positions(self) -> Iterator[tuple[int, float, LegendEntry]]:
+        """(line, left edge, entry) of each entry that fits."""
         metrics, line, left = QFontMetricsF(self._font), 0, 0.0
         for entry in self._entries:
             width = self._label_width(metrics, entry) + _GAP + self._value_width(metrics, entry)
             if left and left + width > self.width():
                 line, left = line + 1, 0.0
-            if line == MOST_LINES:
+            if line == MAX_LINES:
                 return
             yield line, left, entry
             left += width + _BETWEEN
 
     def _label_width(self, metrics: QFontMetricsF, entry: LegendEntry) -> float:
-        wanted = _SWATCH + _GAP + metrics.horizontalAdvance(entry.label)
-        return min(wanted, max(60.0, self.width() - _GAP - self._value_width(metrics, entry)))
+        full = _SWATCH + _GAP + metrics.horizontalAdvance(entry.label)
+        return min(full, max(60.0, self.width() - _GAP - self._value_width(metrics, entry)))
 
     def _value_width(self, metrics: QFontMetricsF, entry: LegendEntry) -> float:
         return max(metrics.horizontalAdvance(entry.value), metrics.horizontalAdvance(_USUAL_VALUE))
@@ -80,20 +83,24 @@ class Legend(QWidget):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setFont(self._font)
         metrics = QFontMetricsF(self._font)
-        for line, left, entry in self._placed():
-            self._paint(painter, metrics, entry, left, line * self._line)
+        for line, left, entry in self._positions():
+            self._paint_entry(painter, metrics, entry, left, line * self._line)
 
-    def _paint(self, painter: QPainter, metrics: QFontMetricsF, entry: LegendEntry, left: float, top: float) -> None:
+    def _paint_entry(
+        self, painter: QPainter, metrics: QFontMetricsF, entry: LegendEntry, left: float, top: float
+    ) -> None:
         pen = QPen(entry.pen)
         pen.setWidthF(2)
         painter.setPen(pen)
         middle = top + self._line / 2
         painter.drawLine(QPointF(left, middle), QPointF(left + _SWATCH, middle))
-        room = self._label_width(metrics, entry) - _SWATCH - _GAP
+        label_width = self._label_width(metrics, entry) - _SWATCH - _GAP
         start = left + _SWATCH + _GAP
+        align = Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft
+        # The extra fractions of a pixel: widths are rounded, and a text as wide as its box would be elided or clipped.
+        label = metrics.elidedText(entry.label, Qt.TextElideMode.ElideMiddle, label_width + 0.5)
         painter.setPen(theme.palette().muted)
-        label = metrics.elidedText(entry.label, Qt.TextElideMode.ElideMiddle, room + 0.5)
-        where = Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft
-        painter.drawText(QRectF(start, top, room + 1, self._line), where, label)
+        painter.drawText(QRectF(start, top, label_width + 1, self._line), align, label)
+        value_width = metrics.horizontalAdvance(entry.value) + 2
         painter.setPen(theme.palette().text)
-        painter.drawText(QRectF(start + room + _GAP, top, metrics.horizontalAdvance(entry.value) + 2, self._line), where, entry.value)  # fmt: skip
+        painter.drawText(QRectF(start + label_width + _GAP, top, value_width, self._line), align, entry.value)

@@ -1,7 +1,7 @@
-"""One chart: a card with a title, a legend that tells the newest values, and curves over steps.
+"""One chart: a card with a title, a legend with the newest values, and curves over steps.
 
-It draws what it is given when told to, and decides nothing: which metrics share a chart is `app.model.charts`' table, how often
-to redraw is the grid's business. The pyqtgraph view behind it is built when the card is first drawn.
+Which metrics share a chart is decided in `app.model.charts`, when to redraw in the chart grid. The pyqtgraph view is
+created when the card first has something to draw.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from PySide6.QtWidgets import QFileDialog, QFrame, QHBoxLayout, QMenu, QSizePoli
 
 from app import theme
 from app.widgets.basic.labels_and_buttons import label
-from app.widgets.basic.numbers import figure
+from app.widgets.basic.number_format import figure
 from app.widgets.charts.legend import Legend, LegendEntry
 from app.widgets.charts.plot_view import PlotView
 
@@ -27,9 +27,9 @@ EMPTY = np.empty(0)
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One curve: `x` steps `[n]` rising, `y` values `[n]` with NaN in gaps, and where wanted a band `low` to `high`.
+    """One curve: steps `x` `[n]`, ascending; values `y` `[n]`, NaN in gaps; optionally a band from `low` to `high` `[n]`.
 
-    `colour` is a role of the palette, or reward:N.
+    `colour` is a role of the palette, or `reward:N` for the colour of reward function N.
     """
 
     label: str
@@ -45,33 +45,37 @@ class Trace:
 
     @property
     def pen(self) -> QPen:
-        kind, _, place = self.colour.partition(":")
-        return theme.reward_pen(int(place)) if kind == "reward" else QPen(getattr(theme.palette(), self.colour))
+        kind, _, index = self.colour.partition(":")
+        return theme.reward_pen(int(index)) if kind == "reward" else QPen(getattr(theme.palette(), self.colour))
 
     def at(self, step: int | None) -> float | None:
-        """The value at the known step nearest to `step`; the newest number when None."""
+        """The value at exactly `step`, None if there is none; with `step` None the newest of the last 64 values."""
         if step is None:
-            found = np.flatnonzero(np.isfinite(self.y[-64:]))
-            return float(self.y[-64:][found[-1]]) if len(found) else None
-        place = nearest(self.x, step)
-        return float(self.y[place]) if place is not None and self.x[place] == step else None
+            finite = np.flatnonzero(np.isfinite(self.y[-64:]))
+            return float(self.y[-64:][finite[-1]]) if len(finite) else None
+        i = nearest_index(self.x, step)
+        return float(self.y[i]) if i is not None and self.x[i] == step else None
 
 
-def nearest(x: np.ndarray, step: float) -> int | None:
-    """The place in `x` (rising) that is closest to `step`."""
+def nearest_index(x: np.ndarray, step: float) -> int | None:
+    """The index in `x` (ascending) of the value closest to `step`; None if `x` is empty."""
     if len(x) == 0:
         return None
     right = int(np.searchsorted(x, step))
-    around = [place for place in (right - 1, right) if 0 <= place < len(x)]
-    return min(around, key=lambda place: abs(float(x[place]) - step))
+    neighbours = [i for i in (right - 1, right) if 0 <= i < len(x)]
+    return min(neighbours, key=lambda i: abs(float(x[i]) - step))
 
 
 class Plot(QFrame):
     """A chart card.
 
+    Attributes:
+        title, axis, unit – of the chart, its value axis, and the values.
+        traces – what is shown now.
+
     Signals:
-        hovered(int step, or None) – the pointer stands at a step, or has left.
-        zoomed((first, last), or None) – a span of steps was chosen, or the whole run again.
+        hovered(step as int, or None) – the pointer is over a step, or has left the plot.
+        zoomed((first, last), or None) – a range of steps was selected, or the whole run again.
     """
 
     hovered = Signal(object)
@@ -84,27 +88,29 @@ class Plot(QFrame):
         self._view: PlotView | None = None
         self._smoothing = 0.0
         self._span: tuple[float, float] | None = None
-        self._whole: tuple[float, float] | None = None
+        self._all_steps: tuple[float, float] | None = None
         self._step: int | None = None
-        self._undressed = False
+        self._is_restyle_due = False
         self.setProperty("role", "card")
         self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setAccessibleName(title)
         self._build(help)
-        theme.signals.changed.connect(self._dress)
+        theme.signals.changed.connect(self._restyle_when_visible)
 
     def _build(self, help: str) -> None:
-        name = label(self.title, theme.heading_font())
-        name.setToolTip(help)
-        self._where = label(font=theme.figures_font(theme.CAPTION), role="caption", align=Qt.AlignmentFlag.AlignRight)
+        title = label(self.title, theme.heading_font())
+        title.setToolTip(help)
+        self._step_label = label(
+            font=theme.figures_font(theme.CAPTION), role="caption", align=Qt.AlignmentFlag.AlignRight
+        )
         self._legend = Legend()
         self._waiting = label(role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
         self._body = QStackedLayout()
         self._body.addWidget(self._waiting)
         head = QHBoxLayout()
-        head.addWidget(name, 1)
-        head.addWidget(self._where)
+        head.addWidget(title, 1)
+        head.addWidget(self._step_label)
         column = QVBoxLayout(self)
         column.setContentsMargins(12, 10, 10, 6)
         column.setSpacing(4)
@@ -115,7 +121,7 @@ class Plot(QFrame):
     # ── what it shows ───────────────────────────────────────────────────────────────────────────
 
     def show_traces(self, traces: Sequence[Trace], waiting: str = "") -> None:
-        """Draw these curves; `waiting` is what stands there while none of them has a number."""
+        """Draw these curves; `waiting` is the sentence in their place while none of them has a number."""
         self.traces = traces
         if not any(trace.has_data for trace in traces):
             self._waiting.setText(waiting)
@@ -124,28 +130,28 @@ class Plot(QFrame):
             return
         view = self._ready_view()
         self._body.setCurrentWidget(view)
-        view.draw(traces, self._span or self._whole, self._smoothing)
+        view.draw(traces, self._span or self._all_steps, self._smoothing)
         view.mark(self._step)
-        self._tell_values()
+        self._show_values()
 
     def set_smoothing(self, weight: float) -> None:
-        """How much of the past each point keeps, 0 to below 1; the raw line stays, faint. Shown at the next drawing."""
+        """Decay of the moving average, 0 (off) to below 1; the raw line stays, faint. Takes effect when drawn next."""
         self._smoothing = weight
 
-    def set_span(self, span: tuple[float, float] | None, whole: tuple[float, float] | None = None) -> None:
-        """The steps to show: a chosen span, else the `whole` run, else all there are. Shown at the next drawing."""
-        self._span, self._whole = span, whole
+    def set_span(self, span: tuple[float, float] | None, all_steps: tuple[float, float] | None = None) -> None:
+        """The steps to show: a selected range, else the run's, else those of the traces. Takes effect when drawn next."""
+        self._span, self._all_steps = span, all_steps
 
     def set_step(self, step: int | None) -> None:
-        """Mark a step and tell the values there; None goes back to the newest."""
+        """Mark a step and show the values there in the legend; None goes back to the newest values."""
         if step != self._step:
             self._step = step
             if self._view is not None and self._body.currentWidget() is self._view:
                 self._view.mark(step)
-                self._tell_values()
+                self._show_values()
 
-    def _tell_values(self) -> None:
-        self._where.setText("" if self._step is None else f"step {self._step:,}")
+    def _show_values(self) -> None:
+        self._step_label.setText("" if self._step is None else f"step {self._step:,}")
         self._legend.show_entries(
             [LegendEntry(trace.pen, trace.label, figure(trace.at(self._step), self.unit)) for trace in self.traces]
         )
@@ -154,30 +160,33 @@ class Plot(QFrame):
         if self._view is None:
             self._view = PlotView(self.axis, self.unit)
             self._view.setFocusProxy(self)
-            self._view.pointed.connect(self._point)
+            self._view.hovered.connect(self._emit_hovered)
             self._view.span_chosen.connect(self.zoomed)
             self._body.addWidget(self._view)
         return self._view
 
-    def _point(self, at: float | None) -> None:
+    def _emit_hovered(self, x: float | None) -> None:
         steps = max((trace.x for trace in self.traces), key=len, default=EMPTY)
-        place = None if at is None else nearest(steps, at)
-        self.hovered.emit(None if place is None else int(steps[place]))
+        i = None if x is None else nearest_index(steps, x)
+        self.hovered.emit(None if i is None else int(steps[i]))
 
-    def _dress(self) -> None:
-        """Take the theme's colours: at once where that can be seen, else before the next painting."""
-        self._undressed = self._view is not None
+    def _restyle_when_visible(self) -> None:
+        """Take the theme's colours, now if the plot is visible, else before it is painted next.
+
+        Restyling all plots at once would block the window for longer than a theme change may take.
+        """
+        self._is_restyle_due = self._view is not None
         if not self.visibleRegion().isEmpty():
-            self._dress_now()
+            self._restyle()
 
-    def _dress_now(self) -> None:
-        if self._undressed and self._view is not None:
-            self._undressed = False
-            self._view.dress()
+    def _restyle(self) -> None:
+        if self._is_restyle_due and self._view is not None:
+            self._is_restyle_due = False
+            self._view.restyle()
             self.show_traces(self.traces, self._waiting.text())
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        self._dress_now()
+        self._restyle()
         super().paintEvent(event)
 
     def leaveEvent(self, event: QEvent) -> None:
@@ -187,7 +196,7 @@ class Plot(QFrame):
     # ── copying ─────────────────────────────────────────────────────────────────────────────────
 
     def as_csv(self) -> str:
-        """All data behind the chart: a row a step, a column a curve (and the edges of its band)."""
+        """The chart's data: a row for each step, a column for each curve and each edge of a band."""
         columns = [part for trace in self.traces for part in _columns(trace)]
         steps = sorted({int(step) for trace in self.traces for step in trace.x})
         text = io.StringIO()

@@ -1,7 +1,7 @@
-"""The pyqtgraph side of a plot: axes in our type and colours, curves, bands, the mark under the pointer, zooming.
+"""The pyqtgraph view of a plot: axes in our fonts and colours, curves, bands, the marked step, selecting a range.
 
-Curves are thinned to the pixels there are before they reach pyqtgraph, with their peaks kept, so that a hundred thousand
-steps cost what two thousand do. The wheel is left to the page; dragging chooses a span of steps.
+Curves are downsampled to the width in pixels before they reach pyqtgraph, peaks kept, so 100,000 steps cost as much as
+2,000. The wheel is left to the page; dragging selects a range of steps, a double click shows all.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from PySide6.QtGui import QColor, QMouseEvent, QPen, QWheelEvent
 from PySide6.QtWidgets import QGraphicsGridLayout
 
 from app import theme
-from app.widgets.basic.numbers import ticks, told_in
-from app.widgets.charts.curve_maths import extent, lone, smoothed, thinned
+from app.widgets.basic.number_format import display_unit, ticks
+from app.widgets.charts.curves import axis_range, downsample, exponential_average, isolated_points
 
-FINE = 600
-"""Plots of fewer points in all are drawn thicker and antialiased; for long curves that costs twenty times as much."""
+SHORT_CURVES = 600
+"""Plots with fewer points in total are drawn thicker and antialiased; for long curves that costs twenty times as much."""
 LEFT_AXIS = 54
-"""Width of the axis of values: the same in every plot, so that the plots of a column line up."""
+"""Width of the value axis: the same in every plot, so that the plots of a column line up."""
 BOTTOM_AXIS = 34
 OVERHANG = 10
-"""How far a figure may stand out beyond the end of its axis."""
+"""How far a tick label may reach beyond the end of its axis."""
 BAND_ALPHA, RAW_ALPHA = 44, 80
 
 
-class Drawable(Protocol):
-    """What a curve must have; `app.widgets.charts.plot.Trace` is one."""
+class CurveData(Protocol):
+    """The data of a curve; `app.widgets.charts.plot.Trace` has it."""
 
     @property
     def pen(self) -> QPen: ...
@@ -45,42 +45,43 @@ class Drawable(Protocol):
     def high(self) -> np.ndarray | None: ...
 
 
-class _Values(pg.AxisItem):
-    """The axis of values: short figures, in percent for shares, in the unit that suits the largest."""
+class _ValueAxis(pg.AxisItem):
+    """The value axis: short labels, shares in percent, the unit chosen by the largest value."""
 
     def __init__(self, title: str, unit: str) -> None:
         super().__init__("left")
         self._title, self._unit = title, unit
         self._factor = 1
 
-    def suit(self, largest: float) -> None:
-        """Choose the unit; an axis whose title is nothing but its unit says the new one."""
-        self._factor, word = told_in(self._unit, largest)
-        title = word if self._title == self._unit else self._title
+    def set_largest(self, largest: float) -> None:
+        """Choose the unit for values up to `largest`; an axis whose title is its unit is renamed with it."""
+        self._factor, unit = display_unit(self._unit, largest)
+        title = unit if self._title == self._unit else self._title
         if title != self.labelText:
             self.setLabel(title, **self.labelStyle)
 
     def boundingRect(self) -> QRectF:
-        # With a grid the axis forgets the room that the lowest and the highest figure need, and leaves them out.
+        # With a grid, pyqtgraph's rectangle has no space for half of the lowest and the highest label, and drops both.
         return super().boundingRect().adjusted(0, -OVERHANG, 0, OVERHANG)
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
+        # Rounded to multiples of the spacing: pyqtgraph's values carry float error, and 0.30000000000000004 is no label.
         return ticks([float(f"{round(value / spacing) * spacing * self._factor:.6g}") for value in values])
 
 
-class _Steps(pg.AxisItem):
-    """The axis of steps: there is nothing between two of them."""
+class _StepAxis(pg.AxisItem):
+    """The step axis: tick spacing of at least 1, and labels without decimals."""
 
     def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:
-        found = super().tickSpacing(minVal, maxVal, size) or []
-        return [(max(1.0, spacing), 0) for spacing, _ in found[:1]]
+        levels = super().tickSpacing(minVal, maxVal, size) or []
+        return [(max(1.0, spacing), 0) for spacing, _ in levels[:1]]
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
         return [f"{value:,.0f}" for value in values]
 
 
-class _Curve:
-    """The items of one trace: line, dots for lone points, the faint raw line under a smoothed one, the band."""
+class _CurveItems:
+    """The graphics items of one trace: line, dots for isolated points, the faint raw line of a smoothed curve, band."""
 
     def __init__(self, view: Any) -> None:
         self._view = view
@@ -92,7 +93,7 @@ class _Curve:
         self.raw.setZValue(-5)
         self._items = (self.band, self.raw, self.line, self.dots)
         for item in self._items:
-            view.addItem(item, ignoreBounds=True)
+            view.addItem(item, ignoreBounds=True)  # the range is set by us; pyqtgraph need not ask for bounds
 
     def remove(self) -> None:
         for item in self._items:
@@ -100,11 +101,11 @@ class _Curve:
 
     def draw(self, pen: QPen, x: np.ndarray, y: np.ndarray, raw: np.ndarray | None, edges: Any, fine: bool) -> None:
         pen = QPen(pen)
-        pen.setCosmetic(True)
+        pen.setCosmetic(True)  # the width is in pixels, not in steps
         pen.setWidthF(1.6 if fine else 1)
         self.line.setData(x, y, pen=pen, antialias=fine)
-        alone = lone(y)
-        self.dots.setData(x[alone], y[alone], brush=pen.color())
+        isolated = isolated_points(y)
+        self.dots.setData(x[isolated], y[isolated], brush=pen.color())
         if raw is None:
             self.raw.clear()
         else:
@@ -120,112 +121,119 @@ class _Curve:
 
 
 class PlotView(pg.GraphicsView):
-    """A view over steps: two axes and a box of curves. (pyqtgraph's own PlotItem brings some fifty widgets for a menu that
-    we do not show, and every one of them would be dressed anew when the theme changes.)
+    """Two axes and a ViewBox with curves.
 
-    Signals: pointed(step as float, or None); span_chosen((first, last), or None for all).
+    Not a pyqtgraph PlotItem: that brings some fifty widgets for a context menu that we do not show, and each of them
+    would be polished again when the theme changes.
+
+    Signals:
+        hovered(x as float) – the pointer moved to this place on the step axis.
+        span_chosen((first, last), or None) – a range of steps was selected by dragging, or all by a double click.
     """
 
-    pointed = Signal(object)
+    hovered = Signal(object)
     span_chosen = Signal(object)
 
     def __init__(self, axis: str, unit: str) -> None:
         super().__init__()
-        self._values, self._steps = _Values(axis, unit), _Steps("bottom")
-        self.box: Any = pg.ViewBox(enableMouse=False, enableMenu=False)  # pyqtgraph's annotations are not complete
-        self._axis = axis
-        self._curves: list[_Curve] = []
-        self._drag: float | None = None
+        self._value_axis, self._step_axis = _ValueAxis(axis, unit), _StepAxis("bottom")
+        self.box: Any = pg.ViewBox(enableMouse=False, enableMenu=False)  # Any: pyqtgraph's annotations are not complete
+        self._axis_title = axis
+        self._curves: list[_CurveItems] = []
+        self._drag_start: float | None = None
         self._mark = pg.InfiniteLine(angle=90)
-        self._chosen = pg.LinearRegionItem(movable=False)
+        self._selection = pg.LinearRegionItem(movable=False)
         self._lay_out()
         self._set_up()
-        self.dress()
+        self.restyle()
 
     def _lay_out(self) -> None:
-        whole, grid = pg.GraphicsWidget(), QGraphicsGridLayout()
+        content, grid = pg.GraphicsWidget(), QGraphicsGridLayout()
         grid.setContentsMargins(0, 6, OVERHANG, 0)
         grid.setSpacing(0)
-        for part, row, column in ((self._values, 0, 0), (self.box, 0, 1), (self._steps, 1, 1)):
-            grid.addItem(part, row, column)
+        for item, row, column in ((self._value_axis, 0, 0), (self.box, 0, 1), (self._step_axis, 1, 1)):
+            grid.addItem(item, row, column)
         grid.setRowStretchFactor(0, 1)
         grid.setColumnStretchFactor(1, 1)
-        whole.setLayout(grid)
-        self.setCentralItem(whole)
-        for axis in (self._values, self._steps):
+        content.setLayout(grid)
+        self.setCentralItem(content)
+        for axis in (self._value_axis, self._step_axis):
             axis.linkToView(self.box)
 
     def _set_up(self) -> None:
         self.box.disableAutoRange()
-        self._values.setWidth(theme.scaled(LEFT_AXIS))
-        self._values.setStyle(tickLength=0, tickTextOffset=6, maxTickLevel=0, hideOverlappingLabels=False)
-        self._steps.setStyle(tickLength=0, tickTextOffset=5, maxTickLevel=0, hideOverlappingLabels=OVERHANG)
-        self._values.setGrid(255)
-        self._values.setZValue(-1)  # pyqtgraph draws the grid over the curves
-        self._steps.setHeight(theme.scaled(BOTTOM_AXIS))
-        for mark in (self._mark, self._chosen):
-            mark.setVisible(False)
-            self.box.addItem(mark, ignoreBounds=True)
+        self._value_axis.setWidth(theme.scaled(LEFT_AXIS))
+        self._value_axis.setStyle(tickLength=0, tickTextOffset=6, maxTickLevel=0, hideOverlappingLabels=False)
+        self._step_axis.setStyle(tickLength=0, tickTextOffset=5, maxTickLevel=0, hideOverlappingLabels=OVERHANG)
+        self._value_axis.setGrid(255)
+        self._value_axis.setZValue(-1)  # pyqtgraph draws the grid over the curves
+        self._step_axis.setHeight(theme.scaled(BOTTOM_AXIS))
+        for item in (self._mark, self._selection):
+            item.setVisible(False)
+            self.box.addItem(item, ignoreBounds=True)
         self.setFrameShape(self.Shape.NoFrame)
-        self.setContextMenuPolicy(Qt.ContextMenuPolicy.NoContextMenu)  # the card has the menu
+        self.setContextMenuPolicy(Qt.ContextMenuPolicy.NoContextMenu)  # events go on to the card, which has the menu
         self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
         self.setMouseTracking(True)
 
-    def dress(self) -> None:
-        """Take the colours of the palette in force."""
+    def restyle(self) -> None:
+        """Take the colours of the theme's current palette."""
         colours = theme.palette()
         self.setBackground(colours.plot_background)
         style: Any = {"color": colours.muted.name(), "font-size": f"{theme.scaled(theme.CAPTION)}px"}
-        for axis, text in ((self._values, self._values.labelText or self._axis), (self._steps, "step")):
-            axis.setPen(pg.mkPen(colours.grid if axis is self._steps else None))
+        # The value axis keeps its label: it may say MB by now where its title says GB.
+        titles = ((self._value_axis, self._value_axis.labelText or self._axis_title), (self._step_axis, "step"))
+        for axis, text in titles:
+            axis.setPen(pg.mkPen(colours.grid if axis is self._step_axis else None))
             axis.setTextPen(pg.mkPen(colours.muted))
             axis.setTickFont(theme.figures_font(theme.CAPTION))
             axis.enableAutoSIPrefix(False)
             axis.setLabel(text, **style)
-        self._values.setTickPen(pg.mkPen(colours.grid))
+        self._value_axis.setTickPen(pg.mkPen(colours.grid))
         self._mark.setPen(pg.mkPen(colours.muted, style=Qt.PenStyle.DotLine))
-        self._chosen.setBrush(_faint(colours.accent, 40))
-        for line in self._chosen.lines:
+        self._selection.setBrush(_faint(colours.accent, 40))
+        for line in self._selection.lines:
             line.setPen(pg.mkPen(colours.accent))
 
     # ── drawing ─────────────────────────────────────────────────────────────────────────────────
 
-    def draw(self, traces: Sequence[Drawable], span: tuple[float, float] | None, smoothing: float) -> None:
-        """Draw the traces over `span` (all steps when None)."""
+    def draw(self, traces: Sequence[CurveData], span: tuple[float, float] | None, smoothing: float) -> None:
+        """Draw the traces over the range of steps `span`; None shows all steps."""
         while len(self._curves) > len(traces):
             self._curves.pop().remove()
         while len(self._curves) < len(traces):
-            self._curves.append(_Curve(self.box))
+            self._curves.append(_CurveItems(self.box))
         first, last = span or _all_steps(traces)
-        fine = sum(len(trace.x) for trace in traces) * (1 + (smoothing > 0)) < FINE
-        shown: list[np.ndarray] = []
+        fine = sum(len(trace.x) for trace in traces) * (1 + (smoothing > 0)) < SHORT_CURVES
+        drawn: list[np.ndarray] = []
         for curve, trace in zip(self._curves, traces, strict=True):
-            shown += self._draw_one(curve, trace, (first, last), smoothing, fine)
-        air = (last - first) * 0.01 or 0.5
-        self.box.setXRange(first - air, last + air, padding=0)
-        low, high = extent(*shown)
-        self._values.suit(max(abs(low), abs(high)))
+            drawn += self._draw_trace(curve, trace, (first, last), smoothing, fine)
+        margin = (last - first) * 0.01 or 0.5
+        self.box.setXRange(first - margin, last + margin, padding=0)
+        low, high = axis_range(*drawn)
+        self._value_axis.set_largest(max(abs(low), abs(high)))
         self.box.setYRange(low - (high - low) * 1e-4, high, padding=0)  # a tick right on the edge would be left out
 
-    def _draw_one(
-        self, curve: _Curve, trace: Drawable, span: tuple[float, float], smoothing: float, fine: bool
+    def _draw_trace(
+        self, curve: _CurveItems, trace: CurveData, span: tuple[float, float], smoothing: float, fine: bool
     ) -> list[np.ndarray]:
-        """Draw one trace; returns the columns that the axis of values must hold."""
+        """Draw one trace; returns the columns that the value axis must contain."""
+        # One point beyond either end, so that the line runs to the edge; smoothed first, with all of its past.
         start = max(0, int(np.searchsorted(trace.x, span[0])) - 1)
         end = int(np.searchsorted(trace.x, span[1], side="right")) + 1
-        columns = [smoothed(trace.y, smoothing)[start:end]]
+        columns = [exponential_average(trace.y, smoothing)[start:end]]
         if smoothing > 0:
             columns.append(trace.y[start:end])
-        banded = trace.low is not None and trace.high is not None
-        if banded:
+        has_band = trace.low is not None and trace.high is not None
+        if has_band:
             columns += [trace.low[start:end], trace.high[start:end]]  # pyright: ignore[reportOptionalSubscript]
-        x, y, *more = thinned(trace.x[start:end], 2 * max(200, self.width()), *columns)
+        x, y, *more = downsample(trace.x[start:end], 2 * max(200, self.width()), *columns)
         raw = more.pop(0) if smoothing > 0 else None
-        curve.draw(trace.pen, x, y, raw, more if banded else None, fine)
+        curve.draw(trace.pen, x, y, raw, more if has_band else None, fine)
         return [y, *([raw] if raw is not None else []), *more]
 
     def mark(self, step: int | None) -> None:
-        """Draw the upright line at a step, or none."""
+        """Show the vertical line at a step; None hides it."""
         self._mark.setVisible(step is not None)
         if step is not None:
             self._mark.setValue(step)
@@ -233,39 +241,41 @@ class PlotView(pg.GraphicsView):
     # ── pointer ─────────────────────────────────────────────────────────────────────────────────
 
     def _step_at(self, event: QMouseEvent) -> float:
-        place: QPointF = self.mapToScene(event.position().toPoint())
-        return float(self.box.mapSceneToView(place).x())
+        pos: QPointF = self.mapToScene(event.position().toPoint())
+        return float(self.box.mapSceneToView(pos).x())
+
+    # None of these calls the base class: it would pass the event to pyqtgraph's items, which pan and zoom by themselves.
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         if event.button() == Qt.MouseButton.LeftButton:
-            self._drag = self._step_at(event)
+            self._drag_start = self._step_at(event)
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         step = self._step_at(event)
-        if self._drag is not None and event.buttons() & Qt.MouseButton.LeftButton:
-            self._chosen.setRegion(sorted((self._drag, step)))
-            self._chosen.setVisible(abs(self._drag - step) >= 1)
-        self.pointed.emit(step)
+        if self._drag_start is not None and event.buttons() & Qt.MouseButton.LeftButton:
+            self._selection.setRegion(sorted((self._drag_start, step)))
+            self._selection.setVisible(abs(self._drag_start - step) >= 1)
+        self.hovered.emit(step)
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
-        start, self._drag = self._drag, None
-        self._chosen.setVisible(False)
+        start, self._drag_start = self._drag_start, None
+        self._selection.setVisible(False)
         if start is not None:
             first, last = sorted((round(start), round(self._step_at(event))))
             if last - first >= 2:
                 self.span_chosen.emit((float(first), float(last)))
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
-        self._drag = None
+        self._drag_start = None
         self.span_chosen.emit(None)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        event.ignore()  # it scrolls the page
+        event.ignore()  # goes on to the scroll area
 
 
-def _all_steps(traces: Sequence[Drawable]) -> tuple[float, float]:
+def _all_steps(traces: Sequence[CurveData]) -> tuple[float, float]:
     ends = [(float(trace.x[0]), float(trace.x[-1])) for trace in traces if len(trace.x)]
-    first, last = min(one for one, _ in ends), max(one for _, one in ends)
+    first, last = min(start for start, _ in ends), max(end for _, end in ends)
     return (first, last) if last > first else (math.floor(first) - 1, first + 1)
 
 

@@ -1,4 +1,4 @@
-"""One completion in full: the prompt, the text as the model wrote it, and what each reward function gave for it."""
+"""One completion in full: its prompt, the text as sampled, its reward and advantage, and each function's score."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPlainTextEdit, QSpli
 
 from app import theme
 from app.widgets.basic.labels_and_buttons import label
-from app.widgets.basic.numbers import figure, signed
-from app.widgets.completions.completion_table import STOPS, advantage_colour
+from app.widgets.basic.number_format import figure, signed
+from app.widgets.completions.completion_table import STOP_LABELS, advantage_colour
 from backend.spec.completions import token_count
 
 
 class CompletionDetail(QFrame):
-    """Prompt at the left, completion at the right, scores above it; or, `upright`, one above the other."""
+    """The prompt on the left and the completion with its scores on the right; with `upright`, one above the other."""
 
     def __init__(self, parent: QWidget | None = None, *, upright: bool = False) -> None:
         super().__init__(parent)
@@ -30,54 +30,55 @@ class CompletionDetail(QFrame):
         self.prompt, self.text = _pane(), _pane()
         self.prompt.setAccessibleName("Prompt")
         self.text.setAccessibleName("Completion")
-        self._tags = [Tags(pane) for pane in (self.prompt, self.text)]
-        self._answer, self._came_to, self._scores = _line(), _line(), _line()
-        sides = self._sides = QSplitter(childrenCollapsible=False, handleWidth=2 * theme.SPACE)
+        self._highlighters = [TagHighlighter(pane) for pane in (self.prompt, self.text)]
+        self._answer, self._result, self._scores = _rich_label(), _rich_label(), _rich_label()
+        splitter = self._splitter = QSplitter(childrenCollapsible=False, handleWidth=2 * theme.SPACE)
         self.set_upright(upright)
-        sides.addWidget(_side("Prompt", self._answer, None, self.prompt))
-        sides.addWidget(_side("Completion", self._came_to, self._scores, self.text))
-        sides.setStretchFactor(0, 2)
-        sides.setStretchFactor(1, 3)
+        splitter.addWidget(_side("Prompt", self._answer, None, self.prompt))
+        splitter.addWidget(_side("Completion", self._result, self._scores, self.text))
+        splitter.setStretchFactor(0, 2)
+        splitter.setStretchFactor(1, 3)
         row = QHBoxLayout(self)
         row.setContentsMargins(12, 10, 12, 12)
-        row.addWidget(sides)
-        theme.signals.changed.connect(self._again)
+        row.addWidget(splitter)
+        theme.signals.changed.connect(self._recolour)
 
     def set_upright(self, upright: bool) -> None:
-        self._sides.setOrientation(Qt.Orientation.Vertical if upright else Qt.Orientation.Horizontal)
+        self._splitter.setOrientation(Qt.Orientation.Vertical if upright else Qt.Orientation.Horizontal)
 
     def set_rewards(self, names: Sequence[str], labels: Sequence[str]) -> None:
-        """The reward functions, whose places are their colours."""
+        """Set the reward functions' metric names and labels; a function's index decides its colour."""
         self._names, self._labels = names, labels
 
     def show_completion(self, row: Mapping[str, Any], completion: Mapping[str, Any] | None) -> None:
-        """`completion` None shows the prompt alone."""
+        """Show a completion of `row` (one line of completions.jsonl); None shows the prompt alone."""
         self._shown = (row, completion)
         answer = row.get("answer")
         self._answer.setText(f"Answer: {html.escape(str(answer))}" if answer not in (None, "") else "")
-        _put(self.prompt, row.get("prompt"))
-        _put(self.text, (completion or {}).get("text"))
-        self._came_to.setText(_came_to(completion) if completion else "")
-        self._scores.setText(self._told(completion) if completion else "")
+        _set_text(self.prompt, row.get("prompt"))
+        _set_text(self.text, (completion or {}).get("text"))
+        self._result.setText(_result_html(completion) if completion else "")
+        self._scores.setText(self._scores_html(completion) if completion else "")
 
-    def _again(self) -> None:
-        for tags in self._tags:
-            tags.rehighlight()
+    def _recolour(self) -> None:
+        # Colours are written into the rich text and the formats, so they do not follow the palette by themselves.
+        for highlighter in self._highlighters:
+            highlighter.rehighlight()
         if self._shown is not None:
             self.show_completion(*self._shown)
 
-    def _told(self, one: Mapping[str, Any]) -> str:
-        scores = one.get("rewards")
+    def _scores_html(self, completion: Mapping[str, Any]) -> str:
+        scores = completion.get("rewards")
         scores = scores if isinstance(scores, Mapping) else {}
         parts = [
-            f'<span style="color:{theme.reward_colour(place).name()}">●</span> {html.escape(short)} {figure(scores.get(name))}'
-            for place, (name, short) in enumerate(zip(self._names, self._labels, strict=True))
+            f'<span style="color:{theme.reward_colour(i).name()}">●</span> {html.escape(short)} {figure(scores.get(name))}'
+            for i, (name, short) in enumerate(zip(self._names, self._labels, strict=True))
         ]
-        return _unbroken(parts)
+        return _join_unbroken(parts)
 
 
-class Tags(QSyntaxHighlighter):
-    """Colours what stands in angle brackets, so that the parts of an answer can be told apart at a glance."""
+class TagHighlighter(QSyntaxHighlighter):
+    """Colours tags such as <answer>, so that the parts of a completion are visible at a glance."""
 
     _TAG = re.compile(r"</?[A-Za-z|][^<>\s]{0,40}>")
 
@@ -89,20 +90,20 @@ class Tags(QSyntaxHighlighter):
             self.setFormat(tag.start(), tag.end() - tag.start(), theme.palette().accent)
 
 
-def _came_to(one: Mapping[str, Any]) -> str:
-    """Reward, advantage and length of a completion."""
-    advantage = one.get("advantage")
-    return _unbroken(
+def _result_html(completion: Mapping[str, Any]) -> str:
+    """Reward, advantage, token count and stop reason of a completion."""
+    advantage, stop = completion.get("advantage"), str(completion.get("stop"))
+    return _join_unbroken(
         [
-            f"<b>Reward {figure(one.get('reward'))}</b>",
+            f"<b>Reward {figure(completion.get('reward'))}</b>",
             f'<span style="color:{advantage_colour(advantage).name()}">Advantage {signed(advantage)}</span>',
-            f"{figure(token_count(one.get('tokens')))} tokens, {STOPS.get(str(one.get('stop')), str(one.get('stop')))}",
+            f"{figure(token_count(completion.get('tokens')))} tokens, {STOP_LABELS.get(stop, stop)}",
         ]
     )
 
 
-def _unbroken(parts: Sequence[str]) -> str:
-    """Parts that a line may break between, and nowhere else."""
+def _join_unbroken(parts: Sequence[str]) -> str:
+    """Join the parts so that lines break between them only."""
     return " &nbsp;&nbsp; ".join(f'<span style="white-space:nowrap">{part}</span>' for part in parts)
 
 
@@ -112,10 +113,10 @@ def _pane() -> QPlainTextEdit:
     return pane
 
 
-def _line() -> QLabel:
-    line = label(font=theme.figures_font(12), role="muted", wrap=True, selectable=True)
-    line.setTextFormat(Qt.TextFormat.RichText)
-    return line
+def _rich_label() -> QLabel:
+    made = label(font=theme.figures_font(12), role="muted", wrap=True, selectable=True)
+    made.setTextFormat(Qt.TextFormat.RichText)
+    return made
 
 
 def _side(title: str, line: QLabel, more: QLabel | None, pane: QPlainTextEdit) -> QWidget:
@@ -134,7 +135,8 @@ def _side(title: str, line: QLabel, more: QLabel | None, pane: QPlainTextEdit) -
     return side
 
 
-def _put(pane: QPlainTextEdit, text: Any) -> None:
+def _set_text(pane: QPlainTextEdit, text: Any) -> None:
+    """Show `text`, unless it is there already: setting it again would scroll to the top and drop the selection."""
     shown = text if isinstance(text, str) else "" if text is None else str(text)
     if pane.toPlainText() != shown:
         pane.setPlainText(shown)

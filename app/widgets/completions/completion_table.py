@@ -1,6 +1,6 @@
-"""Groups of completions as a table: a line for each prompt, below it its completions with every score in its colour.
+"""Groups of completions as a table: a line for each prompt, below it its completions with every function's score.
 
-A row as completions.jsonl has it goes in; what is missing or of the wrong type shows as a dash.
+The input is rows of completions.jsonl, read as they are: what is missing or of the wrong type is shown as a dash.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from functools import cache
 from typing import Any
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, QRect, QRectF, Qt, Signal
-from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPixmap
+from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPixmap, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QStyledItemDelegate, QStyleOptionViewItem
 
 from app import theme
 from app.stylesheet import CELL_PADDING
 from app.widgets.basic.base_table import BaseTable
-from app.widgets.basic.numbers import DASH, figure, finite, signed
+from app.widgets.basic.number_format import DASH, figure, finite, signed
 from backend.spec.completions import token_count
 
 Index = QModelIndex | QPersistentModelIndex
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-_FIGURE_LEAST, _FIGURE_MOST, _TEXT_LEAST = 64, 124, 220
-_DOT = 18
-"""What the dot in a heading takes."""
-SPARED = 2
-"""Columns at the end that a narrow table does without: tokens and the way it ended, which stand below it too."""
-_PREVIEW = 400
-"""Characters of a completion that its line looks at."""
-SHARE = Qt.ItemDataRole.UserRole
-"""Item role: the length and colour of a score's bar."""
-STOPS = {"eos": "ended", "stop": "stop text", "length": "cut off"}
-"""Why a completion ended → as people read it."""
+_MIN_FIGURE_WIDTH, _MAX_FIGURE_WIDTH, _MIN_TEXT_WIDTH = 64, 124, 220
+_DOT_WIDTH = 18
+"""Width of the dot in a header, with its gap."""
+OPTIONAL_COLUMNS = 2
+"""Columns at the end that a narrow table hides: tokens and stop reason, which the detail below the table has too."""
+_PREVIEW_CHARS = 400
+"""Leading characters of a completion that its line is made from."""
+BAR_ROLE = Qt.ItemDataRole.UserRole
+"""Item role: (length −1 to 1, colour) of the bar under a score."""
+STOP_LABELS = {"eos": "ended", "stop": "stop text", "length": "cut off"}
+"""Stop reason of a completion → its label."""
 TIPS = {
     "Reward": "The weighted sum of the scores; beside a prompt, the mean of its completions.",
     "Advantage": "How much better than its group: above zero it is made more likely, below zero less.",
@@ -42,7 +42,7 @@ TIPS = {
 
 @dataclass(frozen=True, slots=True)
 class CompletionLine:
-    """A line of the table: a prompt (`completion` None) or one of its completions."""
+    """A line of the table: a prompt (`completion` is None) or one of its completions. `group` counts from 0."""
 
     group: int
     row: Mapping[str, Any]
@@ -50,22 +50,28 @@ class CompletionLine:
 
 
 class CompletionModel(QAbstractTableModel):
-    """Columns: the text, one per reward function, the reward, the advantage, tokens, how it ended."""
+    """Columns: the text, a score for each reward function, reward, advantage, tokens, stop reason.
+
+    Attributes:
+        lines – the table's lines, in order.
+        rewards – metric names of the reward functions, in the order of their columns.
+    """
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.lines: list[CompletionLine] = []
         self.rewards: list[str] = []
-        self._heads = ["Completion", "Reward", "Advantage", "Tokens", "End"]
-        self._greatest: dict[str, float] = {}
+        self._headers = ["Completion", "Reward", "Advantage", "Tokens", "End"]
+        self._max_scores: dict[str, float] = {}
         theme.signals.changed.connect(self._recolour)
 
     def show_groups(self, rows: Sequence[Mapping[str, Any]], rewards: Sequence[str], labels: Sequence[str]) -> None:
+        """Show these rows of completions.jsonl; `rewards` are the functions' metric names, `labels` their headers."""
         self.beginResetModel()
         self.rewards = list(rewards)
-        self._heads = ["Completion", *labels, "Reward", "Advantage", "Tokens", "End"]
-        self.lines = [line for place, row in enumerate(rows) for line in _lines(place, row)]
-        self._greatest = {
+        self._headers = ["Completion", *labels, "Reward", "Advantage", "Tokens", "End"]
+        self.lines = [line for group, row in enumerate(rows) for line in _lines_of_group(group, row)]
+        self._max_scores = {
             name: max((abs(_score(line, name) or 0.0) for line in self.lines if line.completion), default=0.0)
             for name in rewards
         }
@@ -79,19 +85,19 @@ class CompletionModel(QAbstractTableModel):
         return 0 if parent.isValid() else len(self.lines)
 
     def columnCount(self, parent: Index = QModelIndex()) -> int:
-        return 0 if parent.isValid() else len(self._heads)
+        return 0 if parent.isValid() else len(self._headers)
 
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         if orientation != Qt.Orientation.Horizontal:
             return None
         if role == Qt.ItemDataRole.DisplayRole:
-            return self._heads[section].replace(" ", "\n", 1)
+            return self._headers[section].replace(" ", "\n", 1)  # two lines at most, so that columns stay narrow
         if role == Qt.ItemDataRole.ToolTipRole:
-            return self.rewards[section - 1] if 0 < section <= len(self.rewards) else TIPS.get(self._heads[section])
+            return self.rewards[section - 1] if 0 < section <= len(self.rewards) else TIPS.get(self._headers[section])
         if role == Qt.ItemDataRole.DecorationRole and 0 < section <= len(self.rewards):
-            return swatch(section - 1)
+            return reward_dot(section - 1)
         if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _LEFT if section in (0, len(self._heads) - 1) else _RIGHT
+            return _LEFT if section in (0, len(self._headers) - 1) else _RIGHT
         return None
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
@@ -104,42 +110,42 @@ class CompletionModel(QAbstractTableModel):
             return theme.palette().window if line.completion is None else None
         if role == Qt.ItemDataRole.FontRole:
             return theme.mono_font() if column == 0 else theme.figures_font()
-        if role == SHARE:
-            return self._share(line, column)
+        if role == BAR_ROLE:
+            return self._bar(line, column)
         if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _LEFT if column in (0, len(self._heads) - 1) else _RIGHT
+            return _LEFT if column in (0, len(self._headers) - 1) else _RIGHT
         return None
 
-    def _share(self, line: CompletionLine, column: int) -> tuple[float, QColor] | None:
-        """How much of its function's greatest score (of those shown) a score is, −1 to 1, and the bar's colour."""
+    def _bar(self, line: CompletionLine, column: int) -> tuple[float, QColor] | None:
+        """A score divided by its function's largest score (by magnitude) in the table, and the bar's colour."""
         if line.completion is None or not 0 < column <= len(self.rewards):
             return None
         name = self.rewards[column - 1]
-        greatest, score = self._greatest.get(name, 0.0), _score(line, name)
-        return (score / greatest, theme.reward_colour(column - 1)) if greatest and score else None
+        largest, score = self._max_scores.get(name, 0.0), _score(line, name)
+        return (score / largest, theme.reward_colour(column - 1)) if largest and score else None
 
     def _text(self, line: CompletionLine, column: int) -> str:
         if line.completion is None:
-            return self._text_of_prompt(line, column)
+            return self._prompt_text(line, column)
         if column == 0:
             return one_line(line.completion.get("text"))
         if column <= len(self.rewards):
             return figure(_scores(line.completion).get(self.rewards[column - 1]))
-        return self._text_after_scores(line.completion, self._heads[column])
+        return self._text_after_scores(line.completion, self._headers[column])
 
-    def _text_of_prompt(self, line: CompletionLine, column: int) -> str:
+    def _prompt_text(self, line: CompletionLine, column: int) -> str:
         if column == 0:
             return _prompt_line(line.row)
-        return figure(_mean_reward(line.row)) if self._heads[column] == "Reward" else ""
+        return figure(_mean_reward(line.row)) if self._headers[column] == "Reward" else ""
 
-    def _text_after_scores(self, one: Mapping[str, Any], head: str) -> str:
-        if head == "Reward":
-            return figure(one.get("reward"))
-        if head == "Advantage":
-            return signed(one.get("advantage"))
-        if head == "Tokens":
-            return figure(token_count(one.get("tokens")))
-        return STOPS.get(str(one.get("stop")), str(one.get("stop") or DASH))
+    def _text_after_scores(self, completion: Mapping[str, Any], header: str) -> str:
+        if header == "Reward":
+            return figure(completion.get("reward"))
+        if header == "Advantage":
+            return signed(completion.get("advantage"))
+        if header == "Tokens":
+            return figure(token_count(completion.get("tokens")))
+        return STOP_LABELS.get(str(completion.get("stop")), str(completion.get("stop") or DASH))
 
     def _colour(self, line: CompletionLine, column: int) -> Any:
         colours = theme.palette()
@@ -147,69 +153,72 @@ class CompletionModel(QAbstractTableModel):
             return colours.text if column == 0 else colours.muted
         if 0 < column <= len(self.rewards):
             return colours.text if _score(line, self.rewards[column - 1]) else colours.muted
-        head = self._heads[column]
-        if head == "Advantage":
+        header = self._headers[column]
+        if header == "Advantage":
             return advantage_colour(line.completion.get("advantage"))
-        if head == "End" and line.completion.get("stop") == "length":
+        if header == "End" and line.completion.get("stop") == "length":
             return colours.warning
-        return colours.text if head in ("Completion", "Reward") else colours.muted
+        return colours.text if header in ("Completion", "Reward") else colours.muted
 
 
-class ScoreBars(QStyledItemDelegate):
-    """A figure, and under it a bar in the colour of its reward function: as long as the score is good."""
+class ScoreBarDelegate(QStyledItemDelegate):
+    """Paints under a score a bar in its function's colour, as long as the score is large."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         super().paint(painter, option, index)
-        found = index.data(SHARE)
-        if found is None:
+        bar = index.data(BAR_ROLE)
+        if bar is None:
             return
-        share, colour = found
+        length, colour = bar
         rect: QRect = option.rect  # pyright: ignore[reportAttributeAccessIssue]
-        room = rect.width() - 2 * CELL_PADDING
-        width = max(2, round(room * abs(share)))
+        width = max(2, round((rect.width() - 2 * CELL_PADDING) * abs(length)))
         painter.fillRect(QRect(rect.right() - CELL_PADDING - width + 1, rect.bottom() - 4, width, 2), colour)
 
 
 class CompletionTable(BaseTable):
-    """The table.
+    """The table view over a CompletionModel.
 
-    Signals: chosen(row of completions.jsonl, completion or None) – a line was selected; touched – by a person.
+    Signals:
+        chosen(row of completions.jsonl, completion or None) – the current line changed.
+        touched – the user pressed a mouse button or a key in the table.
     """
 
     chosen = Signal(object, object)
     touched = Signal()
 
-    def __init__(self, model: CompletionModel, widest: int = _FIGURE_MOST, least_text: int = _TEXT_LEAST) -> None:
-        """`widest`: most pixels that a column of scores takes, whatever its heading would like; `least_text`: fewest that
-        the text is left with."""
+    def __init__(
+        self, model: CompletionModel, max_score_width: int = _MAX_FIGURE_WIDTH, min_text_width: int = _MIN_TEXT_WIDTH
+    ) -> None:
+        """`max_score_width` limits a column of scores however wide its header is; the text gets at least
+        `min_text_width`. Both in pixels before scaling with the text size."""
         super().__init__()
-        self._lines = model
-        self._widest, self._least_text = theme.scaled(widest), theme.scaled(least_text)
+        self._completions = model
+        self._max_score_width, self._min_text_width = theme.scaled(max_score_width), theme.scaled(min_text_width)
         self.setModel(model)
-        self.setItemDelegate(ScoreBars(self))
+        self.setItemDelegate(ScoreBarDelegate(self))
         self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.setAccessibleName("Completions")
-        head = self.horizontalHeader()
-        head.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
-        head.setMinimumSectionSize(48)
-        head.setStretchLastSection(False)
-        self.selectionModel().currentRowChanged.connect(self._choose)
+        header = self.horizontalHeader()
+        header.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
+        header.setMinimumSectionSize(48)
+        header.setStretchLastSection(False)
+        self.selectionModel().currentRowChanged.connect(self._emit_chosen)
 
-    def begin(self) -> None:
-        """After other groups are shown: prompts across the scores, columns to fit, the first completion selected."""
+    def reset_view(self) -> None:
+        """After `show_groups`: span the prompts over the scores, size the columns, select the first completion."""
         self.clearSpans()
-        for row, line in enumerate(self._lines.lines):
-            if line.completion is None and self._lines.rewards:
-                self.setSpan(row, 0, 1, 1 + len(self._lines.rewards))
-        self._fit()
-        first = next((row for row, line in enumerate(self._lines.lines) if line.completion is not None), None)
+        for row, line in enumerate(self._completions.lines):
+            if line.completion is None and self._completions.rewards:
+                self.setSpan(row, 0, 1, 1 + len(self._completions.rewards))
+        self._resize_columns()
+        first = next((row for row, line in enumerate(self._completions.lines) if line.completion is not None), None)
         if first is not None:
             self.selectRow(first)
-        self.scrollToTop()  # its prompt stands above it
+        self.scrollToTop()  # selecting has scrolled to the completion, and its prompt is the line above
 
-    def resizeEvent(self, event: Any) -> None:
+    def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._fit()
+        self._resize_columns()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         super().mousePressEvent(event)
@@ -219,55 +228,55 @@ class CompletionTable(BaseTable):
         super().keyPressEvent(event)
         self.touched.emit()
 
-    def _fit(self) -> None:
-        """Figures get what their heading needs; the text gets the rest, and in a narrow table the last columns' room."""
-        widths = {column: self._needed(column) for column in range(1, self._lines.columnCount())}
-        spared = list(widths)[-SPARED:]
-        room = self.viewport().width()
-        narrow = room - sum(widths.values()) < self._least_text
+    def _resize_columns(self) -> None:
+        """Size columns of figures by their headers; the text gets the rest, and in a narrow table the hidden columns'."""
+        widths = {column: self._figure_width(column) for column in range(1, self._completions.columnCount())}
+        optional = list(widths)[-OPTIONAL_COLUMNS:]
+        available = self.viewport().width()
+        narrow = available - sum(widths.values()) < self._min_text_width
         for column, width in widths.items():
             self.setColumnWidth(column, width)
-            self.setColumnHidden(column, narrow and column in spared)
-        taken = sum(width for column, width in widths.items() if not (narrow and column in spared))
-        self.setColumnWidth(0, max(self._least_text, room - taken))
+            self.setColumnHidden(column, narrow and column in optional)
+        taken = sum(width for column, width in widths.items() if not (narrow and column in optional))
+        self.setColumnWidth(0, max(self._min_text_width, available - taken))
 
-    def _needed(self, column: int) -> int:
-        """Width of a column of figures."""
+    def _figure_width(self, column: int) -> int:
+        """Width of a column of figures: what the longer line of its header needs, within limits."""
         metrics = self.horizontalHeader().fontMetrics()
-        words = str(self._lines.headerData(column, Qt.Orientation.Horizontal)).split("\n")
-        dot = theme.scaled(_DOT) if column <= len(self._lines.rewards) else 0
-        wanted = max(map(metrics.horizontalAdvance, words)) + dot + 2 * CELL_PADDING + 2
-        widest = self._widest if dot else theme.scaled(_FIGURE_MOST)
-        return max(min(theme.scaled(_FIGURE_LEAST), widest), min(widest, wanted))
+        lines = str(self._completions.headerData(column, Qt.Orientation.Horizontal)).split("\n")
+        dot = theme.scaled(_DOT_WIDTH) if column <= len(self._completions.rewards) else 0
+        needed = max(map(metrics.horizontalAdvance, lines)) + dot + 2 * CELL_PADDING + 2
+        widest = self._max_score_width if dot else theme.scaled(_MAX_FIGURE_WIDTH)
+        return max(min(theme.scaled(_MIN_FIGURE_WIDTH), widest), min(widest, needed))
 
-    def _choose(self, now: QModelIndex, _before: QModelIndex) -> None:
-        if now.isValid() and now.row() < len(self._lines.lines):
-            line = self._lines.lines[now.row()]
+    def _emit_chosen(self, current: QModelIndex, _previous: QModelIndex) -> None:
+        if current.isValid() and current.row() < len(self._completions.lines):
+            line = self._completions.lines[current.row()]
             self.chosen.emit(line.row, line.completion)
 
 
 def one_line(text: Any) -> str:
-    """The beginning of a text on one line; breaks become spaces."""
-    return " ".join(text[:_PREVIEW].split()) if isinstance(text, str) else DASH
+    """The beginning of a text on one line, line breaks replaced by spaces."""
+    return " ".join(text[:_PREVIEW_CHARS].split()) if isinstance(text, str) else DASH
 
 
 def advantage_colour(value: Any) -> Any:
-    """Blue above zero, orange below."""
+    """The palette's colour of an advantage: blue above zero, orange below, muted for zero or none."""
     number, colours = finite(value), theme.palette()
     if not number:
         return colours.muted
     return colours.advantage_above if number > 0 else colours.advantage_below
 
 
-def _lines(place: int, row: Mapping[str, Any]) -> list[CompletionLine]:
-    completions = row.get("completions")
-    found = [one for one in completions if isinstance(one, Mapping)] if isinstance(completions, list) else []
-    return [CompletionLine(place, row), *(CompletionLine(place, row, one) for one in found)]
+def _lines_of_group(group: int, row: Mapping[str, Any]) -> list[CompletionLine]:
+    listed = row.get("completions")
+    completions = [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list) else []
+    return [CompletionLine(group, row), *(CompletionLine(group, row, each) for each in completions)]
 
 
 def _mean_reward(row: Mapping[str, Any]) -> float | None:
-    """What the completions of a prompt got on average: an advantage is a distance from it."""
-    rewards = [finite(line.completion.get("reward")) for line in _lines(0, row) if line.completion]
+    """Mean reward of a prompt's completions, the group baseline of their advantages."""
+    rewards = [finite(line.completion.get("reward")) for line in _lines_of_group(0, row) if line.completion]
     known = [reward for reward in rewards if reward is not None]
     return sum(known) / len(known) if known else None
 
@@ -276,31 +285,31 @@ def _score(line: CompletionLine, name: str) -> float | None:
     return finite(_scores(line.completion or {}).get(name))
 
 
-def swatch(place: int) -> QPixmap:
-    """A dot in the colour of the reward function at this place."""
-    return _dot(theme.reward_colour(place).name())
+def reward_dot(index: int) -> QPixmap:
+    """A dot in the colour of reward function `index`."""
+    return _dot(theme.reward_colour(index).name())
 
 
 @cache
 def _dot(colour: str) -> QPixmap:
-    picture = QPixmap(16, 16)
-    picture.fill(Qt.GlobalColor.transparent)
-    painter = QPainter(picture)
+    pixmap = QPixmap(16, 16)
+    pixmap.fill(Qt.GlobalColor.transparent)
+    painter = QPainter(pixmap)
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
     painter.setPen(Qt.PenStyle.NoPen)
     painter.setBrush(QColor(colour))
     painter.drawEllipse(QRectF(2, 2, 12, 12))
     painter.end()
-    picture.setDevicePixelRatio(2)
-    return picture
+    pixmap.setDevicePixelRatio(2)  # 8 logical pixels, sharp on a high-DPI screen too
+    return pixmap
 
 
-def _scores(one: Mapping[str, Any]) -> Mapping[str, Any]:
-    scores = one.get("rewards")
+def _scores(completion: Mapping[str, Any]) -> Mapping[str, Any]:
+    scores = completion.get("rewards")
     return scores if isinstance(scores, Mapping) else {}
 
 
 def _prompt_line(row: Mapping[str, Any]) -> str:
     answer = row.get("answer")
-    known = f"   answer {one_line(str(answer))}" if answer not in (None, "") else ""
-    return f"{one_line(row.get('prompt'))}{known}"
+    suffix = f"   answer {one_line(str(answer))}" if answer not in (None, "") else ""
+    return f"{one_line(row.get('prompt'))}{suffix}"

@@ -1,6 +1,6 @@
-"""Menus of what a dataset really has: the column for each part of a problem, the split for each use, the configuration.
+"""Combo boxes of what a dataset has: a column for each part of a problem, a split for each use, a configuration.
 
-They hold the setting's raw value; a name that the dataset does not have stays until another is chosen.
+Their value is the setting's raw value. A name that the dataset does not have stays selected until the user changes it.
 """
 
 from __future__ import annotations
@@ -12,76 +12,82 @@ from typing import Any
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
-from app.widgets.basic.controls import Menu
+from app.widgets.basic.controls import ComboBox
 from app.widgets.form.field import Field
 
 NONE = "None"
 
 
-class OfferField(Field):
-    """A setting that is chosen from names, which are offered anew whenever the dataset is another one."""
+class NameMenuField(Field):
+    """A setting whose choices are names in the dataset; `offer` replaces them when the dataset changes."""
 
-    control: Menu
+    control: ComboBox
 
     def build(self) -> QWidget:
-        self.control = Menu()
-        self.control.setMinimumContentsLength(3)  # four of them stand side by side in a small window
-        self.control.activated.connect(self.say_edited)
+        self.control = ComboBox()
+        self.control.setMinimumContentsLength(3)  # four of them fit side by side in a small window
+        self.control.activated.connect(self.emit_edited)
         return self.control
 
     def value(self) -> Any:
         return self.control.currentData()
 
-    def put(self, raw: Any) -> None:
-        place = self.control.findData(raw)
-        if place < 0:  # the dataset has no such name: `mark` shows it, and the sentence says it
+    def set_control_value(self, raw: Any) -> None:
+        index = self.control.findData(raw)
+        if index < 0:  # the dataset has no such name: `mark` colours the field, and a sentence below the menus says it
             self.control.addItem(str(raw) if raw else NONE, raw)
-            place = self.control.count() - 1
-        self.control.setCurrentIndex(place)
+            index = self.control.count() - 1
+        self.control.setCurrentIndex(index)
 
     def offer(self, names: Sequence[str], default: str | None, tips: Mapping[str, str] | None = None) -> None:
-        """Offer these names. `default` is the word for the setting's default value where that is no name itself, and
-        None where it is not to be offered."""
-        kept, standing = self.value(), self.about.default
-        entries = [] if default is None or standing in names else [(default, standing)]
-        entries += [(name, name) for name in names]
-        if entries != [
-            (self.control.itemText(place), self.control.itemData(place)) for place in range(self.control.count())
-        ]:
+        """Offer these names, with tool tips by name; the current value stays selected.
+
+        `default` labels the setting's default value where that is not a name itself; None leaves it out.
+        """
+        current, default_value = self.value(), self.setting.default
+        items = [] if default is None or default_value in names else [(default, default_value)]
+        items += [(name, name) for name in names]
+        # Rebuilt only when different: clearing closes the list if it is open.
+        if items != [(self.control.itemText(i), self.control.itemData(i)) for i in range(self.control.count())]:
             self.control.clear()
-            for word, value in entries:
-                self.control.addItem(word, value)
-        for place, (_, value) in enumerate(entries):
-            self.control.setItemData(place, (tips or {}).get(value, ""), Qt.ItemDataRole.ToolTipRole)
-        self.put(standing if kept is None else kept)
+            for text, value in items:
+                self.control.addItem(text, value)
+        for i, (_, value) in enumerate(items):
+            self.control.setItemData(i, (tips or {}).get(value, ""), Qt.ItemDataRole.ToolTipRole)
+        self.set_control_value(default_value if current is None else current)
 
     def mark(self, wrong: bool) -> None:
-        """Show that something is wrong with the choice; what, stands in full width below the menus."""
+        """Colour the field as wrong or right; the sentence is shown in full width below the fields."""
         if bool(self.control.property("problem")) != wrong:
             self._mark(wrong)
 
 
-class ColumnField(OfferField):
-    """Which column holds the prompt, the answer, …; all but the prompt may be absent."""
+class ColumnField(NameMenuField):
+    """The column that holds the prompt, the answer, …; all but the prompt are optional."""
 
     def offer_columns(self, columns: Sequence[Mapping[str, str]]) -> None:
+        """Offer the dataset's columns: name, kind and example of each."""
         tips = {column["name"]: f"{column['kind']}: {column['example']}" for column in columns}
         names = [column["name"] for column in columns]
-        self.offer(names, None if self.about.key == "prompt_feature" else NONE, tips)
+        self.offer(names, None if self.setting.key == "prompt_feature" else NONE, tips)
 
 
-class SplitField(OfferField):
-    """Which split is trained on, and which are held back."""
+class SplitField(NameMenuField):
+    """The split that is used for training, validation or test."""
 
     def offer_splits(self, names: Sequence[str], form: str, found: Mapping[str, Any] | None, raw: Any) -> None:
-        """`found` is what was read for this use, or None; `raw` the setting, whose default may go by another name."""
+        """Offer the dataset's splits.
+
+        `form` is file, folder or hub; `found` describes the split that was read for this use, None if there is none;
+        `raw` is the setting's value. The default value is labelled with the split that it was resolved to.
+        """
         source = found["source"] if found else ""
         name = source.rpartition(", ")[2] if form == "hub" else PurePath(source).stem
-        if raw != self.about.default:
-            word = "Default"
+        if raw != self.setting.default:
+            label = "Default"
         elif form == "file" and source:
-            word = "Whole file"
+            label = "Whole file"
         else:
-            word = name or ("Held out of train" if found else NONE)
-        self.offer([one for one in names if one != name or raw == name], word)
+            label = name or ("Held out of train" if found else NONE)
+        self.offer([each for each in names if each != name or raw == name], label)
         self.control.setEnabled(form != "file")

@@ -1,4 +1,4 @@
-"""What a dataset amounts to, in figures: rows, prompts that are too long, answers that are missing, and their lengths."""
+"""Counts of a dataset: rows, prompts that are too long, missing answers, duplicates; and a histogram of prompt lengths."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QProgressBar, QVBoxLayout, QW
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.labels_and_buttons import label
-from app.widgets.basic.numbers import DASH
+from app.widgets.basic.layout import set_style_property
+from app.widgets.basic.number_format import DASH
 from app.widgets.dataset.dataset_histogram import Histogram
 
 FIGURES = {
@@ -26,8 +27,14 @@ FIGURES = {
 }
 
 
-class DatasetCounts(QFrame):
-    """Figures over a histogram; what is not known yet is a dash, and what is known of a part only is marked “about”."""
+class DatasetFigures(QFrame):
+    """Counts above a histogram. An unknown count is a dash; one that is extrapolated from a sample has a “~”.
+
+    Attributes:
+        histogram – of prompt lengths in tokens.
+        about – a caption below it.
+        progress – how many prompts were tokenized.
+    """
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -55,9 +62,9 @@ class DatasetCounts(QFrame):
         column.addLayout(foot)
 
     def show_figure(self, key: str, number: int | None, *, sample: bool = False) -> None:
-        """None is not known, or there is no such thing here. Anything but rows is worth a warning above 0."""
+        """Show one of FIGURES; None is unknown. Counts of bad rows above 0 are in the colour of problems."""
         self._figures[key].show_number(number, warn=key not in ("rows", "repeated"), sample=sample)
-        if key == "refused":  # seldom, and then of more weight than what is merely repeated
+        if key == "refused":  # rare, and more important than duplicates: it takes their place
             self._figures["refused"].setVisible(bool(number))
             self._figures["repeated"].setVisible(not number)
 
@@ -65,7 +72,7 @@ class DatasetCounts(QFrame):
         return self._figures[key].number.text()
 
     def show_progress(self, seen: int, rows: int) -> None:
-        """How many prompts were counted; the bar goes once all are."""
+        """Show how many prompts were tokenized; the bar is hidden once all are."""
         self.progress.setVisible(0 < seen < rows)
         self.progress.setRange(0, max(1, rows))
         self.progress.setValue(seen)
@@ -86,8 +93,4 @@ class _Figure(QWidget):
     def show_number(self, number: int | None, *, warn: bool, sample: bool) -> None:
         self.number.setText(DASH if number is None else f"{'~' * (sample and number > 0)}{number:,}")
         self.setAccessibleName(f"{self._word}: {self.number.text()}")
-        role = "problem" if warn and number else ""
-        if self.number.property("role") != role:
-            self.number.setProperty("role", role)
-            self.number.style().unpolish(self.number)
-            self.number.style().polish(self.number)
+        set_style_property(self.number, "role", "problem" if warn and number else "")

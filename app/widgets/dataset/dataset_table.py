@@ -1,4 +1,4 @@
-"""The rows of a dataset as a table that holds only what has been looked at: parts are asked for as they come into view."""
+"""The rows of a dataset as a table with a lazy model: chunks of rows are requested as they scroll into view."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt, QTimer, Signal
-from PySide6.QtGui import QPainter, QPaintEvent
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QWidget
 
 from app import theme
@@ -16,28 +16,26 @@ from app.stylesheet import CELL_PADDING
 from app.widgets.basic.base_table import BaseTable
 
 Index = QModelIndex | QPersistentModelIndex
-PART = 100
-"""Rows that are asked for at once: more than a screen of them."""
-AT_ONCE = 2
-"""Parts that are asked for at a time: a view lies across two at most, and while it flies on, those passed are not wanted."""
-KEPT = 60
-"""Parts that are kept; those looked at longest ago go first."""
-WAITING = "…"
+CHUNK = 100
+"""Rows of a chunk: more than a screen of them."""
+MAX_REQUESTS = 2
+"""Chunks requested at a time: the view covers two at most, and those that were scrolled past are not needed."""
+MAX_CHUNKS = 60
+"""Chunks that are kept; the least recently used is dropped first."""
+PLACEHOLDER = "…"
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-WIDE_LEAST, LEAST, MOST = 160, 56, 200
-"""Pixels that a long prompt gets in a narrow table, which then scrolls sideways; the fewest and, in a narrow table, the most
-that another column gets."""
-LOOKED_AT, LONGEST = 30, 200
-"""Rows that decide how wide a column should be, and the characters of each that are measured."""
+MIN_WIDE_WIDTH, MIN_WIDTH, MAX_WIDTH = 160, 56, 200
+"""Width in pixels: least of the widest column (a narrow table scrolls sideways), least and most of the others."""
+MEASURED_ROWS, MEASURED_CHARS = 30, 200
+"""Rows, and leading characters of each, that decide how wide a column is."""
 ROW, TOKENS, FIRST = 0, 1, 2
 """Columns: the row's number, the tokens of its prompt, then the dataset's own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
-    """A column of the dataset: its name, what it serves as ("" where it is not used), whether it holds numbers, and whether
-    it is the one that gets the room that is left."""
+class ColumnHeading:
+    """A column of the dataset: its name, its use ("" if none), `right` for numbers, `wide` if it gets the spare width."""
 
     name: str
     use: str = ""
@@ -46,81 +44,90 @@ class Heading:
 
 
 class RowModel(QAbstractTableModel):
-    """Signals: wanted(first row of a part) – rows came into view that are not here; they are handed in with `put`."""
+    """A table model that holds the chunks of rows that were last visible.
 
-    wanted = Signal(int)
+    Attributes:
+        headings – the dataset's columns.
+
+    Signals:
+        chunk_requested(first row) – rows are visible that the model does not have; answer with `add_chunk` or `release`.
+    """
+
+    chunk_requested = Signal(int)
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.headings: list[Heading] = []
-        self._count = self._room = 0
-        self._parts: OrderedDict[int, tuple[Sequence[Mapping[str, str]], Sequence[int | None]]] = OrderedDict()
+        self.headings: list[ColumnHeading] = []
+        self._count = self._prompt_limit = 0
+        self._chunks: OrderedDict[int, tuple[Sequence[Mapping[str, str]], Sequence[int | None]]] = OrderedDict()
         self._missing: list[int] = []
-        self._asked: set[int] = set()
-        # Asked once the view has drawn: of a flight through the whole table only the part where it ends is wanted.
-        self._soon = QTimer(self, singleShot=True, interval=20)
-        self._soon.timeout.connect(self._ask)
+        self._requested: set[int] = set()
+        # Requested after a pause, when the view has painted: while the scroll bar is dragged through the whole table,
+        # only the chunk where it comes to rest is needed.
+        self._request_timer = QTimer(self, singleShot=True, interval=20)
+        self._request_timer.timeout.connect(self._request)
         theme.signals.changed.connect(self._repaint)
 
-    def show_rows(self, count: int, headings: Sequence[Heading], room: int) -> None:
-        """Begin anew, with nothing fetched yet. `room` is how many tokens a prompt may have."""
+    def show_rows(self, count: int, headings: Sequence[ColumnHeading], prompt_limit: int) -> None:
+        """Show another dataset of `count` rows, none of them fetched yet. `prompt_limit`: most tokens of a prompt."""
         self.beginResetModel()
-        self.headings, self._count, self._room = list(headings), count, room
-        self._parts.clear()
-        self._asked.clear()
+        self.headings, self._count, self._prompt_limit = list(headings), count, prompt_limit
+        self._chunks.clear()
+        self._requested.clear()
         self._missing.clear()
         self.endResetModel()
 
-    def set_room(self, room: int) -> None:
-        self._room = room
+    def set_prompt_limit(self, prompt_limit: int) -> None:
+        self._prompt_limit = prompt_limit
         self._repaint()
 
     def forget(self) -> None:
-        """Ask again for what is in view: more is known of it now. What stands there stays until the answer comes."""
-        for part in list(self._parts)[:-AT_ONCE]:
-            del self._parts[part]
-        for part in self._parts:
-            self._want(part)
+        """Request the visible chunks again, as more is known of them now; their rows stay until the answer comes."""
+        for start in list(self._chunks)[:-MAX_REQUESTS]:
+            del self._chunks[start]
+        for start in self._chunks:
+            self._need(start)
 
-    def put(self, start: int, rows: Sequence[Mapping[str, str]], tokens: Sequence[int | None]) -> None:
-        """A part that was wanted."""
-        self._asked.discard(start)
-        self._parts[start] = (rows, tokens)
-        self._parts.move_to_end(start)
-        while len(self._parts) > KEPT:
-            self._parts.popitem(last=False)
+    def add_chunk(self, start: int, rows: Sequence[Mapping[str, str]], tokens: Sequence[int | None]) -> None:
+        """Add a requested chunk: cells by column name, and the tokens of each prompt (None if unknown)."""
+        self._requested.discard(start)
+        self._chunks[start] = (rows, tokens)
+        self._chunks.move_to_end(start)
+        while len(self._chunks) > MAX_CHUNKS:
+            self._chunks.popitem(last=False)
         if self._count:
-            last = min(start + PART, self._count) - 1
+            last = min(start + CHUNK, self._count) - 1
             self.dataChanged.emit(self.index(start, 0), self.index(last, self.columnCount() - 1))
-        self._ask()
+        self._request()
 
     def release(self, start: int) -> None:
-        """A part that was wanted, and will not come; it is asked for again when it is looked at again."""
-        self._asked.discard(start)
-        self._ask()
+        """A requested chunk will not come; it is requested again when it is visible again."""
+        self._requested.discard(start)
+        self._request()
 
-    def _want(self, start: int) -> None:
-        """Note a part that is looked at. The timer is not started anew: a view that keeps moving would never be served."""
-        self._missing = [*(one for one in self._missing if one != start), start][-AT_ONCE:]
-        if not self._soon.isActive():
-            self._soon.start()
+    def _need(self, start: int) -> None:
+        """Note a visible chunk, the newest last. A running timer is not restarted: a view in motion would never be served."""
+        self._missing = [*(each for each in self._missing if each != start), start][-MAX_REQUESTS:]
+        if not self._request_timer.isActive():
+            self._request_timer.start()
 
-    def _ask(self) -> None:
-        while self._missing and len(self._asked) < AT_ONCE:
+    def _request(self) -> None:
+        while self._missing and len(self._requested) < MAX_REQUESTS:
             start = self._missing.pop()
-            if start not in self._asked:
-                self._asked.add(start)
-                self.wanted.emit(start)
+            if start not in self._requested:
+                self._requested.add(start)
+                self.chunk_requested.emit(start)
 
-    def _found(self, row: int) -> tuple[Mapping[str, str], int | None] | None:
-        start = row - row % PART
-        part = self._parts.get(start)
-        if part is None:
-            if start not in self._asked:
-                self._want(start)
+    def _row(self, row: int) -> tuple[Mapping[str, str], int | None] | None:
+        """(cells, tokens) of a row; None, and its chunk is requested, if the model does not have it."""
+        start = row - row % CHUNK
+        chunk = self._chunks.get(start)
+        if chunk is None:
+            if start not in self._requested:
+                self._need(start)
             return None
-        self._parts.move_to_end(start)
-        rows, tokens = part
+        self._chunks.move_to_end(start)
+        rows, tokens = chunk
         return (rows[row - start], tokens[row - start]) if row - start < len(rows) else ({}, None)
 
     def _repaint(self) -> None:
@@ -161,92 +168,96 @@ class RowModel(QAbstractTableModel):
         return None
 
     def text_of(self, row: int, column: int) -> str:
-        """What a cell of the dataset's own columns holds, where it is here; nothing is asked for."""
-        part = self._parts.get(row - row % PART)
-        rows = part[0] if part else ()
-        return rows[row % PART].get(self.headings[column - FIRST].name, "") if row % PART < len(rows) else ""
+        """The text of a cell of the dataset's own columns, "" if the model does not have it; requests nothing."""
+        chunk = self._chunks.get(row - row % CHUNK)
+        rows = chunk[0] if chunk else ()
+        return rows[row % CHUNK].get(self.headings[column - FIRST].name, "") if row % CHUNK < len(rows) else ""
 
     def _text(self, row: int, column: int) -> str:
         if column == ROW:
             return f"{row + 1:,}"
-        found = self._found(row)
-        if found is None:
-            return WAITING
-        cells, tokens = found
+        known = self._row(row)
+        if known is None:
+            return PLACEHOLDER
+        cells, tokens = known
         if column == TOKENS:
             return f"{tokens:,}" if tokens is not None else ""
         return " ".join(cells.get(self.headings[column - FIRST].name, "").split())
 
-    def _colour(self, row: int, column: int) -> Any:
+    def _colour(self, row: int, column: int) -> QColor:
         colours = theme.palette()
         if column == TOKENS:
-            found = self._parts.get(row - row % PART)
-            length = found[1][row % PART] if found and row % PART < len(found[1]) else None
-            return colours.warning if length is not None and length > self._room else colours.muted
+            chunk = self._chunks.get(row - row % CHUNK)
+            length = chunk[1][row % CHUNK] if chunk and row % CHUNK < len(chunk[1]) else None
+            return colours.warning if length is not None and length > self._prompt_limit else colours.muted
         return colours.text if column >= FIRST and self.headings[column - FIRST].use else colours.muted
 
 
 class RowTable(BaseTable):
-    """Signals: chosen(row) – it is the current one now; selected – other rows are selected than before."""
+    """The table view over a RowModel.
+
+    Signals:
+        chosen(row) – the current row changed.
+        selected – the selection changed.
+    """
 
     chosen = Signal(int)
     selected = Signal()
 
     def __init__(self, model: RowModel) -> None:
         super().__init__()
-        self._rows, self._instead = model, ""
+        self._rows, self._placeholder = model, ""
         self.setModel(model)
         self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.setAccessibleName("Rows of the dataset")
         self.setTextElideMode(Qt.TextElideMode.ElideRight)
-        self.setCornerWidget(QWidget())  # else a square of another colour stands between the scroll bars
-        head = self.horizontalHeader()
-        head.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
-        head.setMinimumSectionSize(48)
+        self.setCornerWidget(QWidget())  # else there is a square of another colour between the scroll bars
+        header = self.horizontalHeader()
+        header.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
+        header.setMinimumSectionSize(48)
         self.selectionModel().currentRowChanged.connect(lambda now, _: now.isValid() and self.chosen.emit(now.row()))
         self.selectionModel().selectionChanged.connect(lambda *_: self.selected.emit())
         model.dataChanged.connect(self._on_rows)
 
-    def begin(self, instead: str = "") -> None:
-        """After other rows are shown: columns to fit, the first row chosen; `instead` stands where there is none."""
-        self.say(instead)
-        self._fit()
+    def reset_view(self, placeholder: str = "") -> None:
+        """After `show_rows`: size the columns, select the first row; `placeholder` is the text if there is none."""
+        self.set_placeholder(placeholder)
+        self._resize_columns()
         if self._rows.rowCount():
             self.selectRow(0)
 
-    def selected_rows(self) -> list[range]:
-        """The selected rows, from the top, as they lie together: all of a large dataset are one range, and no list."""
-        parts: Any = self.selectionModel().selection()
-        return sorted((range(part.top(), part.bottom() + 1) for part in parts), key=lambda part: part.start)
+    def selected_ranges(self) -> list[range]:
+        """The selected rows as ascending ranges: all rows of a large dataset are one range, not a list of a million."""
+        selection: Any = self.selectionModel().selection()  # PySide's stub does not say that it can be iterated over
+        return sorted((range(part.top(), part.bottom() + 1) for part in selection), key=lambda part: part.start)
 
-    def say(self, instead: str) -> None:
-        """What stands where there are no rows."""
-        if instead != self._instead:
-            self._instead = instead
-            self.setAccessibleDescription(instead)
+    def set_placeholder(self, placeholder: str) -> None:
+        """Set the text shown while there are no rows."""
+        if placeholder != self._placeholder:
+            self._placeholder = placeholder
+            self.setAccessibleDescription(placeholder)
             self.viewport().update()
 
-    def resizeEvent(self, event: Any) -> None:
+    def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._fit()
+        self._resize_columns()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
-        if self._instead and not self._rows.rowCount():
+        if self._placeholder and not self._rows.rowCount():
             painter = QPainter(self.viewport())
             painter.setPen(theme.palette().muted)
             painter.setFont(theme.body_font())
-            words = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
-            painter.drawText(self.viewport().rect().adjusted(24, 8, -24, -8), words, self._instead)
+            flags = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap
+            painter.drawText(self.viewport().rect().adjusted(24, 8, -24, -8), flags, self._placeholder)
 
     def _on_rows(self, first: QModelIndex, _last: QModelIndex) -> None:
-        """The first rows have come, and what they hold decides about the widths."""
+        """Size the columns again when the first rows have come: their texts decide the widths."""
         if first.row() == 0:
-            self._fit()
+            self._resize_columns()
 
-    def _fit(self) -> None:
-        """Figures as wide as they are, other columns as their heading and their first rows want, within bounds; the prompt
-        gets what is left, and not too little."""
+    def _resize_columns(self) -> None:
+        """Size the columns by heading and first rows, within limits; the wide one (the prompt) gets the remaining width."""
         headings = self._rows.headings
         if not headings:
             return
@@ -254,18 +265,18 @@ class RowTable(BaseTable):
         self.setColumnWidth(ROW, max(theme.scaled(52), digits))
         tokens = theme.scaled(68)
         self.setColumnWidth(TOKENS, tokens)
-        widths = {place: self._width(place) for place in range(FIRST, FIRST + len(headings))}
-        wide = next((place for place in widths if headings[place - FIRST].wide), FIRST)
-        others = sum(width for place, width in widths.items() if place != wide)
-        least = min(theme.scaled(WIDE_LEAST), widths[wide])
+        widths = {column: self._text_width(column) for column in range(FIRST, FIRST + len(headings))}
+        wide = next((column for column in widths if headings[column - FIRST].wide), FIRST)
+        others = sum(width for column, width in widths.items() if column != wide)
+        least = min(theme.scaled(MIN_WIDE_WIDTH), widths[wide])
         widths[wide] = max(least, self.viewport().width() - self.columnWidth(ROW) - tokens - others)
-        for place, width in widths.items():
-            self.setColumnWidth(place, width)
+        for column, width in widths.items():
+            self.setColumnWidth(column, width)
 
-    def _width(self, place: int) -> int:
-        heading = str(self._rows.headerData(place, Qt.Orientation.Horizontal))
-        words = self.horizontalHeader().fontMetrics().horizontalAdvance(heading)
-        texts = (self._rows.text_of(row, place)[:LONGEST] for row in range(LOOKED_AT))
-        held = max(map(self.fontMetrics().horizontalAdvance, texts))
-        least, most = theme.scaled(LEAST), max(theme.scaled(MOST), self.viewport().width() // 4)
-        return max(least, min(most, max(words, held) + 2 * CELL_PADDING + 10))
+    def _text_width(self, column: int) -> int:
+        heading = str(self._rows.headerData(column, Qt.Orientation.Horizontal))
+        heading_width = self.horizontalHeader().fontMetrics().horizontalAdvance(heading)
+        texts = (self._rows.text_of(row, column)[:MEASURED_CHARS] for row in range(MEASURED_ROWS))
+        cell_width = max(map(self.fontMetrics().horizontalAdvance, texts))
+        least, most = theme.scaled(MIN_WIDTH), max(theme.scaled(MAX_WIDTH), self.viewport().width() // 4)
+        return max(least, min(most, max(heading_width, cell_width) + 2 * CELL_PADDING + 10))

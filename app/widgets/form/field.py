@@ -1,6 +1,6 @@
-"""What every editor of a setting shares: the label above, the control, and the problem below where there is one.
+"""The base class of the editors of settings: a label above, the control, and a problem below if there is one.
 
-A field shows raw values and says what was typed; it holds no config and judges nothing.
+A field shows a raw value and emits what was typed; it holds no config and checks nothing.
 """
 
 from __future__ import annotations
@@ -13,56 +13,65 @@ from PySide6.QtWidgets import QApplication, QLabel, QLineEdit, QVBoxLayout, QWid
 
 from app import theme
 from app.widgets.basic.controls import PathEdit
-from app.widgets.form.limits import limits
+from app.widgets.basic.layout import set_style_property
+from app.widgets.form.value_text import limits_text
 from backend.spec.setting import Setting
 
 
 class Field(QWidget):
-    """A setting's editor.
+    """The editor of one setting. Subclasses create the control and convert between its content and the raw value.
 
-    Attributes: about – the setting; control – the widget that takes the focus; wide – whether it wants a whole row.
-    Signals: edited(key, raw value) when a person changed it, never when `show_value` did.
+    Attributes:
+        setting – the setting that is edited.
+        control – the widget that takes the focus.
+        wide – whether the field takes a row of the form for itself.
+
+    Signals:
+        edited(key, raw value) – the user changed the value; not emitted by `show_value`.
     """
 
     edited = Signal(str, object)
     wide = False
     control: QWidget
 
-    def __init__(self, about: Setting, parent: QWidget | None = None) -> None:
+    def __init__(self, setting: Setting, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.about = about
+        self.setting = setting
         self._problem: QLabel | None = None
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(3)
         self._column.setAlignment(Qt.AlignmentFlag.AlignTop)
-        self.label = QLabel(about.label, self)
+        self.label = QLabel(setting.label, self)
         self.label.setProperty("role", "muted")
         self._column.addWidget(self.label)
         self._column.addWidget(self.build())
         self._explain()
 
     def build(self) -> QWidget:
-        """Make `control`, and the widget that stands in the form: itself, or what holds it."""
+        """Create `control`; returns the widget for the form: the control, or a widget that contains it."""
         raise NotImplementedError
 
-    def stops(self) -> list[QWidget]:
-        """Where Tab halts in this field."""
+    def tab_stops(self) -> list[QWidget]:
+        """The widgets that Tab visits, in order."""
         return [self.control]
 
     def value(self) -> Any:
+        """The raw value that the control shows."""
         raise NotImplementedError
 
     def show_value(self, raw: Any) -> None:
-        """Show `raw`; nothing is moved while it is already there, so that the cursor stays put."""
+        """Show `raw`, unless it is shown already: setting the text again would move the cursor while the user types."""
+        # The types too: 1 == 1.0 == True, and the text "1" is not the number.
         if not (type(self.value()) is type(raw) and self.value() == raw):
-            self.put(raw)
+            self.set_control_value(raw)
 
-    def put(self, raw: Any) -> None:
+    def set_control_value(self, raw: Any) -> None:
+        """Put `raw` into the control."""
         raise NotImplementedError
 
     def show_problem(self, sentence: str) -> None:
-        """Show the sentence below the control, or take it away."""
+        """Show the sentence below the control; "" removes it."""
         if self._problem is None and sentence:
             self._problem = QLabel()
             self._problem.setProperty("role", "problem")
@@ -74,33 +83,32 @@ class Field(QWidget):
             self._problem.setVisible(bool(sentence))
             self._mark(bool(sentence))
 
-    def say_edited(self, *_: object) -> None:
-        self.edited.emit(self.about.key, self.value())
+    def emit_edited(self, *_: object) -> None:
+        self.edited.emit(self.setting.key, self.value())
 
     def _explain(self) -> None:
         self.label.setBuddy(self.control)
-        told = " ".join([self.about.help, limits(self.about)]).strip()
-        self.control.setAccessibleName(self.about.label)
-        self.control.setAccessibleDescription(told)
+        description = " ".join([self.setting.help, limits_text(self.setting)]).strip()
+        self.control.setAccessibleName(self.setting.label)
+        self.control.setAccessibleDescription(description)
         for widget in (self.label, self.control):
-            widget.setToolTip(f"<p>{told}</p>")  # a paragraph wraps; plain text would be one long line
+            widget.setToolTip(f"<p>{description}</p>")  # rich text wraps; plain text would be one long line
         if not isinstance(self.control, PathEdit):
-            self.control.setAcceptDrops(False)  # a file that is dropped here is the window's to place
+            self.control.setAcceptDrops(False)  # the event goes on to the window, which knows where a file belongs
 
     def _mark(self, wrong: bool) -> None:
-        self.control.setProperty("problem", wrong)
-        self.control.style().unpolish(self.control)
-        self.control.style().polish(self.control)
+        """Colour the control's border by the style sheet's `problem` property."""
+        set_style_property(self.control, "problem", wrong)
 
 
 class LineField(Field):
-    """Anything typed on one line; subclasses say how text and value belong together."""
+    """A field with a line edit; subclasses convert between text and value."""
 
     control: QLineEdit
 
     def build(self) -> QWidget:
         self.control = self.line()
-        self.control.textEdited.connect(self.say_edited)
+        self.control.textEdited.connect(self.emit_edited)
         return self.control
 
     def line(self) -> QLineEdit:
@@ -109,20 +117,23 @@ class LineField(Field):
     def value(self) -> Any:
         return self.control.text()
 
-    def put(self, raw: Any) -> None:
+    def set_control_value(self, raw: Any) -> None:
         self.control.setText(self.text_of(raw))
-        self.control.setCursorPosition(0)  # of what does not fit, the beginning shows
+        self.control.setCursorPosition(0)  # else a long text would be scrolled to its end
 
     def text_of(self, raw: Any) -> str:
         return "" if raw is None else str(raw)
 
 
 class UndoKeys(QObject):
-    """Undo and redo are the form's, not the line's own, which would take only its own letters back: whichever field has
-    the cursor lets these keys pass."""
+    """Gives the undo and redo shortcuts to the window's menu while a field has the focus.
+
+    A line edit claims them for its own history of typed characters, by accepting ShortcutOverride. This event filter
+    answers that event in its place; it is installed on whichever control of a field gets the focus.
+    """
 
     REDO = QKeyCombination(Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier, Qt.Key.Key_Z)
-    """Our menu's key for it, also where the platform has another."""
+    """Our menu's redo shortcut, also on platforms where the standard one is another."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -131,11 +142,11 @@ class UndoKeys(QObject):
         app.focusChanged.connect(self._follow)
 
     def _follow(self) -> None:
-        """Takes none of the signal's arguments: the widget that had the focus may be half destroyed, and Python must not
-        make an object of it."""
-        now = QApplication.focusWidget()
-        if now is not None and _is_control_of_a_field(now):
-            now.installEventFilter(self)
+        # The slot takes none of the signal's arguments: the widget that lost the focus may be half destroyed, and PySide
+        # must not wrap it in a Python object.
+        focused = QApplication.focusWidget()
+        if focused is not None and _is_control_of_a_field(focused):
+            focused.installEventFilter(self)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent):
@@ -147,7 +158,7 @@ class UndoKeys(QObject):
 
 
 def _is_control_of_a_field(widget: QWidget) -> bool:
-    holder = widget.parentWidget()
-    while holder is not None and not isinstance(holder, Field):
-        holder = holder.parentWidget()
-    return holder is not None and holder.control is widget
+    parent = widget.parentWidget()
+    while parent is not None and not isinstance(parent, Field):
+        parent = parent.parentWidget()
+    return parent is not None and parent.control is widget

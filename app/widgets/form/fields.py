@@ -1,4 +1,4 @@
-"""One editor for each kind of setting: how its values become text or a choice, and back."""
+"""One field class for each kind of setting: how a raw value becomes text or a choice, and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QVBoxLayout, QWidget
 
 from app import theme
-from app.widgets.basic.controls import LinkButton, Menu, NumberEdit, ProseEdit, Switch
+from app.widgets.basic.controls import ComboBox, LinkButton, NumberEdit, ProseEdit, Switch
 from app.widgets.form import value_text
 from app.widgets.form.field import Field, LineField
 from app.widgets.form.path_field import PathField
@@ -18,31 +18,35 @@ from backend.spec.setting import Setting
 
 
 class TextField(LineField):
+    """Text as it is typed; the default is the placeholder."""
+
     def line(self) -> QLineEdit:
         line = QLineEdit(self)
-        line.setPlaceholderText(str(self.about.default or ""))
+        line.setPlaceholderText(str(self.setting.default or ""))
         return line
 
 
 class NumberField(LineField):
-    """Takes 1e-5 and keeps it as typed."""
+    """A number with its unit; scientific notation such as 1e-5 is kept as typed."""
 
     def line(self) -> QLineEdit:
-        line = NumberEdit(self.about.unit, self)
-        line.setPlaceholderText(value_text.number_text(self.about.default))
+        line = NumberEdit(self.setting.unit, self)
+        line.setPlaceholderText(value_text.number_text(self.setting.default))
         return line
 
     def value(self) -> Any:
         text = self.control.text()
-        if self.about.optional and not text.strip():
+        if self.setting.optional and not text.strip():
             return None
-        return value_text.number_value(text, self.about.kind == "int")
+        return value_text.number_value(text, self.setting.kind == "int")
 
     def text_of(self, raw: Any) -> str:
         return value_text.number_text(raw)
 
 
 class ListField(LineField):
+    """A list of texts, separated by commas."""
+
     wide = True
 
     def value(self) -> Any:
@@ -53,7 +57,7 @@ class ListField(LineField):
 
 
 class RewardsField(ListField):
-    """Names of reward functions; a name may have arguments in brackets, with commas of their own."""
+    """A list of reward functions; an entry may have arguments in brackets, with commas between them."""
 
     def value(self) -> Any:
         return split_names(self.control.text())
@@ -63,6 +67,8 @@ class RewardsField(ListField):
 
 
 class NumbersField(LineField):
+    """A list of numbers, separated by commas."""
+
     wide = True
 
     def line(self) -> QLineEdit:
@@ -77,113 +83,122 @@ class NumbersField(LineField):
         return value_text.numbers_text(raw)
 
 
-_SUGGESTED = {"system_prompt": first_choices.SYSTEM_PROMPT}
-"""Setting → a text that can be taken where it is empty."""
+_SUGGESTIONS = {"system_prompt": first_choices.SYSTEM_PROMPT}
+"""Setting → a text that is offered while the field is empty."""
 
 
 class MenuField(Field):
-    control: Menu
+    """A choice from a combo box; each item's sentence is its tool tip."""
+
+    control: ComboBox
 
     def build(self) -> QWidget:
-        self.control = Menu(self)
-        for place, choice in enumerate(self.about.choices):
+        self.control = ComboBox(self)
+        for i, choice in enumerate(self.setting.choices):
             self.control.addItem(choice.label, choice.value)
-            self.control.setItemData(place, choice.sentence, Qt.ItemDataRole.ToolTipRole)
-        self.control.activated.connect(self.say_edited)
+            self.control.setItemData(i, choice.sentence, Qt.ItemDataRole.ToolTipRole)
+        self.control.activated.connect(self.emit_edited)  # not currentIndexChanged: `activated` is the user's alone
         return self.control
 
     def value(self) -> Any:
         return self.control.currentData()
 
-    def put(self, raw: Any) -> None:
+    def set_control_value(self, raw: Any) -> None:
         self.control.choose(str(raw))
 
 
 class ExplainedMenuField(MenuField):
-    """A menu with the help beside it, where the choice shapes the whole form."""
+    """A combo box with its help beside it, for a choice that decides which other settings apply."""
 
     wide = True
 
     def build(self) -> QWidget:
-        row, said = QWidget(self), QLabel(self.about.help, wordWrap=True)
-        said.setProperty("role", "muted")
+        row, help = QWidget(self), QLabel(self.setting.help, wordWrap=True)
+        help.setProperty("role", "muted")
         across = QHBoxLayout(row)
         across.setContentsMargins(0, 0, 0, 0)
         across.setSpacing(2 * theme.SPACE)
         across.addWidget(super().build(), 1, Qt.AlignmentFlag.AlignTop)
-        across.addWidget(said, 3)
+        across.addWidget(help, 3)
         return row
 
 
 class SwitchField(Field):
+    """A bool as a switch; text such as “yes” from a file counts as on."""
+
     control: Switch
 
     def build(self) -> QWidget:
         self.control = Switch(self)
-        self.control.clicked.connect(self.say_edited)
+        self.control.clicked.connect(self.emit_edited)
         return self.control
 
     def value(self) -> Any:
         return self.control.isChecked()
 
-    def put(self, raw: Any) -> None:
+    def set_control_value(self, raw: Any) -> None:
         self.control.setChecked(raw is True or str(raw).strip().lower() in ("true", "yes", "on", "1"))
 
 
 class ProseField(Field):
+    """Text of several lines, with a suggestion for some settings.
+
+    Attributes:
+        suggestion – a link that fills in the suggested text; hidden unless there is one and the field is empty.
+    """
+
     control: ProseEdit
     wide = True
     lines = 4
 
     def build(self) -> QWidget:
-        self._showing = False
+        self._is_setting_text = False
         self.control = ProseEdit(self.lines, self)
-        self.control.setUndoRedoEnabled(False)  # the form undoes
-        self.control.edited.connect(self._say_typed)
+        self.control.setUndoRedoEnabled(False)  # undo is the form's
+        self.control.edited.connect(self._emit_typed)
         self.suggestion = LinkButton("Use the suggested text")
-        self.suggestion.setAccessibleName(f"Use the suggested text for {self.about.label}")
+        self.suggestion.setAccessibleName(f"Use the suggested text for {self.setting.label}")
         self.suggestion.clicked.connect(self._take_suggestion)
-        self.control.textChanged.connect(self._offer)
+        self.control.textChanged.connect(self._offer_suggestion)
         holder = QWidget(self)
         column = QVBoxLayout(holder)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
         column.addWidget(self.control)
         column.addWidget(self.suggestion, 0, Qt.AlignmentFlag.AlignLeft)
-        self._offer()  # once it stands in something: shown before, it would be a window of its own for a moment
+        self._offer_suggestion()  # only now that it has a parent: before, it would be shown as a window for a moment
         return holder
 
-    def stops(self) -> list[QWidget]:
+    def tab_stops(self) -> list[QWidget]:
         return [self.control, self.suggestion]
 
-    def _offer(self) -> None:
-        """A suggestion is offered where there is one and nothing stands there yet."""
-        self.suggestion.setVisible(self.about.key in _SUGGESTED and not self.control.toPlainText().strip())
+    def _offer_suggestion(self) -> None:
+        self.suggestion.setVisible(self.setting.key in _SUGGESTIONS and not self.control.toPlainText().strip())
 
     def _take_suggestion(self) -> None:
-        self.put(_SUGGESTED[self.about.key])
-        self.say_edited()
+        self.set_control_value(_SUGGESTIONS[self.setting.key])
+        self.emit_edited()
         self.control.setFocus()
 
     def value(self) -> Any:
         return self.control.toPlainText()
 
-    def put(self, raw: Any) -> None:
-        # A plain text edit has no signal for what was typed by hand alone, as a line edit has.
-        self._showing = True
+    def set_control_value(self, raw: Any) -> None:
+        # QPlainTextEdit has no signal like QLineEdit's textEdited, for the user's changes alone.
+        self._is_setting_text = True
         self.control.setPlainText(self.text_of(raw))
-        self._showing = False
+        self._is_setting_text = False
 
     def text_of(self, raw: Any) -> str:
         return str(raw or "")
 
-    def _say_typed(self) -> None:
-        if not self._showing:
-            self.say_edited()
+    def _emit_typed(self) -> None:
+        if not self._is_setting_text:
+            self.emit_edited()
 
 
 class MappingField(ProseField):
-    """One `key: value` a line."""
+    """A mapping, one `key: value` per line."""
 
     lines = 2
 
@@ -195,7 +210,7 @@ class MappingField(ProseField):
 
 
 class StagesField(ProseField):
-    """One stage a line, as a JSON object such as {"iters": 100, "reward_weights": [1, 0.5]}."""
+    """Stages, one JSON object per line, such as {"iters": 100, "reward_weights": [1, 0.5]}."""
 
     lines = 3
 
@@ -207,20 +222,20 @@ class StagesField(ProseField):
 
 
 class FactField(Field):
-    """Something to know that cannot be changed."""
+    """A fact to know that cannot be changed: its help as a label."""
 
     wide = True
 
     def build(self) -> QWidget:
-        self.control = QLabel(self.about.help, self)
+        self.control = QLabel(self.setting.help, self)
         self.control.setWordWrap(True)
-        self._raw: Any = self.about.default
+        self._raw: Any = self.setting.default
         return self.control
 
     def value(self) -> Any:
         return self._raw
 
-    def put(self, raw: Any) -> None:
+    def set_control_value(self, raw: Any) -> None:
         self._raw = raw
 
 
@@ -243,8 +258,8 @@ _KINDS: dict[str, type[Field]] = {
 }
 
 
-def field(about: Setting, parent: QWidget | None = None) -> Field:
-    """The editor for a setting's kind. Given its place from the start it is dressed once, and not again at every move."""
-    if about.section == "algorithm" and about.kind == "choice":
-        return ExplainedMenuField(about, parent)
-    return _KINDS[about.kind](about, parent)
+def make_field(setting: Setting, parent: QWidget | None = None) -> Field:
+    """The field for a setting's kind. Pass the final parent: a widget that is reparented is polished again."""
+    if setting.section == "algorithm" and setting.kind == "choice":
+        return ExplainedMenuField(setting, parent)
+    return _KINDS[setting.kind](setting, parent)

@@ -1,4 +1,4 @@
-"""A form: cards of fields in a scroll area. Which fields stand in which card, and in what order, is the page's business."""
+"""A form: cards of fields in a scroll area. The page decides which fields are in which card, and their order."""
 
 from __future__ import annotations
 
@@ -20,22 +20,26 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.widgets.basic.icons import IconButton
-from app.widgets.basic.labels_and_buttons import keep_gutter, show_if
+from app.widgets.basic.layout import reserve_gutter, set_shown
 from app.widgets.form.field import Field
-from app.widgets.form.fields import field
+from app.widgets.form.fields import make_field
 from backend.spec.faults import Fault
 from backend.spec.setting import Setting
 
-COLUMN, MOST_COLUMNS = 200, 4
-"""Narrowest column of fields, in pixels; a card takes as many as fit."""
+COLUMN, MAX_COLUMNS = 200, 4
+"""Least width of a column of fields, in pixels, and most columns; a card has as many as fit."""
 
 
 class FieldGrid(QWidget):
-    """Fields in as many columns as the width allows; hidden ones leave no hole."""
+    """Fields in as many columns as the width allows, without gaps where fields are hidden.
+
+    Attributes:
+        fields – all fields, shown or not, in order.
+    """
 
     def __init__(self, settings: Iterable[Setting], parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.fields = [field(about, self) for about in settings]
+        self.fields = [make_field(setting, self) for setting in settings]
         self._columns = 0
         self._shown: set[Field] = set(self.fields)
         self._fillers: list[QWidget] = []
@@ -46,7 +50,8 @@ class FieldGrid(QWidget):
         self._flow(2)
 
     def show_only(self, keys: set[str]) -> None:
-        shown = {one for one in self.fields if one.about.key in keys}
+        """Show the fields of these settings, hide the others."""
+        shown = {field for field in self.fields if field.setting.key in keys}
         if shown != self._shown:
             self._shown = shown
             self._flow(self._columns)
@@ -57,40 +62,41 @@ class FieldGrid(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        room, each = self.width() + 2 * theme.SPACE, theme.scaled(COLUMN) + 2 * theme.SPACE
-        columns = max(1, min(MOST_COLUMNS, room // each))
+        spacing = 2 * theme.SPACE
+        columns = max(1, min(MAX_COLUMNS, (self.width() + spacing) // (theme.scaled(COLUMN) + spacing)))
         if columns != self._columns:
             self._flow(columns)
 
     def _flow(self, columns: int) -> None:
         self._columns = columns
         row = column = 0
-        for one in self.fields:
-            self._grid.removeWidget(one)
-            show_if(one in self._shown, one)
-        for one in (each for each in self.fields if each in self._shown):
-            span = columns if one.wide else 1
+        for field in self.fields:
+            self._grid.removeWidget(field)
+            set_shown(field, field in self._shown)
+        for field in (each for each in self.fields if each in self._shown):
+            span = columns if field.wide else 1
             if column + span > columns:
                 row, column = row + 1, 0
-            self._grid.addWidget(one, row, column, 1, span, Qt.AlignmentFlag.AlignTop)
+            self._grid.addWidget(field, row, column, 1, span, Qt.AlignmentFlag.AlignTop)
             column += span
-        for place in range(MOST_COLUMNS):
-            self._grid.setColumnStretch(place, 1 if place < columns else 0)
-        self._keep_gaps(columns)
+        for i in range(MAX_COLUMNS):
+            self._grid.setColumnStretch(i, 1 if i < columns else 0)
+        self._fill_empty_columns(columns)
 
-    def _keep_gaps(self, columns: int) -> None:
-        """A column with nothing in it would lose its gap, and the others would not line up with the card above."""
+    def _fill_empty_columns(self, columns: int) -> None:
+        """Put empty widgets into empty columns: QGridLayout drops the spacing of a column that has no widget, and the
+        columns would not line up with those of the card above."""
         for filler in self._fillers:
             self._grid.removeWidget(filler)
-        empty = [place for place in range(columns) if self._grid.itemAtPosition(0, place) is None]
+        empty = [i for i in range(columns) if self._grid.itemAtPosition(0, i) is None]
         while len(self._fillers) < len(empty):
             self._fillers.append(QWidget(self))
-        for filler, place in zip(self._fillers, empty, strict=False):
-            self._grid.addWidget(filler, 0, place)
+        for filler, i in zip(self._fillers, empty, strict=False):
+            self._grid.addWidget(filler, 0, i)
 
 
 class Disclosure(QWidget):
-    """A line that opens and closes what is below it."""
+    """A button with a chevron that shows and hides the widget below it."""
 
     def __init__(self, title: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -104,10 +110,10 @@ class Disclosure(QWidget):
         self._column.addWidget(self.button, 0, Qt.AlignmentFlag.AlignLeft)
 
     def hold(self, content: QWidget) -> None:
-        """Put below the line what it opens."""
+        """Set the widget that is shown and hidden."""
         self.content = content
         self._column.addWidget(content)
-        show_if(self.is_open, content)
+        set_shown(content, self.is_open)
 
     @property
     def is_open(self) -> bool:
@@ -115,15 +121,17 @@ class Disclosure(QWidget):
 
     def set_open(self, opened: bool) -> None:
         self.button.setChecked(opened)
-        show_if(opened, self.content)
+        set_shown(self.content, opened)
         self.button.set_icon("chevron-down" if opened else "chevron-right")  # type: ignore[attr-defined]
 
 
-class Card(QFrame):
-    """One block of the form: a title, its fields, and the seldom-needed ones behind Advanced.
+class SettingsCard(QFrame):
+    """A card of the form: a title, its fields, and the advanced ones behind a disclosure.
 
-    `key` names the block; `fields` maps key to field; `middle` is room for what a page adds between the fields and
-    Advanced.
+    Attributes:
+        key – names the card.
+        fields – setting → field, advanced ones included.
+        middle – a layout between the fields and Advanced for the page's own widgets.
     """
 
     def __init__(self, key: str, title: str, settings: Iterable[Setting], parent: QWidget | None = None) -> None:
@@ -136,39 +144,45 @@ class Card(QFrame):
         self.title = QLabel(title, self)
         self.title.setFont(theme.heading_font())
         self._column.addWidget(self.title)
-        listed = list(settings)
-        self.grid = FieldGrid((about for about in listed if not about.advanced), self)
-        show_if(bool(self.grid.fields), self.grid)
+        settings = list(settings)
+        self.grid = FieldGrid((setting for setting in settings if not setting.advanced), self)
+        set_shown(self.grid, bool(self.grid.fields))
         self._column.addWidget(self.grid)
         self.middle = QVBoxLayout()
         self.middle.setSpacing(12)
         self._column.addLayout(self.middle)
         self.advanced = Disclosure("Advanced", self)
-        self.seldom = FieldGrid((about for about in listed if about.advanced), self.advanced)
-        self.advanced.hold(self.seldom)
-        made = [*self.grid.fields, *self.seldom.fields]
-        self.fields: dict[str, Field] = {about.key: one for about in listed for one in made if one.about is about}
+        self.advanced_grid = FieldGrid((setting for setting in settings if setting.advanced), self.advanced)
+        self.advanced.hold(self.advanced_grid)
+        fields = {field.setting.key: field for field in (*self.grid.fields, *self.advanced_grid.fields)}
+        self.fields: dict[str, Field] = {setting.key: fields[setting.key] for setting in settings}
         self.advanced.button.setAccessibleName(f"Advanced settings of {title}")
         self._column.addWidget(self.advanced)
-        show_if(bool(self.seldom.fields), self.advanced)
+        set_shown(self.advanced, bool(self.advanced_grid.fields))
 
     def tab_order(self, middle: Iterable[QWidget] = ()) -> list[QWidget]:
-        """What takes the focus, in the order of the eye; `middle` is what a page has added."""
-        usual = [widget for one in self.grid.fields for widget in one.stops()]
-        seldom = [widget for one in self.seldom.fields for widget in one.stops()]
-        return [*usual, *middle, self.advanced.button, *seldom]
+        """The widgets that Tab visits, from top to bottom; `middle` are those that the page has added."""
+        basic = [widget for field in self.grid.fields for widget in field.tab_stops()]
+        advanced = [widget for field in self.advanced_grid.fields for widget in field.tab_stops()]
+        return [*basic, *middle, self.advanced.button, *advanced]
 
     def show_only(self, keys: set[str]) -> None:
-        for grid in (self.grid, self.seldom):
+        """Show the fields of these settings, hide the others; Advanced is hidden if it has none."""
+        for grid in (self.grid, self.advanced_grid):
             grid.show_only(keys)
-        show_if(not self.seldom.is_empty, self.advanced)
+        set_shown(self.advanced, not self.advanced_grid.is_empty)
 
 
 class Form(QScrollArea):
-    """Cards below one another.
+    """Cards in a column that scrolls.
 
-    Signals: edited(key, raw value) by a person; focused(key) when the cursor goes into a field; opened(key of a card,
-    whether its Advanced is open now) by a person.
+    Attributes:
+        fields – setting → field, of all cards and of `adopt`.
+
+    Signals:
+        edited(key, raw value) – the user changed a field.
+        focused(key) – a field got the focus.
+        opened(key of a card, is open) – the user opened or closed its Advanced.
     """
 
     edited = Signal(str, object)
@@ -180,9 +194,9 @@ class Form(QScrollArea):
         self.setWidgetResizable(True)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # Tab halts in the fields alone, and the view follows it
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # Tab visits the fields alone, and the view scrolls with it
         self.fields: dict[str, Field] = {}
-        self._cards: list[Card] = []
+        self._cards: list[SettingsCard] = []
         page = self.page = QWidget(self)
         page.setObjectName("page")
         self.column = QVBoxLayout(page)
@@ -195,28 +209,29 @@ class Form(QScrollArea):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        keep_gutter(self, self.column)
+        reserve_gutter(self, self.column)
 
     def add(self, widget: QWidget) -> None:
-        """Put a widget below what is there."""
+        """Add a widget at the bottom."""
         self.column.addWidget(widget)
 
-    def add_card(self, card: Card) -> None:
+    def add_card(self, card: SettingsCard) -> None:
         self._cards.append(card)
         card.advanced.button.clicked.connect(lambda opened: self.opened.emit(card.key, opened))
         self.add(card)
         self.adopt(card.fields.values())
 
     def adopt(self, fields: Iterable[Field]) -> None:
-        """Count fields that stand somewhere inside as the form's own."""
-        for one in fields:
-            self.fields[one.about.key] = one
-            one.edited.connect(self.edited)
+        """Treat fields inside another widget as the form's own."""
+        for field in fields:
+            self.fields[field.setting.key] = field
+            field.edited.connect(self.edited)
 
     def show_values(self, values: Mapping[str, Any]) -> None:
-        for key, one in self.fields.items():
+        """Show the raw values of the settings."""
+        for key, field in self.fields.items():
             if key in values:
-                one.show_value(values[key])
+                field.show_value(values[key])
 
     def show_only(self, keys: set[str]) -> None:
         """Hide every field that is not named."""
@@ -224,47 +239,47 @@ class Form(QScrollArea):
             card.show_only(keys)
 
     def show_problems(self, faults: Iterable[Fault]) -> None:
-        """Each field's first problem below it, with what hides it opened; other fields' problems go."""
+        """Show the first fault of each field below it, open the Advanced that hides it, and remove old ones."""
         sentences: dict[str, str] = {}
         for fault in faults:
             sentences.setdefault(fault.setting, fault.sentence)
-        for key, one in self.fields.items():
-            one.show_problem(sentences.get(key, ""))
+        for key, field in self.fields.items():
+            field.show_problem(sentences.get(key, ""))
         for key in sentences:
             self._uncover(key)
 
     def open_cards(self, keys: Iterable[str]) -> None:
-        """Open Advanced of these cards, as they were left."""
+        """Open Advanced of these cards and close it in the others."""
         for card in self._cards:
             card.advanced.set_open(card.key in set(keys))
 
     def _uncover(self, key: str) -> None:
-        """Open what hides a field."""
+        """Open the Advanced that hides a field."""
         for card in self._cards:
-            if key in card.fields and card.fields[key].about.advanced:
+            if key in card.fields and card.fields[key].setting.advanced:
                 card.advanced.set_open(True)
 
     def reveal(self, key: str) -> bool:
-        """Open what hides the field, scroll to it and put the cursor there; False where it is not shown now."""
-        one = self.fields.get(key)
-        if one is None:
+        """Uncover a field, focus it and scroll to it; False if it does not apply now and is hidden."""
+        field = self.fields.get(key)
+        if field is None:
             return False
         self._uncover(key)
-        if one.isHidden():
+        if field.isHidden():
             return False
-        one.control.setFocus(Qt.FocusReason.ShortcutFocusReason)
-        self.scroll_to(one)
+        field.control.setFocus(Qt.FocusReason.ShortcutFocusReason)
+        self.scroll_to(field)
         return True
 
     def _follow_focus(self) -> None:
-        """Takes none of the signal's arguments: the widget that had the focus may be half destroyed, and Python must not
-        make an object of it."""
-        now = QApplication.focusWidget()
-        while now is not None and not isinstance(now, Field):
-            now = now.parentWidget()
-        if now is not None and self.fields.get(now.about.key) is now:
-            self.focused.emit(now.about.key)
+        # The slot takes none of the signal's arguments: the widget that lost the focus may be half destroyed, and PySide
+        # must not wrap it in a Python object.
+        widget = QApplication.focusWidget()
+        while widget is not None and not isinstance(widget, Field):
+            widget = widget.parentWidget()
+        if widget is not None and self.fields.get(widget.setting.key) is widget:
+            self.focused.emit(widget.setting.key)
 
     def scroll_to(self, widget: QWidget) -> None:
-        """Bring a widget into sight, once what was opened or shown for it has its place."""
+        """Scroll to a widget, on the next turn of the event loop: what was just shown for it is laid out by then."""
         QTimer.singleShot(0, self, lambda: self.ensureWidgetVisible(widget, 0, 8 * theme.SPACE))

@@ -1,5 +1,5 @@
-"""The column beside the form that stays: what the run will do, Run, what is wrong, help on the present field, and the
-command. It shows what it is given and says what was pressed.
+"""The column beside the form: a summary of the run, the Run button, the problems, the memory, help on the focused field,
+and the command line. It shows what it is given and emits what was clicked.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QScrollA
 from app import theme
 from app.model.memory_parts import MemoryParts
 from app.widgets.basic.controls import ElidedLabel, LinkButton
-from app.widgets.form.limits import limits
 from app.widgets.form.memory_bar import MemoryBar
+from app.widgets.form.value_text import limits_text
 from backend.spec.aliases import other_names
 from backend.spec.config import SETTINGS
 from backend.spec.faults import Fault
@@ -26,7 +26,12 @@ SHOWN_PROBLEMS = 6
 
 
 class LaunchColumn(QScrollArea):
-    """Signals: run_pressed; problem_pressed(key of the setting to mend)."""
+    """The column: plan and Run button, problems, memory, help, command.
+
+    Signals:
+        run_pressed – the Run button was clicked.
+        problem_pressed(setting) – the link of a problem was clicked.
+    """
 
     run_pressed = Signal()
     problem_pressed = Signal(str)
@@ -75,15 +80,17 @@ class LaunchColumn(QScrollArea):
         self.command.setText(short)
         self.command.setToolTip(f"<p>{html.escape(command)}</p>")
 
-    def show_help(self, about: Setting | None) -> None:
+    def show_help(self, setting: Setting | None) -> None:
         """Explain one setting; None shows how to get help."""
-        if about is None:
+        if setting is None:
             self._help_title.setText("About a setting")
             self._help.setText("Its help stands here while the cursor is in it.")
             return
-        self._help_title.setText(about.label)
-        self._help.setText("\n".join(filter(None, [about.help, limits(about), *_also(about), *_choices(about)])))
-        self._help_key.setText(about.key)
+        self._help_title.setText(setting.label)
+        self._help.setText(
+            "\n".join(filter(None, [setting.help, limits_text(setting), *_also(setting), *_choices(setting)]))
+        )
+        self._help_key.setText(setting.key)
 
     def set_run(self, text: str, primary: bool, enabled: bool) -> None:
         """Name the Run button, and say whether it is the one that stands out."""
@@ -95,9 +102,9 @@ class LaunchColumn(QScrollArea):
             self.run.style().unpolish(self.run)
             self.run.style().polish(self.run)
 
-    def show_footprint(self, memory_parts: MemoryParts | None) -> None:
+    def show_memory(self, memory_parts: MemoryParts | None) -> None:
         """The memory that the run will need; None where nobody knows."""
-        self.memory.show_footprint(memory_parts)
+        self.memory.show_memory(memory_parts)
         self._memory_holder.setVisible(memory_parts is not None)
 
     # Parts
@@ -140,8 +147,8 @@ class LaunchColumn(QScrollArea):
         column = QVBoxLayout(row)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        about = SETTINGS.get(fault.setting)
-        link = LinkButton(about.label if about else fault.setting)
+        setting = SETTINGS.get(fault.setting)
+        link = LinkButton(setting.label if setting else fault.setting)
         link.setToolTip("Go to the field")
         link.clicked.connect(lambda: self.problem_pressed.emit(fault.setting))
         sentence = QLabel(fault.sentence, wordWrap=True)
@@ -211,10 +218,10 @@ def _muted(text: str) -> QLabel:
     return label
 
 
-def _also(about: Setting) -> list[str]:
-    names = other_names(about.key)
+def _also(setting: Setting) -> list[str]:
+    names = other_names(setting.key)
     return [f"Elsewhere called {', '.join(names)}."] if names else []
 
 
-def _choices(about: Setting) -> list[str]:
-    return [f"{choice.label}: {choice.sentence}" for choice in about.choices if choice.sentence]
+def _choices(setting: Setting) -> list[str]:
+    return [f"{choice.label}: {choice.sentence}" for choice in setting.choices if choice.sentence]

@@ -1,6 +1,4 @@
-"""The memory bar: what a run will need, part by part, against what this machine has. It draws a Footprint and judges
-nothing.
-"""
+"""The memory bar: the estimated memory of a run by part, against what this machine has. It draws a MemoryParts as given."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from app.model.memory_parts import MemoryParts, amount
 from app.widgets.basic.labels_and_buttons import label
 
 BAR_HEIGHT = 14
-SMALLEST, SMALLEST_SHARE = 0.5e6, 0.01
+OTHER_MIN_BYTES, LISTED_MIN_SHARE = 0.5e6, 0.01
 """Parts below this share of the whole are gathered under “Other”, unless all of them are fewer bytes than that: a row that
 says 0 MB tells nobody anything."""
 
@@ -44,7 +42,7 @@ class MemoryBar(QWidget):
         theme.signals.changed.connect(self._colour)
         self.hide()
 
-    def show_footprint(self, memory_parts: MemoryParts | None) -> None:
+    def show_memory(self, memory_parts: MemoryParts | None) -> None:
         """Draw it; None hides the bar."""
         if memory_parts == self.memory_parts:
             return
@@ -53,7 +51,7 @@ class MemoryBar(QWidget):
         self._clear()
         if memory_parts is None:
             return
-        parts = _worth_a_row(memory_parts)
+        parts = _listed_parts(memory_parts)
         for row, (name, size, about) in enumerate(parts):
             self._add_row(row, name, size, about)
         self.sentence.setText(memory_parts.sentence)
@@ -113,7 +111,7 @@ class _Bar(QWidget):
         left = 0.0
         for place, size in enumerate(self._sizes):
             wide = self.width() * size / whole
-            painter.fillRect(QRectF(left, 0, max(wide - 1, 1), self.height()), shade(place))
+            painter.fillRect(QRectF(left, 0, max(wide - 1, 1), self.height()), part_colour(place))
             left += wide
         if self._room < whole:  # where the machine's memory ends
             x = self.width() * self._room / whole
@@ -131,11 +129,11 @@ class _Swatch(QWidget):
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(shade(self._place))
+        painter.setBrush(part_colour(self._place))
         painter.drawRoundedRect(self.rect(), 3, 3)
 
 
-def shade(place: int) -> QColor:
+def part_colour(place: int) -> QColor:
     """A colour for the part at this place: the fixed hues of the palette in turn, then again, paler."""
     colours = theme.palette()
     hues = (colours.accent, colours.length, colours.kl, colours.clip, colours.good, colours.warning)
@@ -144,12 +142,12 @@ def shade(place: int) -> QColor:
     return colour
 
 
-def _worth_a_row(memory_parts: MemoryParts) -> list[tuple[str, float, str]]:
+def _listed_parts(memory_parts: MemoryParts) -> list[tuple[str, float, str]]:
     """(name, bytes, about) of the parts, in their order, the small ones together at the end."""
-    least = memory_parts.total * SMALLEST_SHARE
+    least = memory_parts.total * LISTED_MIN_SHARE
     rows = [(part.name, part.bytes, part.about) for part in memory_parts.parts if part.bytes >= least]
     rest = [part for part in memory_parts.parts if 0 < part.bytes < least]
-    if sum(part.bytes for part in rest) >= SMALLEST:
+    if sum(part.bytes for part in rest) >= OTHER_MIN_BYTES:
         told = ", ".join(f"{part.name} {amount(part.bytes)}" for part in rest)
         rows.append(("Other", sum(part.bytes for part in rest), told))
     return rows

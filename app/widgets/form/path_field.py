@@ -1,6 +1,4 @@
-"""The editor for what lies on disk or on Hugging Face: typed, chosen with Browse or from a list, or dropped; with a quiet line
-about what it is.
-"""
+"""The field for a path or a Hugging Face id: typed, chosen with Browse or from a list, or dropped; with a note on what it is."""
 
 from __future__ import annotations
 
@@ -20,29 +18,32 @@ from app.widgets.form.field import LineField
 from backend.spec import first_choices
 
 _NATIVE = QKeySequence.SequenceFormat.NativeText
-_WANTED: dict[str, Callable[[Path], bool]] = {
+_ACCEPTS: dict[str, Callable[[Path], bool]] = {
     "model": Path.is_dir,
     "dataset": lambda path: False,
     "file": lambda path: path.suffix.lower() in (".py", ".txt"),
 }
-"""What may be dropped on a field of each kind. A dataset is the window's to take, wherever it is dropped: it brings its
-columns with it."""
-_SUCH_AS = {"model": f"such as {first_choices.MODEL}", "data": f"such as {first_choices.DATASET}"}
+"""Kind of setting → whether a dropped path is accepted. A dataset is always left to the window, which sets its columns too."""
+_PLACEHOLDERS = {"model": f"such as {first_choices.MODEL}", "data": f"such as {first_choices.DATASET}"}
 
 
 class PathField(LineField):
-    """A file, a folder or an id: typed, chosen with Browse, or dropped.
+    """A line edit with a Browse button.
 
-    Signals: pick_wanted – to be chosen from a list, once `offer_list` was called.
+    Attributes:
+        hand_over – if set, it is called with a chosen value, and sets the field and whatever belongs to the value.
+
+    Signals:
+        pick_requested – the user wants to choose from a list; only after `offer_list`.
     """
 
-    pick_wanted = Signal()
+    pick_requested = Signal()
     wide = True
     _note: QLabel | None = None
 
     def line(self) -> QLineEdit:
-        line = PathEdit(_WANTED[self.about.kind])
-        line.setPlaceholderText(_SUCH_AS.get(self.about.key, ""))
+        line = PathEdit(_ACCEPTS[self.setting.kind])
+        line.setPlaceholderText(_PLACEHOLDERS.get(self.setting.key, ""))
         return line
 
     def value(self) -> Any:
@@ -61,37 +62,36 @@ class PathField(LineField):
         self.browse.setMinimumWidth(
             theme.scaled(116)
         )  # with and without a menu's arrow alike, so that the fields align
-        self.browse.setAccessibleName(f"Browse for {self.about.label}")
+        self.browse.setAccessibleName(f"Browse for {self.setting.label}")
         across.addWidget(self.browse)
         self._wire_browse()
         return row
 
-    def stops(self) -> list[QWidget]:
+    def tab_stops(self) -> list[QWidget]:
         return [self.control, self.browse]
 
     hand_over: Callable[[str], object] | None = None
-    """Who else decides what a chosen value brings with it, as a dataset brings its columns."""
 
     def take(self, path: str) -> None:
-        """As if the path had been typed; an empty one (a dialog called off) changes nothing."""
+        """Set the path as if it had been typed; an empty one (a cancelled dialog) changes nothing."""
         if path and self.hand_over is not None:
             self.hand_over(path)
         elif path:
-            self.put(path)
-            self.say_edited()
+            self.set_control_value(path)
+            self.emit_edited()
 
     def offer_list(self) -> None:
-        """Show an arrow that, as Down does, asks for the list of what there is."""
+        """Add an arrow to the line that emits `pick_requested`, as the Down key does then."""
         self._arrow = self.control.addAction(QIcon(), QLineEdit.ActionPosition.TrailingPosition)
         self._arrow.setToolTip(f"Choose from a list ({QKeySequence(Qt.Key.Key_Down).toString(_NATIVE)})")
-        self._arrow.triggered.connect(self.pick_wanted)
-        shortcut = QShortcut(QKeySequence(Qt.Key.Key_Down), self.control, self.pick_wanted.emit)
+        self._arrow.triggered.connect(self.pick_requested)
+        shortcut = QShortcut(QKeySequence(Qt.Key.Key_Down), self.control, self.pick_requested.emit)
         shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
         theme.signals.changed.connect(self._draw_arrow)
         self._draw_arrow()
 
     def show_note(self, sentence: str, *, wrong: bool = False) -> None:
-        """Say in one quiet line what the value is, or why it cannot be used; "" takes the line away."""
+        """Show a caption below the field: what the value is, or (`wrong`) why it cannot be used; "" hides it."""
         if self._note is None:
             self._note = QLabel(wordWrap=True)
             self._note.setFont(theme.caption_font())
@@ -105,21 +105,21 @@ class PathField(LineField):
         self._arrow.setIcon(icons.icon("chevron-down", theme.palette().muted, 16))
 
     def _wire_browse(self) -> None:
-        if self.about.kind == "dataset":
+        if self.setting.kind == "dataset":
             menu = QMenu(self.browse)
             menu.addAction("File…", self.choose_file)
             menu.addAction("Folder…", self.choose_folder)
             self.browse.setMenu(menu)
             self.browse.setProperty("menu", True)
         else:
-            self.browse.clicked.connect(self.choose_folder if self.about.kind == "model" else self.choose_file)
+            self.browse.clicked.connect(self.choose_folder if self.setting.kind == "model" else self.choose_file)
 
     def choose_file(self) -> None:
         kinds = {"file": "Python (*.py *.txt)", "dataset": "Data (*.jsonl *.json *.csv *.parquet)"}
-        self.take(QFileDialog.getOpenFileName(self, self.about.label, self._start(), kinds[self.about.kind])[0])
+        self.take(QFileDialog.getOpenFileName(self, self.setting.label, self._start(), kinds[self.setting.kind])[0])
 
     def choose_folder(self) -> None:
-        self.take(QFileDialog.getExistingDirectory(self, self.about.label, self._start()))
+        self.take(QFileDialog.getExistingDirectory(self, self.setting.label, self._start()))
 
     def _start(self) -> str:
         path = Path(self.value()).expanduser()

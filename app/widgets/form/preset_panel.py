@@ -1,4 +1,4 @@
-"""Presets to choose from: each with its sentence, and what it would change in the form before anything is changed."""
+"""A dialog of presets: each with its sentence and a preview of what it would change in the form."""
 
 from __future__ import annotations
 
@@ -21,18 +21,23 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.model.presets import Preset
-from app.widgets.basic.labels_and_buttons import in_card, label
+from app.widgets.basic.labels_and_buttons import label
+from app.widgets.basic.layout import wrap_in_card
 from app.widgets.form import value_text
 from backend.spec.setting import Setting
 
 SIZE = QSize(720, 480)
 LIST_WIDTH = 176
-LONGEST = 60
+MAX_CHARS = 60
 """Characters of a value that are shown."""
 
 
 class PresetPanel(QDialog):
-    """Signals: taken(Preset) – it is to be applied."""
+    """The dialog.
+
+    Signals:
+        taken(Preset) – the user applies it.
+    """
 
     taken = Signal(object)
 
@@ -64,7 +69,7 @@ class PresetPanel(QDialog):
         return theme.scaled_size(SIZE)
 
     def _lay_out(self) -> None:
-        choices, changes = in_card(self.list), in_card(self.table)
+        choices, changes = wrap_in_card(self.list), wrap_in_card(self.table)
         choices.setFixedWidth(theme.scaled(LIST_WIDTH))
         right = QVBoxLayout()
         right.setSpacing(theme.SPACE)
@@ -131,21 +136,21 @@ def _what_stays(preset: Preset, changes: int) -> str:
     return "Model, data, columns and rewards stay as they are. Undo brings everything back."
 
 
-def _told(about: Setting, before: Any, after: Any) -> tuple[str, str, str]:
-    return about.label, shown(about, before), shown(about, after)
+def _told(setting: Setting, before: Any, after: Any) -> tuple[str, str, str]:
+    return setting.label, value_label(setting, before), value_label(setting, after)
 
 
-def shown(about: Setting, value: Any) -> str:
+def value_label(setting: Setting, value: Any) -> str:
     """A value as the form shows it, cut to one line."""
-    if about.kind == "choice":
-        text = next((choice.label for choice in about.choices if choice.value == value), str(value))
-    elif about.kind == "bool":
+    if setting.kind == "choice":
+        text = next((choice.label for choice in setting.choices if choice.value == value), str(value))
+    elif setting.kind == "bool":
         text = "On" if value is True else "Off"
     elif isinstance(value, list):
         text = value_text.list_text([str(one) for one in value])
-    elif about.kind in ("int", "float"):
+    elif setting.kind in ("int", "float"):
         text = value_text.number_text(value)
     else:
         text = value_text.path_text(value) if value is not None else ""
     line = " ".join(text.split())
-    return (line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…") or "empty"
+    return (line if len(line) <= MAX_CHARS else f"{line[: MAX_CHARS - 1]}…") or "empty"

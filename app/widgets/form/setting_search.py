@@ -20,7 +20,11 @@ WIDTH = 220
 
 
 class SettingSearch(QLineEdit):
-    """Signals: chosen(key of a setting)."""
+    """A line edit with a popup of matching settings.
+
+    Signals:
+        chosen(key of a setting) – the user chose a match.
+    """
 
     chosen = Signal(str)
 
@@ -47,20 +51,20 @@ class SettingSearch(QLineEdit):
         self.returnPressed.connect(self._choose_first)
         theme.signals.changed.connect(self._draw)
 
-    def begin(self) -> None:
+    def take_focus(self) -> None:
         self.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.selectAll()
 
     def found(self) -> list[str]:
         """Keys of the settings that match what stands in the field, the best first."""
-        return [about.key for about in matching(self.text(), self._settings)]
+        return [setting.key for setting in matching_settings(self.text(), self._settings)]
 
     def _look(self, text: str) -> None:
         self._model.clear()
-        for about in matching(text, self._settings):
-            item = QStandardItem(f"{about.label}  –  {about.key}")
-            item.setData(about.key, KEY)
-            item.setToolTip(f"<p>{about.help}</p>")
+        for setting in matching_settings(text, self._settings):
+            item = QStandardItem(f"{setting.label}  –  {setting.key}")
+            item.setData(setting.key, KEY)
+            item.setToolTip(f"<p>{setting.help}</p>")
             self._model.appendRow(item)
 
     def _choose(self, index: QModelIndex) -> None:
@@ -80,28 +84,29 @@ class SettingSearch(QLineEdit):
         self._glass.setIcon(icons.icon("search", theme.palette().muted, 16))
 
 
-def matching(text: str, settings: Sequence[Setting]) -> list[Setting]:
-    """Settings in which every word of `text` stands somewhere; those with it in their names before those with it in
-    their help. None for an empty text."""
+def matching_settings(text: str, settings: Sequence[Setting]) -> list[Setting]:
+    """Settings that contain every word of `text`, best match first (see `_rank`); none for an empty text."""
     words = [word for word in text.lower().replace("–", " ").split() if word]
     if not words:
         return []
-    ranked = [(rank, place, about) for place, about in enumerate(settings) if (rank := _rank(words, about)) is not None]
-    return [about for _, _, about in sorted(ranked, key=lambda one: one[:2])]
+    ranked = [
+        (rank, place, setting) for place, setting in enumerate(settings) if (rank := _rank(words, setting)) is not None
+    ]
+    return [setting for _, _, setting in sorted(ranked, key=lambda one: one[:2])]
 
 
-def _rank(words: Sequence[str], about: Setting) -> int | None:
+def _rank(words: Sequence[str], setting: Setting) -> int | None:
     """0 for the name itself, then its beginning, names, other programs' names, menus, help; None for no match."""
-    whole, label, key = " ".join(words), about.label.lower(), about.key
-    elsewhere = [name.lower() for name in other_names(about.key)]
+    whole, label, key = " ".join(words), setting.label.lower(), setting.key
+    elsewhere = [name.lower() for name in other_names(setting.key)]
     others = " ".join(elsewhere)
-    menu = " ".join(f"{choice.label} {choice.value} {choice.sentence}" for choice in about.choices).lower()
+    menu = " ".join(f"{choice.label} {choice.value} {choice.sentence}" for choice in setting.choices).lower()
     if whole in (label, key, *elsewhere):
         return 0
     if label.startswith(whole) or key.startswith(whole):
         return 1
     text = ""
-    for rank, more in enumerate((f"{label} {key} {key.replace('_', ' ')}", others, menu, about.help.lower()), 2):
+    for rank, more in enumerate((f"{label} {key} {key.replace('_', ' ')}", others, menu, setting.help.lower()), 2):
         text = f"{text} {more}"
         if all(word in text for word in words):
             return rank

@@ -1,5 +1,6 @@
-"""Raw values as the text of a line edit, and back. Nothing here judges: what cannot be read stays text, and the draft
-says what is wrong with it.
+"""Raw values of settings as text for a line edit, and back.
+
+Nothing is checked here: text that cannot be parsed stays text, and the draft reports the problem.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ import math
 from typing import Any
 
 from backend.spec import places
+from backend.spec.setting import Setting
 
 BUNDLED = "Bundled "
-"""Stands before the path of what we ship, in place of wherever this copy of the app happens to lie."""
+"""Prefix of a path inside our resources, in place of the folder where this copy of the app is installed."""
 _ESCAPES = (("\\", "\\\\"), ("\n", "\\n"), ("\t", "\\t"))
 
 
 def number_text(value: Any) -> str:
-    """A number as a person would type it: 20, 0.95, 1e-5; text stays as it was typed."""
+    """A number as a user would type it: 20, 0.95, 1e-5; text stays as it was typed."""
     if value is None:
         return ""
     if not isinstance(value, float):
@@ -27,8 +29,8 @@ def number_text(value: Any) -> str:
 
 
 def number_value(text: str, whole: bool) -> float | str:
-    """The number that stands there. Scientific notation stays text, so that 1e-5 is kept as typed, and so does what is
-    no number (of the wanted kind)."""
+    """Parse a number, an integer if `whole`. Scientific notation stays text, so that 1e-5 is kept as typed; so does
+    anything that is not such a number."""
     text = text.strip().replace("−", "-")
     if "e" in text.lower():
         return text
@@ -41,8 +43,19 @@ def number_value(text: str, whole: bool) -> float | str:
     return text
 
 
+def limits_text(setting: Setting) -> str:
+    """A setting's limits in words, “At least 1, at most 4096.”; "" if it has none."""
+    low, high = (None if limit is None else number_text(float(limit)) for limit in (setting.low, setting.high))
+    parts: list[str] = []
+    if low is not None:
+        parts.append(f"{'above' if setting.low_open else 'at least'} {low}")
+    if high is not None:
+        parts.append(f"{'below' if setting.high_open else 'at most'} {high}")
+    return f"{', '.join(parts).capitalize()}." if parts else ""
+
+
 def path_text(value: Any) -> str:
-    """A path or an id; the path of what we ship from our own folder on."""
+    """A path or an id; a path inside our resources starts with BUNDLED."""
     text, ours = str(value or ""), f"{places.resources()}/"
     return BUNDLED + text.removeprefix(ours) if text.startswith(ours) else text
 
@@ -52,7 +65,7 @@ def path_value(text: str) -> str:
 
 
 def list_text(value: Any) -> str:
-    """Words between commas; one that holds a comma or begins or ends with a space is quoted; line breaks as \\n."""
+    """Items joined by commas, quoted if they contain a comma or begin or end with a space; line breaks as \\n."""
     if not isinstance(value, list):
         return str(value or "")
     return ", ".join(_quoted(_escaped(str(item))) for item in value)
@@ -72,7 +85,7 @@ def numbers_text(value: Any) -> str:
 
 
 def numbers_value(text: str) -> list[Any]:
-    """Floats where they can be read; the words that cannot stay words."""
+    """Floats; parts that are not numbers stay text."""
     parts = [part.strip().replace("−", "-") for part in text.strip().strip("[]").split(",")]
     return [_float(part) for part in parts if part]
 
@@ -85,7 +98,7 @@ def mapping_text(value: Any) -> str:
 
 
 def mapping_value(text: str) -> dict[str, Any] | str:
-    """The mapping, or the text itself where a line has no colon."""
+    """The mapping, or the text itself if a line has no colon."""
     lines = [line for line in text.splitlines() if line.strip()]
     if any(":" not in line for line in lines):
         return text
@@ -101,7 +114,7 @@ def stages_text(value: Any) -> str:
 
 
 def stages_value(text: str) -> list[Any] | str:
-    """The stages, or the text itself where a line is no JSON."""
+    """The stages, or the text itself if a line is not JSON."""
     try:
         return [json.loads(line) for line in text.splitlines() if line.strip()]
     except ValueError:
@@ -109,7 +122,7 @@ def stages_value(text: str) -> list[Any] | str:
 
 
 def _bare(item: Any) -> bool:
-    """Whether a text can stand without quotes and be read back as the same text."""
+    """Whether an item is a text that is read back as the same text without quotes."""
     return isinstance(item, str) and _scalar(item.strip()) == item
 
 

@@ -1,4 +1,4 @@
-"""One download: its name, how far it is, and pause, resume and cancel beside it."""
+"""A row for one download: name, progress, and buttons to pause, resume and cancel."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from PySide6.QtWidgets import QGridLayout, QProgressBar, QWidget
 from app import theme
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.labels_and_buttons import label
-from app.widgets.basic.numbers import THIN, duration
+from app.widgets.basic.number_format import THIN, duration
 from app.widgets.picker.picker_rows import size_text
 
-STEPS = 1000
-"""Of the bar: it counts in parts of the whole, since bytes do not fit a Qt integer."""
+BAR_STEPS = 1000
+"""Resolution of the progress bar. Its range cannot be in bytes: QProgressBar counts in 32-bit integers."""
 _PHASES = {"asking": "Asking the Hub", "checking": "Checking", "linking": "Almost there"}
 
 
 class DownloadRow(QWidget):
-    """Signals: paused, resumed, given_up – what was pressed."""
+    """One download.
+
+    Signals:
+        paused, resumed, given_up – the button was clicked.
+    """
 
     paused = Signal()
     resumed = Signal()
@@ -27,8 +31,8 @@ class DownloadRow(QWidget):
         super().__init__(parent)
         self._running = False
         self.name = label(name)
-        self.said = label(font=theme.figures_font(theme.CAPTION), role="muted", align=Qt.AlignmentFlag.AlignRight)
-        self.bar = QProgressBar(textVisible=False, maximum=STEPS)
+        self.status = label(font=theme.figures_font(theme.CAPTION), role="muted", align=Qt.AlignmentFlag.AlignRight)
+        self.bar = QProgressBar(textVisible=False, maximum=BAR_STEPS)
         self.bar.setAccessibleName(f"Download of {name}")
         self.trouble = label(font=theme.caption_font(), role="problem", wrap=True, selectable=True)
         self.pause = IconButton("pause", tip=f"Pause the download of {name}")
@@ -40,7 +44,7 @@ class DownloadRow(QWidget):
         grid.setHorizontalSpacing(theme.SPACE)
         grid.setVerticalSpacing(4)
         grid.addWidget(self.name, 0, 0)
-        grid.addWidget(self.said, 0, 1)
+        grid.addWidget(self.status, 0, 1)
         grid.addWidget(self.bar, 1, 0, 1, 2)
         grid.addWidget(self.trouble, 2, 0, 1, 2)
         grid.addWidget(self.pause, 0, 2, 2, 1)
@@ -58,10 +62,10 @@ class DownloadRow(QWidget):
         remaining_s: float | None,
         sentence: str,
     ) -> None:
-        """`state` is running, paused or failed; sizes in bytes, speed in bytes a second; `sentence` says what failed."""
+        """`state` is running, paused or failed; sizes in bytes, speed in bytes per second; `sentence` says what failed."""
         self._running = state == "running"
-        self.bar.setValue(round(STEPS * done / total) if total else 0)
-        self.said.setText(_said(state, phase, done, total, speed, remaining_s))
+        self.bar.setValue(round(BAR_STEPS * done / total) if total else 0)
+        self.status.setText(_status(state, phase, done, total, speed, remaining_s))
         self.trouble.setText(sentence)
         self.trouble.setVisible(bool(sentence))
         self.pause.set_icon("pause" if self._running else "play")
@@ -70,7 +74,9 @@ class DownloadRow(QWidget):
         self.pause.setAccessibleName(tip)
 
 
-def _said(state: str, phase: str, done: int, total: int | None, speed: float | None, remaining_s: float | None) -> str:
+def _status(
+    state: str, phase: str, done: int, total: int | None, speed: float | None, remaining_s: float | None
+) -> str:
     """“1.24 GB of 4.29 GB · 48.1 MB/s · 1 min 04 s left”, as far as it is known."""
     parts = [f"{size_text(done) if done else f'0{THIN}B'} of {size_text(total)}"] if total else []
     if state == "running":

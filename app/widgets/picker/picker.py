@@ -1,6 +1,6 @@
-"""The picker: choose a model or a dataset of this machine, or find one on the Hub and bring it here.
+"""The picker: a dialog to choose a model or dataset on this machine, or to find one on Hugging Face and download it.
 
-Typing filters; the arrows move; Enter takes. It shows and asks by signals, and knows nothing of disks or networks.
+Typing filters, the arrow keys move, Enter takes. It shows what it is given and emits signals; it uses no disk and no network.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.picker.download_row import DownloadRow
 from app.widgets.picker.picker_rows import (
     NAME,
+    PickerContents,
     PickerEntry,
     PickerLine,
-    PickerSection,
-    PickModel,
-    PickTable,
-    entry,
-    place_text,
+    PickerModel,
+    PickerTable,
+    display_path,
+    entry_from,
     size_text,
 )
 
@@ -44,21 +44,30 @@ _MOVES = {Qt.Key.Key_Down: 1, Qt.Key.Key_Up: -1, Qt.Key.Key_PageDown: 10, Qt.Key
 
 
 class Picker(QDialog):
-    """Signals: chosen(what the form takes); search_wanted(words); star_changed(id, whether it is a favourite);
-    download_wanted(id); folder_wanted, file_wanted – the system's own dialog.
+    """The dialog for one `repo_type`, "model" or "dataset".
+
+    Attributes:
+        contents – what is known on this machine and on the Hub; the model shows the part that matches the words.
+
+    Signals:
+        chosen(id) – taken; the value for the form's field.
+        search_requested(words) – search the Hub; answer with `show_hub` or `show_trouble`.
+        star_changed(id, whether it is a favourite now).
+        download_requested(id).
+        folder_requested, file_requested – open the desktop's own file dialog.
     """
 
     chosen = Signal(str)
-    search_wanted = Signal(str)
+    search_requested = Signal(str)
     star_changed = Signal(str, bool)
-    download_wanted = Signal(str)
-    folder_wanted = Signal()
-    file_wanted = Signal()
+    download_requested = Signal(str)
+    folder_requested = Signal()
+    file_requested = Signal()
 
     def __init__(self, repo_type: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.repo_type = repo_type
-        self.shelf, self.model = PickerSection(), PickModel(self)
+        self.contents, self.model = PickerContents(), PickerModel(self)
         self._one, self._many, self._example = _WORDS[repo_type]
         self._loading = True
         self._rows: dict[str, DownloadRow] = {}
@@ -77,37 +86,36 @@ class Picker(QDialog):
         self.search.setClearButtonEnabled(True)
         self.search.setProperty("role", "search")
         self._glass = self.search.addAction(icons.icon("search"), QLineEdit.ActionPosition.LeadingPosition)
-        self.table = PickTable(self.model, precision=self.repo_type == "model")
+        self.table = PickerTable(self.model, precision=self.repo_type == "model")
         self.table.setAccessibleName(self._many.capitalize())
         middle = Qt.AlignmentFlag.AlignCenter
         self.message = label(role="muted", wrap=True, align=middle)
         self.detail = label(font=theme.caption_font(), role="muted", wrap=True, selectable=True)
         self.detail.setMinimumHeight(2 * self.detail.fontMetrics().lineSpacing())
         self.detail.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
-        self.folder = button("Folder…", self.folder_wanted.emit, tip=f"Choose a folder that holds a {self._one}")
-        self.file = button("File…", self.file_wanted.emit, tip="Choose a jsonl, json, csv or parquet file")
+        self.folder = button("Folder…", self.folder_requested.emit, tip=f"Choose a folder that holds a {self._one}")
+        self.file = button("File…", self.file_requested.emit, tip="Choose a jsonl, json, csv or parquet file")
         self.file.setVisible(self.repo_type == "dataset")
         self.star = button("Star", self._toggle_star, tip="Keep this one on top (Ctrl+D)")
         self.leave = button("Close", self.reject)
         self.take = button("Use", self._take, primary=True)
-        for one in (self.folder, self.file, self.star, self.leave):
-            one.setAutoDefault(False)
+        for each in (self.folder, self.file, self.star, self.leave):
+            each.setAutoDefault(False)  # else Enter clicks the button that has the focus, and not Use
         self.take.setDefault(True)
 
     def _lay_out(self) -> None:
         card = self.table.in_card()
-        nothing = QWidget()
-        inside = QVBoxLayout(nothing)
-        inside.addWidget(self.message)
+        empty = QWidget()
+        QVBoxLayout(empty).addWidget(self.message)
         self._stack = QStackedLayout()
         self._stack.addWidget(card)
-        self._stack.addWidget(nothing)
+        self._stack.addWidget(empty)
         self.downloads = QVBoxLayout()
         self.downloads.setSpacing(12)
         buttons = QHBoxLayout()
         buttons.setSpacing(theme.SPACE)
-        for one in (self.folder, self.file, self.star):
-            buttons.addWidget(one)
+        for each in (self.folder, self.file, self.star):
+            buttons.addWidget(each)
         buttons.addStretch(1)
         buttons.addWidget(self.leave)
         buttons.addWidget(self.take)
@@ -132,44 +140,42 @@ class Picker(QDialog):
 
     # What is shown
 
-    def begin(self, recent: Sequence[str]) -> None:
-        """Open anew, while what is on this machine is looked for."""
-        self.shelf.recent, self._loading = list(recent), True
+    def open_with_recent(self, recent: Sequence[str]) -> None:
+        """Open the dialog in its loading state; `show_local` ends it. `recent` are ids, the newest first."""
+        self.contents.recent, self._loading = list(recent), True
         self.search.clear()
         self._show()
         self.search.setFocus(Qt.FocusReason.PopupFocusReason)
         self.open()
 
     def show_local(self, found: Sequence[Mapping[str, Any]], favourites: set[str]) -> None:
-        """What is on this machine; favourites that are not are listed as well, so that they can be had again."""
-        here = {one["id"] for one in found}
-        self.shelf.local = [entry(one, starred=one["id"] in favourites) for one in found]
-        gone = sorted(
-            one for one in favourites if one not in here and "/" in one and not one.startswith(("/", "~", "."))
-        )
-        self.shelf.local += [PickerEntry(id_, id_, "hub", starred=True) for id_ in gone]
+        """Show what is on this machine, and favourites that are not, so that they can be downloaded again."""
+        local_ids = {each["id"] for each in found}
+        self.contents.local = [entry_from(each, starred=each["id"] in favourites) for each in found]
+        missing = sorted(id_ for id_ in favourites if id_ not in local_ids and _is_hub_id(id_))
+        self.contents.local += [PickerEntry(id_, id_, "hub", starred=True) for id_ in missing]
         self._loading = False
         self._show()
 
     def show_hub(self, words: str, found: Sequence[Mapping[str, Any]], favourites: set[str]) -> None:
-        """What the Hub has for these words."""
-        if words == self.shelf.hub_words:
-            self.shelf.hub = [entry(one, starred=one["id"] in favourites) for one in found]
+        """Show what the Hub has for these words; an answer to an earlier search is ignored."""
+        if words == self.contents.hub_words:
+            self.contents.hub = [entry_from(each, starred=each["id"] in favourites) for each in found]
             nothing = PickerLine(f"Hugging Face has no {self._one} for “{words}”.", "note")
-            self.shelf.hub_line = None if found else nothing
+            self.contents.hub_line = None if found else nothing
             self._show()
 
     def show_trouble(self, words: str, sentence: str) -> None:
-        """Why the Hub could not be searched, or this machine could not be looked at (no words)."""
+        """Say why the search for `words` failed, or, with no words, why this machine could not be searched."""
         if not words:
             self._loading = False
             self.detail.setText(sentence)
-        elif words == self.shelf.hub_words:
-            self.shelf.hub, self.shelf.hub_line = [], PickerLine(sentence, "trouble")
+        elif words == self.contents.hub_words:
+            self.contents.hub, self.contents.hub_line = [], PickerLine(sentence, "trouble")
         self._show()
 
     def download_row(self, id_: str) -> DownloadRow:
-        """The row of a download, made when it is first asked for."""
+        """The row of a download, created when it is first asked for."""
         if id_ not in self._rows:
             self._rows[id_] = DownloadRow(id_)
             self.downloads.addWidget(self._rows[id_])
@@ -185,33 +191,34 @@ class Picker(QDialog):
             row.deleteLater()
 
     def current(self) -> PickerEntry | PickerLine | None:
+        """The selected row, if any."""
         row = self.table.currentIndex().row()
-        return self.model.rows[row] if 0 <= row < len(self.model.rows) and self.table.chosen_rows() else None
+        return self.model.rows[row] if 0 <= row < len(self.model.rows) and self.table.selected_rows() else None
 
     def choose_id(self, id_: str) -> None:
-        """Select this entry, if it is to be seen."""
-        for place, row in enumerate(self.model.rows):
+        """Select this entry, if it is shown."""
+        for number, row in enumerate(self.model.rows):
             if isinstance(row, PickerEntry) and row.id == id_:
-                self.table.selectRow(place)
+                self.table.selectRow(number)
 
     def _show(self) -> None:
-        before = self.current()
-        rows = [] if self._loading else self.shelf.rows(self.search.text())
+        selected = self.current()
+        rows = [] if self._loading else self.contents.rows(self.search.text())
         self.model.show_rows(rows)
         self.table.span_lines(rows)
         self._stack.setCurrentIndex(0 if rows else 1)
-        self.message.setText(self._nothing())
-        self._select_first(before.id if isinstance(before, PickerEntry) else "")
+        self.message.setText(self._empty_text())
+        self._restore_selection(selected.id if isinstance(selected, PickerEntry) else "")
         self._show_detail()
 
-    def _select_first(self, id_: str) -> None:
-        """The entry that was selected, else the first that can be."""
-        places = self._places()
-        same = [place for place in places if isinstance(row := self.model.rows[place], PickerEntry) and row.id == id_]
-        for place in (same or places)[:1]:
-            self.table.selectRow(place)
+    def _restore_selection(self, id_: str) -> None:
+        """Select the entry with this id, else the first row that can be selected."""
+        rows = self._selectable_rows()
+        same = [i for i in rows if isinstance(row := self.model.rows[i], PickerEntry) and row.id == id_]
+        for i in (same or rows)[:1]:
+            self.table.selectRow(i)
 
-    def _nothing(self) -> str:
+    def _empty_text(self) -> str:
         if self._loading:
             return "Looking at what is on this machine…"
         return (
@@ -221,16 +228,16 @@ class Picker(QDialog):
 
     def _show_detail(self, *_: object) -> None:
         row = self.current()
-        one = row if isinstance(row, PickerEntry) else None
-        wrong = bool(one and one.refusal and not one.partial)
-        self.detail.setText(_detail(one) if one else "")
-        self.detail.setProperty("role", "problem" if one and one.refusal else "muted")
+        entry = row if isinstance(row, PickerEntry) else None
+        is_unusable = bool(entry and entry.refusal and not entry.partial)
+        self.detail.setText(_detail_text(entry) if entry else "")
+        self.detail.setProperty("role", "problem" if entry and entry.refusal else "muted")
         self.detail.style().polish(self.detail)
-        self.star.setEnabled(one is not None)
-        self.star.setText("Remove star" if one and one.starred else "Star")
-        self.take.setText(_taking(row))
+        self.star.setEnabled(entry is not None)
+        self.star.setText("Remove star" if entry and entry.starred else "Star")
+        self.take.setText(_button_text(row))
         self.take.setEnabled(
-            row is not None and not wrong and not (isinstance(row, PickerLine) and row.role != "offer")
+            row is not None and not is_unusable and not (isinstance(row, PickerLine) and row.role != "offer")
         )
 
     def _draw(self) -> None:
@@ -240,7 +247,7 @@ class Picker(QDialog):
     # What is done
 
     def _take(self) -> None:
-        """Use what is selected, bring it here, or search: whatever the button says."""
+        """Do what the primary button says: take the selected entry, download it, or search the Hub."""
         row = self.current()
         if not self.take.isEnabled() or row is None:
             return
@@ -250,20 +257,20 @@ class Picker(QDialog):
             self.chosen.emit(row.id)
             self.accept()
         else:
-            self.download_wanted.emit(row.id)
+            self.download_requested.emit(row.id)
 
     def _search_hub(self) -> None:
         words = self.search.text().strip()
         if words:
-            self.shelf.hub, self.shelf.hub_words = [], words
-            self.shelf.hub_line = PickerLine("Searching…", "note")
-            self.search_wanted.emit(words)
+            self.contents.hub, self.contents.hub_words = [], words
+            self.contents.hub_line = PickerLine("Searching…", "note")
+            self.search_requested.emit(words)
             self._show()
 
     def _toggle_star(self) -> None:
         row = self.current()
         if isinstance(row, PickerEntry):
-            self.shelf.put(row.id, starred=not row.starred)
+            self.contents.set_starred(row.id, starred=not row.starred)
             self.star_changed.emit(row.id, not row.starred)
             self._show()
             self.choose_id(row.id)
@@ -271,7 +278,8 @@ class Picker(QDialog):
     # The keyboard
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """The arrows move in the table while the words are typed; letters typed in the table go to the words."""
+        """Let the arrow keys move in the table while the line edit has the focus, and letters typed in the table go to
+        the line edit."""
         if event.type() != QEvent.Type.KeyPress or not isinstance(event, QKeyEvent):
             return super().eventFilter(watched, event)
         command = event.modifiers() & Qt.KeyboardModifier.ControlModifier
@@ -290,37 +298,40 @@ class Picker(QDialog):
             return super().eventFilter(watched, event)
         return True
 
-    def _places(self) -> list[int]:
-        """Rows that can be selected."""
-        return [
-            place for place, row in enumerate(self.model.rows) if isinstance(row, PickerEntry) or row.role == "offer"
-        ]  # fmt: skip
+    def _selectable_rows(self) -> list[int]:
+        return [i for i, row in enumerate(self.model.rows) if isinstance(row, PickerEntry) or row.role == "offer"]
 
     def _step(self, by: int) -> None:
-        places = self._places()
-        if places:
-            now = self.table.currentIndex().row()
-            at = places.index(now) if now in places else -1
-            to = places[max(0, min(len(places) - 1, at + by))]
-            self.table.selectRow(to)
-            above = max(0, to - 1)  # its heading, if it has one
-            self.table.scrollTo(self.model.index(above if by < 0 else to, NAME))
+        """Move the selection by so many selectable rows: headings and notes are skipped."""
+        rows = self._selectable_rows()
+        if rows:
+            current = self.table.currentIndex().row()
+            position = rows.index(current) if current in rows else -1
+            target = rows[max(0, min(len(rows) - 1, position + by))]
+            self.table.selectRow(target)
+            above = max(0, target - 1)  # upwards, the heading above becomes visible too
+            self.table.scrollTo(self.model.index(above if by < 0 else target, NAME))
 
     def done(self, result: int) -> None:
         self.table.setCurrentIndex(QModelIndex())
         super().done(result)
 
 
-def _detail(one: PickerEntry) -> str:
-    """Below the table: what is wrong or worth knowing, and where it is."""
-    partial = f"{size_text(one.partial)} of it have arrived." if one.partial else ""
-    gate = "It is gated: its conditions must be accepted on its page." if one.gated else ""
-    told = " ".join(filter(None, [one.refusal, partial, gate, *one.remarks]))
-    place = place_text(one.place) or f"{one.id} on Hugging Face"
-    return f"{told}\n{place}" if told else place
+def _is_hub_id(id_: str) -> bool:
+    """Whether an id names a repository, and not a path on this machine."""
+    return "/" in id_ and not id_.startswith(("/", "~", "."))
 
 
-def _taking(row: PickerEntry | PickerLine | None) -> str:
+def _detail_text(entry: PickerEntry) -> str:
+    """The text below the table: problems and remarks, then where the entry is."""
+    partial = f"{size_text(entry.partial)} of it have arrived." if entry.partial else ""
+    gate = "It is gated: its conditions must be accepted on its page." if entry.gated else ""
+    remarks = " ".join(filter(None, [entry.refusal, partial, gate, *entry.remarks]))
+    path = display_path(entry.place) or f"{entry.id} on Hugging Face"
+    return f"{remarks}\n{path}" if remarks else path
+
+
+def _button_text(row: PickerEntry | PickerLine | None) -> str:
     if isinstance(row, PickerLine):
         return "Search" if row.role == "offer" else "Use"
     if row is None or row.is_here:

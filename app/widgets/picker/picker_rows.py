@@ -1,5 +1,5 @@
-"""The rows of the picker: what is on this machine and on the Hub, under headings, with the lines that offer or say
-something in between.
+"""The rows of the picker, their model and their table view: entries of this machine and of the Hub under headings, and
+lines in between that offer a search or report its state.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView
 from app import theme
 from app.widgets.basic import icons
 from app.widgets.basic.base_table import BaseTable
-from app.widgets.basic.numbers import DASH, figure, moment
+from app.widgets.basic.number_format import DASH, figure, moment
 
 Index = QModelIndex | QPersistentModelIndex
 RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-PLACES = {
+PLACE_LABELS = {
     "cache": "HF cache", "lmstudio": "LM Studio", "run": "Earlier run", "folder": "Folder", "hub": "Hugging Face",
 }  # fmt: skip
 NAME_LEAST = 200
@@ -30,22 +30,23 @@ _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def size_text(size: object) -> str:
-    """Bytes as people read them: 4.29 GB."""
+    """A size in bytes with a decimal unit: 4.29 GB."""
     if not isinstance(size, (int, float)) or size <= 0:
         return DASH
     scale, unit = next(((scale, unit) for scale, unit in _SIZES if size >= scale * 0.9995), (1.0, "B"))
     return figure(size / scale, unit)
 
 
-def place_text(place: str) -> str:
-    """A folder as people know it: from their home on, and a repository of the cache without the name of its revision."""
+def display_path(place: str) -> str:
+    """A path with ~ for the home folder, and without the snapshot's hash if it is in the Hugging Face cache."""
     home = f"{Path.home()}/"
     return f"~/{place.removeprefix(home)}".partition("/snapshots/")[0] if place.startswith(home) else place
 
 
 @dataclass(frozen=True, slots=True)
 class PickerEntry:
-    """One model or dataset. `id` is what the form takes; sizes in bytes, `changed` in unix seconds."""
+    """One model or dataset. `id` is the value for the form's field; `size` and `partial` (downloaded so far) in bytes,
+    `changed` in unix seconds; `refusal` says why it cannot be used."""
 
     id: str
     name: str
@@ -67,61 +68,64 @@ class PickerEntry:
         return self.where != "hub" and not self.partial
 
     def matches(self, words: Sequence[str]) -> bool:
-        text = f"{self.name} {self.id} {self.kind} {self.precision} {PLACES[self.where]}".lower()
+        """Whether every one of the lower-case words occurs in its name, id, type, precision or location."""
+        text = f"{self.name} {self.id} {self.kind} {self.precision} {PLACE_LABELS[self.where]}".lower()
         return all(word in text for word in words)
 
 
-def entry(told: Mapping[str, Any], *, starred: bool = False) -> PickerEntry:
-    """An Entry of what the backend tells: of this machine, or of the Hub where it names no place."""
-    known = {key: told[key] for key in PickerEntry.__dataclass_fields__ if key in told}
-    known |= {"remarks": tuple(told.get("remarks", ())), "where": told.get("where", "hub"), "starred": starred}
-    return PickerEntry(**{"name": told["id"], **known})
+def entry_from(answer: Mapping[str, Any], *, starred: bool = False) -> PickerEntry:
+    """An entry from an item of the service's answer; an item without `where` is on the Hub."""
+    known = {key: answer[key] for key in PickerEntry.__dataclass_fields__ if key in answer}
+    known |= {"remarks": tuple(answer.get("remarks", ())), "where": answer.get("where", "hub"), "starred": starred}
+    return PickerEntry(**{"name": answer["id"], **known})
 
 
 @dataclass(frozen=True, slots=True)
 class PickerLine:
-    """A row that is no entry: a heading, an offer that can be taken with Enter, or something that is said."""
+    """A row that is not an entry: a heading, an offer that Enter takes, a note or a failure. It spans all columns."""
 
     text: str
     role: Literal["heading", "offer", "note", "trouble"]
 
 
-Row = PickerEntry | PickerLine
+PickerRow = PickerEntry | PickerLine
 
 
 @dataclass(slots=True)
-class PickerSection:
-    """Everything the picker knows; `rows` is what of it is to be seen for some words."""
+class PickerContents:
+    """Everything the picker can show; `rows` filters and groups it for the words that were typed."""
 
     local: list[PickerEntry] = field(default_factory=list)
     hub: list[PickerEntry] = field(default_factory=list)
     recent: list[str] = field(default_factory=list)
     hub_words: str = ""
-    """What `hub` was searched for."""
+    """The words that `hub` is the result for."""
     hub_line: PickerLine | None = None
-    """What is said in place of Hub results: that a search is under way, or failed."""
+    """A line in place of Hub results: a search is under way, failed, or found nothing."""
 
-    def put(self, id_: str, *, starred: bool) -> None:
+    def set_starred(self, id_: str, *, starred: bool) -> None:
         for entries in (self.local, self.hub):
-            entries[:] = [replace(one, starred=starred) if one.id == id_ else one for one in entries]
+            entries[:] = [replace(entry, starred=starred) if entry.id == id_ else entry for entry in entries]
 
-    def rows(self, typed: str) -> list[Row]:
+    def rows(self, typed: str) -> list[PickerRow]:
+        """The rows for the text in the search line: favourites, recent, other local entries, then the Hub's."""
         words = typed.lower().split()
-        left = [one for one in self.local if one.matches(words)]
-        favourites = [one for one in left if one.starred]
-        recent = [one for id_ in self.recent for one in left if one.id == id_ and not one.starred]
-        others = [one for one in left if one not in favourites and one not in recent]
-        others.sort(key=lambda one: bool(one.refusal))  # what cannot be used comes last, each half newest first
-        rows: list[Row] = []
+        matching = [entry for entry in self.local if entry.matches(words)]
+        favourites = [entry for entry in matching if entry.starred]
+        recent = [entry for id_ in self.recent for entry in matching if entry.id == id_ and not entry.starred]
+        others = [entry for entry in matching if entry not in favourites and entry not in recent]
+        others.sort(key=lambda entry: bool(entry.refusal))  # unusable ones last; stable, so each half is newest first
+        rows: list[PickerRow] = []
         for heading, entries in (("Favourites", favourites), ("Recent", recent), ("On this machine", others)):
             rows += [PickerLine(heading, "heading"), *entries] if entries else []
         return rows + self._hub_rows(typed.strip())
 
-    def _hub_rows(self, typed: str) -> list[Row]:
-        here = {one.id for one in self.local}
+    def _hub_rows(self, typed: str) -> list[PickerRow]:
+        local_ids = {entry.id for entry in self.local}
         if typed and typed == self.hub_words:
-            said = [self.hub_line] if self.hub_line else []
-            return [PickerLine("On Hugging Face", "heading"), *said, *(one for one in self.hub if one.id not in here)]
+            state = [self.hub_line] if self.hub_line else []
+            remote = [entry for entry in self.hub if entry.id not in local_ids]
+            return [PickerLine("On Hugging Face", "heading"), *state, *remote]
         return [PickerLine(f"Search Hugging Face for “{typed}”", "offer")] if typed else []
 
 
@@ -144,14 +148,18 @@ COLUMNS = (
 )
 
 
-class PickModel(QAbstractTableModel):
-    """The rows in the order of their shelf."""
+class PickerModel(QAbstractTableModel):
+    """A table model of entries and lines.
+
+    Attributes:
+        rows – in the order shown.
+    """
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.rows: list[Row] = []
+        self.rows: list[PickerRow] = []
 
-    def show_rows(self, rows: Iterable[Row]) -> None:
+    def show_rows(self, rows: Iterable[PickerRow]) -> None:
         self.beginResetModel()
         self.rows = list(rows)
         self.endResetModel()
@@ -164,8 +172,8 @@ class PickModel(QAbstractTableModel):
 
     def flags(self, index: Index) -> Qt.ItemFlag:
         row = self.rows[index.row()]
-        dead = isinstance(row, PickerLine) and row.role != "offer"
-        return Qt.ItemFlag.ItemIsEnabled if dead else Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
+        is_text = isinstance(row, PickerLine) and row.role != "offer"
+        return Qt.ItemFlag.ItemIsEnabled if is_text else Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
 
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         if orientation != Qt.Orientation.Horizontal:
@@ -196,17 +204,21 @@ class PickModel(QAbstractTableModel):
         return _colour(row, place) if role == Qt.ItemDataRole.ForegroundRole else None
 
 
-class PickTable(BaseTable):
-    """Entries under headings; a heading, an offer or a note spans the row. Signals: star_pressed(row)."""
+class PickerTable(BaseTable):
+    """The table view; a PickerLine spans its row.
+
+    Signals:
+        star_pressed(row) – the star of an entry was clicked.
+    """
 
     star_pressed = Signal(int)
 
-    def __init__(self, model: PickModel, *, precision: bool) -> None:
+    def __init__(self, model: PickerModel, *, precision: bool) -> None:
         super().__init__()
         self.setModel(model)
         self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of models differ at their end
+        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of models differ at the end
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
         for place, column in enumerate(COLUMNS):
             self.setColumnWidth(place, theme.scaled(column.width))
@@ -214,6 +226,7 @@ class PickTable(BaseTable):
         self.clicked.connect(lambda index: index.column() == STAR and self.star_pressed.emit(index.row()))
 
     def span_lines(self, rows: Sequence[PickerEntry | PickerLine]) -> None:
+        """Span the lines over all columns; spans belong to the view and are lost when the model is reset."""
         self.clearSpans()
         for place, row in enumerate(rows):
             if isinstance(row, PickerLine):
@@ -226,13 +239,13 @@ class PickTable(BaseTable):
         self.setColumnWidth(NAME, max(theme.scaled(NAME_LEAST), self.viewport().width() - taken))
 
 
-def _where(one: PickerEntry) -> str:
-    """Where it is, unless there is something more pressing to say."""
-    if one.refusal:
-        return "Unfinished" if one.partial else "Cannot be used"
-    if one.where == "hub" and one.downloads is not None:
-        return f"{_short(one.downloads)} downloads"
-    return PLACES[one.where]
+def _where(entry: PickerEntry) -> str:
+    """Where an entry is; instead, that it cannot be used, or on the Hub its number of downloads."""
+    if entry.refusal:
+        return "Unfinished" if entry.partial else "Cannot be used"
+    if entry.where == "hub" and entry.downloads is not None:
+        return f"{_short(entry.downloads)} downloads"
+    return PLACE_LABELS[entry.where]
 
 
 def _short(count: int) -> str:

@@ -1,9 +1,11 @@
-"""A simple editor for a Python file: line numbers, colours, indenting, and a mark where something went wrong.
+"""A simple editor for a Python file: line numbers, syntax colours, indenting, and a marked error line.
 
-It opens and writes nothing: text comes in, and whoever listens saves it. Not an IDE, and no wish to be one.
+It reads and writes no file: text is set, and a signal asks to save it. It is not an IDE and does not aim to be one.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from PySide6.QtCore import QEvent, QRect, QSize, Qt, Signal
 from PySide6.QtGui import (
@@ -20,16 +22,17 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QPlainTextEdit, QTextEdit, QWidget
 
 from app import theme
-from app.widgets.rewards.python_colours import PythonColours
+from app.widgets.rewards.python_highlighter import PythonHighlighter
 
 INDENT = "    "
 _OPENERS = (":", "(", "[", "{")
-_FOLDED = 2 * theme.SPACE
-"""Room beside the numbers."""
+_GUTTER_PADDING = 2 * theme.SPACE
+"""Space beside the line numbers, in pixels."""
 
 
-class Numbers(QWidget):
-    """The line numbers, drawn by the editor beside its text."""
+class LineNumbers(QWidget):
+    """The line numbers beside the text. The editor paints them: only it knows where its lines are (see Qt's example
+    “Code Editor”)."""
 
     def __init__(self, editor: CodeEditor) -> None:
         super().__init__(editor)
@@ -43,13 +46,16 @@ class Numbers(QWidget):
 
 
 class CodeEditor(QPlainTextEdit):
-    """Python being edited. Tab indents, so Escape leads out of it.
+    """An editor for Python. Tab indents, so Escape leaves the editor.
 
-    Signals: save_wanted – Ctrl+S; run_wanted – Ctrl+Return; left – Escape.
+    Signals:
+        save_requested – Ctrl+S.
+        run_requested – Ctrl+Return.
+        left – Escape.
     """
 
-    save_wanted = Signal()
-    run_wanted = Signal()
+    save_requested = Signal()
+    run_requested = Signal()
     left = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -59,12 +65,12 @@ class CodeEditor(QPlainTextEdit):
         self.setTabStopDistance(self.fontMetrics().horizontalAdvance(" ") * len(INDENT))
         self.setAccessibleName("Reward file")
         self.setAccessibleDescription("Python source. Tab indents; Escape leaves the editor; Ctrl+S saves and scores.")
-        self.colours = PythonColours(self.document())
-        self._numbers = Numbers(self)
-        self._wrong = 0
+        self.colours = PythonHighlighter(self.document())
+        self._numbers = LineNumbers(self)
+        self._error_line = 0
         self._sentence = ""
         self.blockCountChanged.connect(lambda _count: self._fit())
-        self.updateRequest.connect(self._follow)
+        self.updateRequest.connect(self._scroll_numbers)
         self.cursorPositionChanged.connect(self._mark)
         theme.signals.changed.connect(self._mark)
         self._fit()
@@ -73,7 +79,7 @@ class CodeEditor(QPlainTextEdit):
     # Text
 
     def show_text(self, text: str) -> None:
-        """Show another text; the cursor stays on its line as far as there is one."""
+        """Replace the text, unmodified; the cursor stays on its line as far as that exists."""
         if text == self.toPlainText():
             self.document().setModified(False)
             return
@@ -83,13 +89,13 @@ class CodeEditor(QPlainTextEdit):
         self._go(line + 1)
 
     def show_problem(self, line: int, sentence: str = "") -> None:
-        """Mark a line, counted from 1, as where something went wrong; 0 takes the mark away."""
-        self._wrong, self._sentence = line, sentence
+        """Mark a line (from 1) as the place of an error, with the sentence as tool tip; 0 removes the mark."""
+        self._error_line, self._sentence = line, sentence
         self._mark()
         self._numbers.update()
 
     def reveal(self, line: int) -> None:
-        """Put the cursor on a line, counted from 1, and bring it into sight."""
+        """Move the cursor to a line (from 1), scroll it to the middle, and focus the editor."""
         self._go(line)
         self.centerCursor()
         self.setFocus(Qt.FocusReason.ShortcutFocusReason)
@@ -102,7 +108,8 @@ class CodeEditor(QPlainTextEdit):
     # Keys
 
     def event(self, event: QEvent) -> bool:
-        # The window saves its config with Ctrl+S; while the cursor is in here, what is saved is this file.
+        # The window's Ctrl+S saves the config. Accepting ShortcutOverride turns the shortcut into an ordinary key press,
+        # so that while the editor has the focus Ctrl+S saves this file.
         if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent) and _is_save(event):
             event.accept()
             return True
@@ -111,9 +118,9 @@ class CodeEditor(QPlainTextEdit):
     def keyPressEvent(self, event: QKeyEvent) -> None:
         key, control = event.key(), event.modifiers() & Qt.KeyboardModifier.ControlModifier
         if _is_save(event):
-            self.save_wanted.emit()
+            self.save_requested.emit()
         elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
-            self.run_wanted.emit() if control else self._break_line()
+            self.run_requested.emit() if control else self._break_line()
         elif key == Qt.Key.Key_Escape:
             self.left.emit()
         elif key == Qt.Key.Key_Tab:
@@ -126,7 +133,7 @@ class CodeEditor(QPlainTextEdit):
             super().keyPressEvent(event)
 
     def _break_line(self) -> None:
-        """A new line, as deep as this one, or one deeper after what opens a block."""
+        """Insert a line break with this line's indentation, one level deeper after what opens a block."""
         cursor = self.textCursor()
         before = cursor.block().text()[: cursor.positionInBlock()]
         depth = before[: len(before) - len(before.lstrip())]
@@ -138,23 +145,24 @@ class CodeEditor(QPlainTextEdit):
         if by > 0 and not cursor.hasSelection():
             cursor.insertText(" " * (len(INDENT) - cursor.positionInBlock() % len(INDENT)))
             return
-        self._each_line(lambda text: INDENT + text if by > 0 and text else _outdented(text) if by < 0 else text)
+        self._each_line(lambda text: INDENT + text if by > 0 and text else _dedented(text) if by < 0 else text)
 
     def _comment(self) -> None:
-        """Turn the chosen lines into comments, or back if all of them are."""
-        lines = [block.text() for block in self._chosen()]
+        """Comment out the selected lines, or uncomment them if all of them are comments."""
+        lines = [block.text() for block in self._selected_blocks()]
         commented = all(line.lstrip().startswith("#") for line in lines if line.strip())
         self._each_line(lambda text: _uncommented(text) if commented else f"# {text}" if text.strip() else text)
 
-    def _chosen(self) -> list[QTextBlock]:
+    def _selected_blocks(self) -> list[QTextBlock]:
         cursor, document = self.textCursor(), self.document()
         first, last = document.findBlock(cursor.selectionStart()), document.findBlock(cursor.selectionEnd())
         return [document.findBlockByNumber(number) for number in range(first.blockNumber(), last.blockNumber() + 1)]
 
-    def _each_line(self, change) -> None:
+    def _each_line(self, change: Callable[[str], str]) -> None:
+        """Replace each selected line by `change(line)`, as one step of undo."""
         cursor = self.textCursor()
         cursor.beginEditBlock()
-        for block in self._chosen():
+        for block in self._selected_blocks():
             line = QTextCursor(block)
             line.movePosition(QTextCursor.MoveOperation.EndOfBlock, QTextCursor.MoveMode.KeepAnchor)
             changed = change(block.text())
@@ -165,8 +173,8 @@ class CodeEditor(QPlainTextEdit):
     # Numbers and marks
 
     def gutter(self) -> int:
-        """Width of the numbers, in pixels."""
-        return self.fontMetrics().horizontalAdvance("9") * max(2, len(str(self.blockCount()))) + _FOLDED
+        """Width of the line numbers, in pixels."""
+        return self.fontMetrics().horizontalAdvance("9") * max(2, len(str(self.blockCount()))) + _GUTTER_PADDING
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -176,47 +184,49 @@ class CodeEditor(QPlainTextEdit):
     def _fit(self) -> None:
         self.setViewportMargins(self.gutter(), 0, 0, 0)
 
-    def _follow(self, rect: QRect, by: int) -> None:
-        if by:
-            self._numbers.scroll(0, by)
+    def _scroll_numbers(self, rect: QRect, dy: int) -> None:
+        """Follow the editor: scroll with it by `dy` pixels, or repaint beside what it repaints."""
+        if dy:
+            self._numbers.scroll(0, dy)
         else:
             self._numbers.update(0, rect.y(), self._numbers.width(), rect.height())
 
     def paint_numbers(self, event: QPaintEvent) -> None:
+        """Paint the numbers of the visible lines: the current one darker, the error line in red with an edge."""
         colours, painter = theme.palette(), QPainter(self._numbers)
         painter.fillRect(event.rect(), colours.field)
         painter.setFont(theme.mono_font(theme.CAPTION))
-        here = self.textCursor().blockNumber()
+        cursor_line = self.textCursor().blockNumber()
         block = self.firstVisibleBlock()
         top = self.blockBoundingGeometry(block).translated(self.contentOffset()).top()
         while block.isValid() and top <= event.rect().bottom():
             height = self.blockBoundingRect(block).height()
             if block.isVisible() and top + height >= event.rect().top():
-                wrong, current = block.blockNumber() + 1 == self._wrong, block.blockNumber() == here
-                painter.setPen(colours.bad if wrong else colours.text if current else colours.faint)
+                is_error, is_current = block.blockNumber() + 1 == self._error_line, block.blockNumber() == cursor_line
+                painter.setPen(colours.bad if is_error else colours.text if is_current else colours.faint)
                 box = QRect(0, round(top), self._numbers.width() - theme.SPACE, round(height))
-                painter.drawText(
-                    box, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, str(block.blockNumber() + 1)
-                )
-                if wrong:
+                align = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+                painter.drawText(box, align, str(block.blockNumber() + 1))
+                if is_error:
                     painter.fillRect(QRect(0, round(top), 3, round(height)), colours.bad)
             block, top = block.next(), top + height
 
     def _mark(self) -> None:
-        """The line with the cursor a shade darker, the line that went wrong in its colour."""
+        """Shade the line with the cursor, and the error line in its colour."""
         colours = theme.palette()
-        marks = [_across(self.textCursor(), colours.hover, 90)]
-        block = self.document().findBlockByNumber(self._wrong - 1)
-        if self._wrong and block.isValid():
-            marks.append(_across(QTextCursor(block), colours.bad, 46))
+        marks = [_full_width(self.textCursor(), colours.hover, 90)]
+        block = self.document().findBlockByNumber(self._error_line - 1)
+        if self._error_line and block.isValid():
+            marks.append(_full_width(QTextCursor(block), colours.bad, 46))
         self.setExtraSelections(marks)
-        self.setToolTip(self._sentence if self._wrong else "")
+        self.setToolTip(self._sentence if self._error_line else "")
 
 
-def _across(cursor: QTextCursor, colour: QColor, strength: int) -> QTextEdit.ExtraSelection:
+def _full_width(cursor: QTextCursor, colour: QColor, alpha: int) -> QTextEdit.ExtraSelection:
+    """A shade over the cursor's line from edge to edge."""
     mark = QTextEdit.ExtraSelection()
     shade = QColor(colour)
-    shade.setAlpha(strength)
+    shade.setAlpha(alpha)
     mark.format.setBackground(shade)  # type: ignore[attr-defined]
     mark.format.setProperty(QTextFormat.Property.FullWidthSelection, True)  # type: ignore[attr-defined]
     cursor.clearSelection()
@@ -228,7 +238,7 @@ def _is_save(event: QKeyEvent) -> bool:
     return event.matches(QKeySequence.StandardKey.Save)
 
 
-def _outdented(text: str) -> str:
+def _dedented(text: str) -> str:
     depth = len(text) - len(text.lstrip(" "))
     return text[min(depth, len(INDENT)) :]
 

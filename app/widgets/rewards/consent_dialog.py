@@ -1,5 +1,6 @@
-"""The question before a person's code runs: whose it is, what stands in it, and what it could reach. Nothing is run to
-find out.
+"""The question before a user's code runs: which file, what is in it, and what it could reach.
+
+The facts come from the source text (`backend.spec.rewards.user_code`); nothing is run to find them.
 """
 
 from __future__ import annotations
@@ -13,27 +14,28 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFrame, QGridLayout, QPushButton, QVBoxLayout, QWidget
 
 from app import theme
-from app.widgets.basic.labels_and_buttons import button, label, show_file
-from app.widgets.basic.numbers import figure
+from app.widgets.basic.desktop import open_path
+from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.number_format import figure
 from backend.spec.rewards.user_code import CodeFile
 
 WIDTH = 520
-MOST = 12
-"""Names that are shown of a long list."""
+MAX_NAMES = 12
+"""Names shown of a long list."""
 
 
 @dataclass(frozen=True, slots=True)
-class ShownCode:
-    """A file to be told of; `changed` since it was last allowed."""
+class ConsentFile:
+    """A file to ask about; `changed` since it was last allowed."""
 
     code: CodeFile
     changed: bool
 
 
 class ConsentDialog(QDialog):
-    """Run it, or not: Return and Escape both mean not."""
+    """A modal question with Allow and Do Not Run; Return and Escape both mean Do Not Run."""
 
-    def __init__(self, files: Sequence[ShownCode], parent: QWidget | None = None) -> None:
+    def __init__(self, files: Sequence[ConsentFile], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setWindowTitle("Reward code")
         self.setMinimumWidth(theme.scaled(WIDTH))
@@ -41,15 +43,16 @@ class ConsentDialog(QDialog):
         column.setContentsMargins(*(3 * theme.SPACE,) * 4)
         column.setSpacing(12)
         column.addWidget(label(_question(files), theme.heading_font(), wrap=True))
-        told = "It is a program, and runs with your rights: it can read and change your files. Allow only code that you know."
-        column.addWidget(label(told, role="muted", wrap=True))
-        for one in files:
-            column.addWidget(_about(one))
-        column.addWidget(self._buttons([one.code.path for one in files]))
+        warning = "It is a program, and runs with your rights: it can read and change your files. Allow only code that you know."
+        column.addWidget(label(warning, role="muted", wrap=True))
+        for file in files:
+            column.addWidget(_facts_card(file))
+        column.addWidget(self._buttons([file.code.path for file in files]))
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self.resize(self.width(), self.heightForWidth(self.width()))  # sentences wrap, which Qt leaves room for twice
+        # Qt's size hint allows for wrapped labels at a narrower width than the dialog gets, and is too high.
+        self.resize(self.width(), self.heightForWidth(self.width()))
 
     def _buttons(self, paths: Sequence[Path]) -> QDialogButtonBox:
         box, role = QDialogButtonBox(), QDialogButtonBox.ButtonRole
@@ -57,32 +60,32 @@ class ConsentDialog(QDialog):
         self.decline = QPushButton("Do Not Run")
         box.addButton(self.allow, role.AcceptRole)
         box.addButton(self.decline, role.RejectRole)
-        look = button("Show the File", lambda: [show_file(path) for path in paths])
-        box.addButton(look, role.HelpRole)
-        self.allow.setAutoDefault(False)
-        look.setAutoDefault(False)
+        show = button("Show the File", lambda: [open_path(path) for path in paths])
+        box.addButton(show, role.HelpRole)
+        self.allow.setAutoDefault(False)  # a focused button with autoDefault would take Return from the default one
+        show.setAutoDefault(False)
         self.decline.setDefault(True)
         self.allow.clicked.connect(self.accept)
         self.decline.clicked.connect(self.reject)
         return box
 
 
-def allowed(files: Sequence[ShownCode], parent: QWidget | None = None) -> bool:
-    """Ask, and wait for the answer."""
+def ask_consent(files: Sequence[ConsentFile], parent: QWidget | None = None) -> bool:
+    """Ask, and wait for the answer: whether the files may run."""
     return ConsentDialog(files, parent).exec() == QDialog.DialogCode.Accepted
 
 
-def _question(files: Sequence[ShownCode]) -> str:
-    names = " and ".join(one.code.path.name for one in files)
-    if all(one.changed for one in files):
+def _question(files: Sequence[ConsentFile]) -> str:
+    names = " and ".join(file.code.path.name for file in files)
+    if all(file.changed for file in files):
         return (
             f"{names} {'has' if len(files) == 1 else 'have'} changed since you allowed it to run. Run it as it is now?"
         )
     return f"Run the code in {names}?"
 
 
-def _about(one: ShownCode) -> QFrame:
-    code, card = one.code, QFrame()
+def _facts_card(file: ConsentFile) -> QFrame:
+    code, card = file.code, QFrame()
     card.setProperty("role", "card")
     grid = QGridLayout(card)
     grid.setContentsMargins(12, 10, 12, 10)
@@ -91,19 +94,19 @@ def _about(one: ShownCode) -> QFrame:
     grid.setColumnStretch(1, 1)
     rows = [
         ("File", str(code.path)),
-        ("Size", f"{figure(code.size)} bytes{', changed' if one.changed else ''}"),
+        ("Size", f"{figure(code.size)} bytes{', changed' if file.changed else ''}"),
         ("Functions", _names(code.functions) or "none that can be read off its text"),
         ("Imports", _names(code.imports) or "none"),
     ]
     if code.reaches:
         rows.append(("Can reach", f"files, programs or the network, through {_names(code.reaches)}"))
-    for row, (name, told) in enumerate(rows):
+    for row, (name, fact) in enumerate(rows):
         grid.addWidget(label(name, role="muted"), row, 0, Qt.AlignmentFlag.AlignTop)
-        said = label(told, role="problem" if name == "Can reach" else "", wrap=True, selectable=True)
-        grid.addWidget(said, row, 1)
+        value = label(fact, role="problem" if name == "Can reach" else "", wrap=True, selectable=True)
+        grid.addWidget(value, row, 1)
     return card
 
 
 def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
-    return ", ".join(names[:MOST]) + more
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more

@@ -1,5 +1,6 @@
-"""The reward functions as a block of the form: the table, what is wrong with it, and two buttons. Names, weights and
-the person's file are ordinary fields below it, other views of the same values.
+"""The reward functions as a block of the form: the table, its problem, and two buttons.
+
+Names, weights and the user's file are ordinary fields below it: other views of the same values.
 """
 
 from __future__ import annotations
@@ -17,10 +18,18 @@ from backend.spec.rewards.catalog import BUILT_IN, DEFAULT_REWARDS, RewardEntry
 
 
 class RewardPanel(QWidget):
-    """Signals: picked(names, weights) after a person's change; file_wanted – a reward file is to be added."""
+    """The reward table with its heading and buttons.
+
+    Attributes:
+        model, table – the RewardModel and its view.
+
+    Signals:
+        picked(names, weights) – the user changed the table.
+        file_requested – a reward file is to be added.
+    """
 
     picked = Signal(list, list)
-    file_wanted = Signal()
+    file_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -37,39 +46,40 @@ class RewardPanel(QWidget):
         self.use_defaults.clicked.connect(lambda: self.model.use_only(DEFAULT_REWARDS))
         self.add_file = QPushButton("Add File…")
         self.add_file.setToolTip("A Python file of your own. Its functions are read from the text; nothing is run.")
-        self.add_file.clicked.connect(self.file_wanted)
+        self.add_file.clicked.connect(self.file_requested)
         self.more = LinkButton("")
         self.more.clicked.connect(self.show_all)
-        self._given: tuple[Sequence[RewardEntry], Any, Any] = ((), [], [])
-        self._once_shown: set[str] = set()
+        self._last_shown: tuple[Sequence[RewardEntry], Any, Any] = ((), [], [])
+        self._visible_names: set[str] = set()
         self._lay_out()
 
     def show_rewards(self, entries: Sequence[RewardEntry], names: Any, weights: Any) -> None:
-        """Rows for the defaults, the person's own, and whatever is ticked; the others on demand."""
-        self._given = (entries, names, weights)
-        wanted = {*DEFAULT_REWARDS, *self._once_shown, *(names if isinstance(names, list) else ())}
-        rows = [entry for entry in entries if entry.name in wanted or entry.source != BUILT_IN]
-        self._once_shown = {entry.name for entry in rows}  # a row whose tick is taken away stays where it was
+        """Show rows for the default functions, the user's own, and the ticked ones; the others with `show_all`."""
+        self._last_shown = (entries, names, weights)
+        visible = {*DEFAULT_REWARDS, *self._visible_names, *(names if isinstance(names, list) else ())}
+        rows = [entry for entry in entries if entry.name in visible or entry.source != BUILT_IN]
+        self._visible_names = {entry.name for entry in rows}  # a row that is unticked stays in the table
         self.model.show_rewards(rows, names, weights)
         self._count.setText(f"{len(self.model.ticked)} used")
         self.more.setText(f"Show {len(entries) - len(rows)} more")
         self.more.setVisible(len(entries) > len(rows))
 
     def show_means(self, means: Mapping[str, float]) -> None:
-        """The mean score of each function on the bench, by name."""
+        """Show the mean score of each function on the bench, by metric name."""
         self.table.show_means(means)
 
     def show_all(self) -> None:
-        entries, names, weights = self._given
-        self._once_shown = {entry.name for entry in entries}
+        """Show a row for every function."""
+        entries, names, weights = self._last_shown
+        self._visible_names = {entry.name for entry in entries}
         self.show_rewards(entries, names, weights)
 
     def show_problem(self, sentence: str) -> None:
         self.problem.setText(sentence)
         self.problem.setVisible(bool(sentence))
 
-    def stops(self) -> list[QWidget]:
-        """Where Tab halts."""
+    def tab_stops(self) -> list[QWidget]:
+        """The widgets that Tab visits, in order."""
         return [self.table, self.use_defaults, self.add_file, self.more]
 
     def _lay_out(self) -> None:

@@ -1,8 +1,8 @@
-"""The table of reward functions: tick, colour, label, function, what it scores, source, last mean, weight. A row is a
-function; ticked rows from top to bottom are `reward_functions`, their weights `reward_weights`.
+"""The table of reward functions: check box, colour, label, function, what it scores, source, last mean, weight.
 
-None ticked stays none ticked: that is a problem to show, never "all". Ticked rows can be dragged, or moved with Alt and the
-arrow keys; the others have no order of their own.
+The ticked rows from top to bottom are the setting `reward_functions`, their weights `reward_weights`. No tick means no
+function, which is a problem to show, and never all of them. Ticked rows are reordered by dragging or with Alt and the arrow
+keys; the others have no order.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QAbstractTableModel, QMimeData, QModelIndex, QRect, QSize, Qt, Signal
-from PySide6.QtGui import QFont, QKeyEvent, QPainter, QPixmap
+from PySide6.QtGui import QColor, QFont, QKeyEvent, QPainter, QPixmap, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QWidget
 
 from app import theme
 from app.widgets.basic.base_table import BaseTable
-from app.widgets.basic.numbers import figure
+from app.widgets.basic.number_format import figure
 from app.widgets.form import value_text
-from app.widgets.rewards.reward_cells import (
+from app.widgets.rewards.reward_delegates import (
     FUNCTION,
     LABEL,
     MEAN,
@@ -31,7 +31,7 @@ from app.widgets.rewards.reward_cells import (
     Index,
     TickDelegate,
     WeightDelegate,
-    turn,
+    toggle_tick,
 )
 from backend.spec.rewards.catalog import BUILT_IN, RewardEntry, metric_name
 
@@ -39,8 +39,8 @@ HEADERS = ("Use", "Reward", "Function", "What it scores", "Source", "Mean", "Wei
 ROW = 38
 """Height of a row: two lines of what it scores."""
 WIDTHS = {USE: 44, LABEL: 136, FUNCTION: 212, SOURCE: 108, MEAN: 60, WEIGHT: 72}
-LEAST_SCORES = 184
-"""Pixels that what a function scores is left with, before other columns have to go."""
+MIN_SCORES_WIDTH = 184
+"""Least width of the column “What it scores”; in a narrower table other columns are hidden."""
 _MIME = "application/x-grpo-studio-reward"
 _STEPS = {Qt.Key.Key_Up: -1, Qt.Key.Key_Down: 1}
 NOT_FOUND = "No function of this name was found."
@@ -49,7 +49,8 @@ _ROOT = QModelIndex()
 
 @dataclass
 class RewardRow:
-    """One function of the table. `weight` is None where the config's weight cannot be read as a number."""
+    """One function. `weight` is None if the config's weight is not a number; `known` is False for a name that no
+    function has."""
 
     entry: RewardEntry
     ticked: bool = False
@@ -58,9 +59,14 @@ class RewardRow:
 
 
 class RewardModel(QAbstractTableModel):
-    """Rows in the order in which they would score.
+    """Functions as rows, the ticked ones in the order of the setting.
 
-    Signals: picked(names, weights) after a person's change; weights are empty where each is 1.
+    Attributes:
+        rows – all rows.
+        means – metric name → mean score on the bench.
+
+    Signals:
+        picked(names, weights) – the user changed ticks, weights or order; weights are empty if all are 1.
     """
 
     picked = Signal(list, list)
@@ -71,12 +77,12 @@ class RewardModel(QAbstractTableModel):
         self.means: Mapping[str, float] = {}
 
     def show_means(self, means: Mapping[str, float]) -> None:
-        """The mean score of each function, by name, as the bench last saw it."""
+        """Show the mean score of each function on the bench, by metric name."""
         self.means = dict(means)
         self._all_changed()
 
     def show_rewards(self, entries: Sequence[RewardEntry], names: Any, weights: Any) -> None:
-        """Show what can be ticked and what the config says; a name without a function keeps a row that says so."""
+        """Show the functions with the config's ticks and weights; a name without a function gets a row that says so."""
         listed = [str(name) for name in names] if isinstance(names, list) else []
         rows = _rows(entries, listed, {row.entry.name: row.weight for row in self.rows})
         for row, weight in zip(_ticked(rows, listed), _aligned(weights, len(listed)), strict=True):
@@ -93,22 +99,22 @@ class RewardModel(QAbstractTableModel):
         """Tick exactly these, each with weight 1."""
         for row in self.rows:
             row.ticked, row.weight = row.entry.name in names, 1.0
-        self._say()
+        self._emit_picked()
 
     def move(self, row: int, to: int) -> bool:
-        """Put a ticked row where another ticked one is, those between making room; False where there is no such place."""
-        ticked = [place for place, each in enumerate(self.rows) if each.ticked]
-        if row not in ticked or not ticked:
+        """Move a ticked row before row `to`, among the ticked rows alone; False if that changes nothing."""
+        ticked = [i for i, each in enumerate(self.rows) if each.ticked]
+        if row not in ticked:
             return False
-        before, place = ticked.index(row), sum(each < to for each in ticked)
-        order = [self.rows[each] for each in ticked]
-        place -= place > before
-        if place == before:
+        old, new = ticked.index(row), sum(i < to for i in ticked)
+        new -= new > old  # its own place is vacated first
+        if new == old:
             return False
-        order.insert(place, order.pop(before))
-        for each, moved in zip(ticked, order, strict=True):
-            self.rows[each] = moved
-        self._say()
+        order = [self.rows[i] for i in ticked]
+        order.insert(new, order.pop(old))
+        for i, moved in zip(ticked, order, strict=True):
+            self.rows[i] = moved
+        self._emit_picked()
         return True
 
     @property
@@ -174,7 +180,7 @@ class RewardModel(QAbstractTableModel):
             row.weight = float(value)
         else:
             return False
-        self._say()
+        self._emit_picked()
         return True
 
     # Dragging
@@ -195,36 +201,36 @@ class RewardModel(QAbstractTableModel):
             return False
         to = row if row >= 0 else parent.row() if parent.isValid() else len(self.rows)
         self.move(int(bytes(data.data(_MIME).data())), to)
-        return False  # it has moved already, and the view has nothing to take out
+        return False  # the row has moved already; on True the view would remove it from where it was
 
-    def _say(self) -> None:
+    def _emit_picked(self) -> None:
         self._all_changed()
         weights = [1.0 if row.weight is None else row.weight for row in self.ticked]
-        plain = all(weight == 1 for weight in weights)
-        self.picked.emit([row.entry.name for row in self.ticked], [] if plain else weights)
+        all_one = all(weight == 1 for weight in weights)
+        self.picked.emit([row.entry.name for row in self.ticked], [] if all_one else weights)
 
     def _all_changed(self) -> None:
-        # A tick moves the colours of every row below it.
+        # Not one row only: a tick changes the colours of all rows below it.
         if self.rows:
             self.dataChanged.emit(self.index(0, 0), self.index(len(self.rows) - 1, len(HEADERS) - 1))
 
     def _swatch(self, row: RewardRow) -> QPixmap:
         ratio = 2
-        picture = QPixmap(QSize(10, 10) * ratio)
-        picture.fill(Qt.GlobalColor.transparent)
-        painter = QPainter(picture)
+        pixmap = QPixmap(QSize(10, 10) * ratio)
+        pixmap.fill(Qt.GlobalColor.transparent)
+        painter = QPainter(pixmap)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
-        place = next((place for place, other in enumerate(self.ticked) if other is row), None)
-        painter.setBrush(theme.palette().hairline if place is None else theme.reward_colour(place))
+        index = next((i for i, each in enumerate(self.ticked) if each is row), None)
+        painter.setBrush(theme.palette().hairline if index is None else theme.reward_colour(index))
         painter.drawRoundedRect(QRect(0, 0, 10 * ratio, 10 * ratio), 3 * ratio, 3 * ratio)
         painter.end()
-        picture.setDevicePixelRatio(ratio)
-        return picture
+        pixmap.setDevicePixelRatio(ratio)
+        return pixmap
 
 
 class RewardTable(BaseTable):
-    """Shows all its rows without scrolling; space ticks the present row, a click or a digit edits its weight."""
+    """The table view, as high as its rows. Space toggles the current row, a click or a digit edits its weight."""
 
     def __init__(self, model: RewardModel, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -257,41 +263,40 @@ class RewardTable(BaseTable):
             self.setColumnWidth(column, theme.scaled(width))
         header.setSectionResizeMode(SCORES, QHeaderView.ResizeMode.Stretch)
 
-    def resizeEvent(self, event: Any) -> None:
+    def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._make_room()
+        self._hide_columns()
 
-    def _make_room(self) -> None:
-        """Columns that a narrow table does without, and the mean, where the bench knows none."""
-        means = bool(self.model().means)  # type: ignore[attr-defined]
-        room = self.width() / theme.text_scale() - sum(
-            WIDTHS[column] for column in (USE, LABEL, WEIGHT, *([MEAN] if means else []))
-        )
-        named = room - WIDTHS[FUNCTION] >= LEAST_SCORES
-        self.setColumnHidden(MEAN, not means)
-        self.setColumnHidden(FUNCTION, not named)
-        self.setColumnHidden(SOURCE, not named or room - WIDTHS[FUNCTION] - WIDTHS[SOURCE] < LEAST_SCORES)
+    def _hide_columns(self) -> None:
+        """Hide the mean while the bench has none, and in a narrow table the source, then the function's name."""
+        has_means = bool(self.model().means)  # type: ignore[attr-defined]
+        fixed = (USE, LABEL, WEIGHT, *([MEAN] if has_means else []))
+        available = self.width() / theme.text_scale() - sum(WIDTHS[column] for column in fixed)
+        with_name = available - WIDTHS[FUNCTION]
+        self.setColumnHidden(MEAN, not has_means)
+        self.setColumnHidden(FUNCTION, with_name < MIN_SCORES_WIDTH)
+        self.setColumnHidden(SOURCE, with_name - WIDTHS[SOURCE] < MIN_SCORES_WIDTH)
 
     def show_means(self, means: Mapping[str, float]) -> None:
         self.model().show_means(means)  # type: ignore[attr-defined]
-        self._make_room()
+        self._hide_columns()
 
     def move_row(self, by: int) -> None:
-        """Move the present row up (−1) or down (1) among the ticked ones; the cursor goes with it."""
+        """Move the current row up (−1) or down (1) among the ticked ones; it stays current."""
         model: Any = self.model()
         row = self.currentIndex().row()
         if not 0 <= row < len(model.rows):
             return
         name, column = model.rows[row].entry.name, self.currentIndex().column()
-        others = [place for place, each in enumerate(model.rows) if each.ticked and (place - row) * by > 0]
+        others = [i for i, each in enumerate(model.rows) if each.ticked and (i - row) * by > 0]
         if others and model.move(row, others[0] + 1 if by > 0 else others[-1]):
-            place = next(place for place, each in enumerate(model.rows) if each.entry.name == name)
-            self.setCurrentIndex(model.index(place, column))
+            moved = next(i for i, each in enumerate(model.rows) if each.entry.name == name)
+            self.setCurrentIndex(model.index(moved, column))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        place = self.currentIndex()
-        if event.key() == Qt.Key.Key_Space and place.isValid():
-            turn(self.model(), place.row())
+        current = self.currentIndex()
+        if event.key() == Qt.Key.Key_Space and current.isValid():
+            toggle_tick(self.model(), current.row())
         elif event.modifiers() & Qt.KeyboardModifier.AltModifier and event.key() in _STEPS:
             self.move_row(_STEPS[Qt.Key(event.key())])
         else:
@@ -303,10 +308,10 @@ class RewardTable(BaseTable):
 
 
 def _rows(entries: Iterable[RewardEntry], listed: list[str], weights: dict[str, float | None]) -> list[RewardRow]:
-    """Entries as rows, the ticked ones among their places in the config's order; then the names nobody knows."""
+    """Entries as rows, then the names that no function has; ticked rows are in the config's order among themselves."""
     rows = [RewardRow(entry, entry.name in listed, weights.get(entry.name, 1.0)) for entry in entries]
-    strangers = [name for name in dict.fromkeys(listed) if name not in {row.entry.name for row in rows}]
-    rows += [RewardRow(RewardEntry(name, name, NOT_FOUND, "", 0), True, 1.0, known=False) for name in strangers]
+    unknown = [name for name in dict.fromkeys(listed) if name not in {row.entry.name for row in rows}]
+    rows += [RewardRow(RewardEntry(name, name, NOT_FOUND, "", 0), True, 1.0, known=False) for name in unknown]
     in_order = iter(sorted((row for row in rows if row.ticked), key=lambda row: listed.index(row.entry.name)))
     return [next(in_order) if row.ticked else row for row in rows]
 
@@ -317,11 +322,11 @@ def _ticked(rows: list[RewardRow], listed: list[str]) -> list[RewardRow]:
 
 
 def _aligned(weights: Any, count: int) -> list[float | None]:
-    """One weight a name; ones where none are given, None where what is given cannot be read."""
+    """A weight for each name: 1 for all if the setting is empty, None where it cannot be read or is too short."""
     if not isinstance(weights, list) or not weights:
         return [1.0 if weights in ([], None, "") else None] * count
-    known = [float(one) if isinstance(one, int | float) else None for one in weights]
-    return (known + [None] * count)[:count]
+    read = [float(weight) if isinstance(weight, int | float) else None for weight in weights]
+    return (read + [None] * count)[:count]
 
 
 def _text(row: RewardRow, column: int) -> str | None:
@@ -332,7 +337,7 @@ def _text(row: RewardRow, column: int) -> str | None:
     return {LABEL: row.entry.label, FUNCTION: row.entry.name, SCORES: row.entry.scores.replace("`", "")}.get(column)
 
 
-def _colour(row: RewardRow, column: int) -> Any:
+def _colour(row: RewardRow, column: int) -> QColor:
     colours = theme.palette()
     if not row.known and column in (LABEL, SCORES):
         return colours.warning

@@ -1,6 +1,6 @@
-"""A small window that puts a run's model into LM Studio or a folder, and says how that went.
+"""A dialog that exports a run's model to LM Studio or a folder, and shows how that went.
 
-It composes the command and shows what comes of it; who runs the command is handed in, so that no widget starts processes.
+It builds the command line and shows the output; the process is started by a factory that is passed in.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from PySide6.QtCore import Qt, QUrl
-from PySide6.QtGui import QCloseEvent, QDesktopServices
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import (  # fmt: skip
     QDialog,
     QFileDialog,
@@ -24,29 +24,51 @@ from PySide6.QtWidgets import (  # fmt: skip
 )
 
 from app import theme
-from app.widgets.basic.controls import ElidedLabel, Menu, Tick
+from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel
+from app.widgets.basic.desktop import open_path
 from app.widgets.basic.labels_and_buttons import button, label
 from backend.spec.command import backend_command
 from backend.spec.places import RunFolder, lm_studio_models
 
-MakeTask = Callable[[list[str], QWidget], Any]
-"""Given a command and a parent, something with `start()`, `cancel()`, `is_running`, `line(str)` and `done(outcome)`:
-`app.model.processes.VerbProcess`."""
 
-_SETTING = re.compile(r"^[a-z_]+: ")
+class ExportTask(Protocol):
+    """What the dialog needs of a running command; `app.model.processes.VerbProcess` has it.
+
+    Signals:
+        line(str) – a line of output.
+        done(outcome) – it has ended; the outcome has `ok`, `sentence` and `output`.
+    """
+
+    line: Any  # of type Signal, which pyright cannot match with a class attribute of the implementation
+    done: Any
+
+    @property
+    def is_running(self) -> bool: ...
+    def start(self) -> None: ...
+    def cancel(self) -> None: ...
+
+
+MakeTask = Callable[[list[str], QWidget], ExportTask]
+"""Makes a task that has not been started, from a command line and a parent."""
+
+_SETTING_PREFIX = re.compile(r"^[a-z_]+: ")
 _WIDTH = 520
 PRECISIONS = (("As trained", ""), ("8-bit", "8"), ("6-bit", "6"), ("4-bit", "4"))
 
 
 class ExportPanel(QDialog):
-    """Not modal: the run can be looked at meanwhile. Closing it while it works cancels the export."""
+    """Not modal: the window stays usable during an export. Closing the dialog cancels the export.
+
+    Attributes:
+        run – the run folder to export.
+    """
 
     def __init__(self, run: RunFolder, make_task: MakeTask, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.run = run
         self._make_task = make_task
-        self._task: Any = None
-        self._made: Path | None = None
+        self._task: ExportTask | None = None
+        self._exported: Path | None = None
         self.setWindowTitle(f"Export {run.name}")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setMinimumWidth(theme.scaled(_WIDTH))
@@ -55,7 +77,7 @@ class ExportPanel(QDialog):
         self._choose_destination()
 
     def _build(self) -> None:
-        self.destination, self.precision = Menu(), Menu()
+        self.destination, self.precision = ComboBox(), ComboBox()
         self.destination.addItem("LM Studio", "lmstudio")
         self.destination.addItem("A folder", "folder")
         self.destination.currentIndexChanged.connect(self._choose_destination)
@@ -65,7 +87,7 @@ class ExportPanel(QDialog):
         self.choose = button("Choose…", self._choose_folder)
         self.name = QLineEdit(self.run.name)
         self.name.textChanged.connect(self._show_ready)
-        self.overwrite = Tick("Replace a model of that name")
+        self.overwrite = CheckBox("Replace a model of that name")
         self.output = QPlainTextEdit()
         self.output.setReadOnly(True)
         self.output.hide()
@@ -74,9 +96,9 @@ class ExportPanel(QDialog):
         self.said = label(wrap=True, selectable=True)
         self.said.hide()
         self.close_button = button("Close", self.close)
-        self.reveal = button("Show folder", self._show_made)
+        self.reveal = button("Show folder", self._show_exported)
         self.reveal.hide()
-        self.start = button("Export", self.begin, primary=True)
+        self.start = button("Export", self.start_export, primary=True)
         self.start.setDefault(True)
 
     def _lay_out(self) -> None:
@@ -111,7 +133,7 @@ class ExportPanel(QDialog):
         column.addLayout(buttons)
 
     def open_beside(self) -> None:
-        """Show it, without holding up anything else."""
+        """Show the dialog without blocking the window, with the name selected for typing."""
         self.show()
         self.raise_()
         self.name.setFocus()
@@ -120,27 +142,27 @@ class ExportPanel(QDialog):
     # ── what is asked for ───────────────────────────────────────────────────────────────────────
 
     def command(self) -> list[str]:
-        """The command line of what the fields say."""
-        to = self.destination.currentData()
-        arguments = [str(self.run.path), "--to", to, "--name", self.name.text().strip()]
-        if to == "folder":
+        """The command line for the dialog's present choices."""
+        destination = self.destination.currentData()
+        arguments = [str(self.run.path), "--to", destination, "--name", self.name.text().strip()]
+        if destination == "folder":
             arguments += ["--folder", str(self._folder)]
         if self.precision.currentData():
             arguments += ["--quantize", self.precision.currentData()]
         return backend_command("export", *arguments, *(["--overwrite"] if self.overwrite.isChecked() else []))
 
     def _choose_destination(self) -> None:
-        session = self.destination.currentData() == "lmstudio"
-        self._take_folder(lm_studio_models() if session else Path.home())
-        self.choose.setVisible(not session)
+        is_lm_studio = self.destination.currentData() == "lmstudio"
+        self._set_folder(lm_studio_models() if is_lm_studio else Path.home())
+        self.choose.setVisible(not is_lm_studio)
         self._show_ready()
 
     def _choose_folder(self) -> None:
         path = QFileDialog.getExistingDirectory(self, "Folder to put the model into", str(self._folder))
         if path:
-            self._take_folder(Path(path))
+            self._set_folder(Path(path))
 
-    def _take_folder(self, folder: Path) -> None:
+    def _set_folder(self, folder: Path) -> None:
         self._folder, home = folder, Path.home()
         below = folder != home and folder.is_relative_to(home)
         self.folder.setText(f"~/{folder.relative_to(home).as_posix()}" if below else str(folder))
@@ -155,7 +177,8 @@ class ExportPanel(QDialog):
     def _is_running(self) -> bool:
         return self._task is not None and self._task.is_running
 
-    def begin(self) -> None:
+    def start_export(self) -> None:
+        """Start the command; the Close button becomes Cancel."""
         self.output.clear()
         self.output.show()
         self.said.hide()
@@ -171,11 +194,11 @@ class ExportPanel(QDialog):
         self.close_button.setText("Close")
         self.output.setVisible("\n" in outcome.output)  # a single line is the sentence below
         if outcome.ok:
-            self._made = Path(outcome.sentence)
+            self._exported = Path(outcome.sentence)
             self._say(f"The model is at {outcome.sentence}, loaded back and compared.", "good")
             self.reveal.show()
         else:
-            self._say(_SETTING.sub("", outcome.sentence), "bad")
+            self._say(_SETTING_PREFIX.sub("", outcome.sentence), "bad")
         self.start.setEnabled(True)
 
     def _say(self, sentence: str, role: str) -> None:
@@ -183,12 +206,13 @@ class ExportPanel(QDialog):
         self.said.setStyleSheet(f"color: {getattr(theme.palette(), role).name()};")
         self.said.show()
 
-    def _show_made(self) -> None:
-        if self._made is not None:
-            QDesktopServices.openUrl(QUrl.fromLocalFile(str(self._made)))
+    def _show_exported(self) -> None:
+        if self._exported is not None:
+            open_path(self._exported)
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        if self._is_running:  # closing would kill it; ask it to clean up first, and close when it has
+        if self._task is not None and self._is_running:
+            # Closing deletes the process object, which kills the process: let it clean up first, then close.
             self._task.done.connect(self.close)
             self._task.cancel()
             event.ignore()

@@ -1,35 +1,36 @@
-"""The tail of a log file, followed while it is on screen: one line folded, a monospaced panel unfolded."""
+"""The tail of a log file, followed while it is visible: its last line when folded, a monospaced panel when unfolded."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from PySide6.QtCore import QTimer, QUrl
-from PySide6.QtGui import QDesktopServices, QFontMetrics, QGuiApplication, QHideEvent, QShowEvent
+from PySide6.QtCore import QTimer
+from PySide6.QtGui import QFontMetrics, QGuiApplication, QHideEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton
+from app.widgets.basic.desktop import open_path
 from app.widgets.basic.icons import IconButton
 
-EVERY_MS = 500
-SLICE = 64 << 10
-"""Bytes read at once; of a log that grew by more, only the end is shown."""
-MOST_LINES = 2000
+POLL_MS = 500
+MAX_READ = 64 << 10
+"""Bytes read at a time; if the log grew by more, only its end is shown."""
+MAX_LINES = 2000
 
 
 class LogView(QFrame):
-    """Follows one file at a time. It reads bytes, cuts at the last newline, then decodes: no character is torn."""
+    """Follows one file at a time. It reads bytes and decodes up to the last newline, so no character is cut in two."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._path: Path | None = None
-        self._place = 0
-        self._rest = b""
-        self._last = ""
+        self._offset = 0
+        self._partial = b""
+        self._last_line = ""
         self.setProperty("role", "card")
-        self._timer = QTimer(self, interval=EVERY_MS)
+        self._timer = QTimer(self, interval=POLL_MS)
         self._timer.timeout.connect(self.read_on)
         self._build()
 
@@ -50,7 +51,7 @@ class LogView(QFrame):
         head.addWidget(self._line, 1)
         head.addWidget(copy)
         head.addWidget(reveal)
-        self.text = QPlainTextEdit(readOnly=True, lineWrapMode=QPlainTextEdit.LineWrapMode.NoWrap, maximumBlockCount=MOST_LINES)  # fmt: skip
+        self.text = QPlainTextEdit(readOnly=True, lineWrapMode=QPlainTextEdit.LineWrapMode.NoWrap, maximumBlockCount=MAX_LINES)  # fmt: skip
         self.text.setFont(theme.mono_font())
         self.text.setAccessibleName("Log")
         self.text.setFixedHeight(QFontMetrics(self.text.font()).lineSpacing() * 9 + 16)
@@ -63,65 +64,65 @@ class LogView(QFrame):
 
     def follow(self, path: Path | None) -> None:
         """Show this file from now on; None shows nothing."""
-        self._path, self._place, self._rest, self._last = path, 0, b"", ""
+        self._path, self._offset, self._partial, self._last_line = path, 0, b"", ""
         self.text.clear()
-        self._tell_last()
+        self._show_last_line()
         self.read_on()
 
     def unfold(self, open: bool = True) -> None:
         self._toggle.setChecked(open)
 
     def open_file(self) -> None:
-        """In whatever the desktop opens text files with."""
+        """Open the file in the desktop's own program for it."""
         if self._path is not None and self._path.exists():
-            QDesktopServices.openUrl(QUrl.fromLocalFile(str(self._path)))
+            open_path(self._path)
 
     def read_on(self) -> None:
-        """Show what was written since the last look."""
-        chunk = self._new_bytes()
-        whole, newline, self._rest = (self._rest + chunk).rpartition(b"\n")
+        """Show what was appended to the file since the last call."""
+        chunk = self._read_new()
+        complete, newline, self._partial = (self._partial + chunk).rpartition(b"\n")
         if newline:
-            lines = [_settled(line) for line in whole.decode("utf-8", errors="replace").split("\n")]
+            lines = [_last_state(line) for line in complete.decode("utf-8", errors="replace").split("\n")]
             self._append(lines)
-            self._last = next((line for line in reversed(lines) if line.strip()), self._last)
-        self._tell_last()
+            self._last_line = next((line for line in reversed(lines) if line.strip()), self._last_line)
+        self._show_last_line()
 
-    def _new_bytes(self) -> bytes:
+    def _read_new(self) -> bytes:
         if self._path is None:
             return b""
         try:
             with self._path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                if size < self._place:
-                    self._place, self._rest = 0, b""
+                if size < self._offset:  # truncated, so it is read from the start again
+                    self._offset, self._partial = 0, b""
                     self.text.clear()
-                behind = size - self._place > SLICE
-                file.seek(size - SLICE if behind else self._place)
-                chunk = file.read(SLICE)
+                behind = size - self._offset > MAX_READ
+                file.seek(size - MAX_READ if behind else self._offset)
+                chunk = file.read(MAX_READ)
         except OSError:
             return b""
-        self._place = size if behind else self._place + len(chunk)
+        self._offset = size if behind else self._offset + len(chunk)
         if behind:
-            self._rest = b""
-            chunk = chunk.partition(b"\n")[2]
+            self._partial = b""
+            chunk = chunk.partition(b"\n")[2]  # the first line is cut
         return chunk
 
     def _append(self, lines: list[str]) -> None:
         bar = self.text.verticalScrollBar()
-        at_end = bar.value() >= bar.maximum() - 4
+        at_end = bar.value() >= bar.maximum() - 4  # who has scrolled up is reading, and is left there
         self.text.appendPlainText("\n".join(lines))
         if at_end:
             bar.setValue(bar.maximum())
 
-    def _tell_last(self) -> None:
-        """The newest line beside the word Log, while the panel is folded; a progress line in its present state."""
-        now = _settled(self._rest.decode("utf-8", errors="replace")) or self._last
-        self._line.setText("" if self._toggle.isChecked() else now.strip())
+    def _show_last_line(self) -> None:
+        """Show the newest line beside the word Log while the panel is folded; of a progress line, its current state."""
+        newest = _last_state(self._partial.decode("utf-8", errors="replace")) or self._last_line
+        self._line.setText("" if self._toggle.isChecked() else newest.strip())
 
     def _fold(self, open: bool) -> None:
         self.text.setVisible(open)
         self._toggle.set_icon("chevron-down" if open else "chevron-right")
-        self._tell_last()
+        self._show_last_line()
         bar = self.text.verticalScrollBar()
         bar.setValue(bar.maximum())
 
@@ -135,6 +136,6 @@ class LogView(QFrame):
         self._timer.stop()
 
 
-def _settled(line: str) -> str:
-    """A progress line's last state."""
+def _last_state(line: str) -> str:
+    """What a terminal would show of a line that a progress bar rewrites with carriage returns."""
     return line.rstrip("\r").rpartition("\r")[2]

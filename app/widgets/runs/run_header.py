@@ -1,4 +1,4 @@
-"""The head of a run's page: its name and state, and while it lives how far it is, what it does, how long it will take."""
+"""The header of a run's page: its name and state, and of a live run the step, the current phase and the time left."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QSizePolicy, QVBoxLayou
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.labels_and_buttons import label
-from app.widgets.basic.numbers import duration
+from app.widgets.basic.number_format import duration
 from app.widgets.runs.state_chip import StateChip
 
-_FINE = 1000
-"""Parts that the bar can tell apart."""
-_STAMPED = re.compile(r"(.+)-(\d{4}-\d\d-\d\d-\d{6})((?:-\d+)?)")
-"""A run named by default: model, way of training, moment, and a number where the name was taken."""
+_BAR_STEPS = 1000
+"""Resolution of the progress bar."""
+_DEFAULT_NAME = re.compile(r"(.+)-(\d{4}-\d\d-\d\d-\d{6})((?:-\d+)?)")
+"""A run's default name: model and kind of training, timestamp, and a number if that name existed already."""
 
 
 class RunHeader(QWidget):
-    """Title line (with room for controls at its right, `tools`); of a live run a bar, and a line of captions."""
+    """A title line, and for a live run a progress bar with a line of captions.
+
+    Attributes:
+        tools – a layout at the right of the title line for the page's own controls.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +35,7 @@ class RunHeader(QWidget):
         self._chip = StateChip()
         self.tools = QHBoxLayout()
         self.tools.setSpacing(theme.SPACE)
-        self._bar = QProgressBar(textVisible=False, maximum=_FINE)
+        self._bar = QProgressBar(textVisible=False, maximum=_BAR_STEPS)
         self._bar.setAccessibleName("Progress of the run")
         self._doing = ElidedLabel()
         self._doing.setFont(theme.figures_font(theme.BODY))
@@ -62,8 +66,8 @@ class RunHeader(QWidget):
         column.addWidget(self._live)
 
     def show_run(self, name: str, state: str, *, live: bool) -> None:
-        """The moment that a default name ends in stands apart, in words."""
-        title, when = titled(name)
+        """Show name and state; the timestamp of a default name is shown apart, as a date. `live` shows the progress."""
+        title, when = split_name(name)
         self._name.setText(title)
         self._name.setToolTip(name)
         self._when.setText(when)
@@ -71,8 +75,8 @@ class RunHeader(QWidget):
         self._live.setVisible(live)
 
     def show_progress(self, step: int, total: int | None, doing: str = "", share: float | None = None) -> None:
-        """`share` is how much of the present phase is done, 0 to 1."""
-        self._bar.setValue(round(_FINE * min(1.0, step / total)) if total else 0)
+        """Show the step and the phase (`doing`); `share` is how much of the phase is done, 0 to 1."""
+        self._bar.setValue(round(_BAR_STEPS * min(1.0, step / total)) if total else 0)
         phase = f"{doing}, {share:.0%}" if doing and share is not None else doing
         where = f"Step {step:,} of {total:,}" if total else f"Step {step:,}"
         self._doing.setText(" · ".join(part for part in (where, phase) if part))
@@ -84,7 +88,7 @@ class RunHeader(QWidget):
 
 
 class ElidedTitle(ElidedLabel):
-    """A page title that gives way in the middle, where names of runs differ least."""
+    """A page title that is elided in the middle, where run names differ least."""
 
     def __init__(self) -> None:
         super().__init__(Qt.TextElideMode.ElideMiddle)
@@ -105,13 +109,13 @@ class ElidedTitle(ElidedLabel):
         painter.drawText(self.rect(), Qt.AlignmentFlag.AlignVCenter, text)
 
 
-def titled(name: str) -> tuple[str, str]:
-    """A run's name as (what to call it, when it was made): “qwen-lora-grpo”, “3 Nov 2025, 14:05”."""
-    found = _STAMPED.fullmatch(name)
-    if found is None:
+def split_name(name: str) -> tuple[str, str]:
+    """A run's name as (title, creation time): “qwen-lora-grpo”, “3 Nov 2025, 14:05”. Other names are all title."""
+    match = _DEFAULT_NAME.fullmatch(name)
+    if match is None:
         return name, ""
     try:
-        then = datetime.strptime(found[2], "%Y-%m-%d-%H%M%S")
-    except ValueError:  # digits that are no date
+        then = datetime.strptime(match[2], "%Y-%m-%d-%H%M%S")
+    except ValueError:  # digits that are not a date
         return name, ""
-    return f"{found[1]}{found[3]}", f"{then.day} {then:%b %Y, %H:%M}"
+    return f"{match[1]}{match[3]}", f"{then.day} {then:%b %Y, %H:%M}"

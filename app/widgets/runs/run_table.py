@@ -1,4 +1,4 @@
-"""The archive as a table: one line a run, sortable by every column, filtered by name and model."""
+"""The archive of runs as a table: a row for each run, sorted by any column, filtered by text."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, QSortFilterProxyModel, Qt
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtGui import QColor, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView
 
 from app import theme
 from app.widgets.basic.base_table import BaseTable
-from app.widgets.basic.numbers import DASH, duration, figure, moment, signed
-from app.widgets.runs.state_chip import ROLES, WORDS
+from app.widgets.basic.number_format import DASH, duration, figure, moment, signed
+from app.widgets.runs.state_chip import STATE_LABELS, STATE_ROLES
 
 Index = QModelIndex | QPersistentModelIndex
 SORT = Qt.ItemDataRole.UserRole
@@ -24,7 +24,7 @@ _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """What the table shows of a run; what nobody knows is None."""
+    """What the table shows of a run; unknown values are None. `began` in unix seconds, `worked_s` without pauses."""
 
     path: Path
     state: str
@@ -39,6 +39,8 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class _RunColumn:
+    """A column: its header, the text and the sort key of a row, its width, alignment and tool tip."""
+
     head: str
     text: Callable[[RunRow], str]
     key: Callable[[RunRow], Any]
@@ -49,7 +51,7 @@ class _RunColumn:
 
 _COLUMNS = (
     _RunColumn("Run", lambda row: row.path.name, lambda row: row.path.name.lower(), 0),
-    _RunColumn("State", lambda row: WORDS[row.state], lambda row: row.state, 84),
+    _RunColumn("State", lambda row: STATE_LABELS[row.state], lambda row: row.state, 84),
     _RunColumn("Model", lambda row: "/".join(Path(row.model).parts[-2:]) or DASH, lambda row: row.model.lower(), 150),
     _RunColumn("Steps", lambda row: _steps(row), lambda row: row.step, 92, True),
     _RunColumn("Reward", lambda row: figure(row.reward), lambda row: _number(row.reward), 76, True, "Mean over the last steps."),
@@ -60,13 +62,17 @@ _COLUMNS = (
             "Without loading and pauses."),
 )  # fmt: skip
 _STATE, _CHANGE = 1, 5
-_SPARED = (2, 7)
-"""Columns that a narrow table does without: Model and Worked."""
-NARROW, _NAME_LEAST = 820, 160
+_OPTIONAL = (2, 7)
+"""Columns that a narrow table hides: Model and Worked."""
+NARROW, _MIN_NAME_WIDTH = 820, 160
 
 
 class RunModel(QAbstractTableModel):
-    """Runs in the order given; `put` replaces one in place, so that a selection and a scroll position survive."""
+    """Runs as rows. `set_row` replaces one in place, so that the selection and the scroll position survive.
+
+    Attributes:
+        rows – unsorted; the view sorts.
+    """
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -74,22 +80,23 @@ class RunModel(QAbstractTableModel):
         theme.signals.changed.connect(self._recolour)
 
     def set_paths(self, paths: Sequence[Path]) -> None:
-        """Drop the runs that are gone. New ones come with `put`."""
-        for place in reversed(range(len(self.rows))):
-            if self.rows[place].path not in paths:
-                self.beginRemoveRows(QModelIndex(), place, place)
-                del self.rows[place]
+        """Remove the runs that are not among `paths`. New ones come with `set_row`."""
+        for i in reversed(range(len(self.rows))):
+            if self.rows[i].path not in paths:
+                self.beginRemoveRows(QModelIndex(), i, i)
+                del self.rows[i]
                 self.endRemoveRows()
 
-    def put(self, row: RunRow) -> None:
-        place = next((place for place, old in enumerate(self.rows) if old.path == row.path), None)
-        if place is None:
+    def set_row(self, row: RunRow) -> None:
+        """Replace the row of the same run, or add it."""
+        i = next((i for i, old in enumerate(self.rows) if old.path == row.path), None)
+        if i is None:
             self.beginInsertRows(QModelIndex(), len(self.rows), len(self.rows))
             self.rows.append(row)
             self.endInsertRows()
-        elif self.rows[place] != row:
-            self.rows[place] = row
-            self.dataChanged.emit(self.index(place, 0), self.index(place, len(_COLUMNS) - 1))
+        elif self.rows[i] != row:
+            self.rows[i] = row
+            self.dataChanged.emit(self.index(i, 0), self.index(i, len(_COLUMNS) - 1))
 
     def _recolour(self) -> None:
         if self.rows:
@@ -112,8 +119,8 @@ class RunModel(QAbstractTableModel):
         }.get(Qt.ItemDataRole(role))
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        row, place = self.rows[index.row()], index.column()
-        column = _COLUMNS[place]
+        row, number = self.rows[index.row()], index.column()
+        column = _COLUMNS[number]
         if role == Qt.ItemDataRole.DisplayRole:
             return column.text(row)
         if role == SORT:
@@ -122,15 +129,18 @@ class RunModel(QAbstractTableModel):
             return _RIGHT if column.right else _LEFT
         if role == Qt.ItemDataRole.FontRole:
             return theme.figures_font()
-        if role == Qt.ItemDataRole.ToolTipRole and place in (0, 2):
-            return str(row.path) if place == 0 else row.model
-        return _colour(row, place) if role == Qt.ItemDataRole.ForegroundRole else None
+        if role == Qt.ItemDataRole.ToolTipRole and number in (0, 2):
+            return str(row.path) if number == 0 else row.model
+        return _colour(row, number) if role == Qt.ItemDataRole.ForegroundRole else None
 
 
 class RunTable(BaseTable):
-    """The table over a sorting and filtering view of the model; newest first until told otherwise.
+    """The table view, through a proxy model that sorts and filters; newest first at the start.
 
-    Its signal `activated` is what a double click and Enter give.
+    Attributes:
+        sorted – the proxy model.
+
+    Qt's own signal `activated` is emitted on a double click and on Enter.
     """
 
     def __init__(self, model: RunModel) -> None:
@@ -152,19 +162,19 @@ class RunTable(BaseTable):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        room = self.viewport().width()
-        for place in _SPARED:
-            self.setColumnHidden(place, room < theme.scaled(NARROW))
-        taken = sum(self.columnWidth(place) for place in range(1, len(_COLUMNS)) if not self.isColumnHidden(place))
-        self.setColumnWidth(0, max(theme.scaled(_NAME_LEAST), room - taken))
+        width = self.viewport().width()
+        for column in _OPTIONAL:
+            self.setColumnHidden(column, width < theme.scaled(NARROW))
+        taken = sum(self.columnWidth(column) for column in range(1, len(_COLUMNS)) if not self.isColumnHidden(column))
+        self.setColumnWidth(0, max(theme.scaled(_MIN_NAME_WIDTH), width - taken))
 
-    def chosen(self) -> RunRow | None:
-        """The selected run."""
-        rows = self.chosen_rows()
+    def selected_run(self) -> RunRow | None:
+        """The selected run, if any."""
+        rows = self.selected_rows()
         return self._rows.rows[self.sorted.mapToSource(self.sorted.index(rows[0], 0)).row()] if rows else None
 
     def choose(self, path: Path) -> None:
-        """Select the run in this folder, if it is there."""
+        """Select the run in this folder, if the table has it."""
         for row in range(self.sorted.rowCount()):
             if self._rows.rows[self.sorted.mapToSource(self.sorted.index(row, 0)).row()].path == path:
                 self.selectRow(row)
@@ -175,13 +185,14 @@ def _steps(row: RunRow) -> str:
 
 
 def _number(value: float | None) -> float:
+    """A sort key: runs without the value come last in descending order."""
     return float("-inf") if value is None else value
 
 
-def _colour(row: RunRow, place: int) -> Any:
+def _colour(row: RunRow, column: int) -> QColor:
     colours = theme.palette()
-    if place == _STATE:
-        return getattr(colours, ROLES[row.state])
-    if place == _CHANGE and row.change:
+    if column == _STATE:
+        return getattr(colours, STATE_ROLES[row.state])
+    if column == _CHANGE and row.change:
         return colours.advantage_above if row.change > 0 else colours.advantage_below
-    return colours.text if place in (0, 4) else colours.muted
+    return colours.text if column in (0, 4) else colours.muted

@@ -1,4 +1,4 @@
-"""A run's state as a dot and a word; and the words and colours themselves, for the strip and for tables."""
+"""A run's state as a coloured dot and a label; and the tables of labels and colours, for the status strip and tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QWidget
 
 from app import theme
 
-WORDS = {
+STATE_LABELS = {
     "": "No run",
     "starting": "Starting",
     "running": "Running",
@@ -19,9 +19,9 @@ WORDS = {
     "failed": "Failed",
     "crashed": "Crashed",
 }
-"""A run's state → what people read."""
+"""A run's state → its label."""
 
-ROLES = {
+STATE_ROLES = {
     "": "faint",
     "starting": "warning",
     "running": "good",
@@ -32,11 +32,11 @@ ROLES = {
     "failed": "bad",
     "crashed": "bad",
 }
-"""A run's state → the palette's role for it."""
+"""A run's state → its role in the palette."""
 
 
-class Dot(QWidget):
-    """A state as a colour; the word beside it says the same."""
+class StateDot(QWidget):
+    """A run's state as a colour; it needs no accessible name, as the label beside it says the same."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -51,20 +51,22 @@ class Dot(QWidget):
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(getattr(theme.palette(), ROLES[self._state]))
+        painter.setBrush(getattr(theme.palette(), STATE_ROLES[self._state]))
         painter.drawEllipse(QRectF(self.rect()).adjusted(1, 1, -1, -1))
 
 
 class StateChip(QWidget):
+    """A run's state as a dot and a label."""
+
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._dot, self._word = Dot(), QLabel()
+        self._dot, self._label = StateDot(), QLabel()
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(6)
         row.addWidget(self._dot)
-        row.addWidget(self._word)
+        row.addWidget(self._label)
 
     def show_state(self, state: str) -> None:
-        self._word.setText(WORDS[state])
+        self._label.setText(STATE_LABELS[state])
         self._dot.show_state(state)

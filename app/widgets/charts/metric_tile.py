@@ -1,4 +1,4 @@
-"""Tiles: one figure each, large, with its difference from the start of the run below it."""
+"""Metric tiles: one large figure each, and below it the difference since the start of the run."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPaintEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QWidget
 
 from app import theme
-from app.widgets.basic.numbers import DASH, MINUS, THIN, figure, finite, signed
+from app.widgets.basic.number_format import DASH, MINUS, THIN, figure, finite, signed
 
 _FIGURE_PX = 20
 _MARGIN = 12
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignBottom
 
 
-class Tile(QFrame):
-    """A label, a figure in the colour that its metric has in the charts, a caption.
+class MetricTile(QFrame):
+    """A label, a figure in the colour of its metric in the charts, and a caption.
 
-    Where it is narrow the unit goes first, then the caption's words: the figures stay.
+    A narrow tile drops the unit first, then shortens the caption; the digits stay.
     """
 
     def __init__(self, label: str, role: str = "text", unit: str = "", help: str = "") -> None:
@@ -32,7 +32,7 @@ class Tile(QFrame):
         self._describe()
 
     def show_value(self, now: float | None, start: float | None = None, instead: str = "") -> None:
-        """The figure and how it differs from the run's start; `instead` says why there is none."""
+        """Show the value and its difference from `start`; `instead` replaces the caption (why there is no value)."""
         self._figure = figure(now, self._unit)
         if instead:
             self._captions = (instead, instead.partition(":")[0])
@@ -43,10 +43,11 @@ class Tile(QFrame):
         self.update()
 
     def figure(self) -> str:
-        """The figure and its unit, as shown."""
+        """The value and its unit, as shown."""
         return self._figure
 
     def caption(self) -> str:
+        """The caption in full, as shown where there is space."""
         return self._captions[0]
 
     def _describe(self) -> None:
@@ -62,36 +63,39 @@ class Tile(QFrame):
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
         painter, colours = QPainter(self), theme.palette()
-        room = self.width() - 2 * _MARGIN
+        width = self.width() - 2 * _MARGIN
         caption = theme.figures_font(theme.CAPTION)
-        self._write(painter, caption, colours.muted, _band(6, 16, room), (self._label,))
-        self._write(painter, caption, colours.muted, _band(47, 16, room), self._captions)
-        self._write_figure(painter, _band(20, 27, room))
+        self._draw_fitting(painter, caption, colours.muted, _line_rect(6, 16, width), (self._label,))
+        self._draw_fitting(painter, caption, colours.muted, _line_rect(47, 16, width), self._captions)
+        self._draw_figure(painter, _line_rect(20, 27, width))
 
-    def _write_figure(self, painter: QPainter, room: QRect) -> None:
+    def _draw_figure(self, painter: QPainter, rect: QRect) -> None:
         number, _, unit = self._figure.partition(THIN)
         font = theme.figures_font(_FIGURE_PX, QFont.Weight.DemiBold)
         colours = theme.palette()
-        self._write(painter, font, getattr(colours, self._role) if number != DASH else colours.faint, room, (number,))
+        colour = getattr(colours, self._role) if number != DASH else colours.faint
+        self._draw_fitting(painter, font, colour, rect, (number,))
         start = QFontMetrics(font).horizontalAdvance(number) + 5
         small = theme.caption_font()
-        if unit and start + QFontMetrics(small).horizontalAdvance(unit) <= room.width():
-            self._write(painter, small, colours.muted, room.adjusted(start, 0, 0, -theme.scaled(4)), (unit,))
+        if unit and start + QFontMetrics(small).horizontalAdvance(unit) <= rect.width():
+            # Both texts are aligned to the bottom of their line; the small font's baseline would be too low.
+            self._draw_fitting(painter, small, colours.muted, rect.adjusted(start, 0, 0, -theme.scaled(4)), (unit,))
 
-    def _write(self, painter: QPainter, font: QFont, colour: QColor, room: QRect, texts: Sequence[str]) -> None:
-        """The first of the texts that fits, else as much of the last as does."""
-        metrics = QFontMetrics(font)
-        fitting = next((text for text in texts if metrics.horizontalAdvance(text) <= room.width()), None)
-        shown = fitting if fitting is not None else metrics.elidedText(texts[-1], Qt.TextElideMode.ElideRight, room.width())  # fmt: skip
+    def _draw_fitting(self, painter: QPainter, font: QFont, colour: QColor, rect: QRect, texts: Sequence[str]) -> None:
+        """Draw the first of `texts` that fits into `rect`, else the last one elided."""
+        metrics, width = QFontMetrics(font), rect.width()
+        fitting = next((text for text in texts if metrics.horizontalAdvance(text) <= width), None)
+        if fitting is None:
+            fitting = metrics.elidedText(texts[-1], Qt.TextElideMode.ElideRight, width)
         painter.setFont(font)
         painter.setPen(colour)
-        painter.drawText(room, _LEFT, shown)
+        painter.drawText(rect, _LEFT, fitting)
 
 
 class TileRow(QWidget):
     """Tiles of equal width, side by side."""
 
-    def __init__(self, tiles: Sequence[Tile]) -> None:
+    def __init__(self, tiles: Sequence[MetricTile]) -> None:
         super().__init__()
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
@@ -100,20 +104,19 @@ class TileRow(QWidget):
             row.addWidget(tile, 1)
 
 
-def _band(top: int, height: int, width: int) -> QRect:
-    """Where a line of a tile stands."""
+def _line_rect(top: int, height: int, width: int) -> QRect:
+    """The rectangle of a line of text in a tile; `top` and `height` before scaling with the text size."""
     return QRect(_MARGIN, theme.scaled(top), width, theme.scaled(height))
 
 
 def _change(now: float | None, start: float | None, shown: str) -> str:
-    """The difference without its unit, with the decimals and in the unit of the figure above it; nothing where that leaves
-    nothing."""
+    """The signed difference with the decimals and in the unit of the figure `shown`, but without the unit; "" for zero."""
     if now is None or start is None:
         return ""
     number, _, unit = shown.partition(THIN)
     fraction = number.partition(".")[2] if now else "000"
     change = (now - start) * {"%": 100, "MB": 1000}.get(unit, 1)
-    if not fraction.isdigit() and fraction:  # a large number, told with a letter for its scale
+    if not fraction.isdigit() and fraction:  # a large number that has a letter for its scale
         return signed(change)
     size = f"{abs(change):,.{len(fraction)}f}"
     return f"{'+' if change > 0 else MINUS}{size}" if size.strip("0,.") else ""

@@ -1,4 +1,4 @@
-"""The cases kept with a reward file: which pass, and what the others gave in place of what they should."""
+"""The test cases kept with a reward file: which pass, and for those that fail the actual and the expected scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QHeaderView
 
 from app import theme
 from app.widgets.basic.base_table import BaseTable
-from app.widgets.basic.numbers import figure
+from app.widgets.basic.number_format import figure
 from app.widgets.completions.completion_table import one_line
 
 Index = QModelIndex | QPersistentModelIndex
@@ -19,7 +19,11 @@ HEADS = ("Result", "Completion", "Expected")
 
 
 class CaseModel(QAbstractTableModel):
-    """Rows as the bench has them: {"case", "given", "failures"}."""
+    """Cases as the bench has them: {"case", "given", "failures"}.
+
+    Attributes:
+        cases – in order.
+    """
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -47,21 +51,25 @@ class CaseModel(QAbstractTableModel):
         row, column = self.cases[index.row()], index.column()
         failures = list(row["failures"])
         if role == Qt.ItemDataRole.DisplayRole:
-            return ("fails" if failures else "passes", one_line(row["case"]["completion"]), _told(row))[column]
+            return ("fails" if failures else "passes", one_line(row["case"]["completion"]), _result_text(row))[column]
         if role == Qt.ItemDataRole.ForegroundRole:
             colours = theme.palette()
             return (colours.bad if failures else colours.good, colours.text, colours.muted)[column]
         if role == Qt.ItemDataRole.FontRole:
             return theme.mono_font() if column == 1 else theme.figures_font()
         if role == Qt.ItemDataRole.ToolTipRole:
-            return "\n".join(failures) or _told(row)
+            return "\n".join(failures) or _result_text(row)
         return None
 
 
 class CaseTable(BaseTable):
-    """Signals: drop_wanted(place of a case) – Delete was pressed."""
+    """The table view.
 
-    drop_wanted = Signal(int)
+    Signals:
+        drop_requested(index of a case) – Delete was pressed.
+    """
+
+    drop_requested = Signal(int)
 
     def __init__(self, model: CaseModel) -> None:
         super().__init__()
@@ -82,13 +90,13 @@ class CaseTable(BaseTable):
             super().keyPressEvent(event)
 
     def drop(self) -> None:
-        """Ask for the chosen case to be thrown away."""
+        """Request the removal of the current case."""
         if self.currentIndex().isValid():
-            self.drop_wanted.emit(self.currentIndex().row())
+            self.drop_requested.emit(self.currentIndex().row())
 
 
-def _told(row: Mapping[str, Any]) -> str:
-    """What is expected, or, where it is not so, what came."""
+def _result_text(row: Mapping[str, Any]) -> str:
+    """The failures of a case, or the expected scores if it passes."""
     if row["failures"]:
         return " ".join(row["failures"])
     return ", ".join(f"{name} {figure(score)}" for name, score in row["case"]["expected"].items())

@@ -1,4 +1,4 @@
-"""What the bench found: the verdict in words, each function's scores, and every completion with what it got."""
+"""The results of the bench: the findings, the reward functions with their scores, and every completion."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from PySide6.QtWidgets import QFrame, QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.labels_and_buttons import label
-from app.widgets.rewards.reward_board import BoardModel, RewardBoard
-from app.widgets.rewards.reward_scores import ScoreModel, ScoreTable
-from app.widgets.rewards.reward_verdict import RewardVerdict
+from app.widgets.rewards.bench_completion_table import BenchCompletionModel, BenchCompletionTable
+from app.widgets.rewards.bench_function_table import BenchFunctionModel, BenchFunctionTable
+from app.widgets.rewards.findings_card import FindingsCard
 
 SHORT, TALL = 560, 760
-"""Heights of the page below which the verdict and the functions are kept brief."""
+"""Heights of the page, in pixels, below which fewer findings and functions are shown."""
 STALE = {
     "level": "note",
     "sentence": "Settings or files have changed since these scores.",
@@ -22,8 +22,8 @@ STALE = {
 }
 
 
-class BenchFindings(Protocol):
-    """What the bench knows, as far as it is shown here."""
+class BenchState(Protocol):
+    """What is shown of the bench; `app.model.reward_bench.RewardBench` has it."""
 
     groups: list[dict[str, Any]]
     findings: list[dict[str, str]]
@@ -32,17 +32,23 @@ class BenchFindings(Protocol):
     stale: bool
 
 
-class RewardResults(QWidget):
-    """Before anything was sampled it says what the page is for."""
+class BenchResults(QWidget):
+    """Findings, functions and completions; before there are any, what the page is for.
+
+    Attributes:
+        verdict – the findings.
+        functions, board – the model and the table of reward functions.
+        completions, table – the model and the table of completions.
+    """
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         shown = QWidget(self)
-        self.verdict = RewardVerdict(shown)
-        self.functions = BoardModel(self)
-        self.board = RewardBoard(self.functions)
-        self.completions = ScoreModel(self)
-        self.table = ScoreTable(self.completions)
+        self.verdict = FindingsCard(shown)
+        self.functions = BenchFunctionModel(self)
+        self.board = BenchFunctionTable(self.functions)
+        self.completions = BenchCompletionModel(self)
+        self.table = BenchCompletionTable(self.completions)
         column = QVBoxLayout(shown)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(12)
@@ -50,25 +56,25 @@ class RewardResults(QWidget):
         column.addWidget(self.board.in_card())
         column.addWidget(self.table.in_card(), 1)
         self._stack = QStackedLayout(self)
-        self._stack.addWidget(_nothing())
+        self._stack.addWidget(_empty_card())
         self._stack.addWidget(shown)
 
     def fit(self, height: int) -> None:
-        """Leave the completions some room in a page of this height."""
+        """Limit findings and functions so that the completions get some of a page of this height, in pixels."""
         height = round(height / theme.text_scale())
         self.verdict.show_at_most(1 if height < SHORT else 2 if height < TALL else 99)
         self.board.show_at_most(3 if height < SHORT else 5 if height < TALL else 8)
 
-    def show_bench(self, bench: BenchFindings) -> None:
-        """The line that was chosen stays chosen."""
+    def show_bench(self, bench: BenchState) -> None:
+        """Show the bench's state; the current line of the completions stays current."""
         self._stack.setCurrentIndex(1 if bench.groups or bench.failed else 0)
         findings = [_failed(bench.failed)] if bench.failed else bench.findings
-        self.verdict.tell(([STALE] if bench.stale and not bench.failed else []) + list(findings))
+        self.verdict.show_findings(([STALE] if bench.stale and not bench.failed else []) + list(findings))
         self.functions.show_functions(bench.functions, bench.groups)
-        names, labels = ([one[key] for one in bench.functions] for key in ("name", "label"))
+        names, labels = ([function[key] for function in bench.functions] for key in ("name", "label"))
         row = max(self.table.currentIndex().row(), 0)
         self.completions.show_groups(bench.groups, names, labels)
-        self.table.begin()
+        self.table.reset_view()
         if 0 < row < self.completions.rowCount():
             self.table.selectRow(row)
 
@@ -77,8 +83,7 @@ def _failed(error: dict[str, Any]) -> dict[str, str]:
     return {"level": "error", "sentence": error["sentence"], "advice": "A run would stop before its first step."}
 
 
-def _nothing() -> QFrame:
-    """Before anything was sampled: what this page is for."""
+def _empty_card() -> QFrame:
     card = QFrame()
     card.setProperty("role", "card")
     column = QVBoxLayout(card)
@@ -87,10 +92,10 @@ def _nothing() -> QFrame:
     centre = Qt.AlignmentFlag.AlignCenter
     column.addStretch(2)
     column.addWidget(label("Try the rewards before training", theme.heading_font(), align=centre))
-    told = (
+    sentence = (
         "Sample a few completions, and see what each function gives them, where the groups differ, and whether there is "
         "anything to learn from."
     )
-    column.addWidget(label(told, role="muted", wrap=True, align=centre))
+    column.addWidget(label(sentence, role="muted", wrap=True, align=centre))
     column.addStretch(3)
     return card

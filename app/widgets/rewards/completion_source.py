@@ -1,6 +1,6 @@
-"""Where the completions on the bench come from: the model, an earlier run, or a file; and what is being done now.
+"""The source of the completions on the bench: the model, an earlier run, or a file; and the progress while it is busy.
 
-It asks for nothing itself; it says what a person wants.
+It emits what the user asks for; the page asks the bench.
 """
 
 from __future__ import annotations
@@ -23,24 +23,30 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
-from app.widgets.basic.controls import ElidedLabel, Menu, NumberEdit
+from app.widgets.basic.controls import ComboBox, ElidedLabel, NumberEdit
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.segments import Segments
 
 SOURCES = {"model": "Model", "run": "Run", "file": "File"}
-HOW = (("random", "Random rows"), ("first", "First rows"), ("numbers", "These rows"))
-MOST_ROWS = 1000
+ROW_CHOICES = (("random", "Random rows"), ("first", "First rows"), ("numbers", "These rows"))
+MAX_ROWS = 1000
 _RANGES = re.compile(r"\s*\d+\s*(-\s*\d+\s*)?(,\s*\d+\s*(-\s*\d+\s*)?)*")
 
 
-class RewardSource(QFrame):
-    """Signals: sample_wanted(how, count, numbers, completions of each); run_wanted(folder, step or None); file_wanted;
-    paste_wanted; cancelled; refused(sentence)."""
+class CompletionSource(QFrame):
+    """A card with a segmented control of sources, the inputs of the chosen one, and a progress bar in their place.
 
-    sample_wanted = Signal(str, int, list, int)
-    run_wanted = Signal(object, object)
-    file_wanted = Signal()
-    paste_wanted = Signal()
+    Signals:
+        sample_requested(how, count of rows, row numbers, completions of each).
+        run_requested(folder, step, or None for the newest).
+        file_requested, paste_requested, cancelled.
+        refused(sentence) – the inputs cannot be used.
+    """
+
+    sample_requested = Signal(str, int, list, int)
+    run_requested = Signal(object, object)
+    file_requested = Signal()
+    paste_requested = Signal()
     cancelled = Signal()
     refused = Signal(str)
 
@@ -52,10 +58,10 @@ class RewardSource(QFrame):
         self.sources = Segments(SOURCES, "Completions from", self._choosing)
         self._pages = QStackedLayout()
         self._pages.setContentsMargins(0, 0, 0, 0)
-        for page in (self._model(), self._run(), self._file()):
+        for page in (self._model_page(), self._run_page(), self._file_page()):
             self._pages.addWidget(page)
         self.sources.chosen.connect(lambda key: self._pages.setCurrentIndex(list(SOURCES).index(key)))
-        self._working = self._progress()
+        self._working = self._progress_page()
         row = QHBoxLayout(self._choosing)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(2 * theme.SPACE)
@@ -63,29 +69,30 @@ class RewardSource(QFrame):
         row.addLayout(self._pages, 1)
         around = QVBoxLayout(self)
         around.setContentsMargins(6, 6, theme.SPACE, 6)
-        self._whole = QStackedLayout()
-        around.addLayout(self._whole)
-        self._whole.addWidget(self._choosing)
-        self._whole.addWidget(self._working)
+        self._stack = QStackedLayout()
+        around.addLayout(self._stack)
+        self._stack.addWidget(self._choosing)
+        self._stack.addWidget(self._working)
 
     # The sources
 
-    def _model(self) -> QWidget:
-        self.how = Menu()
-        for key, word in HOW:
-            self.how.addItem(word, key)
+    def _model_page(self) -> QWidget:
+        self.how = ComboBox()
+        for key, text in ROW_CHOICES:
+            self.how.addItem(text, key)
         self.how.setMinimumContentsLength(12)
         self.how.setAccessibleName("Which rows")
-        self.rows, self.numbers, self.each = _count("8", "Rows"), QLineEdit(), _count("8", "Completions of each row")
+        self.rows, self.each = _count_edit("8", "Rows"), _count_edit("8", "Completions of each row")
+        self.numbers = QLineEdit()
         self.numbers.setPlaceholderText("1-4, 17")
         self.numbers.setAccessibleName("Row numbers")
         self.numbers.hide()
         self.sample = button(
-            "Sample", self._ask_sample, primary=True, tip="Draw completions from the chosen model (Ctrl+D)"
+            "Sample", self._request_sample, primary=True, tip="Draw completions from the chosen model (Ctrl+D)"
         )
         self.how.currentIndexChanged.connect(lambda _: self._show_rows())
         for line in (self.rows, self.numbers, self.each):
-            line.returnPressed.connect(self._ask_sample)
+            line.returnPressed.connect(self._request_sample)
         return _row(
             [
                 self.how,
@@ -98,27 +105,29 @@ class RewardSource(QFrame):
             ]
         )
 
-    def _run(self) -> QWidget:
-        self.runs = Menu()
+    def _run_page(self) -> QWidget:
+        self.runs = ComboBox()
         self.runs.setMinimumContentsLength(14)
         self.runs.setAccessibleName("Run")
-        self.step = _count("", "Step")
+        self.step = _count_edit("", "Step")
         self.step.setPlaceholderText("newest")
         self.step.setFixedWidth(theme.scaled(72))
-        self.load = button("Load", self._ask_run, primary=True)
-        self.step.returnPressed.connect(self._ask_run)
+        self.load = button("Load", self._request_run, primary=True)
+        self.step.returnPressed.connect(self._request_run)
         return _row([self.runs, label("Step", role="muted"), self.step, self.load])
 
-    def _file(self) -> QWidget:
+    def _file_page(self) -> QWidget:
         self.open = button(
-            "Open…", self.file_wanted.emit, tip="JSON lines: prompt, completion, answer; or a run's completions.jsonl"
+            "Open…",
+            self.file_requested.emit,
+            tip="JSON lines: prompt, completion, answer; or a run's completions.jsonl",
         )
         self.paste = button(
-            "Paste", self.paste_wanted.emit, tip="JSON lines from the clipboard, or plain text as one completion"
+            "Paste", self.paste_requested.emit, tip="JSON lines from the clipboard, or plain text as one completion"
         )
         return _row([self.open, self.paste])
 
-    def _progress(self) -> QWidget:
+    def _progress_page(self) -> QWidget:
         self.doing, self.bar = ElidedLabel(), QProgressBar(textVisible=False)
         self.doing.setMinimumWidth(theme.scaled(160))
         self.bar.setMaximumWidth(theme.scaled(220))
@@ -134,33 +143,33 @@ class RewardSource(QFrame):
         return working
 
     def choose_rows(self, numbers: Sequence[int]) -> None:
-        """As if these numbers of rows had been typed."""
+        """Enter these row numbers, as if they had been typed."""
         self.how.setCurrentIndex(self.how.findData("numbers"))
         self.numbers.setText(rows_text(numbers))
 
     # What they show
 
     def show_runs(self, runs: Sequence[Path]) -> None:
-        """Runs that can be chosen, the newest first; the chosen one stays chosen."""
-        chosen = self.runs.currentData()
+        """Offer these runs, the newest first; the selected one stays selected."""
+        selected = self.runs.currentData()
         self.runs.clear()
         for path in runs:
             self.runs.addItem(path.name, str(path))
-        self.runs.setCurrentIndex(max(0, self.runs.findData(chosen)))
+        self.runs.setCurrentIndex(max(0, self.runs.findData(selected)))
         self.load.setEnabled(bool(runs))
 
     def show_size(self, size: int) -> None:
-        """The run's own group size, until a person writes another."""
+        """Show the form's group size as number of completions, until the user types another."""
         if not self.each.isModified():
             self.each.setText(str(size))
 
     def show_busy(self, what: str) -> None:
-        """What is being done in place of the choices; "" brings them back."""
+        """Show what is being done in place of the inputs; "" brings them back."""
         self.doing.setText(f"{what}…" if what else "")
         self.bar.setRange(0, 0)
         had_focus = self.isAncestorOf(self.focusWidget()) if self.focusWidget() else False
-        self._whole.setCurrentWidget(self._working if what else self._choosing)
-        if had_focus and what:
+        self._stack.setCurrentWidget(self._working if what else self._choosing)
+        if had_focus and what:  # the focused widget is hidden now, and Qt would pass the focus on to anything
             self.cancel.setFocus()
 
     def show_progress(self, done: int, of: int) -> None:
@@ -174,35 +183,35 @@ class RewardSource(QFrame):
         self.rows.setVisible(not named)
         self.numbers.setVisible(named)
 
-    def _ask_sample(self) -> None:
+    def _request_sample(self) -> None:
         how, numbers = self.how.currentData(), row_numbers(self.numbers.text())
         if how == "numbers" and not numbers:
             self.refused.emit("Row numbers are written as 1-4, 17.")
             return
         count = len(numbers) if how == "numbers" else int(self.rows.text() or 8)
-        self.sample_wanted.emit(how, count, numbers if how == "numbers" else [], max(1, int(self.each.text() or 8)))
+        self.sample_requested.emit(how, count, numbers if how == "numbers" else [], max(1, int(self.each.text() or 8)))
 
-    def _ask_run(self) -> None:
+    def _request_run(self) -> None:
         if self.runs.currentData():
-            self.run_wanted.emit(Path(self.runs.currentData()), int(self.step.text()) if self.step.text() else None)
+            self.run_requested.emit(Path(self.runs.currentData()), int(self.step.text()) if self.step.text() else None)
 
 
 def row_numbers(text: str) -> list[int]:
-    """1-4, 17 → [1, 2, 3, 4, 17]; empty for what is written otherwise, or names too many rows."""
+    """Parse row numbers: 1-4, 17 → [1, 2, 3, 4, 17]; empty if malformed or if a range has more than MAX_ROWS rows."""
     if not _RANGES.fullmatch(text):
         return []
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         begin, end = int(first), int(last or first)
-        if end - begin >= MOST_ROWS:
+        if end - begin >= MAX_ROWS:
             return []
-        found += range(begin, end + 1)
-    return list(dict.fromkeys(found))
+        numbers += range(begin, end + 1)
+    return list(dict.fromkeys(numbers))
 
 
 def rows_text(numbers: Sequence[int]) -> str:
-    """[1, 2, 3, 4, 17] → 1-4, 17."""
+    """Format row numbers: [1, 2, 3, 4, 17] → 1-4, 17."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and number == ranges[-1][1] + 1:
@@ -212,7 +221,7 @@ def rows_text(numbers: Sequence[int]) -> str:
     return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ranges)
 
 
-def _count(text: str, name: str) -> NumberEdit:
+def _count_edit(text: str, name: str) -> NumberEdit:
     line = NumberEdit()
     line.setText(text)
     line.setValidator(QIntValidator(0, 10**9, line))

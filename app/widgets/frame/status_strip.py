@@ -1,6 +1,6 @@
-"""The slim strip at the foot of the window: state, step of total, time left, memory, and the one sentence that matters.
+"""The status strip at the bottom of the window: run state, step of total, time left, peak memory, and one sentence.
 
-It shows what it is told; it follows nothing.
+It holds no reference to a run: the window pushes values into it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSizePolicy, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
-from app.widgets.basic.numbers import duration, figure
-from app.widgets.runs.state_chip import WORDS, Dot
+from app.widgets.basic.number_format import duration, figure
+from app.widgets.runs.state_chip import STATE_LABELS, StateDot
 
 
-class Strip(QFrame):
+class StatusStrip(QFrame):
+    """A state dot, four labels of figures and a sentence that is elided when the window is narrow."""
+
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._dot = Dot()
+        self._dot = StateDot()
         self.state, self.step, self.left, self.memory = (_figure() for _ in range(4))
         self.sentence = ElidedLabel()
         right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
@@ -35,11 +37,11 @@ class Strip(QFrame):
         theme.signals.changed.connect(self.update)
 
     def show_state(self, state: str) -> None:
-        self.state.setText(WORDS[state])
+        self.state.setText(STATE_LABELS[state])
         self._dot.show_state(state)
 
     def show_progress(self, step: int, total: int, eta_s: float | None, memory_gb: float | None) -> None:
-        """Figures of a run; zero steps in total and None show nothing."""
+        """Show a run's progress; a total of 0 and None hide their label."""
         self.step.setText(f"step {step:,} of {total:,}" if total else "")
         self.left.setText(f"{duration(eta_s)} left" if eta_s is not None else "")
         self.memory.setText(f"peak {figure(memory_gb, 'GB')}" if memory_gb is not None else "")

@@ -1,4 +1,4 @@
-"""The list of pages at the left: icon and word, or icons alone where it is collapsed."""
+"""The list of pages at the left of the window: icon and title, or icons alone when collapsed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDE, NARROW, ROW = 176, 56, 34
 
 
 class SidebarEntry(Protocol):
-    """What the sidebar needs to know of a page."""
+    """What the sidebar needs to know about a page; `app.pages.PageEntry` is one."""
 
     @property
     def key(self) -> str: ...
@@ -29,7 +29,14 @@ class SidebarEntry(Protocol):
 
 
 class Sidebar(QWidget):
-    """Signals: chosen(key of a page)."""
+    """One exclusive button for each page.
+
+    Attributes:
+        buttons – page key → button.
+
+    Signals:
+        chosen(page key) – a button was clicked.
+    """
 
     chosen = Signal(str)
 
@@ -69,6 +76,8 @@ class Sidebar(QWidget):
 
 
 class PageButton(QAbstractButton):
+    """A page's icon and title, painted by us: a style sheet cannot recolour an SVG icon by state."""
+
     def __init__(self, entry: SidebarEntry, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._icon = entry.icon
@@ -84,20 +93,22 @@ class PageButton(QAbstractButton):
         return theme.scaled_size(QSize(40, ROW))
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        colours, here = theme.palette(), self.isChecked()
+        colours, checked = theme.palette(), self.isChecked()
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        if here or self.underMouse() or self.hasFocus():
+        if checked or self.underMouse() or self.hasFocus():
             painter.setPen(Qt.PenStyle.NoPen)
-            painter.setBrush(colours.selection if here else colours.hover)
+            painter.setBrush(colours.selection if checked else colours.hover)
             painter.drawRoundedRect(QRectF(self.rect()), 6, 6)
         size = theme.scaled(icons.SIZE)
-        picture = icons.pixmap(self._icon, colours.accent if here else colours.muted, size, self.devicePixelRatioF())
+        # Rendered at the screen's own ratio: a pixmap of another ratio would be resampled and look blurred.
+        colour = colours.accent if checked else colours.muted
+        pixmap = icons.pixmap(self._icon, colour, size, self.devicePixelRatioF())
         left = (self.width() - size) // 2 if self.collapsed else theme.scaled(10)
-        painter.drawPixmap(left, (self.height() - size) // 2, picture)
+        painter.drawPixmap(left, (self.height() - size) // 2, pixmap)
         if not self.collapsed:
             painter.setPen(colours.text)
-            painter.setFont(theme.heading_font() if here else theme.body_font())
+            painter.setFont(theme.heading_font() if checked else theme.body_font())
             painter.drawText(
                 self.rect().adjusted(theme.scaled(38), 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, self.text()
             )

@@ -1,4 +1,4 @@
-"""The cells of the reward table that can be changed: the tick, drawn in the theme's colours, and the weight, typed."""
+"""Delegates of the editable cells of the reward table: the check box, painted in the theme's colours, and the weight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from PySide6.QtGui import QKeyEvent, QPainter, QRegularExpressionValidator
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from app import theme
-from app.widgets.basic.controls import NumberEdit, draw_tick, tick_side
+from app.widgets.basic.controls import NumberEdit, check_box_side, draw_check_box
 from app.widgets.form import value_text
 
 Index = QModelIndex | QPersistentModelIndex
@@ -21,26 +21,30 @@ NUMBER = QRegularExpression(r"[-−]?\d{0,3}(\.\d{0,3})?")
 
 
 class TickDelegate(QStyledItemDelegate):
-    """A tick drawn in the theme's colours; a click anywhere in the cell turns it."""
+    """A centred check box in the theme's colours; a click anywhere in the cell toggles it.
+
+    Qt's own delegate paints the style's indicator at the left edge, and toggles it only there.
+    """
 
     def paint(self, painter: QPainter, option: Any, index: Index) -> None:
-        box = QRect(0, 0, tick_side(), tick_side())
+        box = QRect(0, 0, check_box_side(), check_box_side())
         box.moveCenter(option.rect.center())
         painter.save()
         if option.state & QStyle.StateFlag.State_Selected:
             painter.fillRect(option.rect, theme.palette().selection)
-        draw_tick(painter, box, index.data(Qt.ItemDataRole.CheckStateRole) == Qt.CheckState.Checked)
+        draw_check_box(painter, box, index.data(Qt.ItemDataRole.CheckStateRole) == Qt.CheckState.Checked)
         painter.restore()
 
     def editorEvent(self, event: QEvent, model: Any, option: Any, index: Index) -> bool:
         if event.type() == QEvent.Type.MouseButtonRelease:
-            turn(model, index.row())
+            toggle_tick(model, index.row())
             return True
+        # Pressing and double-clicking are taken too, else the view would start editing or drag the row.
         return event.type() in (QEvent.Type.MouseButtonPress, QEvent.Type.MouseButtonDblClick)
 
 
 class WeightEdit(NumberEdit):
-    """A weight being typed; up and down change it by a tenth. (A spin box has no room for its buttons here.)"""
+    """A line edit for a weight; Up and Down change it by 0.1. (The cell is too small for a spin box's buttons.)"""
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         by = {Qt.Key.Key_Up: 0.1, Qt.Key.Key_Down: -0.1}.get(Qt.Key(event.key()))
@@ -52,7 +56,7 @@ class WeightEdit(NumberEdit):
             self.selectAll()
 
     def weight(self) -> float | None:
-        """None while no number stands there."""
+        """The weight as typed, None while it is not a number."""
         try:
             return round(float(self.text().replace("−", "-")), DECIMALS)
         except ValueError:
@@ -60,7 +64,7 @@ class WeightEdit(NumberEdit):
 
 
 class WeightDelegate(QStyledItemDelegate):
-    """Edits a weight; what is no number leaves it as it was."""
+    """Edits a weight in place; text that is not a number leaves it unchanged."""
 
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
         edit = WeightEdit(parent=parent)
@@ -86,8 +90,8 @@ class WeightDelegate(QStyledItemDelegate):
             model.setData(index, weight, Qt.ItemDataRole.EditRole)
 
 
-def turn(model: Any, row: int) -> None:
-    """Tick the row, or take its tick away."""
+def toggle_tick(model: Any, row: int) -> None:
+    """Tick the row, or untick it."""
     index = model.index(row, USE)
     ticked = index.data(Qt.ItemDataRole.CheckStateRole) == Qt.CheckState.Checked
     wanted = Qt.CheckState.Unchecked if ticked else Qt.CheckState.Checked

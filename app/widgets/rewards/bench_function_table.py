@@ -1,6 +1,6 @@
-"""The functions on the bench: for each where its scores lie, their mean, its weight, the time it took, or what failed.
+"""The reward functions on the bench: for each a histogram of its scores, their mean, its weight, its time, or its error.
 
-A row as the bench has it goes in; the place of a function is its colour.
+The input is rows as the bench has them; a function's index decides its colour.
 """
 
 from __future__ import annotations
@@ -15,24 +15,31 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QStyledItemDelegat
 from app import theme
 from app.stylesheet import CELL_PADDING
 from app.widgets.basic.base_table import ROW_HEIGHT, BaseTable
-from app.widgets.basic.numbers import DASH, THIN, figure
-from app.widgets.completions.completion_table import swatch
+from app.widgets.basic.number_format import DASH, THIN, figure
+from app.widgets.completions.completion_table import reward_dot
 from app.widgets.form.value_text import number_text
-from app.widgets.rewards.reward_cells import WeightDelegate
+from app.widgets.rewards.reward_delegates import WeightDelegate
 
 Index = QModelIndex | QPersistentModelIndex
 HEADS = ("Reward", "Scores", "Mean", "Weight", "Time")
 REWARD, SCORES, MEAN, WEIGHT, TIME = range(5)
-SPREAD = Qt.ItemDataRole.UserRole
-"""Item role of the scores: (scores, colour)."""
-BINS, WIDEST = 24, 16
-"""Bars of the picture of a function's scores, and the most pixels that one takes."""
+HISTOGRAM_ROLE = Qt.ItemDataRole.UserRole
+"""Item role of the Scores column: (scores, colour)."""
+BINS, MAX_BAR_WIDTH = 24, 16
+"""Bars of a histogram, and the largest width of one in pixels."""
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 
 
-class BoardModel(QAbstractTableModel):
-    """Rows in the order of the functions. Signals: weighed(all weights) – after a person changed one."""
+class BenchFunctionModel(QAbstractTableModel):
+    """Functions as rows.
+
+    Attributes:
+        rows – the functions, in order.
+
+    Signals:
+        weighed(all weights) – the user changed one.
+    """
 
     weighed = Signal(list)
 
@@ -40,17 +47,17 @@ class BoardModel(QAbstractTableModel):
         super().__init__(parent)
         self.rows: list[Mapping[str, Any]] = []
         self._scores: dict[str, list[float]] = {}
-        theme.signals.changed.connect(self._again)
+        theme.signals.changed.connect(self._recolour)
 
     def show_functions(self, functions: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:
         self.beginResetModel()
         self.rows = list(functions)
-        marks = [one.get("rewards") or {} for line in groups for one in line["completions"]]
-        names = [one["name"] for one in functions]
-        self._scores = {name: [each[name] for each in marks if each.get(name) is not None] for name in names}
+        scores = [completion.get("rewards") or {} for group in groups for completion in group["completions"]]
+        names = [function["name"] for function in functions]
+        self._scores = {name: [each[name] for each in scores if each.get(name) is not None] for name in names}
         self.endResetModel()
 
-    def _again(self) -> None:
+    def _recolour(self) -> None:
         if self.rows:
             self.dataChanged.emit(self.index(0, 0), self.index(len(self.rows) - 1, len(HEADS) - 1))
 
@@ -87,7 +94,7 @@ class BoardModel(QAbstractTableModel):
             case Qt.ItemDataRole.EditRole if column == WEIGHT:
                 return float(row["weight"])
             case Qt.ItemDataRole.DecorationRole if column == REWARD:
-                return swatch(index.row())
+                return reward_dot(index.row())
             case Qt.ItemDataRole.ForegroundRole:
                 return _colour(row, column)
             case Qt.ItemDataRole.FontRole:
@@ -96,7 +103,7 @@ class BoardModel(QAbstractTableModel):
                 return _RIGHT if column > SCORES else _LEFT
             case Qt.ItemDataRole.ToolTipRole:
                 return _tip(row)
-            case _ if role == SPREAD and column == SCORES and not row["error"]:
+            case _ if role == HISTOGRAM_ROLE and column == SCORES and not row["error"]:
                 return self._scores.get(row["name"], []), theme.reward_colour(index.row())
         return None
 
@@ -113,24 +120,24 @@ class BoardModel(QAbstractTableModel):
         return _took(row["seconds"]) if column == TIME else figure(sum(scores) / len(scores)) if scores else DASH
 
 
-class SpreadDelegate(QStyledItemDelegate):
-    """Where a function's scores lie, between its least and its greatest: bars in its colour, and both figures."""
+class ScoreHistogramDelegate(QStyledItemDelegate):
+    """Paints a histogram of a function's scores, with the lowest score on its left and the highest on its right."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         super().paint(painter, option, index)
-        found = index.data(SPREAD)
-        if not found or not found[0]:
+        histogram = index.data(HISTOGRAM_ROLE)
+        if not histogram or not histogram[0]:
             return
-        scores, colour = found
+        scores, colour = histogram
         rect: QRect = option.rect.adjusted(CELL_PADDING, 4, -CELL_PADDING, -4)  # pyright: ignore
         painter.save()
         painter.setFont(theme.figures_font(theme.CAPTION))
         painter.setPen(theme.palette().muted)
         low, high = figure(min(scores)), figure(max(scores))
         metrics = painter.fontMetrics()
-        edge = metrics.horizontalAdvance("−0.000") + 4
+        edge = metrics.horizontalAdvance("−0.000") + 4  # the same in every row, so that the bars line up
         bars = rect.adjusted(edge, 0, -edge, 0)
-        bars.setWidth(min(bars.width(), BINS * WIDEST))
+        bars.setWidth(min(bars.width(), BINS * MAX_BAR_WIDTH))
         painter.drawText(rect, _LEFT, low)
         if low != high:
             painter.drawText(QRect(bars.right() + 6, rect.top(), edge, rect.height()), _LEFT, high)
@@ -138,8 +145,8 @@ class SpreadDelegate(QStyledItemDelegate):
         painter.restore()
 
 
-class BoardWeights(WeightDelegate):
-    """Edits a weight where its effect is seen."""
+class BenchWeightDelegate(WeightDelegate):
+    """Edits a weight on the bench, where its effect on the rewards is visible."""
 
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
         edit = super().createEditor(parent, option, index)
@@ -150,17 +157,21 @@ class BoardWeights(WeightDelegate):
         editor.setGeometry(option.rect.adjusted(2, 1, -1, -1))
 
 
-class RewardBoard(BaseTable):
-    """Weights can be typed here. Signals: error_wanted(function's row) – somebody wants to see what failed."""
+class BenchFunctionTable(BaseTable):
+    """The table view; the weights can be edited.
 
-    error_wanted = Signal(object)
+    Signals:
+        error_requested(function's row) – the row of a function that failed was clicked.
+    """
 
-    def __init__(self, model: BoardModel) -> None:
+    error_requested = Signal(object)
+
+    def __init__(self, model: BenchFunctionModel) -> None:
         super().__init__()
         self._board = model
         self.setModel(model)
-        self.setItemDelegateForColumn(SCORES, SpreadDelegate(self))
-        self.setItemDelegateForColumn(WEIGHT, BoardWeights(self))
+        self.setItemDelegateForColumn(SCORES, ScoreHistogramDelegate(self))
+        self.setItemDelegateForColumn(WEIGHT, BenchWeightDelegate(self))
         triggers = QAbstractItemView.EditTrigger
         self.setEditTriggers(triggers.SelectedClicked | triggers.DoubleClicked | triggers.EditKeyPressed)
         self.setAccessibleName("Reward functions and their scores")
@@ -173,24 +184,25 @@ class RewardBoard(BaseTable):
         head.setSectionResizeMode(SCORES, QHeaderView.ResizeMode.Stretch)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         model.modelReset.connect(self.fit)
-        self.clicked.connect(self._look)
-        self.activated.connect(self._look)
-        self._most = 6
+        self.clicked.connect(self._show_error)
+        self.activated.connect(self._show_error)
+        self._max_rows = 6
         self.fit()
 
     def show_at_most(self, rows: int) -> None:
-        """Let it scroll beyond so many rows."""
-        self._most = rows
+        """Limit the height to this number of rows; beyond it the table scrolls."""
+        self._max_rows = rows
         self.fit()
 
     def fit(self) -> None:
-        rows = min(self.model().rowCount(), self._most)
+        """Make the table as high as its rows, up to the limit."""
+        rows = min(self.model().rowCount(), self._max_rows)
         self.setFixedHeight(self.horizontalHeader().sizeHint().height() + max(rows, 1) * theme.scaled(ROW_HEIGHT) + 1)
 
-    def _look(self, index: QModelIndex) -> None:
+    def _show_error(self, index: QModelIndex) -> None:
         row = self._board.rows[index.row()]
         if row["error"]:
-            self.error_wanted.emit(row)
+            self.error_requested.emit(row)
 
 
 def _draw_bars(painter: QPainter, rect: QRect, scores: Sequence[float], colour: QColor) -> None:
@@ -198,19 +210,19 @@ def _draw_bars(painter: QPainter, rect: QRect, scores: Sequence[float], colour: 
     counts = [0] * BINS
     for score in scores:
         counts[min(BINS - 1, int((score - low) / (high - low) * BINS)) if high > low else 0] += 1
-    width, most = min(rect.width() / BINS, WIDEST), max(counts)
+    width, most = min(rect.width() / BINS, MAX_BAR_WIDTH), max(counts)
     painter.setPen(Qt.PenStyle.NoPen)
     painter.setBrush(theme.palette().hairline)
-    painter.drawRect(QRectF(rect.left(), rect.bottom(), min(rect.width(), BINS * WIDEST), 1))
+    painter.drawRect(QRectF(rect.left(), rect.bottom(), min(rect.width(), BINS * MAX_BAR_WIDTH), 1))
     painter.setBrush(colour)
-    for place, count in enumerate(counts):
-        if count:
+    for i, count in enumerate(counts):
+        if count:  # at least three pixels: one outlier among a thousand scores must be visible
             height = max(3.0, rect.height() * count / most)
-            painter.drawRect(QRectF(rect.left() + place * width, rect.bottom() - height, max(width - 1, 2), height))
+            painter.drawRect(QRectF(rect.left() + i * width, rect.bottom() - height, max(width - 1, 2), height))
 
 
 def _failure(error: Mapping[str, Any]) -> str:
-    """What went wrong, short: the sentence says it all in the tip and in the verdict."""
+    """What failed, in short; the full sentence is in the tool tip and in the findings."""
     return f"failed on line {error['line']}" if error["line"] else "failed"
 
 

@@ -1,5 +1,6 @@
-"""The completions on the bench: the completions table with narrow columns of scores, each known by its function's dot. What
-the functions are called stands above, in the same colours.
+"""The completions on the bench: the completions table with narrow columns of scores, each headed by its function's dot.
+
+The functions' names are in the table above it, with the same dots.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from app.widgets.basic.base_table import BaseTable
 from app.widgets.completions.completion_table import CompletionModel, CompletionTable
 
 NARROW, TEXT = 54, 150
-"""Pixels of a column of scores, and the least of the text."""
+"""Width of a column of scores, and least width of the text, in pixels."""
 
 
-class ScoreModel(CompletionModel):
-    """Headings of scores are dots alone; `label` has the words."""
+class BenchCompletionModel(CompletionModel):
+    """Headers of scores are dots without text; `label` has the text."""
 
     def label(self, column: int) -> str:
+        """The header of a column as text, also where only a dot is shown."""
         return " ".join(str(super().headerData(column, Qt.Orientation.Horizontal)).split())
 
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
@@ -30,13 +32,13 @@ class ScoreModel(CompletionModel):
         return super().headerData(section, orientation, role)
 
 
-class ScoreTable(CompletionTable):
-    """As the table of a run's completions; copied rows have the functions' names."""
+class BenchCompletionTable(CompletionTable):
+    """The table view; copied rows have the functions' labels in their header line."""
 
-    def __init__(self, model: ScoreModel) -> None:
-        super().__init__(model, widest=NARROW, least_text=TEXT)
+    def __init__(self, model: BenchCompletionModel) -> None:
+        super().__init__(model, max_score_width=NARROW, min_text_width=TEXT)
         self._scores = model
 
     def as_text(self, rows: list[int]) -> str:
-        heads = [self._scores.label(column) for column in range(self._scores.columnCount())]
-        return "\n".join(["\t".join(heads), *BaseTable.as_text(self, rows).split("\n")[1:]])
+        headers = [self._scores.label(column) for column in range(self._scores.columnCount())]
+        return "\n".join(["\t".join(headers), *BaseTable.as_text(self, rows).split("\n")[1:]])

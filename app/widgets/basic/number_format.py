@@ -1,6 +1,6 @@
-"""Numbers as people read them: three significant digits, thin units, a dash where there is nothing.
+"""Numbers, durations and times as text: three significant digits, thin spaces before units, a dash for a missing value.
 
-Text only: no colours, no widgets. Whatever stands in a diary can be passed; nothing here ever says NaN or None.
+Any value of a diary can be passed: null, NaN and text give a dash, never “NaN” or “None”.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from datetime import datetime, timedelta
 DASH = "–"
 MINUS = "−"
 THIN = "\u202f"
-"""Narrow space that does not break, between a figure and its unit."""
+"""Narrow no-break space (U+202F), between a figure and its unit."""
 
 _SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def figure(x: object, unit: str = "") -> str:
-    """`x` with three significant digits and its unit; whole numbers below 100,000 keep all theirs.
+    """`x` with three significant digits and its unit; integers below 100,000 keep all their digits.
 
-    A `share` (0 to 1) is shown in percent, less than a tenth of a GB in MB. What is no finite number is a dash, without a
-    unit.
+    The unit `share` (0 to 1) is shown in percent, and less than 0.1 GB in MB. Anything but a finite number is a dash
+    without a unit.
     """
     number = finite(x)
     if number is None:
         return DASH
-    factor, word = told_in(unit, number)
-    text = _whole(x) if factor == 1 and isinstance(x, int) and abs(x) < 100_000 else _digits(number * factor)
-    return f"{text}{THIN}{word}" if word else text
+    factor, shown_unit = display_unit(unit, number)
+    text = _integer(x) if factor == 1 and isinstance(x, int) and abs(x) < 100_000 else _digits(number * factor)
+    return f"{text}{THIN}{shown_unit}" if shown_unit else text
 
 
-def told_in(unit: str, number: float) -> tuple[int, str]:
-    """The unit in which a number of this size is told, as a word, and how many of them make one of `unit`."""
+def display_unit(unit: str, number: float) -> tuple[int, str]:
+    """(factor, unit shown) for a number of this size: multiply a value in `unit` by `factor` to get the unit shown."""
     if unit == "share":
         return 100, "%"
     return (1000, "MB") if unit == "GB" and 0 < abs(number) < 0.1 else (1, unit)
 
 
 def signed(x: object, unit: str = "") -> str:
-    """A difference: as `figure`, with its sign always there (±0 has none)."""
+    """A difference: as `figure`, but always with a sign; 0 has none. A difference of shares is in percentage points."""
     number = finite(x)
     if number is None or number == 0:
         return figure(x, unit)
@@ -49,7 +49,7 @@ def signed(x: object, unit: str = "") -> str:
 
 
 def duration(seconds: object) -> str:
-    """A span of time in its two largest units: 0.4 s, 42 s, 4 min 20 s, 2 h 05 min, 1 d 3 h."""
+    """A duration in its two largest units: 0.4 s, 42 s, 4 min 20 s, 2 h 05 min, 1 d 3 h."""
     number = finite(seconds)
     if number is None or number < 0:
         return DASH
@@ -82,7 +82,7 @@ def moment(t: object, now: datetime | None = None) -> str:
 
 
 def ticks(values: Sequence[float]) -> list[str]:
-    """The figures of an axis: short, all on one scale (4k, 8k, 12k; 2e−5, 4e−5), with a real minus sign."""
+    """Tick labels of an axis: short, all on one scale (4k, 8k, 12k; 2e−5, 4e−5), with a typographic minus."""
     largest = max((abs(value) for value in values), default=0.0)
     if 0 < largest < 1e-3:
         return [_scientific(value) for value in values]
@@ -96,17 +96,17 @@ def _scientific(value: float) -> str:
 
 
 def finite(x: object) -> float | None:
-    """`x` as a float, or None when it is no finite number."""
+    """`x` as a float, or None if it is not a finite number. A bool is not a number here."""
     if isinstance(x, bool) or not isinstance(x, int | float):
         return None
     try:
         number = float(x)
-    except OverflowError:
+    except OverflowError:  # an int beyond the range of a float
         return None
     return number if math.isfinite(number) else None
 
 
-def _whole(x: int) -> str:
+def _integer(x: int) -> str:
     return f"{x:,}".replace("-", MINUS)
 
 
@@ -115,7 +115,7 @@ def _with_sign(number: float) -> str:
 
 
 def _digits(number: float) -> str:
-    """Three significant digits; from 1,000 on all whole ones, from 100,000 on with a letter for the scale."""
+    """Three significant digits; from 1,000 on all integer digits, from 100,000 on with a letter for the scale."""
     if number == 0:
         return "0"
     size = abs(number)
@@ -123,13 +123,15 @@ def _digits(number: float) -> str:
         mantissa, _, exponent = f"{number:.2e}".partition("e")
         return f"{mantissa}e{int(exponent)}".replace("-", MINUS)
     if size >= 99_999.5:
+        # 0.9995: what rounds to 1000 of a scale is shown as 1.00 of the next.
         scale, letter = next(((s, c) for s, c in _SCALES if size >= s * 0.9995), (1.0, ""))
-        return f"{_places(number / scale)}{letter}"
-    return _whole(round(number)) if size >= 999.5 else _places(number)
+        return f"{_decimal(number / scale)}{letter}"
+    return _integer(round(number)) if size >= 999.5 else _decimal(number)
 
 
-def _places(number: float) -> str:
-    """Three significant digits of a number below a thousand, as decimals."""
+def _decimal(number: float) -> str:
+    """Three significant digits of a number below a thousand, without an exponent."""
     size = abs(number)
-    before = 0 if size == 0 else math.floor(math.log10(float(f"{size:.2e}"))) + 1
-    return f"{number:,.{max(0, 3 - before)}f}".replace("-", MINUS)
+    # Rounded before the logarithm: 9.999 becomes 10.0, with two digits before the point and not one.
+    integer_digits = 0 if size == 0 else math.floor(math.log10(float(f"{size:.2e}"))) + 1
+    return f"{number:,.{max(0, 3 - integer_digits)}f}".replace("-", MINUS)

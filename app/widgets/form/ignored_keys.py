@@ -1,4 +1,4 @@
-"""A banner that says which keys of an opened file were left out, each with why: all of them in one place."""
+"""A banner that lists the keys of an opened file that were ignored, grouped by reason."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from app.widgets.basic.controls import LinkButton
 from app.widgets.basic.labels_and_buttons import label
 
 
-class LeftOut(QFrame):
-    """Signals: closed – it was read."""
+class IgnoredKeysBanner(QFrame):
+    """The banner; hidden while no key was ignored.
+
+    Signals:
+        closed – the user clicked Close.
+    """
 
     closed = Signal()
 

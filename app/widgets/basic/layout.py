@@ -1,0 +1,61 @@
+"""Layout and style helpers: cards, margins beside scroll bars, visibility, style sheet properties, emptying a layout."""
+
+from __future__ import annotations
+
+from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QLayout, QVBoxLayout, QWidget
+
+from app import theme
+
+
+def wrap_in_card(view: QWidget) -> QFrame:
+    """A card that holds one table or list."""
+    card = QFrame()
+    card.setProperty("role", "card")
+    column = QVBoxLayout(card)
+    column.setContentsMargins(4, 4, 4, 4)
+    column.addWidget(view)
+    return card
+
+
+def set_shown(widget: QWidget, shown: bool) -> None:
+    """`setVisible`, but only where that changes something.
+
+    While the window is not on the screen yet, every `setVisible(True)` polishes and lays out the widget with all its
+    children, and the window's own show event does it once more.
+    """
+    if widget.isHidden() == shown:
+        widget.setVisible(shown)
+
+
+def reserve_gutter(area: QAbstractScrollArea, content: QLayout) -> None:
+    """End `content` one gutter before the right edge of its scroll area, with a vertical scroll bar or without.
+
+    A scroll bar takes its width from the viewport, so it is subtracted from the margin: the right edges line up with
+    what is above the area. Call it from the area's `resizeEvent`.
+    """
+    scroll_bar = area.width() - area.viewport().width()
+    margins = content.contentsMargins()
+    content.setContentsMargins(margins.left(), margins.top(), max(0, theme.GUTTER - scroll_bar), margins.bottom())
+
+
+def set_style_property(widget: QWidget, name: str, value: object) -> None:
+    """Set a dynamic property that the style sheet selects on, and apply the rules again if it changed.
+
+    Qt evaluates such selectors when a widget is polished, and does not notice a later `setProperty`.
+    """
+    if widget.property(name) != value:
+        widget.setProperty(name, value)
+        widget.style().unpolish(widget)
+        widget.style().polish(widget)
+
+
+def clear_layout(layout: QLayout) -> None:
+    """Remove and delete every widget and stretch of `layout`.
+
+    Widgets are hidden at once but deleted later: it may be a click on one of them that is being handled.
+    """
+    while (item := layout.takeAt(0)) is not None:
+        widget = item.widget()
+        if widget is not None:
+            widget.hide()
+            widget.deleteLater()

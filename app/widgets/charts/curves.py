@@ -1,0 +1,87 @@
+"""Arithmetic of curves, in numpy only: downsampling that keeps peaks, smoothing, axis ranges."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def downsample(x: np.ndarray, most: int, *columns: np.ndarray) -> tuple[np.ndarray, ...]:
+    """`x` `[n]` and the columns `[n]` as about `most` points at most; shorter ones are returned as they are.
+
+    Min-max decimation: each bucket of neighbouring points becomes two, its minimum and its maximum, so no spike is lost.
+    A bucket stays a gap (NaN) only if all of it is one.
+    """
+    size = -(-len(x) // max(1, most // 2))
+    if size <= 2:
+        return (x, *columns)
+    buckets = -(-len(x) // size)
+    padding = buckets * size - len(x)
+    starts = np.arange(buckets) * size
+    steps = np.empty(2 * buckets)
+    steps[0::2] = x[np.minimum(starts, len(x) - 1)].astype(float)
+    steps[1::2] = x[np.minimum(starts + size // 2, len(x) - 1)]
+    return (steps, *(_extremes(column, buckets, size, padding) for column in columns))
+
+
+def _extremes(column: np.ndarray, buckets: int, size: int, padding: int) -> np.ndarray:
+    """Minimum and maximum of each bucket in turn, `[2 * buckets]`."""
+    table = np.concatenate([column, np.full(padding, np.nan)]).reshape(buckets, size)
+    extremes = np.empty(2 * buckets)
+    extremes[0::2] = np.fmin.reduce(table, axis=1)  # fmin and fmax ignore NaN, and do not warn as nanmin does
+    extremes[1::2] = np.fmax.reduce(table, axis=1)
+    return extremes
+
+
+def isolated_points(values: np.ndarray) -> np.ndarray:
+    """Where `values` `[n]` has a number between two gaps, bool `[n]`. A line cannot show such a point, so it gets a dot."""
+    finite = np.isfinite(values)
+    before = np.concatenate([[False], finite[:-1]])
+    after = np.concatenate([finite[1:], [False]])
+    return finite & ~before & ~after
+
+
+def exponential_average(values: np.ndarray, weight: float) -> np.ndarray:
+    """Exponential moving average of `values` `[n]` with decay `weight` (0 to below 1).
+
+    The bias of the first steps is corrected (as in Adam: Kingma & Ba, arXiv 1412.6980, section 3). Gaps (NaN) do not
+    count and stay gaps.
+    """
+    if weight <= 0 or len(values) == 0:
+        return values
+    finite = np.isfinite(values)
+    total = _decayed_sum(np.where(finite, values, 0.0), weight)
+    count = _decayed_sum(finite.astype(float), weight)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(finite, total / count, np.nan)
+
+
+def _decayed_sum(values: np.ndarray, weight: float) -> np.ndarray:
+    """s[t] = weight · s[t−1] + values[t], vectorised by blocks.
+
+    Within a block, s[t] / weight^t is a cumulative sum of values[t] / weight^t. A block is short enough that weight^t
+    stays above 1e-12, far from underflow.
+    """
+    block = max(1, int(np.log(1e-12) / np.log(weight)))
+    blocks = -(-len(values) // block)
+    table = np.zeros(blocks * block)
+    table[: len(values)] = values
+    powers = weight ** np.arange(block)
+    table = np.cumsum(table.reshape(blocks, block) / powers, axis=1) * powers
+    carried, carry = np.empty(blocks), 0.0
+    for i in range(blocks):
+        carried[i] = carry
+        carry = table[i, -1] + carry * weight**block
+    return (table + carried[:, None] * (powers * weight)).reshape(-1)[: len(values)]
+
+
+def axis_range(*columns: np.ndarray) -> tuple[float, float]:
+    """(low, high) of an axis for the finite numbers in all columns, with a margin; it starts at 0 if they come near 0."""
+    values = np.concatenate([column[np.isfinite(column)] for column in columns]) if columns else np.empty(0)
+    if len(values) == 0:
+        return 0.0, 1.0
+    low, high = float(values.min()), float(values.max())
+    if low == high:
+        margin = abs(low) * 0.1 or 0.1
+        return (0.0 if low == 0 else low - margin), high + margin
+    margin = (high - low) * 0.07
+    return (0.0 if 0 <= low <= (high - low) * 0.5 else low - margin), high + margin
