@@ -1,0 +1,1 @@
+"""One training run: the loop, its parts, checkpoints, control commands, evaluation, telemetry."""

@@ -226,7 +226,7 @@ def test_models_are_compared_on_the_run_s_own_completions(
     trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, _ = trained_run()
-    line = {"prompt": "How many?", "completions": [{"text": "Nine."}, {"text": "Ten."}]}
+    line = {"step": 1, "prompt": "How many?", "completions": [{"text": "Nine."}, {"text": "Ten."}]}
     run.completions.write_text(json.dumps(line) + '\n{"prompt": "cut off', encoding="utf-8")
     seen: list[verify.Reference] = []
     monkeypatch.setattr(

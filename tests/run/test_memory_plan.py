@@ -130,7 +130,7 @@ def sampling_of(config: Config) -> Sampling:
 def learning_peak(case: Case, trained: Learner) -> int:
     """The peak of a step; under full fine-tuning of the second one, when the reference has weights of its own."""
     batch = pack(case.groups(), pad_id=0)
-    if trained.config.train_type == "full":
+    if case.settings.get("train_type") == "full":
         trained.learn(batch)
     mx.clear_cache()
     mx.reset_peak_memory()
@@ -256,7 +256,7 @@ def test_a_run_stays_below_its_memory_limit(share: float, tmp_path: Path) -> Non
     plan = plan_memory(held, policy, [case.prompt], notes.append)
     assert plan == found.plan and found.reductions and notes == [found.sentence]
     assert found.plan.recompute == (share < 0.5)
-    assert learning_peak(case, Learner(policy, held, 100, **learner_limits(plan))) < limit
+    assert learning_peak(case, grpo_learner(policy, held, 100, **learner_limits(plan))) < limit
     assert sampling_peak(case, held, policy, rollout_limits(plan)) < limit
 
 
@@ -410,7 +410,7 @@ def test_completions_of_8k_tokens_stay_below_their_limit(tmp_path: Path) -> None
     config = case.config(folder).model_copy(update={"memory_limit": limit / estimate.GB})
     policy = load_policy(config)
     plan = plan_memory(config, policy, [case.prompt], print)
-    learnt = learning_peak(case, Learner(policy, config, 100, **learner_limits(plan)))
+    learnt = learning_peak(case, grpo_learner(policy, config, 100, **learner_limits(plan)))
     sampled = sampling_peak(case, config, policy, rollout_limits(plan))
     print(f"8k: sampling {sampled / 1e6:.0f} MB, learning {learnt / 1e6:.0f} MB, limit {limit / 1e6:.0f} MB, {plan}")
     assert max(learnt, sampled) < limit

@@ -1,0 +1,1 @@
+"""Controls, layout and number formatting that every page uses."""

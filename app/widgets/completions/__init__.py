@@ -1,0 +1,1 @@
+"""The table of completions, and one completion in full."""

@@ -1,0 +1,1 @@
+"""The Dataset page: rows, columns, splits, prompt lengths."""

@@ -1,0 +1,1 @@
+"""The picker for models and datasets, with downloads."""

@@ -1,0 +1,1 @@
+"""Reward table, reward bench, code editor, consent to run code."""
