@@ -121,7 +121,7 @@ def draw(run: Path, out: Path) -> None:
             dialog.resize(dialog.sizeHint() if dialog.sizeHint().width() > dialog.width() else dialog.size())
             take(window, dialog, out / f"{name}-{mode}.png")
             dialog.close()
-    session.desk.close()
+    session.service.close()
 
 
 def dialogs(window):
@@ -201,8 +201,8 @@ def settled(window, shown):
 
 def waits_for_an_answer(window) -> bool:
     """Whether the page has asked the helper process something that it will show."""
-    desk = window.session._desk
-    return desk is not None and bool(desk._asked)
+    service = window.session._service
+    return service is not None and bool(service._questions)
 
 
 def look(shown):
