@@ -1,8 +1,8 @@
 """A causal language model as two functions, body and output layer, so that logits are computed only where they are needed.
 
 Training needs the logits of completion tokens, decoding those of the last token; a model's own `__call__` computes them for
-every token of every prompt, [B, L, V]. `backend.engine.model_probe.split` makes a SplitModel and says how far the model allows
-it.
+every token of every prompt, [B, L, V]. `backend.engine.model_probe.split` builds a SplitModel and finds out how far the model
+allows it.
 """
 
 from __future__ import annotations

@@ -48,10 +48,12 @@ class Outputs:
         if not len(index):
             return
         is_eos = np.isin(tokens, self._eos)
+        # argmax finds the first; the end-of-sequence token itself is kept, hence + 1.
         before_eos = np.where(is_eos.any(axis=1), is_eos.argmax(axis=1) + 1, S)
         added = np.minimum(before_eos, self.max_tokens - start)
         self._write(index, start, added, (tokens, logps_SB.T[is_open], kept_SB.T[is_open]))
         self.length[index] = start + added
+        # Only if the last *added* token is one: the length limit may have cut before it.
         ended = is_eos[np.arange(len(index)), added - 1]
         self.stop[index] = np.where(ended, EOS, np.where(self.length[index] >= self.max_tokens, LENGTH, OPEN))
         if self.stop_strings:

@@ -53,11 +53,12 @@ class Batch:
 
     def take(self, rows: Sequence[int]) -> Batch:
         """The rows at these indices, in this order, as wide as before."""
-        index = mx.array(list(rows), mx.int32)
+        index = mx.array(list(rows), mx.int32)  # typed, because an empty list would be float32, which cannot index
         return self._map_arrays(lambda name, x: x[index])
 
     def trimmed(self) -> Batch:
         """Without the columns that are padding in every row."""
+        # Padding is on the right, so the widest row decides. An array's last axis is the last letter of its name.
         widths = {
             "T": _width(_ints(self.length_B)),
             "L": _width(_ints(self.prompt_length_B + self.length_B)),
@@ -69,6 +70,7 @@ class Batch:
     ) -> Iterator[Batch]:
         """Split by `plan_micro_batches`: at most `rows` rows and `token_budget` tokens each, padding included, so that
         little of it is padding; the largest first."""
+        # Planned on the host with Python integers: three small reads, and no array is made before the plan is known.
         lengths = zip(*map(_ints, (self.group_B, self.prompt_length_B, self.length_B)), strict=True)
         plan = plan_micro_batches(
             [RowLengths(index, *row) for index, row in enumerate(lengths)],
@@ -85,6 +87,7 @@ class Batch:
         """
         if self.weight_BT is None:
             raise ValueError("weight_BT is worked out over the whole step before rows are left out.")
+        # Exact zero: equal rewards give exactly 0 (`advantages`), and a tiny advantage is still a signal.
         signal_B = (self.advantage_B != 0) & (self.mask_BT.sum(axis=1) > 0)
         return self.take([row for row, has_signal in enumerate(_ints(signal_B)) if has_signal])
 
@@ -108,9 +111,12 @@ def pack(groups: Sequence[Group], *, pad_id: int, mask_truncated_completions: bo
             raise ValueError(
                 f"A completion of group {index} has {len(one.tokens)} tokens, {len(one.mask)} mask entries."
             )
+    # A completion may be empty and a truncated one all masked: both stay as rows, because weights divide by rows.
     lengths = [len(one.tokens) for _, _, one in rows]
     masks = [_token_mask(one, mask_truncated_completions) for _, _, one in rows]
     longest = _width(lengths)
+    # Whole rows as well, for models that cannot share a prompt. Padded on the right, where causal attention hides it, so a
+    # token's column is its position.
     sequences = [problem.tokens + one.tokens for _, problem, one in rows]
     return Batch(
         pad_id=pad_id,
@@ -134,6 +140,7 @@ def _token_mask(one: Completion, mask_truncated: bool) -> list[float]:
 
 def _sampling_logps(one: Completion) -> list[float]:
     """The policy's log-probabilities, renormalised over the tokens that top-p, top-k and min-p kept."""
+    # log(p / kept) = log p − log kept: the distribution that the token was in fact sampled from.
     if not one.log_kept:
         return one.logps
     return [logp - kept for logp, kept in zip(one.logps, one.log_kept, strict=True)]
@@ -149,6 +156,7 @@ def _width(lengths: Sequence[int]) -> int:
 
 
 def _padded(rows: Sequence[Sequence[float]], width: int, padding: float, dtype: mx.Dtype) -> mx.array:
+    # reshape: without rows mx.array([]) has one axis.
     return mx.array([[*row, *[padding] * (width - len(row))] for row in rows], dtype).reshape(len(rows), width)
 
 

@@ -38,7 +38,7 @@ class MicroBatch:
 
 @dataclass(slots=True)
 class PolicyForward:
-    """Settings of the forward pass. `micro_batch_tokens` and `chunk` trade memory for time and change no number."""
+    """Settings of the forward pass. `micro_batch_tokens` and `chunk` trade memory for time and change no result."""
 
     temperature: float
     chunk: int
@@ -81,7 +81,7 @@ class PolicyForward:
         for micro_batch in micro_batches:
             selected = prefix.select(prefilled, micro_batch) if prefix and prefilled else None
             logp_BT = self.scores(split_model, micro_batch, with_gradient=False, prefilled=selected).logp_N
-            mx.eval(logp_BT)
+            mx.eval(logp_BT)  # one micro-batch's activations at a time
             self.poll()
             yield logp_BT
 
