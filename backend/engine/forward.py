@@ -98,11 +98,11 @@ def completion_logps(
     """log π(completion | prompt) and the entropy of each distribution, both [B, T] in nats, 0 where inactive.
 
     Logits are divided by `temperature` first, in float32. The vocabulary is computed at the active positions only, `chunk` at a
-    time. Without `with_gradient` nothing carries a gradient; the entropy carries one only where `entropy_gradient` asks for it.
+    time. Without `with_gradient` nothing carries a gradient; the entropy carries one only with `entropy_gradient`.
     `prefilled`: the rows' prompts, where they have been prefilled before.
     """
     B, T = rows.completion_BT.shape
-    if rows.active_N.size == 0:  # every completion is masked: truncated ones, where those are left out
+    if rows.active_N.size == 0:  # every completion is masked, e.g. because all of them are truncated
         return TokenScores(mx.zeros((B, T)), mx.zeros((B, T)))
     if split_model.prefix_layers:
         hidden_BTH = shared_prompt_states(split_model, rows, prefilled)
@@ -135,7 +135,7 @@ def whole_row_states(split_model: SplitModel, rows: SequenceRows) -> mx.array:
 
 
 class PrefilledPrompts(NamedTuple):
-    """Prompts after their prefill: the state after each one's last token, and keys and values by layer, [P, J, K, d]."""
+    """Prompts after their prefill: the state after the last token of each, and keys and values by layer, [P, J, K, d]."""
 
     last_PH: mx.array
     keys: list[mx.array]

@@ -78,7 +78,7 @@ def _checkpointed(call: Callable[..., Any], seeds: Iterator[int]) -> Callable[..
 def _recomputed(run: Callable[..., tuple[mx.array, ...]]) -> Callable[..., tuple[mx.array, ...]]:
     """`run`, with a VJP that calls it again. Two `mx.depends` order the backward pass: recomputation waits for the cotangents
     of the outputs (else all layers recompute at once), and dx is handed on only with all other gradients done (else mlx defers
-    those, and what they are made from stays in memory)."""
+    those, and the activations that they need stay in memory)."""
     function = mx.custom_function(run)
 
     @function.vjp

@@ -9,7 +9,7 @@ p = softmax(z) the gradients are closed forms, so no graph of the softmax is kep
     entropy = −Σ p log p                    ∂ entropy / ∂z = −p (log p + entropy)
 
 - Frozen head (LoRA): token n's results depend on h_n alone, so ∂ logp_n / ∂ h_n, [H], is computed in the *forward* pass, while the
-  logits exist; the backward pass multiplies by the cotangent. Logits are computed once; what is kept is [N, H].
+  logits exist; the backward pass multiplies by the cotangent. Logits are computed once, and only [N, H] is kept.
 - Trained head: dW needs every token's dz once the cotangents are known, so the backward pass recomputes the logits by chunk.
 
 Knows the output layer of a model and arrays; no prompts, no padding, no loss. Letters: N tokens, n of them a chunk, H hidden,
@@ -54,7 +54,7 @@ def token_logps(
     """log π(target) and entropy under softmax(project(hidden) / temperature), computed in float32.
 
     `head` is the module that `project` uses, None where hidden states *are* logits. `chunk`: tokens at a time (None: all).
-    Without `with_gradient` there is no gradient, and none is prepared. The entropy carries one only with `entropy_gradient`.
+    Without `with_gradient` the results are constants. The entropy carries a gradient only with `entropy_gradient`.
     """
     size = chunk or hidden_NH.shape[0]
     if not with_gradient:

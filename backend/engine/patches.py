@@ -10,9 +10,8 @@ mlx-lm has no hook for these places, so attributes of its modules and classes ar
 |                                                       | (`engine/gradient_checkpointing.py`)   | context          | too much memory                  |
 
 A model's file imports its functions by name (`from .base import scaled_dot_product_attention`), so the name is replaced in
-every file that a part of the model comes from, and mlx_lm.models.base and .activations keep theirs. All other
-calls are passed on to mlx-lm's own function. No result changes beyond rounding. `active` lists the replacements; `uninstall`
-undoes them.
+every file that a part of the model comes from, and mlx_lm.models.base and .activations keep theirs. All other calls are passed
+on to mlx-lm's own function. No result changes beyond rounding. `active` lists the replacements; `uninstall` undoes them.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ def _training_inputs(keys: mx.array, values: mx.array, cache: Any, mask: Any) ->
     if isinstance(cache, (PrefixRecorder, PrefixReader)):
         return cache.attention_inputs(keys, values, mask)
     # Without a cache and with a causal mask over several tokens: whole rows, prompt and completion together. They are padded
-    # on the right, where causality hides the padding, so mlx-lm's "causal" says all there is to mask.
+    # on the right, where causality hides the padding, so "causal" is the complete mask.
     whole_rows = cache is None and isinstance(mask, str) and keys.shape[2] > 1
     return AttentionInputs(keys, values) if whole_rows else None
 

@@ -59,7 +59,7 @@ class PrefixRecorder:
     def attention_inputs(self, keys: mx.array, values: mx.array, mask: Any) -> AttentionInputs | None:
         """The inputs of blocked attention; None unless keys, values and mask are those that this cache returned. Otherwise the
         model has changed them, and only its own attention is right."""
-        # By identity: comparing values would evaluate the graph, and a changed array may well hold equal numbers.
+        # By identity, which costs nothing; comparing values would evaluate the graph.
         unchanged = keys is self.keys and values is self.values and _is_causal(mask, keys)
         return AttentionInputs(keys, values) if unchanged else None
 

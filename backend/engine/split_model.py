@@ -29,4 +29,4 @@ class SplitModel:
     """The number of layers, where all of them let a prompt be prefilled once for all of its completions; else 0."""
     vocab_size: int = 0
     slow_paths: list[str] = field(default_factory=list)
-    """For the user, one sentence each: what is computed in a slower way with this model, and why. Empty where nothing is."""
+    """Sentences for the user: each slow path that this model takes, and the reason. Empty if it takes none."""

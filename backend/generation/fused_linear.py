@@ -112,7 +112,7 @@ class FusedLinear:
         self.packed: dict[str, mx.array] = {}
 
     def branches(self) -> list[tuple[nn.Module, LinearBranch]]:
-        """(layer, what replaces it)."""
+        """(layer, the branch that replaces it)."""
         output = FusedOutput(self.projection, [base.weight.shape[0] for base in self.bases])
         return [(member, LinearBranch(output, index)) for index, member in enumerate(self.members)]
 

@@ -4,9 +4,9 @@ One decoding step multiplies few rows by every weight, so its time depends on th
 same input array (q|k|v, gate|up) become one product, and a LoRA or DoRA adapter is either merged into a temporary weight or computed
 as two small products for all of them.
 
-Which layers share an input is recorded in a trial forward pass, so no architecture is named here. Everything else stays the
+A trial forward pass records which layers share an input, so this file names no architecture. Everything else stays the
 policy's own module. The fused model is compared with the policy before it is used; where the trial fails or the logits differ,
-decoding runs the policy itself and `slow_paths` says why.
+decoding runs the policy itself and `slow_paths` gives the reason.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FusedModel:
     much memory as the weights that they replace, and `release` drops them.
 
     The tree shares every unchanged module with the policy, so it follows training. Frozen weights that are concatenated for good
-    *become* the storage: the policy's own arrays, and those of `others` (trees that share them), are made views of it.
+    *become* the storage: the policy's own arrays, and those of `others` (trees that share them), turn into views of it.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class FusedModel:
 
 
 def describe_error(error: Exception) -> str:
-    """The type and the first line of an exception, to stand at the end of a sentence."""
+    """The type and the first line of an exception, without a full stop, for the end of a sentence."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].strip().rstrip('.')}" if lines else type(error).__name__
 

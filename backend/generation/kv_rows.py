@@ -173,7 +173,7 @@ class KVRows:
     def _update_bookkeeping(self, keep: np.ndarray, admissions: Sequence[Admissions], slot: int, columns: int) -> None:
         lengths = np.concatenate([self.lengths[keep], *(admitted.lengths for admitted in admissions)])
         self.index = np.concatenate([self.index[keep], *(admitted.index for admitted in admissions)])
-        # An admitted row has one token already: the prefill's last logits gave it.
+        # An admitted row has one token already, sampled from the prefill's last logits.
         self.generated = np.concatenate([self.generated[keep], *(np.ones_like(a.index) for a in admissions)])
         # Ended rows may be longer than `slot`: their padding is 0, not negative.
         self.pad = np.maximum(slot - lengths, 0)

@@ -34,8 +34,8 @@ Poll = Callable[[int], None]
 class Rollout:
     """Samples completions from a policy. Keeps its compiled decoding steps from one call to the next.
 
-    `stop` strings end a completion as soon as its text contains one; the text keeps it. `rows`: most completions decoded at
-    once (None: all); the others wait, and the result differs by rounding only. `merge`: whether decoding may hold a second
+    `stop` strings end a completion as soon as its text contains one; the text keeps it. `rows`: the largest number of completions
+    decoded together (None: all); the others wait, and the result differs by rounding only. `merge`: whether decoding may hold a second
     copy of the weights that adapters change.
     """
 
@@ -212,7 +212,7 @@ class Rollout:
     def _group_steps(
         self, prompt: list[int], G: int, sampling: Sampling, uniform_TB: mx.array
     ) -> Iterator[SampledTokens]:
-        """What each step samples, for G rows of one prompt. Each step is submitted to the device before it is yielded."""
+        """The sampled tokens of each step, for G rows of one prompt. Each step is submitted to the device before it is yielded."""
         split_model = self.fused.split_model
         cache = make_prompt_cache(self.policy.model)
         logits = split_model.logits(split_model.hidden(mx.array([prompt]), cache)[:, -1])

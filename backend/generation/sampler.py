@@ -49,7 +49,7 @@ GREEDY = Sampling(temperature=0.0)
 
 class SampledTokens(NamedTuple):
     """One sampled token a row: its id, its log-probability under the policy in nats before any filter, and the log of the share
-    of the policy's mass that the filters kept. logp − log_kept is what the token was really sampled with."""
+    of the policy's mass that the filters kept. The token was sampled with log-probability logp − log_kept."""
 
     token_B: mx.array
     logp_B: mx.array
@@ -74,7 +74,7 @@ def sample_tokens(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) 
     # A where, no renumbering: the running sum passes over zeros, so token ids stay indices into [V].
     kept_BV = mass_BV if floor_B1 is None else mx.where(mass_BV < floor_B1, 0, mass_BV)
     token_B, kept_sum_B = _inverse_cdf(kept_BV, uniform_B)
-    # log π of the policy before any filter divides by the whole mass; without filters that is the sum made already.
+    # log π of the policy before any filter divides by the whole mass; without filters `_inverse_cdf` has summed it already.
     total_B = kept_sum_B if floor_B1 is None else mass_BV.sum(axis=-1)
     logp_B = _tempered(_at(logits_BV, token_B), temperature) - peak_B1[:, 0] - mx.log(total_B)
     return SampledTokens(token_B, logp_B, mx.zeros_like(logp_B) if floor_B1 is None else mx.log(kept_sum_B / total_B))
@@ -135,7 +135,7 @@ def _filter_floor(mass_BV: mx.array, sampling: Sampling) -> mx.array | None:
     """[B, 1]: the least mass that the filters keep. Ties at a threshold are kept. None: nothing is filtered."""
     floors_B1, candidates_BK = [], mass_BV
     if 0 < sampling.top_k < mass_BV.shape[-1]:
-        # Top-p then looks at these K alone: it takes its share of what top-k left.
+        # Top-p then applies to these K alone: to the distribution that top-k leaves, renormalised.
         candidates_BK = mx.topk(mass_BV, sampling.top_k, axis=-1)
         floors_B1.append(candidates_BK.min(axis=-1, keepdims=True))
     if sampling.top_p < 1:

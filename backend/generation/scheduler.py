@@ -33,7 +33,7 @@ from backend.generation.sampler import SampledTokens, Sampling, sample_tokens
 from backend.spec.memory.chunking import capacity
 
 DECODE_CHUNK = 8
-"""Decoding steps between two reads of what was sampled. The device computes on while Python reads."""
+"""Decoding steps between two reads of the sampled tokens. The device continues while Python reads."""
 
 COPYABLE = 64 << 20
 """Bytes of keys and values that a GPU copies faster than it would receive its next step after waiting."""
@@ -134,7 +134,7 @@ class Scheduler:
         return rows.slot + steps > rows.capacity or 4 * needed <= 3 * rows.capacity
 
     def _carry_over(self, keep: np.ndarray, admissions: Sequence[Admissions]) -> None:
-        """Make `latest` fit the new rows: what was sampled last in the kept ones, then the first tokens of the admitted ones."""
+        """Make `latest` fit the new rows: the last tokens of the kept rows, then the first tokens of the admitted ones."""
         pieces: list[SampledTokens] = []
         if self.latest is not None and len(keep):
             pieces.append(SampledTokens(*(part[mx.array(keep)] for part in self.latest)))

@@ -65,8 +65,9 @@ def advantage_values(
     names: Sequence[str] = (),
 ) -> tuple[list[float], dict[str, float]]:
     """`advantages` in plain lists and double precision: advantages [B] and the reward metrics."""
-    # NaN is "no opinion" from here on: it passes through every difference and quotient, and becomes 0 at the very end.
-    rows = [[math.nan if x is None else float(x) for x in row] for row in _listed(rewards)]
+    # NaN means "no score" from now on: it passes through every difference and quotient, and becomes 0 in the last line.
+    lists = rewards.tolist() if hasattr(rewards, "tolist") else list(rewards)
+    rows = [[math.nan if x is None else float(x) for x in row] for row in lists]
     if group_size < 1 or not rows or len(rows) % group_size:
         raise ValueError(f"rewards has {len(rows)} rows, which are not groups of {group_size}.")
     weights = [1.0] * len(rows[0]) if weights is None else list(weights)
@@ -94,10 +95,6 @@ def advantage_values(
     for name, column in zip(names, zip(*rows, strict=True), strict=False):
         metrics |= {f"rewards/{name}/mean": _mean(column), f"rewards/{name}/std": _std(column)}
     return [0.0 if math.isnan(x) else x for x in values], metrics
-
-
-def _listed(x: Any) -> list[Any]:
-    return x.tolist() if hasattr(x, "tolist") else list(x)
 
 
 def _sum_then_normalize(totals: list[float], group_size: int, scale: str) -> tuple[list[float], list[float]]:
@@ -155,7 +152,7 @@ def _in_groups(values: Sequence[float], size: int) -> list[Sequence[float]]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The mean of what is not NaN. Equal values have exactly their value as mean, so their advantage is exactly 0."""
+    """The mean of the values that are not NaN. Equal values have exactly their value as mean, so their advantage is exactly 0."""
     present = [x for x in values if not math.isnan(x)]
     if not present:
         return math.nan
@@ -164,7 +161,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _std(values: Sequence[float], if_single: float = math.nan) -> float:
-    """The standard deviation with n − 1 of what is not NaN: NaN below two values, but `if_single` for a list of one."""
+    """The standard deviation (n − 1) of the values that are not NaN: NaN below two values, but `if_single` for a list of one."""
     if len(values) == 1:
         return if_single
     mean = _mean(values)
@@ -173,5 +170,5 @@ def _std(values: Sequence[float], if_single: float = math.nan) -> float:
 
 
 def _group_std(group: Sequence[float]) -> float:
-    """0 in a group of one, as in evaluation."""
+    """As `_std`, but 0 in a group of one, as in evaluation."""
     return _std(group, if_single=0.0)

@@ -1,7 +1,7 @@
-"""GRPO and its family (arXiv:2402.03300): what is prepared from a rollout, and the clipped objective of the chosen loss.
+"""GRPO and its family (arXiv:2402.03300): preparation of a rollout's batches, and the clipped objective of the chosen loss.
 
 A step is `steps_per_generation` optimizer batches, each used for μ = `num_iterations` updates. Token weights, reference
-log-probabilities and the importance correction are fixed before the first update; the old policy is the one before it. The
+log-probabilities and the importance correction are fixed before the first update; the old policy is the policy before it. The
 losses themselves are the table in `losses.py`.
 """
 
@@ -74,7 +74,7 @@ class Grpo(Algorithm):
         if len(batches) == 1:
             batches = [batch]  # the same rows without a gather, whose result would be a second copy
         # The same objects μ times: what the first iteration records (`after_backward`), the others read.
-        return [self._optimizer_batch(one, forward) for one in batches] * self.num_iterations
+        return [self._optimizer_batch(part, forward) for part in batches] * self.num_iterations
 
     def _optimizer_batch(self, batch: Batch, forward: PolicyForward) -> OptimizerBatch:
         # Before rows are split or left out: a token's weight depends on the whole optimizer batch.
@@ -130,13 +130,13 @@ class Grpo(Algorithm):
         bonus averages over."""
         top, has_bonus = self.loss.top_entropy_quantile, self.bonus.coefficient > 0
         if top >= 1:
-            return {"entropy_tokens": sum(one.batch.mask_BT.sum() for one in micro_batches)} if has_bonus else {}
+            return {"entropy_tokens": sum(part.batch.mask_BT.sum() for part in micro_batches)} if has_bonus else {}
         # One forward pass more for each update: the first micro-batch's backward pass needs a quantile over all of them.
         entropies = [
-            forward.scores(self.policy.split_model, one, with_gradient=False).entropy_N for one in micro_batches
+            forward.scores(self.policy.split_model, part, with_gradient=False).entropy_N for part in micro_batches
         ]
         entropy_1N = mx.concatenate([entropy.reshape(1, -1) for entropy in entropies], axis=1)
-        mask_1N = mx.concatenate([one.batch.mask_BT.reshape(1, -1) for one in micro_batches], axis=1)
+        mask_1N = mx.concatenate([part.batch.mask_BT.reshape(1, -1) for part in micro_batches], axis=1)
         threshold = entropy_quantile(entropy_1N, mask_1N, top)
         # Counted, not top · N: ties at the threshold are kept, and the bonus averages over the tokens that are.
         tokens = ((entropy_1N >= threshold) * mask_1N).sum()
@@ -180,15 +180,17 @@ class Grpo(Algorithm):
         """How far the sampler lay from the policy: means over the tokens or rows of the rollout, extremes over all."""
         # The list repeats its first `steps_per_generation` batches μ times: each is counted once.
         once = optimizer_batches[: self.steps_per_generation]
-        batches = [one.batch for micro_batches in once for one in micro_batches if one.batch.old_logp_BT is not None]
+        batches = [part.batch for micro_batches in once for part in micro_batches if part.batch.old_logp_BT is not None]
         if not batches or self.ratio_against == "reference":
             return {}
         correction = self.correction or UNCLIPPED
         measured = [{name: float(x) for name, x in _importance(batch, correction)[1].items()} for batch in batches]
         tokens = [float(batch.mask_BT.sum()) for batch in batches]
         by_row = correction.mode.startswith("sequence")
-        counts = {name: [len(one) for one in batches] if by_row and "ratio" in name else tokens for name in measured[0]}
-        return {name: _combined(name, [one[name] for one in measured], counts[name]) for name in measured[0]}
+        counts = {
+            name: [len(batch) for batch in batches] if by_row and "ratio" in name else tokens for name in measured[0]
+        }
+        return {name: _combined(name, [values[name] for values in measured], counts[name]) for name in measured[0]}
 
     def state(self) -> list[float | None]:
         return self.bonus.state()
@@ -225,7 +227,7 @@ def loss_settings(config: Config) -> Settings:
 
 
 def grpo(policy: Policy, config: Config) -> Grpo:
-    """The algorithm that `config` asks for."""
+    """The algorithm with the settings of `config`."""
     corrects = config.sampling_correction != "none"
     bounds = config.sampling_correction_min, config.sampling_correction_max
     return Grpo(

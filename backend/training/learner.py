@@ -28,13 +28,12 @@ from backend.training.algorithm import Algorithm, OptimizerBatch
 from backend.training.batch import Batch
 from backend.training.optimizer import clip_by_norm, optimizer, restore, schedule, state_arrays
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
-from backend.training.shared_prefix import SharedPrefix
 from backend.training.tally import Tally, merge
 
 
 class Learner:
     """Policy, algorithm, optimizer and schedule. `updates` counts optimizer updates over the run; the learning rate
-    (`learning_rate(update)`), dropout and a reference that follows the policy depend on it alone, so a resumed run goes on
+    (`learning_rate(update)`), dropout and a reference that follows the policy depend on it alone, so a resumed run continues
     exactly.
 
     `recompute` recomputes layers' activations in the backward pass instead of keeping them; it changes no number.
@@ -115,7 +114,8 @@ class Learner:
             self.algorithm.after_backward(micro_batch, logp_BT)
             forward.poll()
         if prefix:
-            gradient = self._backward_through_prompts(prefix, gradient)
+            with gradient_checkpointing(model, self.recompute):
+                gradient = prefix.backward(model, split_model, gradient)
         if gradient is None:  # no completion has a signal: the gradient is 0, but momentum and weight decay still apply
             gradient = tree_map(mx.zeros_like, model.trainable_parameters())
         metrics = {name: float(value) for name, value in merge(tallies).items()} if tallies else {}
@@ -158,10 +158,6 @@ class Learner:
         value_and_grad = mx.value_and_grad(loss, argnums=[0, 1, 2, 3])
         value, (gradient, *cotangents) = value_and_grad(model.trainable_parameters(), *prompted)
         return value, gradient, PrefilledPrompts(*cotangents)
-
-    def _backward_through_prompts(self, prefix: SharedPrefix, gradient: Any) -> Any:
-        with gradient_checkpointing(self.policy.model, self.recompute):
-            return prefix.backward(self.policy.model, self.policy.split_model, gradient)
 
     def _loss(
         self, micro_batch: MicroBatch, totals: Any, prompted: PrefilledPrompts | None = None

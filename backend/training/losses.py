@@ -2,12 +2,12 @@
 
     loss = Σ_it weight_it · (term(ratio_it, A_i) + β · KL_it)        i: completion (row), t: token
 
-The *ratio* compares the policy with the one that sampled, by token or by completion (`LEVELS`). The *term* scores a token.
-The *weight* says how tokens are averaged; it needs only masks and lengths, so it is computed once for a whole optimizer batch
+The *ratio* compares the policy with the policy that sampled, by token or by completion (`LEVELS`). The *term* scores a token.
+The *weight* averages over tokens; it needs only masks and lengths, so it is computed once for a whole optimizer batch
 (`token_weights`), and losses and gradients of micro-batches simply add up, however the batch is split.
 
-This module never sees a model, a file or a random number, and never averages what only the whole optimizer batch can average:
-what a micro-batch cannot know is passed in, and metrics leave as a `Tally` of numerators and denominators. Arrays end in their
+This module never sees a model, a file or a random number, and never averages over a micro-batch:
+totals of the optimizer batch are passed in, and metrics leave as a `Tally` of numerators and denominators. Arrays end in their
 axes: B rows, T tokens of the completion.
 """
 
@@ -214,7 +214,7 @@ def _log_sequence_weight(t: Tokens) -> mx.array:
 # ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-# Each divides by totals of the optimizer batch, so the weights of its micro-batches add up to what they are without a split.
+# Each divides by totals of the optimizer batch, so a token's weight is the same in whatever micro-batch it is.
 # Divisors are at least 1: a batch without active tokens has weights 0, not 0/0.
 
 
@@ -475,7 +475,7 @@ def _token_arrays(
 
 
 def _per_row_or_token(x: mx.array, mask_BT: mx.array) -> mx.array:
-    """`x` [B, 1] as it is, or [B, T] cleaned of what padding holds."""
+    """`x` [B, 1] unchanged, or [B, T] with 0 at masked positions."""
     return x.astype(mx.float32) if x.shape[1] == 1 else _masked(x, mask_BT)
 
 

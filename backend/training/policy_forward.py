@@ -1,4 +1,4 @@
-"""Micro-batches, and forward passes over them under a model: what every algorithm's preparation and objective start from.
+"""Micro-batches, and a model's forward passes over them: the start of every algorithm's preparation and objective.
 
 A completion's log-probabilities need its prompt's keys and values. Prompts are prefilled once for all micro-batches where that
 saves work (`shared_prefix`), else once in each micro-batch. Knows no loss, no optimizer and no reward.
@@ -46,7 +46,7 @@ class PolicyForward:
     micro_batch_tokens: int
     has_dropout: bool = False
     poll: Callable[[], None] = do_nothing
-    """Called after every micro-batch: the trainer reads its control file there."""
+    """Called after every micro-batch: the trainer reads its control file in it."""
 
     def micro_batches(self, split_model: SplitModel, batch: Batch, most_rows: int | None = None) -> list[MicroBatch]:
         """Split a batch within `most_rows` and `micro_batch_tokens`."""

@@ -2,8 +2,8 @@
 
 There mlx hands every operation to a thread of its own, which sleeps whenever it has none. A decoding step is hundreds of
 operations of some ten microseconds. On two cores, each may have to wake the other core and to fetch from its cache what was
-just written, which costs as much as the operation. Some systems keep the two threads together by themselves, some at some
-times. Only these two threads are pinned, and only while they work: rewards, saving and tokenising have the other cores.
+just written, which costs as much as the operation. Some systems keep the two threads together by themselves, others only
+sometimes. Only these two threads are pinned, and only while they work: rewards, saving and tokenising have the other cores.
 
 The scheduling policy stays the usual one, under which a woken thread goes first: above its memory limit mlx waits for its
 thread in a loop, and under SCHED_BATCH that loop would keep the core.
