@@ -74,7 +74,7 @@ class FusedModel:
         """Fuse all layers that can be fused. → the reason if none was, or ""."""
         try:
             fused_linears = fusable_linears(self.policy, merge)
-        # A model's own code may raise anything, e.g. when it reads its layers' weights itself, which a recorder has not.
+        # A model's own code may raise anything, e.g. when it reads its layers' weights itself, which a recorder does not have.
         except Exception as error:
             return f"a trial forward pass failed with {describe_error(error)}"
         if not fused_linears:

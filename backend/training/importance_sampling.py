@@ -32,7 +32,7 @@ def importance_ratio(
     scored_BT = (mask_BT > 0) & ~mx.isnan(sampling_logp_BT)
     difference_BT = mx.where(scored_BT, old_logp_BT - sampling_logp_BT, 0.0)
     by_row = mode.startswith("sequence")
-    # A sequence's ratio is a product over its tokens, so it may be 0 or infinite in float32: the bounds below catch both.
+    # A sequence's ratio is a product over its tokens, so it may be 0 or infinite in float32; the bounds catch both.
     ratio = mx.exp(difference_BT.sum(axis=1, keepdims=True) if by_row else difference_BT)
     low = -mx.inf if clip_min is None else clip_min
     high = mx.inf if clip_max is None else clip_max

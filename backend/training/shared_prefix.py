@@ -45,7 +45,7 @@ class SharedPrefix:
             lengths = np.zeros(len(part.groups), np.int64)
             lengths[np.array(part.rows.prompt_B)] = np.array(part.rows.prompt_length_B)
             prompts |= zip(part.groups, zip(np.array(part.rows.prompt_PK), lengths.tolist(), strict=True), strict=True)
-        # A group whose rows fell into several micro-batches comes several times above; the dict keeps its prompt once.
+        # A group whose rows fell into several micro-batches occurs several times; the dict keeps its prompt once.
         longest = max(part.rows.prompt_PK.shape[1] for part in micro_batches)
         self.index_of_group = {group: index for index, group in enumerate(prompts)}
         self.prompt_PK = mx.array(np.stack([np.pad(ids, (0, longest - len(ids))) for ids, _ in prompts.values()]))
