@@ -43,11 +43,11 @@ class Completion:
     """1 where the policy produced the token and is trained on it, 0 where something else wrote it into the
     conversation, such as a tool's result. Empty: 1 throughout."""
     scores: dict[str, float | None] = field(default_factory=dict)
-    """Each reward function's number, None where it had no opinion."""
+    """Each reward function's score, None where it has no opinion."""
     reward: float | None = None
     advantage: float = 0.0
     logged: dict[str, Any] = field(default_factory=dict)
-    """What reward functions noted of this completion (TRL's `log_extra`)."""
+    """Extra values that reward functions logged for this completion (TRL's `log_extra`)."""
 
     @property
     def trained_tokens(self) -> int:

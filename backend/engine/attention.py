@@ -61,7 +61,7 @@ def blocked_attention(
     length_P = prompts.length_P if prompts else None
 
     def segments(span: slice, arrays: Sequence[mx.array]) -> list[_Segment]:
-        """What the queries of `span` attend to. `arrays`: keys and values of the rows, then of the prompts if there are any."""
+        """The segments that the queries of `span` attend to. `arrays`: keys and values of the rows, then of any prompts."""
         keys, values, *prompt = arrays
         # Keys after the block's last query are all masked: they are left out instead of computed.
         own = _Segment(keys[:, :, : span.stop], values[:, :, : span.stop], first_query=span.start)
@@ -75,13 +75,16 @@ def blocked_attention(
             q = evaluate_after(queries[:, :, span], blocks[-1] if blocks else ())
             blocks.append(_merge([segment.attend(q) for segment in segments(span, arrays)]))
         out, logsumexp = (_concatenate_queries(column) for column in zip(*blocks, strict=True))
+        # L stays float32: the backward pass exponentiates S − L, where bfloat16 would be wrong by several per cent.
         return out.astype(arrays[1].dtype), logsumexp
 
     @attention.vjp
     def attention_vjp(primals: Any, cotangents: Any, outputs: Any) -> tuple[mx.array, ...]:
         queries, *arrays = primals
+        # cotangents[1] belongs to L, which no caller sees.
         d_out, (out, logsumexp) = cotangents[0], outputs
-        # D = rowsum(dO ∘ O) [B, H, N, 1]: the part of dS that comes from the softmax's denominator.
+        # D = rowsum(dO ∘ O) = rowsum(P ∘ dP) [B, H, N, 1]: the part of dS that comes from the softmax's denominator. From O
+        # it needs no keys, so it is known before the first block.
         delta = (d_out.astype(mx.float32) * out.astype(mx.float32)).sum(axis=-1, keepdims=True)
         d_queries: list[mx.array] = []
         d_arrays: list[mx.array] = []
@@ -98,6 +101,7 @@ def blocked_attention(
             d_arrays = _accumulate(d_arrays, [x for pair in zip(*dkv, strict=True) for x in pair])
         return (_concatenate_queries(d_queries[::-1]), *d_arrays)
 
+    # Scaled outside of the custom function: d numbers a query instead of K + N scores, and autodiff scales dQ.
     return attention(queries_BHNd * scale, keys_BJNd, values_BJNe, *(prompts[:2] if prompts else ()))[0]  # pyright: ignore[reportIndexIssue]
 
 
@@ -113,6 +117,7 @@ def decode_attention(
     scores = (queries_BH1d * scale).reshape(B, J, H // J, d) @ keys_BJCd.swapaxes(-1, -2)
     scores = scores.astype(mx.float32) + mx.where(mask_B11C, 0.0, -mx.inf)
     weights = exp_nonpositive(scores - scores.max(axis=-1, keepdims=True))
+    # Normalised after the product: e numbers a query to divide instead of C.
     out = (weights.astype(values_BJCe.dtype) @ values_BJCe).astype(mx.float32) / weights.sum(axis=-1, keepdims=True)
     return out.astype(values_BJCe.dtype).reshape(B, H, 1, -1)
 
@@ -140,6 +145,7 @@ class _Segment:
 
     def attend(self, q_BHnd: mx.array) -> _PartialSoftmax:
         scores = self._scores(self._grouped(q_BHnd), q_BHnd.shape[2])
+        # The peak keeps exp ≤ 1. It is finite (−∞ − −∞ would be NaN): a query sees itself, and a prompt has a token.
         peak = scores.max(axis=-1, keepdims=True)
         weights = exp_nonpositive(scores - peak)
         # The product runs in the values' type (16 bits on a GPU); sums and scores stay in float32.
@@ -157,13 +163,15 @@ class _Segment:
         # S ≤ L, for L is the logarithm of a sum that S is in: P comes out normalised, and its exponent is never positive.
         weights = exp_nonpositive(self._scores(q, q_BHnd.shape[2]) - logsumexp)
         d_values = weights.astype(self.values.dtype).swapaxes(-1, -2) @ d_out
+        # dP in the values' type, but the difference dP − D in float32: the two nearly cancel where P is close to one-hot.
         d_scores = (weights * ((d_out @ self.values.swapaxes(-1, -2)) - delta)).astype(self.keys.dtype)
         return self._ungrouped(d_scores @ self.keys, q_BHnd.shape), d_scores.swapaxes(-1, -2) @ q, d_values
 
     def _scores(self, q: mx.array, n: int) -> mx.array:
-        """S [S, J, rows, M] in float32, −∞ where masked. Query rows are laid out with the block's n tokens innermost."""
+        """S [S, J, rows, M] in float32, −∞ where masked. The block's n tokens are the innermost axis of the query rows."""
         scores = (q @ self.keys.swapaxes(-1, -2)).astype(mx.float32)
         columns = mx.arange(self.keys.shape[2])
+        # A single query is the last key of its segment, so nothing is to be masked.
         if self.first_query is not None and n > 1:
             index = self.first_query + mx.arange(q.shape[2]) % n
             scores = scores + mx.where(index[:, None] >= columns, 0.0, -mx.inf)
@@ -173,6 +181,8 @@ class _Segment:
 
     def _grouped(self, x_BHnd: mx.array) -> mx.array:
         """[B, H, n, d] → [S, J, (B/S · H/J · n), d]."""
+        # No gather: the rows of a prompt are consecutive, and so are the query heads of a key head (head h reads key head
+        # h // (H / J), as in mlx).
         (B, H, n, d), (S, J) = x_BHnd.shape, self.keys.shape[:2]
         return x_BHnd.reshape(S, B // S, J, H // J, n, d).swapaxes(1, 2).reshape(S, J, -1, d)
 
@@ -187,6 +197,7 @@ def _merge(partials: Sequence[_PartialSoftmax]) -> tuple[mx.array, mx.array]:
     peak = partials[0].peak
     for partial in partials[1:]:
         peak = mx.maximum(peak, partial.peak)
+    # Factors exp(peak_i − max peak) ≤ 1 never overflow. mx.exp: [B, H, n, 1] is too small for the vector version to matter.
     rescaled = [(mx.exp(partial.peak - peak), partial) for partial in partials]
     total = sum(factor * partial.total for factor, partial in rescaled)
     out = sum((factor / total) * partial.out for factor, partial in rescaled)
@@ -194,7 +205,7 @@ def _merge(partials: Sequence[_PartialSoftmax]) -> tuple[mx.array, mx.array]:
 
 
 def _accumulate(sums: list[mx.array], grads: list[mx.array]) -> list[mx.array]:
-    """Sums of dK and dV over blocks. An earlier block of queries has attended to the first keys only: the others get zeros."""
+    """Sums of dK and dV over blocks. An earlier block of queries attends to the first keys only: the others get zeros."""
     if not sums:
         return grads
     none = ((0, 0), (0, 0))

@@ -3,8 +3,8 @@
     prompts [P, K] ──prefill──► last state [P, H], keys and values of each layer [P, J, K, d]
     completions [B, T] ──attend to their prompt──► states [B, T, H] ──head, active tokens only──► log π, entropy [B, T]
 
-The state that predicts completion token t stands at position t − 1: the first token is predicted by the prompt's last state,
-and a completion's last token is never fed. Models whose layers cannot share a prompt read whole rows [B, L] instead.
+The state at position t − 1 predicts completion token t: the first token is predicted by the prompt's last state, and a
+completion's last token is never fed. Models whose layers cannot share a prompt read whole rows [B, L] instead.
 
 Knows a model and arrays; no files, no settings, no loss. Letters: B completions, P prompts, T completion tokens, K prompt
 tokens, L tokens of both, H hidden.
@@ -25,7 +25,7 @@ from backend.engine.split_model import SplitModel
 
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
-    """Completions and their prompts, laid out for the forward pass by `sequence_rows`."""
+    """Completions and their prompts as the arrays of the forward pass, built by `sequence_rows`."""
 
     tokens_BL: mx.array
     """Prompt and completion, padded on the right; read only where prompts cannot be shared."""
@@ -53,12 +53,15 @@ def sequence_rows(
     completion_BT: mx.array,
     mask_BT: mx.array,
 ) -> SequenceRows:
-    """Rows of one group have the same prompt. Inputs are looked at on the host: call it once for a batch, not once a pass."""
+    """The arrays of a batch, [B, …]. Rows of one group have the same prompt. Reads its inputs on the host, which waits for the
+    device: call it once per batch, not once per pass."""
     tokens, lengths, groups = np.array(tokens_BL), np.array(prompt_length_B), np.array(group_B)
     _, first, prompt_of = np.unique(groups, return_index=True, return_inverse=True)
-    order = np.argsort(np.argsort(first))  # groups in the order in which they come
+    # np.unique sorts by group number; argsort of argsort gives ranks, so prompts are numbered by first appearance.
+    order = np.argsort(np.argsort(first))
     prompt_of, first = order[prompt_of], np.sort(first)
     P, K = len(first), int(lengths.max(initial=1))
+    # Zeros, not the pad id: no real token attends to the padding, so any valid token will do.
     inside = np.arange(K)[None] < lengths[first][:, None]
     each = len(tokens) // max(P, 1)
     return SequenceRows(
@@ -95,17 +98,18 @@ def completion_logps(
     """log π(completion | prompt) and the entropy of each distribution, both [B, T] in nats, 0 where inactive.
 
     Logits are divided by `temperature` first, in float32. The vocabulary is computed at the active positions only, `chunk` at a
-    time. Without `with_gradient` nothing carries a gradient; the entropy carries one only where `entropy_gradient` asks for it.
+    time. Without `with_gradient` nothing carries a gradient; the entropy carries one only with `entropy_gradient`.
     `prefilled`: the rows' prompts, where they have been prefilled before.
     """
     B, T = rows.completion_BT.shape
-    if rows.active_N.size == 0:  # every completion is masked: truncated ones, where those are left out
+    if rows.active_N.size == 0:  # every completion is masked, e.g. because all of them are truncated
         return TokenScores(mx.zeros((B, T)), mx.zeros((B, T)))
     if split_model.prefix_layers:
         hidden_BTH = shared_prompt_states(split_model, rows, prefilled)
     else:
         hidden_BTH = whole_row_states(split_model, rows)
     flat_NH, target_N = hidden_BTH.reshape(B * T, -1), rows.completion_BT.reshape(-1)
+    # The gather selects before the head, so masked tokens cost no row of logits; with a full mask it would be only a copy.
     if not rows.full:
         flat_NH, target_N = flat_NH[rows.active_N], target_N[rows.active_N]
     scored = token_logps(
@@ -114,6 +118,7 @@ def completion_logps(
     )  # fmt: skip
     if rows.full:
         return TokenScores(*(x.reshape(B, T) for x in scored))
+    # Back to [B, T]. Indices are distinct, so each sum has one term and is exact.
     blank = mx.zeros(B * T)
     return TokenScores(*(blank.at[rows.active_N].add(x).reshape(B, T) for x in scored))
 
@@ -122,14 +127,15 @@ def whole_row_states(split_model: SplitModel, rows: SequenceRows) -> mx.array:
     """The states that predict each completion token, [B, T, H], from one pass over prompt and completion of every row."""
     B, T = rows.completion_BT.shape
     hidden_BLH = split_model.hidden(rows.tokens_BL[:, :-1])
-    # The state that predicts completion token t of row b is at position prompt_length[b] − 1 + t.
+    # The state that predicts completion token t of row b is at position prompt_length[b] − 1 + t. In shorter rows the last
+    # of the T positions may lie beyond the array; clamped, they read a wrong state, but they are not active.
     position_BT = mx.minimum(rows.prompt_length_B[:, None] - 1 + mx.arange(T)[None], rows.tokens_BL.shape[1] - 2)
     flat_N = (mx.arange(B)[:, None] * hidden_BLH.shape[1] + position_BT).reshape(-1)
     return hidden_BLH.reshape(-1, hidden_BLH.shape[-1])[flat_N].reshape(B, T, -1)
 
 
 class PrefilledPrompts(NamedTuple):
-    """Prompts after their prefill: the state after each one's last token, and keys and values by layer, [P, J, K, d]."""
+    """Prompts after their prefill: the state after the last token of each, and keys and values by layer, [P, J, K, d]."""
 
     last_PH: mx.array
     keys: list[mx.array]
@@ -138,6 +144,7 @@ class PrefilledPrompts(NamedTuple):
 
 def prefill_prompts(split_model: SplitModel, prompt_PK: mx.array, length_P: mx.array) -> PrefilledPrompts:
     """One pass over the prompts, padded on the right, with gradient where the model learns."""
+    # The recorders collect keys and values as a side effect of the pass, so `hidden` must be called before they are read.
     recorders = [PrefixRecorder() for _ in range(split_model.prefix_layers)]
     hidden_PKH = split_model.hidden(prompt_PK, recorders)
     last_PH = hidden_PKH[mx.arange(len(length_P)), length_P - 1]
@@ -151,9 +158,11 @@ def shared_prompt_states(
     T, (P, K) = rows.completion_BT.shape[1], rows.prompt_PK.shape
     prompts = prefilled or prefill_prompts(split_model, rows.prompt_PK, rows.prompt_length_P)
     last_BH = prompts.last_PH[rows.prompt_B]
+    # Completions of one token: the prompt predicts it, and there is nothing to run the model on.
     if T == 1:
         return last_BH[:, None]
     rows_per_prompt = len(rows.prompt_B) // P if rows.even else 0
+    # Prompts of one length need no mask array: an integer lets attention take its causal path.
     mask = PrefixMask(rows.prompt_B, rows_per_prompt, rows.prompt_length_B if rows.ragged else K)
     readers = [PrefixReader(keys, values, mask) for keys, values in zip(prompts.keys, prompts.values, strict=True)]
     hidden_BSH = split_model.hidden(rows.completion_BT[:, :-1], readers)

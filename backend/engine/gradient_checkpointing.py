@@ -3,11 +3,11 @@
 mlx-lm's own `grad_checkpoint` replaces the layer class's `__call__` for good and knows nothing of keys and values that must
 carry a gradient from one pass to another. This one is a context, and handles three things that `mx.checkpoint` does not:
 
-- weights and the prompt's keys and values enter the recomputed function as arguments and leave as results; what a function merely
-  closes over gets no gradient;
-- dropout draws the same mask in both passes, from a seed per call;
+- weights and the prompt's keys and values are arguments and results of the recomputed function, because arrays that a function
+  merely closes over get no gradient;
+- dropout samples the same mask in both passes, from a seed per call;
 - the order of the backward pass is fixed. mlx would otherwise put off the weights' gradients of layer after layer, and keep the
-  activations they are made from: several times the memory, growing with depth.
+  activations that they are computed from: several times the memory, growing with depth.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def gradient_checkpointing(model: nn.Module, on: bool) -> Iterator[None]:
         yield
         return
     classes = {type(layer) for layer in model.layers}  # pyright: ignore
+    # From mlx's generator, so the update's seed fixes every mask, and a resumed run repeats them.
     seeds = itertools.count(int(mx.random.randint(0, 1 << 30).item()))  # pyright: ignore
     replaced = [patches.replace(kind, "__call__", _checkpointed(kind.__call__, seeds)) for kind in classes]
     try:
@@ -47,6 +48,7 @@ def _checkpointed(call: Callable[..., Any], seeds: Iterator[int]) -> Callable[..
     """A layer's `__call__` that recomputes its activations."""
 
     def checkpointed(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # Taken here, in the first pass: `run` is called again in the backward pass, in reverse order of the layers.
         seed = next(seeds)
         cache = next((x for x in (*args, *kwargs.values()) if isinstance(x, (PrefixRecorder, PrefixReader))), None)
         prefix = [cache.keys, cache.values] if isinstance(cache, PrefixReader) else []
@@ -57,6 +59,7 @@ def _checkpointed(call: Callable[..., Any], seeds: Iterator[int]) -> Callable[..
             """The layer as a pure function: `arrays` are its trainable weights, then the prompt's keys and values it reads; a
             PrefixRecorder's keys and values are results, for later passes send gradients into them."""
             mx.random.seed(seed)  # the recomputed dropout mask must be the first pass's
+            # strict=False: behind the weights `arrays` has the prompt's keys and values.
             layer.update(tree_unflatten(list(zip(names, arrays, strict=False))))
             if prefix:
                 cache.keys, cache.values = arrays[len(names) :]  # pyright: ignore
@@ -75,7 +78,7 @@ def _checkpointed(call: Callable[..., Any], seeds: Iterator[int]) -> Callable[..
 def _recomputed(run: Callable[..., tuple[mx.array, ...]]) -> Callable[..., tuple[mx.array, ...]]:
     """`run`, with a VJP that calls it again. Two `mx.depends` order the backward pass: recomputation waits for the cotangents
     of the outputs (else all layers recompute at once), and dx is handed on only with all other gradients done (else mlx defers
-    those, and what they are made from stays in memory)."""
+    those, and the activations that they need stay in memory)."""
     function = mx.custom_function(run)
 
     @function.vjp

@@ -9,7 +9,7 @@ p = softmax(z) the gradients are closed forms, so no graph of the softmax is kep
     entropy = −Σ p log p                    ∂ entropy / ∂z = −p (log p + entropy)
 
 - Frozen head (LoRA): token n's results depend on h_n alone, so ∂ logp_n / ∂ h_n, [H], is computed in the *forward* pass, while the
-  logits exist; the backward pass multiplies by the cotangent. Logits are computed once; what is kept is [N, H].
+  logits exist; the backward pass multiplies by the cotangent. Logits are computed once, and only [N, H] is kept.
 - Trained head: dW needs every token's dz once the cotangents are known, so the backward pass recomputes the logits by chunk.
 
 Knows the output layer of a model and arrays; no prompts, no padding, no loss. Letters: N tokens, n of them a chunk, H hidden,
@@ -54,7 +54,7 @@ def token_logps(
     """log π(target) and entropy under softmax(project(hidden) / temperature), computed in float32.
 
     `head` is the module that `project` uses, None where hidden states *are* logits. `chunk`: tokens at a time (None: all).
-    Without `with_gradient` there is no gradient, and none is prepared. The entropy carries one only with `entropy_gradient`.
+    Without `with_gradient` the results are constants. The entropy carries a gradient only with `entropy_gradient`.
     """
     size = chunk or hidden_NH.shape[0]
     if not with_gradient:
@@ -83,20 +83,24 @@ class _Softmax(NamedTuple):
     def scores(self, target_N: mx.array) -> TokenScores:
         log_total_N = mx.log(self.total_N1[:, 0])
         logp_N = mx.take_along_axis(self.centred_NV, target_N[:, None], axis=-1)[:, 0] - log_total_N
-        # entropy = log Σ exp − Σ p · centred. Written as a product of rows and columns it needs no second array [n, V].
+        # log p = centred − log total, so entropy = log total − Σ p · centred. As a product of rows and columns the sum needs
+        # no second array [n, V].
         dot_N = (self.exp_NV[:, None, :] @ self.centred_NV[:, :, None])[:, 0, 0]
         return TokenScores(logp_N, log_total_N - dot_N / self.total_N1[:, 0])
 
     def logp_vjp(self, target_N: mx.array, cotangent_N: mx.array | float) -> mx.array:
         """cotangent · (onehot(target) − p): [n, V], the gradient in the scaled logits."""
         cotangent_N1 = mx.broadcast_to(cotangent_N, target_N.shape)[:, None]
+        # Normalisation, sign and cotangent are one factor [n, 1], so the gradient takes a single pass over [n, V].
         minus_p_NV = self.exp_NV * (-cotangent_N1 / self.total_N1)
+        # The one-hot term is added in one column instead of as a second array [n, V].
         at_target_N1 = mx.take_along_axis(minus_p_NV, target_N[:, None], axis=-1)
         return mx.put_along_axis(minus_p_NV, target_N[:, None], at_target_N1 + cotangent_N1, axis=-1)
 
     def entropy_vjp(self, entropy_N: mx.array, cotangent_N: mx.array | float) -> mx.array:
         """cotangent · −p (log p + entropy): [n, V], the gradient in the scaled logits."""
         cotangent_N1 = mx.broadcast_to(cotangent_N, entropy_N.shape)[:, None]
+        # log p = centred − log total, never log(p): where exp has underflowed to 0, 0 · log p must be 0 and not NaN.
         logp_plus_entropy_NV = self.centred_NV + (entropy_N[:, None] - mx.log(self.total_N1))
         return logp_plus_entropy_NV * self.exp_NV * (-cotangent_N1 / self.total_N1)
 
@@ -105,8 +109,10 @@ def _softmax(project: Project, hidden_NH: mx.array, temperature: float, exp: Exp
     scaled_NV = project(hidden_NH).astype(mx.float32)  # 16-bit logits alone would be wrong by 0.02 nats a token
     if temperature != 1:
         scaled_NV = scaled_NV * (1 / temperature)
+    # exp of a centred logit is at most 1, and total at least 1, so neither exp nor log overflows. The softmax does not change
+    # with the shift, so the gradient through the maximum is exactly 0 and need not be computed.
     centred_NV = scaled_NV - mx.stop_gradient(scaled_NV.max(axis=-1, keepdims=True))
-    # The expensive pass. Softmax, log-probability, entropy and both gradients are made from this one array.
+    # The expensive pass. Softmax, log-probability, entropy and both gradients come from this one array.
     exp_NV = exp(centred_NV)
     return _Softmax(centred_NV, exp_NV, exp_NV.sum(axis=-1, keepdims=True))
 
@@ -172,6 +178,8 @@ def _frozen_head(
 
     @score.vjp
     def score_vjp(_primals: Any, cotangents: Any, outputs: Any) -> mx.array:
+        # outputs: logp, entropy, then ∂ logp / ∂ h (and ∂ entropy / ∂ h). The cotangents of those gradients are not read
+        # (strict=False), because nothing differentiates twice.
         grads_NH = outputs[2:]
         scaled = [cotangent_N[:, None] * grad for cotangent_N, grad in zip(cotangents, grads_NH, strict=False)]
         return sum(scaled[1:], scaled[0]).astype(hidden_NH.dtype)
@@ -220,6 +228,7 @@ def _trained_head(
         for start in range(0, hidden_NH.shape[0], size):
             span = slice(start, start + size)
             x = evaluate_after(hidden_NH[span], d_hidden[-1:] + d_weights)
+            # Recomputed: keeping it from the forward pass would keep [N, V] float32.
             softmax = _softmax(lambda x: project_with(x, *weights), x, temperature)
             # d scaled logits / d logits = 1 / temperature, applied to the cotangents: [n] instead of [n, V].
             d_logp_N, d_entropy_N = (cotangent[span] / temperature for cotangent in cotangents)
@@ -236,6 +245,8 @@ def _trained_head(
 
 
 def _head_vjp(project: Callable[..., mx.array], inputs: list[mx.array], grad_NV: mx.array) -> list[mx.array]:
-    """The gradient in the logits, [n, V], taken back through the head to each of its inputs."""
+    """Vector-Jacobian product of the head: from the gradient in the logits, [n, V], to that in each of its inputs."""
     dtype = project(*inputs).dtype  # costs nothing: arrays are lazy, and this one is never evaluated
+    # mx.vjp builds the forward pass once more, but the gradients of a product need its factors only, so these logits are
+    # not evaluated either.
     return mx.vjp(project, inputs, [grad_NV.astype(dtype)])[1]

@@ -1,8 +1,8 @@
 """Splits a model into body and head, and finds out by small trial passes which fast paths its code allows.
 
-mlx-lm has a hundred architectures and says of none whether its logits are scaled after the head or its layers take a shared
-prompt. Nothing is looked up by name here: the fast way and the plain way are both run on a few tokens and compared. Where they
-differ, or the model's code raises, the plain way is used, and `SplitModel.slow_paths` says so with the reason.
+mlx-lm has a hundred architectures and documents for none whether its logits are scaled after the head or its layers accept a
+shared prompt. No architecture is named in this file: the fast path and the plain path are both run on a few tokens and compared.
+Where they differ, or the model's code raises, the plain path is used, and `SplitModel.slow_paths` gives the reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CACHES = {
     ArraysCache: "some layers keep a state instead of keys and values",
     CacheList: "its layers keep a state beside keys and values",
 }
-"""mlx-lm's caches that a shared prompt cannot use, in words."""
+"""mlx-lm's cache classes that cannot share a prompt, and the reason as part of a sentence."""
 
 
 class _Unsupported(Exception):
@@ -36,7 +36,7 @@ class _Unsupported(Exception):
 
 
 def split(model: nn.Module) -> SplitModel:
-    """The model as body and head, patched (`backend.engine.patches`), with every fast path that gives the plain numbers."""
+    """The model as body and head, patched (`backend.engine.patches`), with every fast path that agrees with the plain one."""
     install(model)
     try:
         split_model = _body_and_head(model)
@@ -60,7 +60,8 @@ def split(model: nn.Module) -> SplitModel:
 
 
 def _body_and_head(model: nn.Module) -> SplitModel:
-    """Raises _Unsupported where the head's output is not what the model says."""
+    """Raises _Unsupported if the head's output is not the model's."""
+    # Models that also read images wrap their text model.
     inner = getattr(model, "language_model", model)
     body = getattr(inner, "model", None)
     head: Any = getattr(inner, "lm_head", None)
@@ -73,6 +74,7 @@ def _body_and_head(model: nn.Module) -> SplitModel:
         raise _Unsupported("the model's code does not name a body and an output layer")
     # The probe runs the head itself: a sliced product rounds differently and would look like a soft cap.
     _compare_with_whole(model, body, logits)
+    # By exact type: a quantised or adapted head computes more than x Wᵀ, and so does one with a bias.
     if type(head) is nn.Embedding or (type(head) is nn.Linear and "bias" not in head):
         logits = partial(_times_weight, head)
     return SplitModel(lambda tokens, cache=None: body(tokens, cache=cache), logits, head)
@@ -106,14 +108,17 @@ def _prefix_layers(model: nn.Module, split_model: SplitModel) -> int:
     try:
         caches = make_prompt_cache(model)
         for cache in caches:
+            # A subclass may keep something else beside keys and values, so it does not count as one.
             if type(cache) is not KVCache:
                 raise _Unsupported(CACHES.get(type(cache), f"some layers keep a {type(cache).__name__}"))
         rows = _probe_rows()
-        model.eval()
+        model.eval()  # dropout would differ between the two passes
         shared = shared_prompt_states(replace(split_model, prefix_layers=len(caches)), rows)
         whole = whole_row_states(split_model, rows)
+        # In 16 bits the two passes round differently: their products have different shapes.
         tolerance = 1e-3 if whole.dtype == mx.float32 else 0.1
         scale = mx.abs(whole).max()
+        # `not (… <= …)`: NaN must fail too.
         if not (mx.abs(shared - whole).max() <= tolerance * scale).item():
             raise _Unsupported("with a shared prompt the model gives other numbers")
         return len(caches)

@@ -6,13 +6,12 @@ mlx-lm has no hook for these places, so attributes of its modules and classes ar
 |-------------------------------------------------------|----------------------------------------|------------------|----------------------------------|
 | `mlx_lm.models.<family>.scaled_dot_product_attention` | `scaled_dot_product_attention` below   | since `install`  | bounded memory; vectors on x86   |
 | `mlx_lm.models.<family>.swiglu`, `switch_layers` too  | `swiglu` below                         | since `install`  | mlx's exp is scalar on x86       |
-| `<class of a model's layers>.__call__`                | one that recomputes activations        | inside of        | keeping all of them takes        |
-|                                                       | (`engine/gradient_checkpointing.py`)   | that context     | too much memory                  |
+| `<class of a model's layers>.__call__`                | a version that recomputes activations  | inside that      | keeping all of them takes        |
+|                                                       | (`engine/gradient_checkpointing.py`)   | context          | too much memory                  |
 
 A model's file imports its functions by name (`from .base import scaled_dot_product_attention`), so the name is replaced in
-every file that a part of the model comes from, and mlx_lm.models.base and .activations keep theirs. Calls that a replacement is
-not meant for go on to mlx-lm's own function. No result changes beyond rounding. `active` lists what is replaced; `uninstall`
-undoes it.
+every file that a part of the model comes from, and mlx_lm.models.base and .activations keep theirs. All other calls are passed
+on to mlx-lm's own function. No result changes beyond rounding. `active` lists the replacements; `uninstall` undoes them.
 """
 
 from __future__ import annotations
@@ -39,13 +38,14 @@ calls cost more than they save."""
 MLX_LM_ATTENTION, MLX_LM_SWIGLU = base.scaled_dot_product_attention, activations.swiglu
 
 
-# ── what is replaced, and putting it back ────────────────────────────────────────────────────────────────────────────
+# ── replacing and restoring attributes ───────────────────────────────────────────────────────────────────────────────
 
 
+# eq=False: two replacements of one attribute, one inside the other, must not be taken for each other in `_active`.
 @dataclass(frozen=True, slots=True, eq=False)
 class Replacement:
-    """An attribute of a module or class that holds something of ours at the moment. `original` is None where the attribute was
-    inherited: it is deleted again."""
+    """An attribute of a module or class that holds our function at the moment. `original` is None if the attribute was
+    inherited; restoring then deletes it."""
 
     owner: Any
     attribute: str
@@ -65,7 +65,8 @@ _active: list[Replacement] = []
 
 
 def replace(owner: Any, attribute: str, new: Any) -> Replacement:
-    """Set `owner.attribute`, a module's or class's, to `new`, and remember what it was."""
+    """Set `owner.attribute`, a module's or class's, to `new`, and remember the original."""
+    # vars, not getattr: an inherited `__call__` written back would cut the class off from its parent's.
     replacement = Replacement(owner, attribute, vars(owner).get(attribute))
     setattr(owner, attribute, new)
     _active.append(replacement)
@@ -73,7 +74,7 @@ def replace(owner: Any, attribute: str, new: Any) -> Replacement:
 
 
 def restore(replacement: Replacement) -> None:
-    """Put the original back. Does nothing when that has been done."""
+    """Put the original back. Does nothing if that has been done already."""
     if replacement not in _active:
         return
     _active.remove(replacement)
@@ -88,12 +89,14 @@ def install(model: nn.Module) -> None:
     define the functions, stay as they are."""
     for module in {sys.modules.get(type(part).__module__) for part in model.modules()}:
         for attribute, original, ours in FUNCTIONS:
+            # `is original`: a family that defines its own function of this name keeps it.
             if getattr(module, attribute, None) is original and module is not sys.modules[original.__module__]:
                 replace(module, attribute, ours)
 
 
 def uninstall() -> None:
-    """Put back everything that is replaced. Steps that have been compiled keep what they were traced with."""
+    """Restore every replaced attribute. Compiled functions keep the versions that they were traced with."""
+    # Latest first, so that an attribute that was replaced twice ends with its first value.
     for replacement in reversed(_active.copy()):
         restore(replacement)
 
@@ -110,6 +113,7 @@ def scaled_dot_product_attention(
     queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any, sinks: Any = None
 ) -> mx.array:
     """Blocked attention in training, vectorised attention in a large decoding step on x86; mlx-lm's own otherwise."""
+    # Sinks are an extra logit in each head's softmax (gpt-oss), which neither of ours computes.
     inputs = _training_inputs(keys, values, cache, mask) if sinks is None else None
     if inputs is not None:
         return blocked_attention(queries, inputs.keys, inputs.values, scale, inputs.prompts)
@@ -120,10 +124,11 @@ def scaled_dot_product_attention(
 
 
 def _training_inputs(keys: mx.array, values: mx.array, cache: Any, mask: Any) -> AttentionInputs | None:
-    """What blocked attention reads; None where the call is not training's, or the model has changed what our caches gave it."""
+    """The inputs of blocked attention; None if the call is not training's, or the model has changed what our caches returned."""
     if isinstance(cache, (PrefixRecorder, PrefixReader)):
         return cache.attention_inputs(keys, values, mask)
-    # Without a cache and with a causal mask over several tokens: whole rows, prompt and completion together.
+    # Without a cache and with a causal mask over several tokens: whole rows, prompt and completion together. They are padded
+    # on the right, where causality hides the padding, so "causal" is the complete mask.
     whole_rows = cache is None and isinstance(mask, str) and keys.shape[2] > 1
     return AttentionInputs(keys, values) if whole_rows else None
 
@@ -135,6 +140,7 @@ def _pays(queries: mx.array, keys: mx.array) -> bool:
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     """silu(gate) · up in vectors, where mlx's exp takes one number at a time; mlx-lm's own otherwise."""
+    # Equal shapes: our backward pass does not sum over broadcast axes.
     pays = gate.shape == up.shape and gate.size >= MIN_SWIGLU and exp_is_scalar()
     return vector_swiglu.swiglu(gate, up) if pays else MLX_LM_SWIGLU(gate, up)
 

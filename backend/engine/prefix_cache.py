@@ -1,6 +1,6 @@
 """KV caches of the training forward pass: each prompt is prefilled once, and all completions of its group attend to it.
 
-Two caches, one per layer and pass, both in mlx-lm's cache protocol, so that any model's code takes them:
+Two caches, one per layer and pass, both in mlx-lm's cache protocol, so that any model's code accepts them:
 
     prefill       tokens [P, K], right-padded     PrefixRecorder keeps keys and values [P, J, K, d], with gradient
     completions   tokens [B, T]                   PrefixReader lets B rows attend to their prompt's, then to their own
@@ -36,6 +36,8 @@ class PrefixRecorder:
     """A layer's cache while prompts are prefilled: keeps their keys and values, [P, J, K, d], in the graph. Padding on the
     right needs no mask, since causal attention keeps earlier tokens from it."""
 
+    # mlx-lm's layers read `offset` for the rotary embedding before they hand keys over. Keys arrive rotated, so a prompt's
+    # positions stay right for every row that attends to it.
     offset = 0
 
     def __init__(self) -> None:
@@ -43,6 +45,7 @@ class PrefixRecorder:
         self.values: mx.array
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        # Not copied and not evaluated: the completions' gradient flows through these nodes into the prefill.
         self.keys, self.values = keys, values
         return keys, values
 
@@ -54,8 +57,9 @@ class PrefixRecorder:
         return None if N == 1 else "causal"
 
     def attention_inputs(self, keys: mx.array, values: mx.array, mask: Any) -> AttentionInputs | None:
-        """What blocked attention needs; None unless keys, values and mask are the ones this cache handed out, because then the
-        model has changed them and only its own attention is right."""
+        """The inputs of blocked attention; None unless keys, values and mask are those that this cache returned. Otherwise the
+        model has changed them, and only its own attention is right."""
+        # By identity, which costs nothing; comparing values would evaluate the graph.
         unchanged = keys is self.keys and values is self.values and _is_causal(mask, keys)
         return AttentionInputs(keys, values) if unchanged else None
 
@@ -66,7 +70,7 @@ class PrefixMask:
 
     prompt_B: mx.array
     rows_per_prompt: int
-    """Where the rows of each prompt stand one after another and are equally many: how many; else 0."""
+    """Rows of each prompt, if they are consecutive and every prompt has the same number; else 0."""
     length_B: mx.array | int
     """Tokens of each row's prompt; one number where all are equal, and no padding needs a mask."""
     issued_masks: list[mx.array] = field(default_factory=list)
@@ -80,16 +84,20 @@ class PrefixMask:
 
     def prompts(self, keys: mx.array, values: mx.array) -> PromptKV:
         """The prompts' keys and values for blocked attention: shared by consecutive rows, else repeated for each row."""
+        # An integer means equal lengths, so there is no padding to mask.
         length_B = None if isinstance(self.length_B, int) else self.length_B
         if self.rows_per_prompt:
             return PromptKV(keys, values, None if length_B is None else length_B[:: self.rows_per_prompt])
+        # Uneven groups (rows were split by length) have no [P, B / P] shape: one copy of the prompt for each row.
         return PromptKV(self.repeat_for_rows(keys), self.repeat_for_rows(values), length_B)
 
     def mask(self, N: int, K: int, as_array: bool) -> Any:
         """The mask of N completion tokens after prompts of padded width K: [B, 1, N, K + N], or "causal" where that suffices."""
+        # mlx aligns "causal" at the lower right: query i of N sees keys up to K + i, the whole prompt included.
         if isinstance(self.length_B, int) and not as_array:
             return None if N == 1 else "causal"
         own_NS = mx.arange(N)[:, None] >= mx.arange(N)[None]
+        # One length for all rows gives B = 1 below, which broadcasts over the rows.
         prompt_BK = mx.arange(K)[None] < mx.array(self.length_B).reshape(-1, 1)
         B = prompt_BK.shape[0]
         segments = [mx.broadcast_to(prompt_BK[:, None, None], (B, 1, N, K)), mx.broadcast_to(own_NS, (B, 1, N, N))]
@@ -98,10 +106,12 @@ class PrefixMask:
 
 
 class PrefixReader:
-    """A layer's cache while completions are read: they attend to a prompt's keys and values [P, J, K, d] and to their own."""
+    """A layer's cache in the pass over completions, which attend to a prompt's keys and values [P, J, K, d] and to their own."""
 
     def __init__(self, keys: mx.array, values: mx.array, prefix_mask: PrefixMask) -> None:
         self.keys, self.values, self.prefix_mask = keys, values, prefix_mask
+        # Each row's first token comes right after its own prompt, not after the padded width K. [B] or one number for all;
+        # mlx's rope takes both.
         self.offset = prefix_mask.length_B
         self._own: tuple[mx.array, mx.array]
         self._issued: tuple[mx.array, mx.array]
@@ -122,8 +132,9 @@ class PrefixReader:
         return self.prefix_mask.mask(N, self.keys.shape[2], return_array)
 
     def attention_inputs(self, keys: mx.array, values: mx.array, mask: Any) -> AttentionInputs | None:
-        """What blocked attention needs; None unless keys, values and mask are the ones this cache handed out."""
+        """The inputs of blocked attention; None unless keys, values and mask are those that this cache returned."""
         unchanged = keys is self._issued[0] and values is self._issued[1]
+        # Models ask the first layer's cache for a mask and pass it to all layers, so one list serves the whole pass.
         known = any(mask is issued for issued in self.prefix_mask.issued_masks) or _is_causal(mask, self._own[0])
         if not (unchanged and known):
             return None

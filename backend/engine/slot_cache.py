@@ -10,9 +10,9 @@ import mlx.core as mx
 
 
 class SlotCache:
-    """A layer's keys [B, J, C, d] and values [B, J, C, e]; made anew inside each step around the arrays that the caller keeps.
+    """A layer's keys [B, J, C, d] and values [B, J, C, e]. Each step makes a new one around the arrays that the caller keeps.
 
-    It speaks mlx-lm's cache protocol. Rows are padded on the left, so all of them write the same `slot`, and `offset` is each
+    It implements mlx-lm's cache protocol. Rows are padded on the left, so all of them write the same `slot`, and `offset` is each
     row's own position (its padding taken off), [B], for the rotary embedding. `mask` [B, 1, 1, C] allows the columns between a
     row's padding and the slot.
     """
@@ -22,7 +22,9 @@ class SlotCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write this step's column and return all C columns; those that are not written yet are masked."""
-        # A slice update can be done in place; `where` over the whole cache would copy it at every step.
+        # A slice update can be done in place (if nothing else holds the array, see `backend.generation.scheduler`); `where`
+        # over the whole cache would copy it at every step. `slot` is an array: as an integer it would be a constant of the
+        # trace, and every step a new trace.
         self.keys = mx.slice_update(self.keys, keys, self.slot, axes=(2,))
         self.values = mx.slice_update(self.values, values, self.slot, axes=(2,))
         return self.keys, self.values

@@ -1,8 +1,8 @@
 """A causal language model as two functions, body and output layer, so that logits are computed only where they are needed.
 
 Training needs the logits of completion tokens, decoding those of the last token; a model's own `__call__` computes them for
-every token of every prompt, [B, L, V]. `backend.engine.model_probe.split` makes a SplitModel and says how far the model allows
-it.
+every token of every prompt, [B, L, V]. `backend.engine.model_probe.split` builds a SplitModel and finds out how far the model
+allows it.
 """
 
 from __future__ import annotations
@@ -29,4 +29,4 @@ class SplitModel:
     """The number of layers, where all of them let a prompt be prefilled once for all of its completions; else 0."""
     vocab_size: int = 0
     slow_paths: list[str] = field(default_factory=list)
-    """For the user, one sentence each: what is computed in a slower way with this model, and why. Empty where nothing is."""
+    """Sentences for the user: each slow path that this model takes, and the reason. Empty if it takes none."""

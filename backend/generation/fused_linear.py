@@ -26,7 +26,7 @@ Linear = nn.Linear | nn.QuantizedLinear
 class FusedProjection(nn.Module):
     """y = gain · (x Wᵀ + (x A) B) + bias, over the outputs of several layers together.
 
-    Arrays are put in by `FusedLinear.refresh`; A, B (adapters), gain (DoRA) and bias are absent where there are none.
+    `FusedLinear.refresh` sets its arrays; A, B (adapters), gain (DoRA) and bias are absent where there are none.
     """
 
     def __init__(self, like: Linear) -> None:
@@ -37,6 +37,7 @@ class FusedProjection(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         y = self._base(x)
+        # (x A) B, never x (A B): two thin products of the ranks' size, and no dense [in, out] matrix.
         if "a" in self:
             y = mx.addmm(y, x @ self["a"], self["b"])
         if "gain" in self:
@@ -67,7 +68,7 @@ class FusedOutput:
         """Branch `index`'s part of the output for `x`."""
         if self.count == 1:
             return self.projection(x)
-        # By identity: equal inputs may be other arrays. A slice that is asked for twice is computed again.
+        # By identity: comparing values would evaluate the graph. A slice that is read twice is computed again.
         if x is not self.input or index not in self.slices:
             self.input, self.slices = x, dict(enumerate(mx.split(self.projection(x), self.edges, axis=-1)))
         output = self.slices.pop(index)
@@ -111,12 +112,12 @@ class FusedLinear:
         self.packed: dict[str, mx.array] = {}
 
     def branches(self) -> list[tuple[nn.Module, LinearBranch]]:
-        """(layer, what replaces it)."""
+        """(layer, the branch that replaces it)."""
         output = FusedOutput(self.projection, [base.weight.shape[0] for base in self.bases])
         return [(member, LinearBranch(output, index)) for index, member in enumerate(self.members)]
 
     def pack(self, trees: list[nn.Module]) -> None:
-        """Concatenate frozen weights for good and make the layers' own arrays views of the result, in every tree.
+        """Concatenate frozen weights permanently and make the layers' own arrays views of the result, in every tree.
 
         So packing costs no memory: the views keep the one array alive, and the separate ones are freed.
         """
@@ -129,6 +130,7 @@ class FusedLinear:
             edges = list(itertools.accumulate(len(array) for array in arrays))[:-1]
             if edges:
                 views |= {id(a): v for a, v in zip(arrays, mx.split(self.packed[name], edges), strict=True)}
+        # Evaluated here, or the lazy views would keep the separate arrays alive, and the memory would be taken twice.
         mx.eval(self.packed, list(views.values()))
         for module in (module for tree in trees for module in tree.modules()):
             module.update({name: views[id(array)] for name, array in module.items() if id(array) in views})
@@ -141,8 +143,10 @@ class FusedLinear:
         elif any(has_adapter(member) for member in self.members):
             arrays = arrays | self._adapter_arrays()
         if any("bias" in base for base in self.bases):
+            # Never packed: they are so small that a temporary copy costs nothing.
             arrays = arrays | {"bias": mx.concatenate([base.bias for base in self.bases])}
         mx.eval(arrays)
+        # Not Module.update, which refuses names that the module does not have yet.
         dict.update(self.projection, arrays)
 
     def _adapter_arrays(self) -> dict[str, mx.array]:
@@ -155,18 +159,20 @@ class FusedLinear:
         sizes, blocks = [base.weight.shape[0] for base in self.bases], []
         for i, member in enumerate(self.members):
             if adapted[i]:
+                # The scale goes into B, where it costs nothing per token.
                 blocks.append(mx.pad(member.scale * member.lora_b, [(0, 0), (sum(sizes[:i]), sum(sizes[i + 1 :]))]))
+        # In the input's type: float32 adapters would make mlx run the products, and all that follows, in float32.
         arrays = {"a": a.astype(self.dtype), "b": mx.concatenate(blocks).astype(self.dtype)}
         if any(isinstance(member, DoRALinear) for member in self.members):
             arrays["gain"] = mx.concatenate([_dora_gain(member) for member in self.members]).astype(self.dtype)
         return arrays
 
 
-# ── single layers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── single layers ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def is_plain(module: Any) -> bool:
-    """Whether a layer computes exactly what is handled here: no subclass, and no other adapter."""
+    """Whether this module can compute the layer: no subclass, and no other adapter."""
     return type(module) in (nn.Linear, nn.QuantizedLinear) or (has_adapter(module) and is_plain(module.linear))
 
 
@@ -194,9 +200,10 @@ def _dequantized(base: Any) -> mx.array:
 
 
 def _merged_weight(member: Any) -> mx.array:
-    """The weight [out, in] with its adapter added, in the type that it came in."""
+    """The weight [out, in] with its adapter added, in the type of the weight without it."""
     if not has_adapter(member):
         return member.weight
+    # Added in the adapter's type, float32 as a rule, and rounded once at the end.
     weight = _adapted_weight(member)
     if isinstance(member, DoRALinear):
         weight = (member.m / mx.linalg.norm(weight, axis=1))[:, None] * weight

@@ -1,12 +1,12 @@
-"""The policy as decoding runs it: the same function with fewer, larger matrix products. Never trained.
+"""The policy's forward pass for decoding: the same function with fewer, larger matrix products. Never trained.
 
-One decoding step multiplies few rows by every weight, so its time goes by the number of kernels. Linear layers that read the very
-same input (q|k|v, gate|up) become one product, and a LoRA or DoRA adapter is either merged into a temporary weight or computed
+One decoding step multiplies few rows by every weight, so its time depends on the number of kernels. Linear layers that read the
+same input array (q|k|v, gate|up) become one product, and a LoRA or DoRA adapter is either merged into a temporary weight or computed
 as two small products for all of them.
 
-Which layers share an input is recorded in a trial forward pass, so no architecture is named here. Everything else stays the
+A trial forward pass records which layers share an input, so this file names no architecture. Everything else stays the
 policy's own module. The fused model is compared with the policy before it is used; where the trial fails or the logits differ,
-decoding runs the policy itself and `slow_paths` says why.
+decoding runs the policy itself and `slow_paths` gives the reason.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ PROBE = mx.array([[1, 2, 3, 2]])
 
 
 class FusedModel:
-    """A module tree `model` that computes what the policy does, with fused linear layers where that is possible.
+    """A module tree `model` that computes the same function as the policy, with fused linear layers where possible.
 
-    `merge` allows temporary weights: adapters merged in, trainable weights concatenated. `refresh` makes them, they take as much
-    memory as the weights that they replace, and `release` drops them.
+    `merge` allows temporary weights: adapters merged in, trainable weights concatenated. `refresh` computes them, they take as
+    much memory as the weights that they replace, and `release` drops them.
 
     The tree shares every unchanged module with the policy, so it follows training. Frozen weights that are concatenated for good
-    *become* the storage: the policy's own arrays, and those of `others` (trees that share them), are made views of it.
+    *become* the storage: the policy's own arrays, and those of `others` (trees that share them), turn into views of it.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class FusedModel:
         self.policy, self.model, self.split_model = model, model, split_model
         self.fused_linears: list[FusedLinear] = []
         self.slow_paths: list[str] = []
-        """A sentence for the user where the layers could have been fused and are not; else empty."""
+        """A sentence for the user if layers that could be fused are not; else empty."""
         self._copies: list[tuple[nn.Module, nn.Module]] = []
         """(module of the policy, its copy in `model`), where something inside was replaced."""
         was_training = model.training
-        model.eval()
+        model.eval()  # dropout would make the two models differ, and the comparison fail
         if reason := self._build([model, *others], merge):
             self.slow_paths.append(f"Layers are not fused for decoding: {reason}.")
         model.train(was_training)
@@ -61,25 +61,26 @@ class FusedModel:
         self.model.eval()
         for fused in self.fused_linears:
             fused.refresh()
+        # Training replaces arrays instead of writing into them, so a copied module still holds the old ones.
         for original, duplicate in self._copies:
             duplicate.update({name: value for name, value in original.items() if isinstance(value, mx.array)})
 
     def release(self) -> None:
-        """Drop what `refresh` made. Call after decoding, before training needs the memory."""
+        """Drop the arrays that `refresh` computed. Call after decoding, before training needs the memory."""
         for fused in self.fused_linears:
             fused.projection.clear()
 
     def _build(self, trees: list[nn.Module], merge: bool) -> str:
-        """Fuse what can be fused. → why nothing was, or ""."""
+        """Fuse all layers that can be fused. → the reason if none was, or ""."""
         try:
             fused_linears = fusable_linears(self.policy, merge)
-        except (
-            Exception
-        ) as error:  # a model's own code may raise anything, e.g. when it reads its layers' weights itself
+        # A model's own code may raise anything, e.g. when it reads its layers' weights itself, which a recorder does not have.
+        except Exception as error:
             return f"a trial forward pass failed with {describe_error(error)}"
         if not fused_linears:
             return ""
         self.fused_linears = fused_linears
+        # Before the comparison, and kept if it fails: packed views hold the same numbers as the arrays that they replace.
         for fused in fused_linears:
             fused.pack(trees)
         branches: dict[int, nn.Module] = {
@@ -102,6 +103,7 @@ class FusedModel:
         fresh: list[Any] = [
             (member, member.lora_b) for fused in self.fused_linears for member in fused.members if has_adapter(member)
         ]
+        # Keys of their own: the run's random numbers stay as they would be without this comparison.
         for i, (member, lora_b) in enumerate(fresh):
             member.lora_b = lora_b + 0.01 * mx.random.normal(lora_b.shape, key=mx.random.key(i))
         try:
@@ -120,13 +122,13 @@ class FusedModel:
 
 
 def describe_error(error: Exception) -> str:
-    """The type and the first line of an exception, to stand at the end of a sentence."""
+    """The type and the first line of an exception, without a full stop, for the end of a sentence."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].strip().rstrip('.')}" if lines else type(error).__name__
 
 
 def replace_modules(module: Any, new: Mapping[int, nn.Module], copies: list[tuple[nn.Module, nn.Module]]) -> Any:
-    """The module tree with the modules of `new` (by the id of the one that each replaces) in place of others.
+    """The module tree with the modules of `new`, keyed by the id of the module that each replaces.
 
     A subtree without replacements is shared with the original; the others are copied, and (original, copy) appended to `copies`.
     """
@@ -140,6 +142,8 @@ def replace_modules(module: Any, new: Mapping[int, nn.Module], copies: list[tupl
     items = {name: replace_modules(item, new, copies) for name, item in module.items()}
     if all(items[name] is module[name] for name in items):
         return module
+    # A module is a dict of its arrays and children. copy.copy shares them all; dict.update bypasses Module's own `update`,
+    # which would write into the shared children.
     duplicate: Any = copy.copy(module)
     dict.update(duplicate, items)
     if isinstance(module, nn.Module):
@@ -151,7 +155,7 @@ def replace_modules(module: Any, new: Mapping[int, nn.Module], copies: list[tupl
 
 
 class InputRecorder(nn.Module):
-    """Takes a layer's place in the trial forward pass, records its input and computes what the layer does."""
+    """Replaces a layer in the trial forward pass: records its input, then calls it."""
 
     def __init__(self, layer: nn.Module, inputs: list[tuple[nn.Module, mx.array]]) -> None:
         super().__init__()
@@ -168,6 +172,7 @@ def fusable_linears(model: nn.Module, merge: bool) -> list[FusedLinear]:
     groups: dict[tuple[Any, ...], list[nn.Module]] = {}
     inputs = _linear_inputs(model)
     calls = [id(member) for member, _ in inputs]
+    # Identity of arrays is the criterion; `inputs` keeps them alive, so that no id is used twice.
     for member, x in inputs:
         # A layer that is called twice has two inputs, so it is fused with no other.
         shared = id(x) if calls.count(id(member)) == 1 else id(member)
@@ -195,7 +200,7 @@ def _fusion(members: list[nn.Module], merge: bool) -> Literal["merge", "pack"] |
 
 
 def _linear_inputs(model: nn.Module) -> list[tuple[nn.Module, mx.array]]:
-    """Every plain linear layer that a forward pass calls, with the very array that it was given, in order."""
+    """Every plain linear layer that a forward pass calls, and its input array, in the order of the calls."""
     layers = [module for module in model.modules() if is_plain(module)]
     bases = {id(layer.linear) for layer in layers if has_adapter(layer)}
     inputs: list[tuple[nn.Module, mx.array]] = []

@@ -17,7 +17,7 @@ import numpy as np
 
 from backend.spec.memory.chunking import capacity
 
-# ── rows that wait ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── waiting completions ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Prefilled:
 
 @dataclass(slots=True)
 class Admissions:
-    """Rows about to join the decode batch: the completion that each becomes, and its prompt's row in `prefilled`."""
+    """Rows about to join the decode batch: the completion `index` of each, and the row of its prompt in `prefilled`."""
 
     prefilled: Prefilled
     index: np.ndarray
@@ -72,6 +72,7 @@ class WaitingQueue:
     def admit(self, count: int) -> list[Admissions]:
         """Take the next `count` completions, one `Admissions` for each prefill that they come from."""
         admissions: list[Admissions] = []
+        # A group that the previous call began has its prefill still; the rest of `count` may need a new one.
         while count:
             admitted = self._admit_from_one_prefill(count)
             admissions.append(admitted)
@@ -81,6 +82,7 @@ class WaitingQueue:
     def _admit_from_one_prefill(self, count: int) -> Admissions:
         first = self._next // self._G
         if first not in self._prefilled_prompts:
+            # All prompts that this admission reaches in one pass: fewer, larger products than one by one.
             last = (self._next + count - 1) // self._G
             self._prefilled_prompts = range(first, min(len(self._prompts), last + 1))
             self._prefilled = self._prefill([self._prompts[p] for p in self._prefilled_prompts])
@@ -90,11 +92,11 @@ class WaitingQueue:
         self._next += len(index)
         admitted = Admissions(self._prefilled, index, index // self._G - self._prefilled_prompts.start)
         if self._next == end:
-            self._prefilled = None  # its last rows are admitted: let the arrays go with them
+            self._prefilled = None  # the last rows are admitted: free the arrays as soon as those are copied
         return admitted
 
 
-# ── rows that are decoded ────────────────────────────────────────────────────────────────────────────────────────────
+# ── decoded rows ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class KVRows:
@@ -102,7 +104,7 @@ class KVRows:
 
     def __init__(self) -> None:
         self.index = np.zeros(0, np.int64)
-        """Which completion each row is."""
+        """The completion that each row decodes."""
         self.generated = np.zeros(0, np.int64)
         """Tokens sampled so far in each row."""
         self.pad = np.zeros(0, np.int64)
@@ -138,11 +140,14 @@ class KVRows:
         """Copy the rows `keep` and then the admitted ones into new arrays, right-aligned, with `free_columns` columns after them.
 
         `slot` becomes the length of the longest row among the first `alive` of `keep` and the admitted ones. The other rows of
-        `keep` have ended and only fill up the row count; what is longer loses columns on the left, which nobody reads.
+        `keep` have ended and only fill up the row count; longer ones among them lose columns on the left, which are not read again.
         """
+        # Columns can move freely: positions are baked into rotated keys, and count from a row's first real token
+        # (slot − pad), which shifting does not change.
         lengths = [self.lengths[keep][:alive], *(admitted.lengths for admitted in admissions)]
         slot = int(np.concatenate(lengths).max())
         columns = capacity(slot + free_columns)
+        # With every row kept in order a slice will do; a gather would copy the layer once more.
         keeps_all = len(keep) == len(self) and (keep == np.arange(len(self))).all()
         kept = None if keeps_all else mx.array(keep)
 
@@ -168,8 +173,9 @@ class KVRows:
     def _update_bookkeeping(self, keep: np.ndarray, admissions: Sequence[Admissions], slot: int, columns: int) -> None:
         lengths = np.concatenate([self.lengths[keep], *(admitted.lengths for admitted in admissions)])
         self.index = np.concatenate([self.index[keep], *(admitted.index for admitted in admissions)])
-        # An admitted row has one token already: the prefill's last logits gave it.
+        # An admitted row has one token already, sampled from the prefill's last logits.
         self.generated = np.concatenate([self.generated[keep], *(np.ones_like(a.index) for a in admissions)])
+        # Ended rows may be longer than `slot`: their padding is 0, not negative.
         self.pad = np.maximum(slot - lengths, 0)
         self.slot, self.pad_B, self.column_C = slot, mx.array(self.pad.astype(np.int32)), mx.arange(columns)
 
@@ -179,7 +185,7 @@ def _rows(array: mx.array, index: mx.array | None) -> mx.array:
 
 
 def _aligned(filled: mx.array, slot: int, columns: int) -> mx.array:
-    """Shift columns so that the last one is slot − 1, in arrays of `columns` columns; what is too long is cut on the left."""
+    """Shift columns so that the last of them is slot − 1, in arrays of `columns` columns; excess columns on the left are cut."""
     excess = filled.shape[2] - slot
     filled = filled[:, :, max(excess, 0) :]
     return mx.pad(filled, [(0, 0), (0, 0), (max(-excess, 0), columns - slot), (0, 0)])

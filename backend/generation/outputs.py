@@ -48,15 +48,18 @@ class Outputs:
         if not len(index):
             return
         is_eos = np.isin(tokens, self._eos)
+        # argmax finds the first; the end-of-sequence token itself is kept, hence + 1.
         before_eos = np.where(is_eos.any(axis=1), is_eos.argmax(axis=1) + 1, S)
         added = np.minimum(before_eos, self.max_tokens - start)
         self._write(index, start, added, (tokens, logps_SB.T[is_open], kept_SB.T[is_open]))
         self.length[index] = start + added
+        # The last *added* token decides: the length limit may have cut before an end-of-sequence token.
         ended = is_eos[np.arange(len(index)), added - 1]
         self.stop[index] = np.where(ended, EOS, np.where(self.length[index] >= self.max_tokens, LENGTH, OPEN))
         if self.stop_strings:
             for row, first in zip(index.tolist(), start.tolist(), strict=True):
-                self._cut_at_stop_string(row, first)
+                if (end := self._stop_string_end(row, first)) is not None:
+                    self.length[row], self.stop[row] = end, STRING
 
     def _write(self, index: np.ndarray, start: np.ndarray, added: np.ndarray, parts: Sequence[np.ndarray]) -> None:
         self._widen(int((start + added).max()))
@@ -74,10 +77,6 @@ class Outputs:
             self._kept = np.pad(self._kept, pad)
 
     # ── text ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _cut_at_stop_string(self, row: int, first: int) -> None:
-        if (end := self._stop_string_end(row, first)) is not None:
-            self.length[row], self.stop[row] = end, STRING
 
     def _stop_string_end(self, row: int, first: int) -> int | None:
         """The number of tokens after which the text first contains a stop string; None where it contains none.

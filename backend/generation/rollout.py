@@ -34,8 +34,8 @@ Poll = Callable[[int], None]
 class Rollout:
     """Samples completions from a policy. Keeps its compiled decoding steps from one call to the next.
 
-    `stop` strings end a completion as soon as its text contains one; the text keeps it. `rows`: most completions decoded at
-    once (None: all); the others wait, and the result differs by rounding only. `merge`: whether decoding may hold a second
+    `stop` strings end a completion as soon as its text contains one; the text keeps it. `rows`: the largest number of completions
+    decoded together (None: all); the others wait, and the result differs by rounding only. `merge`: whether decoding may hold a second
     copy of the weights that adapters change.
     """
 
@@ -92,6 +92,7 @@ class Rollout:
         finally:
             self.fused.release()
         completions = [outputs.completion(row) for row in range(len(keys))]
+        # The allocator keeps freed KV caches for arrays of the same size, which training does not allocate.
         mx.clear_cache()
         return [
             Group(problem, completions[i * group_size : (i + 1) * group_size]) for i, problem in enumerate(problems)
@@ -118,10 +119,12 @@ class Rollout:
         chunk = min(self.prefill_chunk, max(1, PREFILL_TOKENS // len(prompts)))
         hidden = None
         for start in range(0, length, chunk):
+            # The padding's own keys are masked by the cache (`pad_P`), and its positions are negative: real tokens start at 0.
             hidden = split_model.hidden(tokens[:, start : start + chunk], cache)
             mx.eval(hidden, [(layer.keys, layer.values) for layer in cache])
         assert hidden is not None
         keys, values = zip(*(layer.keys_and_values() for layer in cache), strict=True)
+        # Left padding puts every prompt's last token into the last column.
         return Prefilled(split_model.logits(hidden[:, -1]), list(keys), list(values), np.array(pad_P))
 
     def compiled_step(self, sampling: Sampling) -> Callable[..., Any]:
@@ -133,6 +136,7 @@ class Rollout:
             split_model = self.fused.split_model
 
             def decode(token_B, slot, pad_B, uniform_B, column_C, keys, values):
+                # `<=`: the step writes column `slot` before it attends. Later columns hold nothing yet, or a previous use's numbers.
                 mask = ((column_C <= slot) & (column_C >= pad_B[:, None]))[:, None, None]
                 position_B = slot - pad_B  # RoPE counts from each row's first real token
                 cache = [SlotCache(k, v, slot, mask, position_B) for k, v in zip(keys, values, strict=True)]
@@ -152,21 +156,22 @@ class Rollout:
         return self._trial_decode()
 
     def _trial_decode(self) -> str:
-        """Decode three short prompts together and compare with the whole model. → what went wrong, or "".
+        """Decode three short prompts together and compare with the whole model. → the reason of a failure, or "".
 
-        Some models want one position or one mask for all rows, or read array values in Python, which a compiled step forbids:
-        they raise. Others only compute something else.
+        Some models expect one position or one mask for all rows, or read array values in Python, which a compiled step forbids:
+        they raise. Others silently compute other numbers.
         """
         self.policy.model.eval()
         self.fused.refresh()
         pad, end = self.policy.pad_id, self.policy.eos_ids[0]
+        # Lengths 1, 2, 3: every row has another padding. Two tokens each: the prefill gives the first, a step the second.
         prompts = [[pad], [pad, end], [end, pad, end]]
         names = [(module, name) for module in self.fused.modules for name in module]
         before = [module[name] for module, name in names]
-        outputs = Outputs(3, 2, self.policy.tokenizer, [-1], ())
+        outputs = Outputs(3, 2, self.policy.tokenizer, [-1], ())  # no id is −1, so no row ends early
         try:
             queue = WaitingQueue(prompts, 1, self._prefill)
-            # Three rows, whatever `rows` allows: one by one nothing would be seen.
+            # Three rows, whatever `rows` allows: decoded one at a time, no row would be padded.
             scheduler = Scheduler(queue, outputs, np.zeros((3, 2), np.float32), GREEDY, self.compiled_step(GREEDY), 3)
             while scheduler.schedule():
                 scheduler.decode_chunk()
@@ -207,10 +212,11 @@ class Rollout:
     def _group_steps(
         self, prompt: list[int], G: int, sampling: Sampling, uniform_TB: mx.array
     ) -> Iterator[SampledTokens]:
-        """What each step samples, for G rows of one prompt. Each step is submitted to the device before it is yielded."""
+        """The sampled tokens of each step, for G rows of one prompt. Each step is submitted to the device before it is yielded."""
         split_model = self.fused.split_model
         cache = make_prompt_cache(self.policy.model)
         logits = split_model.logits(split_model.hidden(mx.array([prompt]), cache)[:, -1])
+        # Prefilled once as a single row; only its state is repeated for the G completions.
         for layer in cache:
             layer.state = tree_map(lambda part: _repeated(part, G), layer.state)
         logits = mx.repeat(logits, G, axis=0)

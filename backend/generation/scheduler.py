@@ -2,7 +2,7 @@
 
 A rollout has N completions and at most `max_rows` ≤ N rows. Keys and values lie in arrays [B, heads, C, head_dim] per layer;
 all B rows write into one column, `slot`, so row b starts with pad[b] columns that its mask hides. Work alternates between
-`schedule` and `decode_chunk` (up to 8 tokens a row, read back one step late, so that the device rarely waits for Python).
+`schedule` and `decode_chunk` (up to 8 tokens a row, read one step late, so that the device rarely waits for Python).
 
 Rows are **compacted** (copied into smaller arrays) when a quarter of them have ended, because a step costs as much for an ended
 row as for a living one, and the columns are cut when most living rows would fit in three quarters of them. Row counts are 1, 2, 3
@@ -33,7 +33,7 @@ from backend.generation.sampler import SampledTokens, Sampling, sample_tokens
 from backend.spec.memory.chunking import capacity
 
 DECODE_CHUNK = 8
-"""Decoding steps between two reads of what was sampled. The device computes on while Python reads."""
+"""Decoding steps between two reads of the sampled tokens. The device continues while Python reads."""
 
 COPYABLE = 64 << 20
 """Bytes of keys and values that a GPU copies faster than it would receive its next step after waiting."""
@@ -67,10 +67,11 @@ class Scheduler:
         if not len(alive) and not admitted:
             return False
         size = self._batch_size(len(alive) + admitted)
-        # Ended rows fill the batch up to `size`, which has a trace already.
+        # Ended rows fill the batch up to `size`, which has a trace already. Living rows come first: `compact` relies on it.
         keep = np.concatenate([alive, np.flatnonzero(~is_open)[: size - len(alive) - admitted]])
         if admitted or size != len(rows) or self._has_wrong_capacity(alive):
             admissions = self.queue.admit(admitted) if admitted else []
+            # An admitted row has 1 token, from its prefill; the row with the fewest decides how long the next chunk is.
             steps = self._chunk_steps(1 if admitted else int(rows.generated[alive].min()))
             self._carry_over(keep, admissions)
             rows.compact(keep, len(alive), admissions, steps)
@@ -83,6 +84,8 @@ class Scheduler:
         steps = self._chunk_steps(int(rows.generated[is_open].min()))
         unread = self._decode(steps)
         rows.generated = rows.generated + steps
+        # The last tokens are the next chunk's first input; they are read with that chunk, without a wait now. If no row
+        # continues, no chunk follows, so they are read at once.
         continues = (rows.generated[is_open] < self.outputs.max_tokens).any()
         self.outputs.append(rows.index, *to_host(unread[:-1] if continues else unread))
 
@@ -90,7 +93,8 @@ class Scheduler:
         """Run `steps` steps. Returns the tokens sampled before them and in each of them."""
         assert self.latest is not None
         rows, unread = self.rows, [self.latest]
-        # A row at its length limit runs on with the others; its numbers do not matter.
+        # Token t of a completion uses column t, whatever row or step it is decoded in. A row at its length limit runs on with
+        # the others; its tokens are discarded, so any column will do.
         column_SB = np.minimum(rows.generated + np.arange(steps)[:, None], self.uniform_NT.shape[1] - 1)
         for uniform_B in mx.array(self.uniform_NT[rows.index, column_SB]) if steps else ():
             token_B, slot = unread[-1].token_B, mx.array(rows.slot)
@@ -130,7 +134,7 @@ class Scheduler:
         return rows.slot + steps > rows.capacity or 4 * needed <= 3 * rows.capacity
 
     def _carry_over(self, keep: np.ndarray, admissions: Sequence[Admissions]) -> None:
-        """Make `latest` fit the new rows: what was sampled last in the kept ones, then the first tokens of the admitted ones."""
+        """Make `latest` fit the new rows: the last tokens of the kept rows, then the first tokens of the admitted ones."""
         pieces: list[SampledTokens] = []
         if self.latest is not None and len(keep):
             pieces.append(SampledTokens(*(part[mx.array(keep)] for part in self.latest)))
@@ -142,6 +146,6 @@ class Scheduler:
 
 
 def to_host(sampled: Sequence[SampledTokens]) -> Iterator[np.ndarray]:
-    """Tokens, log-probabilities and log of the kept mass, each [steps, B]. Read one by one: stacking would be device work."""
+    """Tokens, log-probabilities and log of the kept mass, each [steps, B]. Read step by step: stacking would be device work."""
     parts = zip(*sampled, strict=True) if sampled else ((), (), ())
     return (np.array([np.array(array) for array in part]) for part in parts)

@@ -64,8 +64,10 @@ def advantage_values(
     baseline: str = "group",
     names: Sequence[str] = (),
 ) -> tuple[list[float], dict[str, float]]:
-    """What `advantages` does, in plain lists and double precision: advantages [B] and the reward metrics."""
-    rows = [[math.nan if x is None else float(x) for x in row] for row in _listed(rewards)]
+    """`advantages` in plain lists and double precision: advantages [B] and the reward metrics."""
+    # NaN means "no score" from now on: it passes through every difference and quotient, and becomes 0 in the last line.
+    lists = rewards.tolist() if hasattr(rewards, "tolist") else list(rewards)
+    rows = [[math.nan if x is None else float(x) for x in row] for row in lists]
     if group_size < 1 or not rows or len(rows) % group_size:
         raise ValueError(f"rewards has {len(rows)} rows, which are not groups of {group_size}.")
     weights = [1.0] * len(rows[0]) if weights is None else list(weights)
@@ -74,6 +76,7 @@ def advantage_values(
     totals = [_weighted_sum(row, row, weights) for row in rows]
     if multi_objective_aggregation == "sum_then_normalize":
         values, stds = _sum_then_normalize(totals, group_size, scale_rewards)
+        # After the division by the standard deviation, because the factor n/(n − 1) commutes with it.
         if baseline == "leave_one_out":
             values = _leave_one_out(values, totals, group_size)
         elif baseline != "group":
@@ -86,6 +89,7 @@ def advantage_values(
     metrics = {
         "reward": _mean(totals),
         "reward_std": _std(totals),
+        # Groups without a signal: every completion scored the same. The NaN of an unscored group does not count.
         "frac_reward_zero_std": sum(abs(std) <= 1e-8 for std in stds) / len(stds),
     }
     for name, column in zip(names, zip(*rows, strict=True), strict=False):
@@ -93,15 +97,12 @@ def advantage_values(
     return [0.0 if math.isnan(x) else x for x in values], metrics
 
 
-def _listed(x: Any) -> list[Any]:
-    return x.tolist() if hasattr(x, "tolist") else list(x)
-
-
 def _sum_then_normalize(totals: list[float], group_size: int, scale: str) -> tuple[list[float], list[float]]:
     """(R − mean of its group) / (std + 1e-4), and the std that belongs to each row."""
     if scale not in ("group", "batch", "none"):
         raise ValueError(f"scale_rewards is group, batch or none, not {scale!r}.")
     groups = _in_groups(totals, group_size)
+    # The mean is always the group's; "batch" shares only the scale.
     stds = [_std(totals, if_single=0.0) if scale == "batch" else _group_std(group) for group in groups]
     values = [
         (total - mean) / (1.0 if scale == "none" else std + STD_EPSILON)
@@ -115,6 +116,7 @@ def _leave_one_out(values: list[float], totals: list[float], group_size: int) ->
     """RLOO (arXiv:2402.14740): R_i − mean of the others = (R_i − mean of the group) · n/(n − 1), n the scored completions of
     the group; 0 where n is 1."""
     counts = [sum(not math.isnan(x) for x in group) for group in _in_groups(totals, group_size) for _ in group]
+    # 0.0 * x, not 0.0: an unscored completion stays NaN.
     return [x * n / (n - 1) if n > 1 else 0.0 * x for x, n in zip(values, counts, strict=True)]
 
 
@@ -122,6 +124,8 @@ def _normalize_then_sum(
     rows: list[list[float]], group_size: int, weights: list[float]
 ) -> tuple[list[float], list[float]]:
     """GDPO: each function's z-score in its group, summed with the weights, normalised once more over the batch."""
+    # Normalised before the sum, functions of different scale count by their weights alone; equal sums of different scores
+    # keep different advantages. The second pass over the batch keeps the size independent of how many functions there are.
     columns = [
         chain.from_iterable(map(_z_scores, _in_groups(column, group_size))) for column in zip(*rows, strict=True)
     ]
@@ -139,6 +143,7 @@ def _weighted_sum(values: Sequence[float], row: Sequence[float], weights: Sequen
     """Σ w·x over the values that are not NaN; NaN when `row` holds none."""
     if all(map(math.isnan, row)):
         return math.nan
+    # fsum rounds once, so the order of the functions changes nothing; with some scores missing, the others still count.
     return math.fsum(w * x for w, x in zip(weights, values, strict=True) if not math.isnan(x))
 
 
@@ -147,15 +152,16 @@ def _in_groups(values: Sequence[float], size: int) -> list[Sequence[float]]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The mean of what is not NaN. Equal values have exactly their value as mean, so their advantage is exactly 0."""
+    """The mean of the values that are not NaN. Equal values have exactly their value as mean, so their advantage is exactly 0."""
     present = [x for x in values if not math.isnan(x)]
     if not present:
         return math.nan
+    # Σ x / n need not be x again: 0.1 three times has the mean 0.10000000000000002, and a signal out of nothing.
     return present[0] if min(present) == max(present) else math.fsum(present) / len(present)
 
 
 def _std(values: Sequence[float], if_single: float = math.nan) -> float:
-    """The standard deviation with n − 1 of what is not NaN: NaN below two values, but `if_single` for a list of one."""
+    """The standard deviation (n − 1) of the values that are not NaN: NaN below two values, but `if_single` for a list of one."""
     if len(values) == 1:
         return if_single
     mean = _mean(values)
@@ -164,5 +170,5 @@ def _std(values: Sequence[float], if_single: float = math.nan) -> float:
 
 
 def _group_std(group: Sequence[float]) -> float:
-    """0 in a group of one, as in evaluation."""
+    """As `_std`, but 0 in a group of one, as in evaluation."""
     return _std(group, if_single=0.0)

@@ -1,7 +1,7 @@
 """What a training step needs of an algorithm. GRPO's family is `grpo.py`; a supervised warm-up or DPO is one file beside it.
 
-The learner owns everything else: forward passes, gradient accumulation, clipping, optimizer, schedule. An algorithm says what
-is fixed before the first update (`prepare`), the loss of one micro-batch (`objective`), and what is measured. Losses and
+The learner owns everything else: forward passes, gradient accumulation, clipping, optimizer, schedule. An algorithm defines what
+is fixed before the first update (`prepare`), the loss of one micro-batch (`objective`), and the metrics. Losses and
 tallies of micro-batches add up to those of the optimizer batch, so every average must be divided by totals of the whole batch
 (`losses.token_weights`), never of the micro-batch.
 """
@@ -31,11 +31,11 @@ class Algorithm(Protocol):
 
     def prepare(self, batch: Batch, forward: PolicyForward) -> list[OptimizerBatch]:
         """The updates of one step, in order: an optimizer batch for each, split into micro-batches that carry all that
-        stays fixed over the updates (token weights, reference log-probabilities, …). The same one may come several times."""
+        stays fixed over the updates (token weights, reference log-probabilities, …). The same batch may occur several times."""
         ...
 
     def batch_totals(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> Any:
-        """Before each update: what a micro-batch cannot know of its optimizer batch. Handed to `objective`."""
+        """Before each update: totals of the optimizer batch that a micro-batch cannot know. Passed to `objective`."""
         return None
 
     def objective(self, micro_batch: MicroBatch, scores: TokenScores, totals: Any) -> tuple[mx.array, Tally]:
@@ -57,7 +57,7 @@ class Algorithm(Protocol):
         return {}
 
     def state(self) -> list[float | None]:
-        """What a checkpoint must keep of the algorithm."""
+        """The algorithm's part of a checkpoint."""
         return []
 
     def restore(self, state: list[float | None]) -> None:

@@ -53,11 +53,12 @@ class Batch:
 
     def take(self, rows: Sequence[int]) -> Batch:
         """The rows at these indices, in this order, as wide as before."""
-        index = mx.array(list(rows), mx.int32)
+        index = mx.array(list(rows), mx.int32)  # typed, because an empty list would be float32, which cannot index
         return self._map_arrays(lambda name, x: x[index])
 
     def trimmed(self) -> Batch:
         """Without the columns that are padding in every row."""
+        # Padding is on the right, so the widest row decides. An array's last axis is the last letter of its name.
         widths = {
             "T": _width(_ints(self.length_B)),
             "L": _width(_ints(self.prompt_length_B + self.length_B)),
@@ -69,6 +70,7 @@ class Batch:
     ) -> Iterator[Batch]:
         """Split by `plan_micro_batches`: at most `rows` rows and `token_budget` tokens each, padding included, so that
         little of it is padding; the largest first."""
+        # Planned on the host with Python integers: three small reads, and no array is allocated before the plan is known.
         lengths = zip(*map(_ints, (self.group_B, self.prompt_length_B, self.length_B)), strict=True)
         plan = plan_micro_batches(
             [RowLengths(index, *row) for index, row in enumerate(lengths)],
@@ -85,6 +87,7 @@ class Batch:
         """
         if self.weight_BT is None:
             raise ValueError("weight_BT is worked out over the whole step before rows are left out.")
+        # Exact zero: equal rewards give exactly 0 (`advantages`), and a tiny advantage is still a signal.
         signal_B = (self.advantage_B != 0) & (self.mask_BT.sum(axis=1) > 0)
         return self.take([row for row, has_signal in enumerate(_ints(signal_B)) if has_signal])
 
@@ -100,43 +103,45 @@ def pack(groups: Sequence[Group], *, pad_id: int, mask_truncated_completions: bo
     counted in its group all the same (DAPO's overlong filtering, arXiv:2503.14476). Raises ValueError where a completion's
     log-probabilities or mask entries are not as many as its tokens.
     """
-    rows = [(index, group.problem, one) for index, group in enumerate(groups) for one in group.completions]
-    for index, _, one in rows:
-        if len(one.tokens) != len(one.logps):
-            raise ValueError(f"A completion of group {index} has {len(one.tokens)} tokens, {len(one.logps)} logps.")
-        if one.mask and len(one.tokens) != len(one.mask):
-            raise ValueError(
-                f"A completion of group {index} has {len(one.tokens)} tokens, {len(one.mask)} mask entries."
-            )
-    lengths = [len(one.tokens) for _, _, one in rows]
-    masks = [_token_mask(one, mask_truncated_completions) for _, _, one in rows]
+    rows = [(i, group.problem, completion) for i, group in enumerate(groups) for completion in group.completions]
+    for index, _, c in rows:
+        if len(c.tokens) != len(c.logps):
+            raise ValueError(f"A completion of group {index} has {len(c.tokens)} tokens, {len(c.logps)} logps.")
+        if c.mask and len(c.tokens) != len(c.mask):
+            raise ValueError(f"A completion of group {index} has {len(c.tokens)} tokens, {len(c.mask)} mask entries.")
+    # A completion may be empty and a truncated one all masked: both stay as rows, because weights divide by rows.
+    lengths = [len(c.tokens) for _, _, c in rows]
+    masks = [_token_mask(c, mask_truncated_completions) for _, _, c in rows]
     longest = _width(lengths)
-    sequences = [problem.tokens + one.tokens for _, problem, one in rows]
+    # Whole rows as well, for models that cannot share a prompt. Padded on the right, where causal attention hides it, so a
+    # token's column is its position.
+    sequences = [problem.tokens + c.tokens for _, problem, c in rows]
     return Batch(
         pad_id=pad_id,
         tokens_BL=_padded(sequences, _width([len(ids) for ids in sequences]), pad_id, mx.int32),
         prompt_length_B=mx.array([len(problem.tokens) for _, problem, _ in rows], mx.int32),
         length_B=mx.array(lengths, mx.int32),
-        completion_BT=_padded([one.tokens for _, _, one in rows], longest, pad_id, mx.int32),
+        completion_BT=_padded([c.tokens for _, _, c in rows], longest, pad_id, mx.int32),
         mask_BT=_padded(masks, longest, 0, mx.float32),
-        sampling_logp_BT=_padded([_sampling_logps(one) for _, _, one in rows], longest, 0, mx.float32),
-        advantage_B=mx.array([one.advantage for _, _, one in rows], mx.float32),
+        sampling_logp_BT=_padded([_sampling_logps(c) for _, _, c in rows], longest, 0, mx.float32),
+        advantage_B=mx.array([c.advantage for _, _, c in rows], mx.float32),
         group_B=mx.array([index for index, _, _ in rows], mx.int32),
         row_B=mx.arange(len(rows), dtype=mx.int32),
     )
 
 
-def _token_mask(one: Completion, mask_truncated: bool) -> list[float]:
-    if mask_truncated and one.stop == "length":
-        return [0.0] * len(one.tokens)
-    return [float(x) for x in one.mask] if one.mask else [1.0] * len(one.tokens)
+def _token_mask(completion: Completion, mask_truncated: bool) -> list[float]:
+    if mask_truncated and completion.stop == "length":
+        return [0.0] * len(completion.tokens)
+    return [float(x) for x in completion.mask] if completion.mask else [1.0] * len(completion.tokens)
 
 
-def _sampling_logps(one: Completion) -> list[float]:
+def _sampling_logps(completion: Completion) -> list[float]:
     """The policy's log-probabilities, renormalised over the tokens that top-p, top-k and min-p kept."""
-    if not one.log_kept:
-        return one.logps
-    return [logp - kept for logp, kept in zip(one.logps, one.log_kept, strict=True)]
+    # log(p / kept) = log p − log kept: the distribution that the token was in fact sampled from.
+    if not completion.log_kept:
+        return completion.logps
+    return [logp - kept for logp, kept in zip(completion.logps, completion.log_kept, strict=True)]
 
 
 def _ints(x_B: mx.array) -> list[int]:
@@ -149,6 +154,7 @@ def _width(lengths: Sequence[int]) -> int:
 
 
 def _padded(rows: Sequence[Sequence[float]], width: int, padding: float, dtype: mx.Dtype) -> mx.array:
+    # reshape: without rows mx.array([]) has one axis.
     return mx.array([[*row, *[padding] * (width - len(row))] for row in rows], dtype).reshape(len(rows), width)
 
 
@@ -157,10 +163,10 @@ def _padded(rows: Sequence[Sequence[float]], width: int, padding: float, dtype: 
 
 def completion_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """`length_metrics` of the completions of all groups. Tokens that the policy did not produce do not count."""
-    completions = [(group.problem, one) for group in groups for one in group.completions]
+    completions = [(group.problem, completion) for group in groups for completion in group.completions]
     return length_metrics(
-        lengths=[one.trained_tokens for _, one in completions],
-        finished=[one.stop != "length" for _, one in completions],
+        lengths=[completion.trained_tokens for _, completion in completions],
+        finished=[completion.stop != "length" for _, completion in completions],
         prompt_lengths=[len(problem.tokens) for problem, _ in completions],
     )
 

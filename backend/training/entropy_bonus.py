@@ -12,7 +12,7 @@ STEP, MINIMUM, MAXIMUM = 0.005, 0.0, 1.0
 
 @dataclass(slots=True)
 class EntropyBonus:
-    """`value` is the coefficient before the target is asked; `entropy` (nats) was measured at the last update."""
+    """`value` is the coefficient before the comparison with the target; `entropy` (nats) was measured at the last update."""
 
     value: float
     adaptive: bool = False
@@ -37,7 +37,7 @@ class EntropyBonus:
             self.value = min(MAXIMUM, max(MINIMUM, adapted))
 
     def state(self) -> list[float | None]:
-        """What a checkpoint keeps."""
+        """The values that a checkpoint keeps."""
         return [self.value, self.entropy]
 
     def restore(self, state: list[float | None]) -> None:

@@ -1,7 +1,7 @@
-"""GRPO and its family (arXiv:2402.03300): what is prepared from a rollout, and the clipped objective of the chosen loss.
+"""GRPO and its family (arXiv:2402.03300): preparation of a rollout's batches, and the clipped objective of the chosen loss.
 
-A step is `steps_per_generation` optimizer batches, each learnt from μ = `num_iterations` times. Token weights, reference
-log-probabilities and the importance correction are fixed before the first update; the old policy is the one before it. The
+A step is `steps_per_generation` optimizer batches, each used for μ = `num_iterations` updates. Token weights, reference
+log-probabilities and the importance correction are fixed before the first update; the old policy is the policy before it. The
 losses themselves are the table in `losses.py`.
 """
 
@@ -54,7 +54,7 @@ class Grpo(Algorithm):
 
     policy: Policy
     loss: Settings
-    """Its `entropy_coef` gives way to `bonus.coefficient`."""
+    """Its `entropy_coef` is replaced by `bonus.coefficient`."""
     bonus: EntropyBonus
     rows_per_micro_batch: int
     num_iterations: int
@@ -72,11 +72,12 @@ class Grpo(Algorithm):
         rows = len(batch) // self.steps_per_generation
         batches = [batch.take(range(i * rows, (i + 1) * rows)) for i in range(self.steps_per_generation)]
         if len(batches) == 1:
-            batches = [batch]
-        # The very same objects μ times: what the first iteration records (`after_backward`), the others read.
-        return [self._optimizer_batch(one, forward) for one in batches] * self.num_iterations
+            batches = [batch]  # the same rows without a gather, whose result would be a second copy
+        # The same objects μ times: what the first iteration records (`after_backward`), the others read.
+        return [self._optimizer_batch(part, forward) for part in batches] * self.num_iterations
 
     def _optimizer_batch(self, batch: Batch, forward: PolicyForward) -> OptimizerBatch:
+        # Before rows are split or left out: a token's weight depends on the whole optimizer batch.
         weight_BT = token_weights(
             batch.mask_BT, loss_type=self.loss.loss_type, max_completion_length=self.loss.max_completion_length
         )
@@ -88,6 +89,7 @@ class Grpo(Algorithm):
             return []
         split_model = self.policy.split_model
         micro_batches = forward.micro_batches(split_model, batch, self.rows_per_micro_batch)
+        # Fixed for all μ iterations, so computed once and kept: [B, T] is small.
         if self.policy.reference is not None:
             logps = forward.logps_without_gradient(self.policy.reference, micro_batches)
             for micro_batch, logp_BT in zip(micro_batches, logps, strict=True):
@@ -99,14 +101,15 @@ class Grpo(Algorithm):
             logps = forward.logps_without_gradient(split_model, micro_batches)
             for micro_batch, logp_BT in zip(micro_batches, logps, strict=True):
                 micro_batch.set_arrays(old_logp_BT=logp_BT)
+        # π_old / π_sampler, not π_θ / π_sampler: it corrects for the sampler alone, so it is constant over the updates.
         if self.correction is not None:
             for micro_batch in micro_batches:
                 micro_batch.set_arrays(is_ratio_BT=_importance(micro_batch.batch, self.correction)[0])
         return micro_batches
 
     def _zero_signal_rows_add_nothing(self) -> bool:
-        """Whether a completion with advantage 0 adds nothing at all: no KL, no entropy term, and no tokens among which the
-        most uncertain ones are chosen."""
+        """Whether a completion with advantage 0 adds nothing at all: no KL, no entropy term, and no entropies that the quantile
+        of `top_entropy_quantile` is taken over."""
         policy_term_alone = self.policy.reference is None and not self.bonus.on and self.loss.top_entropy_quantile >= 1
         return self.skip_zero_signal and policy_term_alone
 
@@ -123,23 +126,26 @@ class Grpo(Algorithm):
         return self.bonus.coefficient > 0
 
     def batch_totals(self, micro_batches: OptimizerBatch, forward: PolicyForward) -> dict[str, Any]:
-        """The entropy threshold, a quantile over all tokens of the optimizer batch, and how many tokens the entropy bonus
-        averages over."""
+        """The entropy threshold, a quantile over all tokens of the optimizer batch, and the number of tokens that the entropy
+        bonus averages over."""
         top, has_bonus = self.loss.top_entropy_quantile, self.bonus.coefficient > 0
         if top >= 1:
-            return {"entropy_tokens": sum(one.batch.mask_BT.sum() for one in micro_batches)} if has_bonus else {}
+            return {"entropy_tokens": sum(part.batch.mask_BT.sum() for part in micro_batches)} if has_bonus else {}
+        # One forward pass more for each update: the first micro-batch's backward pass needs a quantile over all of them.
         entropies = [
-            forward.scores(self.policy.split_model, one, with_gradient=False).entropy_N for one in micro_batches
+            forward.scores(self.policy.split_model, part, with_gradient=False).entropy_N for part in micro_batches
         ]
         entropy_1N = mx.concatenate([entropy.reshape(1, -1) for entropy in entropies], axis=1)
-        mask_1N = mx.concatenate([one.batch.mask_BT.reshape(1, -1) for one in micro_batches], axis=1)
+        mask_1N = mx.concatenate([part.batch.mask_BT.reshape(1, -1) for part in micro_batches], axis=1)
         threshold = entropy_quantile(entropy_1N, mask_1N, top)
+        # Counted, not top · N: ties at the threshold are kept, and the bonus averages over the tokens that are.
         tokens = ((entropy_1N >= threshold) * mask_1N).sum()
         mx.eval(threshold, tokens)
         return {"entropy_threshold": threshold} | ({"entropy_tokens": tokens} if has_bonus else {})
 
     def objective(self, micro_batch: MicroBatch, scores: TokenScores, totals: dict[str, Any]) -> tuple[mx.array, Tally]:
         batch = micro_batch.batch
+        # old_logp_BT may be None in the first update: the policy is its own old policy then, and `after_backward` records it.
         return policy_terms(
             scores.logp_N,
             batch.old_logp_BT,
@@ -172,16 +178,19 @@ class Grpo(Algorithm):
 
     def step_metrics(self, optimizer_batches: list[OptimizerBatch]) -> dict[str, float]:
         """How far the sampler lay from the policy: means over the tokens or rows of the rollout, extremes over all."""
+        # The list repeats its first `steps_per_generation` batches μ times: each is counted once.
         once = optimizer_batches[: self.steps_per_generation]
-        batches = [one.batch for micro_batches in once for one in micro_batches if one.batch.old_logp_BT is not None]
+        batches = [part.batch for micro_batches in once for part in micro_batches if part.batch.old_logp_BT is not None]
         if not batches or self.ratio_against == "reference":
             return {}
         correction = self.correction or UNCLIPPED
         measured = [{name: float(x) for name, x in _importance(batch, correction)[1].items()} for batch in batches]
         tokens = [float(batch.mask_BT.sum()) for batch in batches]
         by_row = correction.mode.startswith("sequence")
-        counts = {name: [len(one) for one in batches] if by_row and "ratio" in name else tokens for name in measured[0]}
-        return {name: _combined(name, [one[name] for one in measured], counts[name]) for name in measured[0]}
+        counts = {
+            name: [len(batch) for batch in batches] if by_row and "ratio" in name else tokens for name in measured[0]
+        }
+        return {name: _combined(name, [values[name] for values in measured], counts[name]) for name in measured[0]}
 
     def state(self) -> list[float | None]:
         return self.bonus.state()
@@ -218,7 +227,7 @@ def loss_settings(config: Config) -> Settings:
 
 
 def grpo(policy: Policy, config: Config) -> Grpo:
-    """The algorithm that `config` asks for."""
+    """The algorithm with the settings of `config`."""
     corrects = config.sampling_correction != "none"
     bounds = config.sampling_correction_min, config.sampling_correction_max
     return Grpo(

@@ -28,15 +28,19 @@ def importance_ratio(
     """
     if mode not in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"):
         raise ValueError(f"mode is token_ or sequence_, then truncate or mask, not {mode!r}.")
+    # The logarithm is set to 0 before exp, so NaN and padding never enter a sum or a product.
     scored_BT = (mask_BT > 0) & ~mx.isnan(sampling_logp_BT)
     difference_BT = mx.where(scored_BT, old_logp_BT - sampling_logp_BT, 0.0)
     by_row = mode.startswith("sequence")
+    # A sequence's ratio is a product over its tokens, so it may be 0 or infinite in float32; the bounds catch both.
     ratio = mx.exp(difference_BT.sum(axis=1, keepdims=True) if by_row else difference_BT)
     low = -mx.inf if clip_min is None else clip_min
     high = mx.inf if clip_max is None else clip_max
     clipped = mx.clip(ratio, low, high)
+    # ratio == clipped is "within the bounds". Truncation is biased but keeps every token (TIS); masking drops outliers (MIS).
     ratio = clipped if mode.endswith("truncate") else mx.where(ratio == clipped, ratio, 0.0)
     counted = mx.ones_like(ratio) > 0 if by_row else mask_BT > 0
+    # A sequence ratio is averaged over rows, a token ratio over active tokens; the difference is by token in every mode.
     difference = _min_mean_max("sampling/sampling_logp_difference", mx.abs(difference_BT), scored_BT)
     difference.pop("sampling/sampling_logp_difference/min")
     return ratio, difference | _min_mean_max("sampling/importance_sampling_ratio", ratio, counted)

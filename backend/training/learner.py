@@ -28,13 +28,12 @@ from backend.training.algorithm import Algorithm, OptimizerBatch
 from backend.training.batch import Batch
 from backend.training.optimizer import clip_by_norm, optimizer, restore, schedule, state_arrays
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
-from backend.training.shared_prefix import SharedPrefix
 from backend.training.tally import Tally, merge
 
 
 class Learner:
     """Policy, algorithm, optimizer and schedule. `updates` counts optimizer updates over the run; the learning rate
-    (`learning_rate(update)`), dropout and a reference that follows the policy depend on it alone, so a resumed run goes on
+    (`learning_rate(update)`), dropout and a reference that follows the policy depend on it alone, so a resumed run continues
     exactly.
 
     `recompute` recomputes layers' activations in the backward pass instead of keeping them; it changes no number.
@@ -61,6 +60,7 @@ class Learner:
         self.seed = seed
         self.recompute = recompute
         self.updates = 0
+        # Before compiling: the compiled update captures the state's arrays, which must exist by then.
         self.optimizer.init(policy.model.trainable_parameters())
         self._loss_and_grad = nn.value_and_grad(policy.model, self._loss)
         self._apply_gradients = self._compiled_update()
@@ -93,7 +93,9 @@ class Learner:
         """One optimizer update: θ ← θ − optimizer(Σ over micro-batches of ∇ loss)."""
         model, split_model = self.policy.model, self.policy.split_model
         model.train()
-        mx.random.seed(self.seed * 1_000_003 + self.updates)  # dropout depends on the update, not on what ran before
+        # Dropout depends on the update, not on what ran before, so a resumed run repeats it. A large prime keeps the sequences
+        # of neighbouring seeds apart.
+        mx.random.seed(self.seed * 1_000_003 + self.updates)
         totals = self.algorithm.batch_totals(micro_batches, forward)
         prefix = forward.shared_prefix(split_model, micro_batches)
         prefilled = prefix.prefill(split_model) if prefix else None
@@ -106,13 +108,15 @@ class Learner:
             gradient = part_gradient if gradient is None else tree_map(mx.add, gradient, part_gradient)
             loss = loss + part_loss
             tallies.append(tally)
-            # Evaluate now, so that the activations of one micro-batch at a time are in memory.
+            # Evaluate now, so that the activations of one micro-batch at a time are in memory. The sum `gradient` is all that
+            # is kept; the loss is already weighted by token, so no division by the number of micro-batches follows.
             mx.eval(gradient, loss, logp_BT, tally)
             self.algorithm.after_backward(micro_batch, logp_BT)
             forward.poll()
         if prefix:
-            gradient = self._backward_through_prompts(prefix, gradient)
-        if gradient is None:  # no completion has a signal: the gradient is 0, and the optimizer's momentum goes on
+            with gradient_checkpointing(model, self.recompute):
+                gradient = prefix.backward(model, split_model, gradient)
+        if gradient is None:  # no completion has a signal: the gradient is 0, but momentum and weight decay still apply
             gradient = tree_map(mx.zeros_like, model.trainable_parameters())
         metrics = {name: float(value) for name, value in merge(tallies).items()} if tallies else {}
         metrics |= self._apply(gradient, loss)
@@ -124,7 +128,7 @@ class Learner:
     def _backward(
         self, micro_batch: MicroBatch, totals: Any, prompted: PrefilledPrompts | None
     ) -> tuple[tuple[mx.array, mx.array, Tally], Any, PrefilledPrompts | None]:
-        """What `_loss` returns, its gradient in the parameters, and in the prompts that were prefilled."""
+        """The results of `_loss`, its gradient in the parameters, and that in the prefilled prompts."""
         parameters = self.policy.model.trainable_parameters()
         try:
             with gradient_checkpointing(self.policy.model, self.recompute):
@@ -150,13 +154,10 @@ class Learner:
             model.update(parameters)
             return self._loss(micro_batch, totals, PrefilledPrompts(last, keys, values))
 
+        # mx's, not nn's: nn.value_and_grad differentiates by parameters only, and here the prompts are inputs as well.
         value_and_grad = mx.value_and_grad(loss, argnums=[0, 1, 2, 3])
         value, (gradient, *cotangents) = value_and_grad(model.trainable_parameters(), *prompted)
         return value, gradient, PrefilledPrompts(*cotangents)
-
-    def _backward_through_prompts(self, prefix: SharedPrefix, gradient: Any) -> Any:
-        with gradient_checkpointing(self.policy.model, self.recompute):
-            return prefix.backward(self.policy.model, self.policy.split_model, gradient)
 
     def _loss(
         self, micro_batch: MicroBatch, totals: Any, prompted: PrefilledPrompts | None = None
@@ -167,6 +168,7 @@ class Learner:
             entropy_gradient=self.algorithm.needs_entropy_gradient, prefilled=prompted,
         )  # fmt: skip
         loss, tally = self.algorithm.objective(micro_batch, scores, totals)
+        # Only the first result is differentiated; the log-probabilities are kept as constants (`after_backward`).
         return loss, mx.stop_gradient(scores.logp_N), tally
 
     # ── the optimizer ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -174,6 +176,7 @@ class Learner:
     def _apply(self, gradient: Any, loss: mx.array) -> dict[str, float]:
         """Clip, and update the weights. → loss, grad_norm before clipping, learning_rate."""
         gradient, norm = clip_by_norm(gradient, self.max_grad_norm)
+        # One NaN or infinity anywhere makes the norm so. Checked before the update, which would destroy the weights.
         if not math.isfinite(float(norm)):
             raise Mistake(
                 "learning_rate",
@@ -183,6 +186,7 @@ class Learner:
         rate = self.learning_rate(self.updates)
         parameters = self.policy.model.trainable_parameters()
         self.policy.model.update(self._apply_gradients(gradient, parameters, mx.array(rate)))
+        # Or the update would stay a graph that holds the old weights and the whole gradient.
         mx.eval(self.policy.model.trainable_parameters(), self.optimizer.state)
         self.updates += 1
         return {"loss": float(loss), "grad_norm": float(norm), "learning_rate": rate}
@@ -193,7 +197,7 @@ class Learner:
         optimizer = self.optimizer
 
         def apply_gradients(gradient: Any, parameters: Any, rate: mx.array) -> Any:
-            optimizer.learning_rate = rate
+            optimizer.learning_rate = rate  # an array: each Python number would be the constant of a new trace
             return optimizer.apply_gradients(gradient, parameters)
 
         return mx.compile(apply_gradients, inputs=[optimizer.state], outputs=[optimizer.state])

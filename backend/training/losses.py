@@ -2,12 +2,12 @@
 
     loss = Σ_it weight_it · (term(ratio_it, A_i) + β · KL_it)        i: completion (row), t: token
 
-The *ratio* compares the policy with the one that sampled, by token or by completion (`LEVELS`). The *term* scores a token.
-The *weight* says how tokens are averaged; it needs only masks and lengths, so it is computed once for a whole optimizer batch
+The *ratio* compares the policy with the policy that sampled, by token or by completion (`LEVELS`). The *term* scores a token.
+The *weight* averages over tokens; it needs only masks and lengths, so it is computed once for a whole optimizer batch
 (`token_weights`), and losses and gradients of micro-batches simply add up, however the batch is split.
 
-This module never sees a model, a file or a random number, and never averages what only the whole optimizer batch can average:
-what a micro-batch cannot know is passed in, and metrics leave as a `Tally` of numerators and denominators. Arrays end in their
+This module never sees a model, a file or a random number, and never averages over a micro-batch:
+totals of the optimizer batch are passed in, and metrics leave as a `Tally` of numerators and denominators. Arrays end in their
 axes: B rows, T tokens of the completion.
 """
 
@@ -46,7 +46,7 @@ class Settings:
     max_completion_length: int | None = None
     """Tokens; dr_grpo divides by it."""
     num_items: Scalar | None = None
-    """Active tokens of the whole optimizer step, for dapo, cispo and vespo; None counts the mask given."""
+    """Active tokens of the whole optimizer step, for dapo, cispo and vespo; None counts those of `mask`."""
     sapo_temperature_pos: float = 1.0
     """τ of sapo's gate where A > 0; `_neg` where A ≤ 0. The larger, the faster the gradient fades away from ratio 1."""
     sapo_temperature_neg: float = 1.05
@@ -99,19 +99,19 @@ class BatchTotals:
     tokens: Scalar
     """Active tokens."""
     items: Scalar
-    """Active tokens of the step, `num_items` of `policy_loss`; `tokens` unless the caller knows better."""
+    """Active tokens of the step, `num_items` of `policy_loss`; equal to `tokens` unless the caller passes it."""
     max_length: int | None
 
 
 Term = Callable[[Tokens], tuple[mx.array, dict[str, mx.array]]]
-"""Tokens → (term [B, T] or [B, 1], marks: metric → what to average, [B, T] or [B, 1] as the ratio)."""
+"""Tokens → (term [B, T] or [B, 1], marks: metric → values to average, [B, T] or [B, 1] as the ratio)."""
 Weight = Callable[[mx.array, BatchTotals], mx.array]
 """(mask [B, T], totals) → weight of every token [B, T]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A row of the table. `ratio` names the levels its paper defines it for; others run, but were not meant."""
+    """A row of the table. `ratio` names the levels that its paper defines it for; other levels run, without a paper."""
 
     name: str
     sentence: str
@@ -145,6 +145,8 @@ def token_ratio(log_ratio_BT: mx.array, mask_BT: mx.array) -> mx.array:
 
 def sequence_ratio(log_ratio_BT: mx.array, mask_BT: mx.array) -> mx.array:
     """The geometric mean over the completion's tokens, [B, 1]: GSPO's s_i."""
+    # The mean of the logarithms, not their sum: the variance of a sum grows with the length, so no clipping range would fit
+    # completions of all lengths (arXiv:2507.18071).
     return mx.exp((log_ratio_BT * mask_BT).sum(axis=1, keepdims=True) / lengths(mask_BT))
 
 
@@ -180,6 +182,7 @@ def truncated(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
 def gated(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
     """−σ(τ(ρ−1))·(4/τ)·A: a soft gate with derivative 1 at ρ = 1, as ρ itself has; τ depends on the sign of A."""
     s = t.settings
+    # 4/τ makes up for σ'(0) = 1/4 and the inner τ, so the gradient on-policy is that of ρA for every τ (arXiv:2511.20347).
     tau = mx.where(t.advantage > 0, s.sapo_temperature_pos, s.sapo_temperature_neg)
     return -mx.sigmoid(tau * (t.ratio - 1)) * (4 / tau) * t.advantage, {}
 
@@ -190,6 +193,8 @@ def gamma_weighted(t: Tokens) -> tuple[mx.array, dict[str, mx.array]]:
     log_w_B1 = _log_sequence_weight(t)
     k = mx.where(t.advantage >= 0, s.vespo_k_pos, s.vespo_k_neg)
     lam = mx.where(t.advantage >= 0, s.vespo_lambda_pos, s.vespo_lambda_neg)
+    # In one exponent: as separate factors w^k may overflow (w goes up to e^20) where e^(−λw) underflows, and inf · 0 is NaN.
+    # φ(1) = 1, so on-policy this is REINFORCE.
     phi = mx.stop_gradient(mx.exp(lam + k * log_w_B1 - lam * mx.exp(log_w_B1)))
     return -phi * t.advantage * t.logp_BT, {"vespo/phi_seq_mean": phi}
 
@@ -209,6 +214,10 @@ def _log_sequence_weight(t: Tokens) -> mx.array:
 # ── weights ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+# Each divides by totals of the optimizer batch, so a token's weight is the same in whatever micro-batch it is.
+# Divisors are at least 1: a batch without active tokens has weights 0, not 0/0.
+
+
 def mean_of_row_means(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
     return mask_BT / lengths(mask_BT) / totals.rows
 
@@ -226,7 +235,7 @@ def mean_of_items(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
 
 
 def sum_over_max_length(mask_BT: mx.array, totals: BatchTotals) -> mx.array:
-    """A constant divisor: no completion weighs more a token for being short, which GRPO's own mean does."""
+    """A constant divisor: a token's weight does not depend on its completion's length, as it does in GRPO's own mean."""
     if totals.max_length is None:
         raise ValueError("max_completion_length is needed for dr_grpo, which divides by it.")
     return mask_BT / (totals.rows * totals.max_length)
@@ -338,6 +347,7 @@ def token_weights(
     `num_items` (dapo, cispo, vespo) is the step's active tokens, those of `mask_BT` when left out. Raises ValueError for
     dr_grpo without `max_completion_length`.
     """
+    # float32, because bfloat16 has no exact counts above 256.
     mask_BT = mask_BT.astype(mx.float32)
     tokens = mask_BT.sum()
     totals = BatchTotals(
@@ -359,9 +369,10 @@ def policy_loss(
 ) -> tuple[mx.array, dict[str, mx.array]]:
     """The loss of a batch, a scalar differentiable in `logps` (and `entropies`), and its metrics, scalars by name.
 
-    Takes the arrays of `policy_terms` and the fields of `Settings`, all by name; an unknown name raises TypeError. Metrics: `kl` and `entropy` where their arrays are
-    given; `clip_ratio_low`, `_high`, `_total`, `clip_ratio/low_min`, `clip_ratio/high_max` for the clipped losses;
-    `cispo_clip_ratio`, `vespo/phi_seq_mean`; `policy_loss` and `entropy_coef` with the entropy bonus.
+    Takes the arrays of `policy_terms` and the fields of `Settings`, all by name; an unknown name raises TypeError. Metrics:
+    `kl` and `entropy` if their arrays are passed; `clip_ratio_low`, `_high`, `_total`, `clip_ratio/low_min`,
+    `clip_ratio/high_max` for the clipped losses; `cispo_clip_ratio`, `vespo/phi_seq_mean`; `policy_loss` and `entropy_coef`
+    with the entropy bonus.
     """
     names = {field.name for field in fields(Settings)}
     own = Settings(**{name: value for name, value in settings.items() if name in names})
@@ -389,12 +400,12 @@ def policy_terms(
 
     `logps`, `old_logps`, `ref_logps`, `sampling_logps`, `entropies`: [B, T] in nats, of the tokens that were sampled,
     at the sampling temperature. `advantages` [B] or [B, T]. `mask` [B, T], 1 where a token counts; what the other
-    positions hold is never read. Without `old_logps` the policy is its own old one (the first update of a rollout);
+    positions hold is never read. Without `old_logps` the policy is its own old policy (the first update of a rollout);
     without `sampling_logps` the old policy is taken for the sampler. `is_ratio` [B, T] or [B, 1] multiplies the term.
 
-    What a micro-batch cannot know comes from the optimizer batch: `weights` (`token_weights`), `entropy_threshold`
-    (`entropy_quantile`), `entropy_tokens` (how many tokens the entropy bonus averages over). Left out, this is taken for
-    the whole batch. A setting whose arrays are missing raises ValueError.
+    Totals of the optimizer batch, which a micro-batch cannot know: `weights` (`token_weights`), `entropy_threshold`
+    (`entropy_quantile`), `entropy_tokens` (the number of tokens that the entropy bonus averages over). Without them the arrays
+    are taken for the whole batch. A setting whose arrays are missing raises ValueError.
     """
     mask_BT = mask.astype(mx.float32)
     _require_arrays(settings, ref_logps, entropies)
@@ -410,6 +421,7 @@ def policy_terms(
     uncertain_BT = _entropy_mask(settings, entropy_BT, mask_BT, entropy_threshold)
 
     term, marks = LOSSES[settings.loss_type].term(t)
+    # Both factors are constants of the graph: they choose tokens, and have no gradient of their own.
     term = term * _on_policy_rows(t, sampling_logps) * uncertain_BT
     if t.is_ratio is not None and settings.loss_type != "vespo":  # vespo has the correction inside φ
         term = term * t.is_ratio
@@ -448,6 +460,7 @@ def _token_arrays(
     is_ratio: mx.array | None,
 ) -> Tokens:
     logp_BT = _masked(logps, mask_BT)
+    # Without old log-probabilities the ratio is 1 in value and ∇ log π in gradient: exactly on-policy, no second pass needed.
     old_logp_BT = mx.stop_gradient(logp_BT) if old_logps is None else _masked(old_logps, mask_BT)
     log_ratio_BT = logp_BT - old_logp_BT
     return Tokens(
@@ -462,7 +475,7 @@ def _token_arrays(
 
 
 def _per_row_or_token(x: mx.array, mask_BT: mx.array) -> mx.array:
-    """`x` [B, 1] as it is, or [B, T] cleaned of what padding holds."""
+    """`x` [B, 1] unchanged, or [B, T] with 0 at masked positions."""
     return x.astype(mx.float32) if x.shape[1] == 1 else _masked(x, mask_BT)
 
 
@@ -472,6 +485,7 @@ def _kl(t: Tokens, ref_logp_BT: mx.array) -> mx.array:
     # expm1: near the reference exp(x) − 1 − x would cancel to noise in float32.
     distance_BT = ref_logp_BT - t.logp_BT
     kl_BT = mx.expm1(distance_BT) - distance_BT
+    # k3 is unbiased for samples of π_θ; ours come from π_old, and the ratio corrects its value and its gradient for that.
     return kl_BT * t.ratio if t.settings.use_bias_correction_kl else kl_BT
 
 
@@ -480,13 +494,13 @@ def _on_policy_rows(t: Tokens, sampling_logps: mx.array | None) -> Scalar:
     (off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556)."""
     if t.settings.off_policy_mask_threshold is None:
         return 1.0
+    # Only A < 0: the push away from a text grows without bound (`clipped`), here for a text the policy no longer writes.
     logp_BT = mx.stop_gradient(t.logp_BT)
     drift_BT = mx.stop_gradient(-t.log_ratio_BT)
     if sampling_logps is not None:
         drift_BT = _masked(sampling_logps, t.mask_BT) - logp_BT
-        drift_BT = mx.where(
-            mx.isnan(drift_BT), 0.0, drift_BT
-        )  # a token the sampler could not score counts as on-policy
+        # NaN: a token that the sampler could not score counts as on-policy.
+        drift_BT = mx.where(mx.isnan(drift_BT), 0.0, drift_BT)
     drift_B1 = (drift_BT * t.mask_BT).sum(axis=1, keepdims=True) / lengths(t.mask_BT)
     return ((t.advantage >= 0) | (drift_B1 <= t.settings.off_policy_mask_threshold)).astype(mx.float32)
 
@@ -502,8 +516,10 @@ def entropy_quantile(entropies_BT: mx.array, mask_BT: mx.array, top: float) -> m
     # Masked tokens sort to the end, beyond every position that the active ones have.
     ordered = mx.sort(mx.where(mask_BT > 0, entropies_BT.astype(mx.float32), mx.inf).reshape(-1))
     position = mx.array(1 - top, mx.float32) * mx.maximum(mask_BT.sum() - 1, 0)
+    # Arithmetic on the device instead of numpy's quantile, so that nothing waits for the entropies.
     below, above = mx.floor(position), mx.ceil(position)
     low, high = (mx.take(ordered, x.astype(mx.int32)) for x in (below, above))
+    # Without active tokens both neighbours are infinite, and interpolating would give inf − inf = NaN.
     return mx.where(below == above, low, low + (position - below) * (high - low))
 
 

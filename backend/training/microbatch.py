@@ -34,7 +34,7 @@ it, or once for every row (models whose cache cannot be shared)."""
 
 @dataclass(frozen=True, slots=True)
 class RowLengths:
-    """A completion's index in the batch, the number of its group, and the tokens of its prompt and of itself."""
+    """A completion's index in the batch, the number of its group, and the lengths of its prompt and of itself in tokens."""
 
     index: int
     group: int
@@ -54,6 +54,7 @@ def plan_micro_batches(
     Each has at most `most_rows` rows and `token_budget` tokens, padding included; a row larger than the budget goes alone.
     """
     shared = prompts != "per_row"
+    # Prefilled for all micro-batches, a prompt costs none of them anything, wherever its rows are.
     if prompts == "prefilled":
         rows = [replace(row, prompt=0) for row in rows]
     # By group within a length, so that ties keep rows of one prompt together.
@@ -80,6 +81,7 @@ class MicroBatchRows:
     @property
     def tokens(self) -> int:
         """Tokens through the model, padding included."""
+        # Two padded arrays where prompts are shared, [rows, longest] and [groups, longest prompt]; else one with whole rows.
         completions = len(self.rows) * self.longest
         return completions + len(self.groups) * self.longest_prompt if self.shared else completions
 
@@ -114,6 +116,7 @@ def _merge_buckets(buckets: list[MicroBatchRows]) -> list[MicroBatchRows]:
         options = []
         for end, merged in enumerate(accumulate(buckets[start:]), start + 1):
             options.append((merged.tokens + PASS_OVERHEAD + cost[end], end))
+        # Ties by the nearer border, so the plan depends on the lengths alone.
         cost[start], next_border[start] = min(options)
     path = [0]
     while path[-1] < borders:

@@ -1,4 +1,4 @@
-"""Micro-batches, and forward passes over them under a model: what every algorithm's preparation and objective start from.
+"""Micro-batches, and a model's forward passes over them: the start of every algorithm's preparation and objective.
 
 A completion's log-probabilities need its prompt's keys and values. Prompts are prefilled once for all micro-batches where that
 saves work (`shared_prefix`), else once in each micro-batch. Knows no loss, no optimizer and no reward.
@@ -38,7 +38,7 @@ class MicroBatch:
 
 @dataclass(slots=True)
 class PolicyForward:
-    """Settings of the forward pass. `micro_batch_tokens` and `chunk` trade memory for time and change no number."""
+    """Settings of the forward pass. `micro_batch_tokens` and `chunk` trade memory for time and change no result."""
 
     temperature: float
     chunk: int
@@ -46,7 +46,7 @@ class PolicyForward:
     micro_batch_tokens: int
     has_dropout: bool = False
     poll: Callable[[], None] = do_nothing
-    """Called after every micro-batch: the trainer reads its control file there."""
+    """Called after every micro-batch: the trainer reads its control file in it."""
 
     def micro_batches(self, split_model: SplitModel, batch: Batch, most_rows: int | None = None) -> list[MicroBatch]:
         """Split a batch within `most_rows` and `micro_batch_tokens`."""
@@ -81,7 +81,7 @@ class PolicyForward:
         for micro_batch in micro_batches:
             selected = prefix.select(prefilled, micro_batch) if prefix and prefilled else None
             logp_BT = self.scores(split_model, micro_batch, with_gradient=False, prefilled=selected).logp_N
-            mx.eval(logp_BT)
+            mx.eval(logp_BT)  # one micro-batch's activations at a time
             self.poll()
             yield logp_BT
 

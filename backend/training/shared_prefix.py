@@ -45,6 +45,7 @@ class SharedPrefix:
             lengths = np.zeros(len(part.groups), np.int64)
             lengths[np.array(part.rows.prompt_B)] = np.array(part.rows.prompt_length_B)
             prompts |= zip(part.groups, zip(np.array(part.rows.prompt_PK), lengths.tolist(), strict=True), strict=True)
+        # A group whose rows fell into several micro-batches occurs several times; the dict keeps its prompt once.
         longest = max(part.rows.prompt_PK.shape[1] for part in micro_batches)
         self.index_of_group = {group: index for index, group in enumerate(prompts)}
         self.prompt_PK = mx.array(np.stack([np.pad(ids, (0, longest - len(ids))) for ids, _ in prompts.values()]))
@@ -57,6 +58,7 @@ class SharedPrefix:
     def pays(micro_batches: Sequence[RowsAndGroups], token_budget: int) -> bool:
         """Whether it saves more than the prefill without gradient costs, a third of reading the prompts with gradient; or
         whether a micro-batch is too large with its prompts in it."""
+        # A backward pass costs two forward passes. So reading a prompt with gradient costs 3 units, and the extra prefill 1.
         if any(part.rows.completion_BT.size + part.rows.prompt_PK.size > token_budget for part in micro_batches):
             return True
         sizes = [(group, part.rows.prompt_PK.shape[1]) for part in micro_batches for group in part.groups]
@@ -71,7 +73,8 @@ class SharedPrefix:
         return spans[0] if len(spans) == 1 else _map_arrays(lambda *x: mx.concatenate(list(x)), *spans)
 
     def select(self, prefilled: PrefilledPrompts, micro_batch: RowsAndGroups) -> PrefilledPrompts:
-        """The prompts of a micro-batch, as `prefill_prompts` would give them."""
+        """The prompts of a micro-batch, as `prefill_prompts` would return them."""
+        # 4 axes: keys and values [P, J, K, d], cut to this micro-batch's padded width; 2 axes: the last states [P, H].
         index_P, K = self._indices(micro_batch), micro_batch.rows.prompt_PK.shape[1]
         return _map_arrays(lambda x: x[index_P, :, :K] if x.ndim == 4 else x[index_P], prefilled)
 
@@ -80,7 +83,7 @@ class SharedPrefix:
         index_P, K, P = self._indices(micro_batch), micro_batch.rows.prompt_PK.shape[1], len(self.index_of_group)
         longest = self.prompt_PK.shape[1]
 
-        # A gather's transpose: prompts that this micro-batch has no rows of get 0, shorter prompts end in padding.
+        # The transpose of `select`: prompts without rows in this micro-batch get 0, narrower ones are padded with 0.
         def scatter(x: mx.array) -> mx.array:
             padding = [(0, 0), (0, 0), (0, longest - K), (0, 0)] if x.ndim == 4 else 0
             return mx.zeros((P, *mx.pad(x, padding).shape[1:]), x.dtype).at[index_P].add(mx.pad(x, padding))
@@ -96,7 +99,8 @@ class SharedPrefix:
         for span in self.spans:
             cotangents = _map_arrays(lambda x, span=span: x[span], self._cotangents)
 
-            # The gradient of Σ x · stop_gradient(dL/dx) is the vector-Jacobian product, by nn.value_and_grad's interface.
+            # ∇θ Σ x(θ) · c with c = dL/dx constant is the vector-Jacobian product cᵀ ∂x/∂θ, through nn.value_and_grad's
+            # interface. Padding adds nothing: its cotangents are 0, since no row attends to it.
             def inner_product(span: slice = span, cotangents: PrefilledPrompts = cotangents) -> mx.array:
                 prefilled = prefill_prompts(split_model, self.prompt_PK[span], self.length_P[span])
                 last, keys, values = _map_arrays(

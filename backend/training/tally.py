@@ -1,6 +1,6 @@
 """Metrics that add over micro-batches: numerators and denominators are kept apart until the whole update is through.
 
-A mean of means would depend on how a batch was cut into micro-batches; a sum of numerators over a sum of denominators does not.
+A mean of means would depend on how a batch is split into micro-batches; a sum of numerators over a sum of denominators does not.
 """
 
 from __future__ import annotations

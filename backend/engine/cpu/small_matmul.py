@@ -28,6 +28,7 @@ def matmul_transposed(x: mx.array, weight: mx.array) -> mx.array:
     width = slice_width(rows, inner, outer) if x.dtype == weight.dtype == mx.float32 and on_x86() else 0
     if not width:
         return x @ weight.T
+    # Transposed views: BLAS takes the transposition as a flag, so W is read where it is.
     slices = weight.reshape(outer // width, width, inner).swapaxes(1, 2)
     return (x.reshape(1, rows, inner) @ slices).swapaxes(0, 1).reshape(*before, outer)
 

@@ -30,6 +30,7 @@ def _swiglu_vjp(primals: Any, cotangents: Any, outputs: Any) -> tuple[mx.array, 
     gate, up = (x.astype(mx.float32) for x in primals)
     d_out, sigmoid = cotangents[0].astype(mx.float32), outputs[1]
     silu = gate * sigmoid
+    # σ is an output of the custom function only to be kept for this pass; nothing else reads it.
     d_gate = d_out * up * (sigmoid + silu - silu * sigmoid)  # silu' = σ + g σ (1 − σ)
     return d_gate.astype(primals[0].dtype), (d_out * silu).astype(primals[1].dtype)
 

@@ -24,7 +24,7 @@ MIN_EXPONENT = -127.0
 """The exponent whose bits are all zero: the number 0."""
 
 ROUND_AND_BIAS = 1.5 * 2.0**23 + 127
-"""A float32 of this size has no fraction bits, so adding it rounds to the nearest whole number, which then stands in the last
+"""A float32 of this size has no fraction bits, so adding it rounds to the nearest whole number, which is then in the last
 bits of the mantissa, plus 127, the bias of float32's exponent."""
 
 
@@ -73,14 +73,18 @@ def exp_clipped(x: mx.array) -> mx.array:
 
 def _exp2(y: mx.array) -> mx.array:
     """2^y for −127 ≤ y < 128: the polynomial gives 2^r, and the bits of n + 127, shifted into the exponent field, are 2^n."""
+    # rounded − ROUND_AND_BIAS is exactly n (both are whole numbers below 2^24), so r = y − n lies in [−½, ½].
     rounded = y + ROUND_AND_BIAS
     r = y - (rounded - ROUND_AND_BIAS)
     value: Any = EXP2_COEFFICIENTS[-1]
     for coefficient in reversed(EXP2_COEFFICIENTS[:-1]):  # Horner
         value = value * r + coefficient
+    # Shifting by 23 moves the low byte, n + 127 ≤ 254, into the exponent field and pushes everything above it out. A product
+    # with 2^n only changes the exponent, so it adds no rounding error; n = −127 gives the bits of 0.
     return value * mx.left_shift(rounded.view(mx.int32), 23).view(mx.float32)
 
 
 @compiled_by_shape
 def _exp(x: mx.array) -> mx.array:
+    # One bound suffices for x ≤ 0. It also turns −inf, a masked score, into 2^−127, whose bits are those of 0.
     return _exp2(mx.maximum(x * LOG2_E, MIN_EXPONENT))
