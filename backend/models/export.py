@@ -270,11 +270,11 @@ def _merge_adapters(model: nn.Module, *, dequantize: bool) -> None:
 
 
 def _check_dequantized(model: nn.Module) -> None:
-    """Raise Mistake where a layer is still quantised: mlx-lm skips kinds of layers that it does not know."""
-    left = [name for name, module in model.named_modules() if "scales" in module and hasattr(module, "bits")]
-    if left:
+    """Raise Mistake where a layer is still quantised: mlx-lm skips layer classes that it does not know."""
+    quantized = [name for name, module in model.named_modules() if "scales" in module and hasattr(module, "bits")]
+    if quantized:
         raise Mistake(
-            "model", f"mlx-lm cannot unpack the quantised layer {left[0]} of this model, so it cannot be fused."
+            "model", f"mlx-lm cannot unpack the quantised layer {quantized[0]} of this model, so it cannot be fused."
         )
 
 

@@ -36,7 +36,7 @@ SPARE = 64 << 20
 RETRIES_S = (0.5, 2.0, 4.0)
 """Waits before a broken connection is tried again; the count restarts when bytes arrive."""
 READ_TIMEOUT_S = 20.0
-"""How long a connection may be silent."""
+"""Time without a byte after which a connection counts as broken."""
 LOCK_TIMEOUT_S = 3.0
 """How long another download of the same file may hold it."""
 PROGRESS_S = 0.2

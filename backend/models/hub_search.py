@@ -22,7 +22,7 @@ from backend.spec.model_config import model_type
 from backend.spec.places import RepoType
 
 TIMEOUT_S = 6.0
-"""How long the Hub may take to answer a request."""
+"""Time limit of one request."""
 MAX_RESULTS = 20
 """Results of one page of a search."""
 
@@ -31,7 +31,7 @@ DOWNLOADED = {
               "*.jsonl", "*.jinja"),
     "dataset": ("*",),
 }  # fmt: skip
-"""Patterns of the files that are downloaded; for a model what mlx-lm asks for (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS)."""
+"""Patterns of the files that are downloaded; for a model those of mlx-lm (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS)."""
 
 _EXPAND = {
     "model": ("downloads", "lastModified", "gated", "tags", "safetensors", "config"),
@@ -43,7 +43,7 @@ _BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2,
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
-    """What a download fetches: the revision, and the files with their sizes in bytes."""
+    """The content of a download: the revision, and the files with their sizes in bytes."""
 
     repo_id: str
     repo_type: RepoType

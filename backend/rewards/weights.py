@@ -78,8 +78,8 @@ class WeightSchedule:
         if self.kind != "adaptive":
             return
         for name in self.names:
-            kept = [entry for entry in self._rates[name] if entry[0] > step - self.window]
-            self._rates[name] = kept + ([[step, float(success[name])]] if name in success else [])
+            recent = [entry for entry in self._rates[name] if entry[0] > step - self.window]
+            self._rates[name] = recent + ([[step, float(success[name])]] if name in success else [])
         if step % self.every == 0:
             self._factors = {name: self._adapted(name) for name in self.names}
 

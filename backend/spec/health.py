@@ -38,7 +38,7 @@ def _rule(rule: Rule) -> Rule:
 
 
 def findings(steps: Steps) -> list[Finding]:
-    """What the rules find in these steps."""
+    """The findings of all rules on these steps."""
     return [finding for rule in RULES if (finding := rule(steps)) is not None]
 
 

@@ -266,9 +266,9 @@ def is_dataset_cached(repo_id: str) -> bool:
     if (repo_cache(repo_id, "dataset") / "snapshots").is_dir():
         return True
     prepared = Path(os.environ.get("HF_DATASETS_CACHE") or _hugging_face_home() / "datasets")
-    wanted = repo_id.replace("/", "___").replace("_", "").lower()
+    bare_name = repo_id.replace("/", "___").replace("_", "").lower()
     folders = prepared.iterdir() if prepared.is_dir() else ()
-    return any(folder.name.replace("_", "").lower() == wanted for folder in folders if folder.is_dir())
+    return any(folder.name.replace("_", "").lower() == bare_name for folder in folders if folder.is_dir())
 
 
 def _hugging_face_home() -> Path:
@@ -281,7 +281,7 @@ def _expanded(path: str) -> Path:
 
 
 def snapshot_of(repo: Path) -> Path | None:
-    """The newest revision in a repository's cache folder: what refs/main names, else the folder that was made last."""
+    """The newest revision in a repository's cache folder: the one that refs/main names, else the newest folder."""
     try:
         named = repo / "snapshots" / (repo / "refs" / "main").read_text(encoding="utf-8").strip()
     except OSError:
@@ -289,4 +289,6 @@ def snapshot_of(repo: Path) -> Path | None:
     if named is not None and named.is_dir():
         return named
     snapshots = (repo / "snapshots").glob("*") if (repo / "snapshots").is_dir() else ()
-    return max((one for one in snapshots if one.is_dir()), key=lambda one: one.stat().st_mtime, default=None)
+    return max(
+        (folder for folder in snapshots if folder.is_dir()), key=lambda folder: folder.stat().st_mtime, default=None
+    )
