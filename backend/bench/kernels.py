@@ -73,7 +73,7 @@ def qwen3_policy(*, bits: int | None, dora: bool = False, layers: int = LAYERS, 
 def kernels(rollout: Rollout, sampling: Sampling | None, *, rows: int = 4, columns: int = 128) -> Counter[str]:
     """Launches of one compiled step, by primitive; fused kernels all count as Compiled. `sampling` None: up to the logits."""
     rollout = copy.copy(rollout)
-    rollout._compiled_steps = {}  # empty, so that the step is traced again, with the stand-ins
+    rollout._compiled_steps = {}  # empty, so that the step is traced again, with the patches
     rollout.fused.refresh()
     shapes = [_kv_shape(rollout)] * len(rollout.policy.model.layers)
     columns = capacity(columns)

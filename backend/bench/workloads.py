@@ -113,7 +113,7 @@ MATCHES = (
         (Bar("matrix products alone", "decode_s", 3.5, stretch=True),),
     ),
 )
-"""The cases with bars; `against` runs them."""
+"""The cases with bars; the section `against` runs them."""
 
 SMALL = (
     Case("1 × G8 × 128"),

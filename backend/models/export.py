@@ -234,7 +234,7 @@ def _reference_logits(
 
 
 def _attach_adapters(model: nn.Module, adapters: Path) -> None:
-    """Load saved adapters onto the model. mlx-lm refuses unknown tensors; missing ones, which it would leave random, raise ValueError."""
+    """Load saved adapters onto the model. mlx-lm refuses unknown tensors; missing tensors, which it would leave random, raise ValueError."""
     load_adapters(model, str(adapters))
     model.eval()  # the new layers carry dropout
     saved: Any = mx.load(str(adapters / "adapters.safetensors"))

@@ -1,6 +1,6 @@
 """Requests to the Hub: search for models and datasets, and list a repository's files. Downloads at most a config.json.
 
-Every request has a timeout and is made once, because a window waits for it. (huggingface_hub's own listing retries for some twenty
+Every request has a timeout and is sent once, because a window waits for it. (huggingface_hub's own listing retries for some twenty
 seconds when there is no network, and its requests have no timeout.)
 """
 
@@ -131,7 +131,7 @@ def _seconds(moment: str | None) -> float | None:
 
 
 def plan(repo_id: str, repo_type: RepoType) -> DownloadPlan:
-    """What a download of a repository at its newest revision would fetch. Raises Mistake."""
+    """The plan of a download of a repository at its newest revision. Raises Mistake."""
     with hub_errors_as_mistakes(repo_id, repo_type):
         info = HfApi().repo_info(repo_id, repo_type=repo_type, files_metadata=True, timeout=TIMEOUT_S)
     sizes = {file.rfilename: int(file.size or 0) for file in info.siblings or ()}

@@ -167,7 +167,7 @@ def _has_chat_template(folder: Path, files: FileStats) -> bool:
 
 
 def dataset_at(path: Path, name: str = "", where: Where = "folder", id_: str = "") -> InventoryItem | None:
-    """The dataset that a file or folder is, or why it holds none; None where the path does not exist."""
+    """The dataset in a file or folder, with a `refusal` where it holds none; None where the path does not exist."""
     if path.is_file():
         files = {path.name: (path.stat().st_size, path.stat().st_mtime)}
     elif path.is_dir():
@@ -233,7 +233,7 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _files(folder: Path, *, deep: bool = False) -> FileStats:
-    """The files in a folder (`deep`: and below it); a link counts as what it leads to, a broken one not at all."""
+    """The files in a folder (`deep`: and below it); a link counts as its target, a broken link not at all."""
     stats: FileStats = {}
     try:
         entries = list(os.scandir(folder))

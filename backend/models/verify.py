@@ -24,7 +24,7 @@ SAMPLE_TOKENS, COMPARED_POSITIONS = 256, 48
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """How a written model differs from the one in memory, over the compared positions.
+    """How a written model differs from the model in memory, over the compared positions.
 
     `max_error` is the largest absolute difference of a logit. `agreement` is the share of positions where the likeliest
     token is the same. `lost` is the root mean square of the difference over that of the change by training;

@@ -1,6 +1,7 @@
 """Schedules for the weights of reward functions: constant, linear over the run, or adapted to success rates.
 
-It changes no scores and knows no trainer: the trainer asks for the weights of a step, and hands in its scores afterwards. Everything that a resumed run needs is in `state`, as plain JSON.
+It changes no scores and knows no trainer: the trainer calls `at` for the weights of a step, and `observe_scores` afterwards.
+Everything that a resumed run needs is in `state`, as plain JSON.
 """
 
 from __future__ import annotations

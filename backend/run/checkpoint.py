@@ -145,7 +145,7 @@ def _sync(path: Path) -> None:
 def _replace_folder(new: Path, final: Path) -> None:
     """Rename `new` to `final`; a folder of that name is deleted only once the new one has replaced it."""
     # rename(2) replaces an empty folder only, so the old one is moved aside first. A process killed between the two renames
-    # leaves no checkpoint of this step; the run is then resumed from the one before.
+    # leaves no checkpoint of this step; the run is then resumed from the previous checkpoint.
     old = final.with_name(f".{final.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if final.exists():

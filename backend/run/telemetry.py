@@ -57,7 +57,7 @@ class PhaseReporter:
 
 
 class HealthReporter:
-    """Writes the findings of the health rules to the diary, each once for as long as it holds."""
+    """Writes the findings of the health rules to the diary, each once until it no longer applies."""
 
     def __init__(self, diary: Diary, steps: Iterable[Mapping[str, Any]] = ()) -> None:
         """`steps`: metrics of the steps before, when a run is resumed; their findings are in the diary already."""

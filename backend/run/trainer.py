@@ -200,7 +200,7 @@ class Trainer:
         )  # fmt: skip
         trained_tokens = lengths["num_tokens"] * self.config.num_iterations
         save_time = {"time/save": self._save_s} if self._save_s else {}
-        self._save_s = 0.0  # what saving cost after step N is reported with step N + 1
+        self._save_s = 0.0  # the time of saving after step N is reported with step N + 1
         event = self.diary.write("step", step=step, metrics=lengths | metrics | save_time | {
             "num_tokens": self.state.num_tokens, "epoch": self.parts.prompt_stream.epoch,
             "train_tokens_per_second": self.timer.rate(trained_tokens, "train"),

@@ -115,7 +115,7 @@ def never_scores(steps: Steps) -> Finding | None:
 
 @_rule
 def flat(steps: Steps) -> Finding | None:
-    """No trend in the reward: the means of the older and the newer half differ by less than their standard error."""
+    """No trend in the reward: the means of its older and newer half differ by less than their standard error."""
     rewards = [float(step["reward"]) for step in steps[-LONG:] if step.get("reward") is not None]
     if len(rewards) < LONG:
         return None

@@ -1,8 +1,8 @@
 """Score the completions of one training step: each reward function is called once, over all completions of all groups.
 
 It fills in `scores` and `reward`, or it stops the run: a function that raises, hangs, or returns anything but a finite
-number or None for each completion is an error to mend, never a score of 0. Advantages are computed elsewhere
-(`backend.training.advantages`).
+number or None for each completion is an error to mend, never a score of 0. Advantages are computed in
+`backend.training.advantages`.
 """
 
 from __future__ import annotations

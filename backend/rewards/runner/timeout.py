@@ -1,4 +1,4 @@
-"""Call a user's code with a time limit, in a thread of its own: one call, or several `async def` ones concurrently.
+"""Call a user's code with a time limit, in a thread of its own: one call, or several `async def` calls concurrently.
 
 Python code that runs too long is interrupted: CPython raises an exception in another thread on request
 (PyThreadState_SetAsyncExc), so an endless loop does not continue beside the run. A thread cannot be interrupted in a call

@@ -31,7 +31,7 @@ EXIT_S = 0.05
 
 @dataclass(slots=True)
 class SandboxResult:
-    """What one function returned. `scores`: one for each completion, None for no opinion; empty with an `error`."""
+    """The result of one function. `scores`: one for each completion, None for no opinion; empty with an `error`."""
 
     name: str
     seconds: float = 0.0
@@ -78,7 +78,7 @@ class SandboxClient:
         poll: Callable[[], None] = lambda: None,
         on_function: Callable[[str], None] = lambda name: None,
     ) -> list[SandboxResult]:
-        """Score all completions with each function by itself, so that one that fails hides none of the others.
+        """Score all completions with each function by itself, so that a failing function hides none of the others.
 
         `poll` is called often and may raise to give up; `on_function` gets each function's name before it is called.
         Raises Mistake where the functions cannot be loaded: LoadError if it is known where the user's file went wrong.

@@ -32,7 +32,7 @@ ALARM_S = 10.0
 """Seconds past the time limit after which SIGALRM ends this process. The parent kills it earlier, unless the parent has
 died: code that holds the GIL would then run for ever."""
 PRINTED_TAIL = 2000
-"""Characters of a function's printed output that are sent back, the last ones."""
+"""Characters of a function's printed output that are sent back, from its end."""
 
 
 class SandboxServer:

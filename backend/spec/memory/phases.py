@@ -1,7 +1,7 @@
 """Peak memory of each phase of a step in bytes, as a sum over the arrays that are alive at the same time.
 
 Nothing is fitted to a machine. Each term is an array of the engine; its factor is how many arrays of that size are alive
-at once, counted in the graphs that autodiff makes of mlx-lm's layers. `tests/run/test_memory_plan.py` compares the sums with
+together, counted in the graphs that autodiff makes of mlx-lm's layers. `tests/run/test_memory_plan.py` compares the sums with
 measured peaks. The backward pass is in `backend.spec.memory.backward`. Axes: B rows, K prompt tokens, T completion tokens,
 H hidden size, V vocabulary.
 """
@@ -94,7 +94,7 @@ class MemoryModel:
         count = len(shape.layers)
         trainable_layers = count if self.full or config.num_layers < 0 else min(config.num_layers, count)
         self.layers = shape.layers[count - trainable_layers :]
-        """The trainable layers, the last ones. Earlier layers save nothing for the backward pass."""
+        """The trainable layers, which are the last. Earlier layers save nothing for the backward pass."""
 
     # ── persistent from step to step ────────────────────────────────────────────────────────────────────────────────
 
@@ -227,7 +227,8 @@ class MemoryModel:
         if self.full:
             fused = [
                 linear
-                for linear in self._all_linears()
+                for layer in self.shape.layers
+                for linear in layer
                 if not linear.name.endswith(("o_proj", "down_proj")) and linear.experts == 1
             ]
             return FLOAT_BYTES * sum(linear.numbers for linear in fused) if plan.merge else 0
@@ -235,9 +236,6 @@ class MemoryModel:
         if not plan.merge or self.shape.quantised or self.config.quantization != "none":
             return self.trainable()
         return self.width * sum(linear.numbers for linear in self.adapted_linears() if linear.experts == 1)
-
-    def _all_linears(self) -> list[Linear]:
-        return [linear for layer in self.shape.layers for linear in layer]
 
     def largest_adapted(self) -> int:
         """Numbers of the largest adapted matrix."""
