@@ -84,7 +84,7 @@ class _MathVerify:
     """The child process, started for the first comparison and again after one that ended it."""
 
     def __init__(self) -> None:
-        self.child = ChildProcess(module_command("backend.rewards.functions.math_verify_process", VERB), grace_s=1.0)
+        self.child = ChildProcess(_command(), grace_s=1.0)
         self._lock = threading.Lock()
 
     def ask(self, reference: str, candidate: str) -> bool | None:
@@ -118,6 +118,10 @@ class _MathVerify:
 
     def close(self) -> None:
         self.child.stop()
+
+
+def _command() -> list[str]:
+    return module_command("backend.rewards.functions.math_verify_process", VERB)
 
 
 _math_verify = _MathVerify()
