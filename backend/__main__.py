@@ -11,9 +11,9 @@ from backend.rewards.functions import math_equality
 from backend.rewards.sandbox import server
 
 
-def version(asked: bool) -> None:
-    """Print what is installed and stop."""
-    if not asked:
+def version(is_requested: bool) -> None:
+    """Print the installed versions and stop."""
+    if not is_requested:
         return
     blas_sentence = blas.prepare()
     import mlx.core as mx
@@ -51,7 +51,7 @@ def app() -> typer.Typer:
 
     @verbs.callback()
     def root(
-        asked: bool = typer.Option(
+        show_version: bool = typer.Option(
             False, "--version", is_eager=True, callback=version, help="Versions, device and BLAS."
         ),
     ) -> None:

@@ -1,7 +1,7 @@
 """Child processes that answer requests: one JSON value a line on stdin, one a line on stdout.
 
 The parent holds a `ChildProcess`, starts it with the first request, keeps it warm and starts another where one died. A
-request has at most one answer, and nobody sends the next before it has come, so a lock of the caller's is all the
+request has at most one answer, and the next request is sent only after it, so the caller's lock is all the
 synchronisation there is. The child ends when its stdin does, so none outlives its parent, however that one ended.
 
 In the child, `claim_stdout` keeps the pipe for answers: file descriptor 1 becomes a copy of stderr, so that neither a
@@ -9,7 +9,7 @@ In the child, `claim_stdout` keeps the pipe for answers: file descriptor 1 becom
 messages.
 
 The window's own side of `backend.serve` is a QProcess (`app.model.service`), where several questions are open at a
-time; it shares `claim_stdout` and `json_line`. What is asked and answered is none of this module's business, and it
+time; it shares `claim_stdout` and `json_line`. This module knows nothing of the content of requests and answers, and
 starts no threads in the child.
 """
 
@@ -41,6 +41,7 @@ STDERR_TAIL = 2000
 def claim_stdout() -> TextIO:
     """Keep stdout for answers, and return it; from now on prints of Python and of C code go to stderr."""
     sys.stdout.flush()
+    # Descriptors, not only sys.stdout: C libraries and grandchildren write to descriptor 1 itself.
     answers = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
@@ -49,7 +50,7 @@ def claim_stdout() -> TextIO:
 
 
 def requests() -> Iterator[Any]:
-    """What the parent asks, one value a line, until it closes our stdin."""
+    """The parent's requests, one value a line, until it closes our stdin."""
     for line in sys.stdin.buffer:
         yield json.loads(line)
 
@@ -61,7 +62,7 @@ def answer(out: TextIO, message: Any) -> None:
 
 
 def json_line(message: Any, default: Callable[[Any], Any] | None = None) -> str:
-    """`message` as one line. NaN and infinities become null; `default` gives a value for what JSON cannot hold."""
+    """`message` as one line. NaN and infinities become null; `default` converts values that JSON cannot hold."""
     return json.dumps(json_safe(message), ensure_ascii=False, allow_nan=False, default=default) + "\n"
 
 
@@ -86,7 +87,7 @@ def describe_exit(code: int) -> str:
 
 
 def module_command(module: str, verb: str) -> list[str]:
-    """The command of a child that runs one of our modules, or in a bundled app, which has no Python for it, `verb`.
+    """The command of a child that runs one of our modules, or `verb` in a bundled app, which has no Python to run a module with.
 
     `-P` keeps a folder named `backend` in the working directory from being run in place of ours.
     """
@@ -167,6 +168,7 @@ class ChildProcess:
         if process is None:
             return 0
         assert process.stdin is not None and process.stdout is not None
+        # The end of its stdin asks the child to end: `requests` stops there.
         with suppress(OSError):
             process.stdin.close()
         try:
@@ -180,6 +182,7 @@ class ChildProcess:
         assert self._process is not None and self._process.stdin is not None
         rest = memoryview(json_line(message, default=str).encode(errors="replace"))
         with suppress(BrokenPipeError):  # reading the answer finds that the child has ended, and how
+            # An unbuffered write may take a part only. It cannot deadlock: the child writes nothing before it has the line.
             while rest:
                 rest = rest[self._process.stdin.write(rest) :]
 
@@ -213,7 +216,7 @@ class _StderrTail:
             self._thread.start()
 
     def text(self) -> str:
-        """The end of what a child that has ended wrote."""
+        """The last bytes that a child wrote before it ended."""
         if self._thread.is_alive():
             self._thread.join(POLL_S)  # longer only where a grandchild holds the pipe open
         return self._tail.decode(errors="replace").strip()

@@ -37,7 +37,7 @@ def one_micro_batch() -> Off:
 
 
 def plain_log_softmax() -> Off:
-    """Log-probabilities by autodiff of log-softmax over the whole vocabulary, all tokens at once."""
+    """Log-probabilities by autodiff of log-softmax over the whole vocabulary, all tokens in one pass."""
     import mlx.core as mx
     import mlx.nn as nn
 

@@ -62,7 +62,11 @@ def log_softmax(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
     for number in stopwatch.steps():
         groups = random_groups(case, number)
         stopwatch.restart()
-        rows = [(group.problem.tokens + each.tokens, each.advantage) for group in groups for each in group.completions]
+        rows = [
+            (group.problem.tokens + completion.tokens, completion.advantage)
+            for group in groups
+            for completion in group.completions
+        ]
         _, grads = gradient(mx.array([ids for ids, _ in rows]), mx.array([value for _, value in rows]))
         optimizer.update(model, grads)
         del grads

@@ -1,8 +1,8 @@
 """`python -m backend.bench.contender_process`: one contender on one case, in a process of its own, over JSON lines.
 
-The first line on stdin says {"contender", "case", "model"}; {"ready": …} answers it. Each line after that asks for one
-step and is answered by what the step took. The end of stdin ends the process. It runs in our environment or in the
-peers', so it imports nothing of ours that needs more than mlx and mlx-lm but where the contender is ourselves.
+The first line on stdin is {"contender", "case", "model"}, answered by {"ready": …}. Each line after that runs one step and
+is answered by its measurements. The end of stdin ends the process. It runs in our environment or in the
+peers', so it imports nothing of ours that needs more than mlx and mlx-lm, unless the contender is ours.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def contender(name: str) -> Contender:
 
 
 def main() -> None:
-    said = blas.prepare()
+    blas_sentence = blas.prepare()
     stopwatch = Stopwatch(sys.stdin, claim_stdout())
-    asked: dict[str, Any] = json.loads(sys.stdin.readline())
+    request: dict[str, Any] = json.loads(sys.stdin.readline())
     import mlx.core as mx
 
-    run = contender(asked["contender"])
+    run = contender(request["contender"])
     mx.random.seed(0)
-    stopwatch.reply(ready={"blas": said, "device": str(mx.default_device())})
-    run(Case(**asked["case"]), Path(asked["model"]), stopwatch)
+    stopwatch.reply(ready={"blas": blas_sentence, "device": str(mx.default_device())})
+    run(Case(**request["case"]), Path(request["model"]), stopwatch)
 
 
 if __name__ == "__main__":

@@ -71,9 +71,9 @@ def qwen3_policy(*, bits: int | None, dora: bool = False, layers: int = LAYERS, 
 
 
 def kernels(rollout: Rollout, sampling: Sampling | None, *, rows: int = 4, columns: int = 128) -> Counter[str]:
-    """Launches of one compiled step, by primitive; fused ones are all called Compiled. `sampling` None: up to the logits."""
+    """Launches of one compiled step, by primitive; fused kernels all count as Compiled. `sampling` None: up to the logits."""
     rollout = copy.copy(rollout)
-    rollout._compiled_steps = {}  # traced anew, with the stand-ins
+    rollout._compiled_steps = {}  # empty, so that the step is traced again, with the patches
     rollout.fused.refresh()
     shapes = [_kv_shape(rollout)] * len(rollout.policy.model.layers)
     columns = capacity(columns)
@@ -108,7 +108,7 @@ def _counted(outputs: list[mx.array]) -> Counter[str]:
 
 
 @contextlib.contextmanager
-def _as_on_a_gpu(without_draw: bool) -> Iterator[None]:
+def _as_on_a_gpu(without_sampling: bool) -> Iterator[None]:
     def attention(q: mx.array, k: mx.array, v: mx.array, **rest: Any) -> mx.array:
         others = [k, v, *(x for x in rest.values() if isinstance(x, mx.array))]
         return mx.depends(mx.cumsum(q, axis=-1), others)  # pyright: ignore
@@ -119,7 +119,7 @@ def _as_on_a_gpu(without_draw: bool) -> Iterator[None]:
         held.enter_context(mock.patch.object(mx.fast, "scaled_dot_product_attention", attention))
         held.enter_context(mock.patch.object(vector_exp, "on_cpu", lambda: False))
         held.enter_context(mock.patch.object(sampler, "on_cpu", lambda: False))
-        if without_draw:
+        if without_sampling:
             held.enter_context(mock.patch.object(backend_rollout, "draw", lambda logits, *rest: (logits,)))
         yield
 

@@ -115,15 +115,15 @@ def _train(learner: Learner, policy: Policy, groups: list[Group]) -> None:
 
 def score_groups(groups: list[Group]) -> None:
     """Set rewards and advantages."""
-    completions = [each for group in groups for each in group.completions]
-    rewards = [[reward(each.text)] for each in completions]
+    completions = [completion for group in groups for completion in group.completions]
+    rewards = [[reward(completion.text)] for completion in completions]
     values, _ = advantages(rewards, len(groups[0].completions))
     for completion, value in zip(completions, values.tolist(), strict=True):  # pyright: ignore
         completion.advantage = value
 
 
 def random_groups(case: Case, number: int) -> list[Group]:
-    """Groups of random completions of full length, scored: what training needs, without a rollout."""
+    """Groups of random completions of full length, scored: the input of training, without a rollout."""
     import numpy as np
 
     rng = np.random.default_rng((11, number))
@@ -138,4 +138,4 @@ def random_groups(case: Case, number: int) -> list[Group]:
 
 
 def _token_count(groups: list[Group]) -> int:
-    return sum(len(each.tokens) for group in groups for each in group.completions)
+    return sum(len(completion.tokens) for group in groups for completion in group.completions)

@@ -1,7 +1,7 @@
 """Other GRPO trainers on MLX as contenders, each called as its documentation or its own loop calls it, at our work.
 
 Where a peer's loop cannot be called step by step, it runs as it is, and the stopwatch is driven from its callbacks: its
-tokenizer, its dataset, its reward function. What a peer computes differently from ours is in DIFFERS, from reading
+tokenizer, its dataset, its reward function. DIFFERS lists what a peer computes differently, from reading
 the versions that `backend.bench.peers` installs. This module runs in the peers' environment.
 """
 
@@ -83,12 +83,12 @@ def mlxrl(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
         )  # fmt: skip
         stopwatch.lap("rollout")
         batch = batch_from_rollouts(
-            model, rollouts, [reward(each.text) for each in rollouts], case.group_size, 0, algorithm,
+            model, rollouts, [reward(rollout.text) for rollout in rollouts], case.group_size, 0, algorithm,
             compute_reference=case.beta != 0,
         )  # fmt: skip
         optimizer_step(model, optimizer, batch, case.beta, 0, algorithm)
         stopwatch.lap("train")
-        stopwatch.done(sum(len(each.completion_tokens) for each in rollouts))
+        stopwatch.done(sum(len(rollout.completion_tokens) for rollout in rollouts))
 
 
 def mlx_lm_lora(case: Case, folder: Path, stopwatch: Stopwatch) -> None:

@@ -120,12 +120,12 @@ def start(rows: Sequence[dict[str, Any]]) -> list[TextTable]:
 
 
 def differs() -> str:
-    """What peers compute differently, as a list in Markdown."""
+    """The differences of the peers' computations, as a list in Markdown."""
     return "\n".join(f"- **{name}**: {text}" for name, text in DIFFERS.items()) + "\n"
 
 
 def _results(table: Callable[[list[Result]], list[TextTable]]) -> Callable[[list[dict[str, Any]]], list[TextTable]]:
-    return lambda raw: table([Result.of(each) for each in raw])
+    return lambda raw: table([Result.of(result) for result in raw])
 
 
 SECTIONS: dict[str, Callable[[list[dict[str, Any]]], list[TextTable]]] = {
@@ -136,7 +136,7 @@ SECTIONS: dict[str, Callable[[list[dict[str, Any]]], list[TextTable]]] = {
     "sweep": _results(sweep),
     "start": start,
 }
-"""Section → its tables from what was measured (as JSON holds it)."""
+"""Section → its tables from the measurements in their JSON form."""
 
 DOCUMENTED = ("against", "ablation", "samples", "sweep", "start")
 """The sections of docs/performance.md."""

@@ -46,7 +46,7 @@ class Result:
 
 
 class Worker:
-    """A contender in its process. Raises RuntimeError, with what it last said, when it breaks."""
+    """A contender in its process. Raises RuntimeError, with the end of its stderr, when it breaks."""
 
     def __init__(self, contender: str, case: Case, model: Path) -> None:
         self.contender = contender
@@ -60,9 +60,9 @@ class Worker:
     def step(self) -> dict[str, float]:
         return self._answer({"do": "step"})
 
-    def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
-            return self._child.request(asked)
+            return self._child.request(request)
         except ChildEnded as ended:
             raise RuntimeError(f"{self.contender} broke off:\n{ended.stderr}") from None
 

@@ -39,7 +39,7 @@ class Stopwatch:
         self.restart()
 
     def restart(self) -> None:
-        """Start the step's clock and peak memory again: what has been done so far is preparation."""
+        """Restart the step's clock and peak memory: everything before was preparation."""
         import mlx.core as mx
 
         self.phases = {}

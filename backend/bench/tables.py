@@ -38,7 +38,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def number(x: float | None) -> str:
-    """Three significant digits and no exponent; a dash for what was not measured."""
+    """Three significant digits and no exponent; a dash for None."""
     if x is None:
         return "–"
     if abs(x) >= 100:

@@ -35,7 +35,7 @@ class Case:
     hidden: int = 256
     layers: int = 4
     micro_batch: int | None = None
-    """Tokens of a micro-batch of ours, to take everything at once; None: the default."""
+    """Tokens of a micro-batch of ours, for instance enough for all rows in one; None: the default."""
 
     @property
     def rows(self) -> int:
@@ -113,7 +113,7 @@ MATCHES = (
         (Bar("matrix products alone", "decode_s", 3.5, stretch=True),),
     ),
 )
-"""The cases with bars; `against` runs them."""
+"""The cases with bars; the section `against` runs them."""
 
 SMALL = (
     Case("1 × G8 × 128"),

@@ -19,7 +19,7 @@ ROWS = 20_000
 """Rows that are read to find the longest prompt."""
 
 LONGEST = 8
-"""Texts that are tokenised, the longest ones: the longest text need not have the most tokens."""
+"""The longest texts that are tokenised: the very longest need not have the most tokens."""
 
 TEMPLATE = 32
 """Tokens that a chat template may add to a prompt."""
@@ -72,7 +72,7 @@ def longest_prompt(config: Config, folder: Path) -> int | None:
     if not texts:
         return None
     encoded = Tokenizer.from_file(str(vocabulary)).encode_batch(texts)
-    return TEMPLATE + max(len(one.ids) for one in encoded)
+    return TEMPLATE + max(len(encoding.ids) for encoding in encoded)
 
 
 def _texts(config: Config) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""From a config file to a folder that can be trained in: apply `--set`, check everything, make the folder.
+"""From a config file to a run folder: apply `--set`, check everything, create the folder.
 
-Everything is checked before anything is made, so that a mistake leaves nothing behind.
+Everything is checked before anything is created, so that a mistake leaves nothing behind.
 """
 
 from __future__ import annotations

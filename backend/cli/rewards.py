@@ -100,19 +100,22 @@ def rerun_cases(
     finally:
         sandbox.close()
     if as_json:
-        rows = [{"passed": one.passed, "expected": one.case["expected"], "scores": one.scores} for one in results]
+        rows = [
+            {"passed": result.passed, "expected": result.case["expected"], "scores": result.scores}
+            for result in results
+        ]
         print(json.dumps({"rows": rows}, ensure_ascii=False))
-    failures = [(number, sentence) for number, one in enumerate(results, 1) for sentence in one.failures]
+    failures = [(number, sentence) for number, result in enumerate(results, 1) for sentence in result.failures]
     for number, sentence in failures:
         print(f"case {number}: {sentence}", file=sys.stderr)
     if not as_json:
-        print(f"{sum(one.passed for one in results)} of {len(results)} cases pass.")
+        print(f"{sum(result.passed for result in results)} of {len(results)} cases pass.")
     if failures:
         raise typer.Exit(MISTAKE)
 
 
 def _score(settings: Config, lines: Sequence[Any]) -> dict[str, Any]:
-    """What `score_lines` returns. Raises Mistake where a function fails, because a run would stop there."""
+    """The result of `score_lines`. Raises Mistake where a function fails, because a run would stop there."""
     from backend.rewards.sandbox.client import SandboxClient
     from backend.rewards.trial_scoring import ScoringSettings, score_lines
 
@@ -132,7 +135,9 @@ def _print_scores(scored: dict[str, Any], as_json: bool, lines: Sequence[Any] = 
     from backend.cli.progress import format_number
 
     completions = [completion for group in scored["scored"] for completion in group]
-    rows: list[dict[str, Any]] = [{"scores": one["rewards"], "reward": one["reward"]} for one in completions]
+    rows: list[dict[str, Any]] = [
+        {"scores": completion["rewards"], "reward": completion["reward"]} for completion in completions
+    ]
     texts = [completion["text"] for line in lines for completion in line["completions"]]
     for row, completion, text in zip(rows, completions, texts, strict=False):
         row |= {"advantage": completion["advantage"], "completion": text}
@@ -161,14 +166,15 @@ def _phase_printer() -> Callable[[dict[str, Any]], None]:
 
 
 def _reward_settings(raw: dict[str, Any], faults: list[Any]) -> Config:
-    """The settings that scoring needs; what is wrong elsewhere in the file does not matter here."""
+    """The settings that scoring needs; faults of other settings in the file are ignored."""
     from backend.spec.config import keys_used_by, parse
 
-    wanted = keys_used_by("rewards", "scoring")
-    mine = [fault for fault in faults if fault.setting in wanted or fault.setting.startswith("reward")]  # or mistyped
-    if mine:
-        raise Mistake(mine)
+    keys = keys_used_by("rewards", "scoring")
+    # A misspelt key is in no table, so whatever begins with "reward" counts too.
+    relevant = [fault for fault in faults if fault.setting in keys or fault.setting.startswith("reward")]
+    if relevant:
+        raise Mistake(relevant)
     from backend.spec.aliases import translate
 
-    given = {key: value for key, value in translate(raw)[0].items() if key in wanted}
-    return parse({"model": "-", "data": "-", **given})
+    used = {key: value for key, value in translate(raw)[0].items() if key in keys}
+    return parse({"model": "-", "data": "-", **used})

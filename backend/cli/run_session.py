@@ -19,13 +19,13 @@ from backend.spec.places import RunFolder
 
 
 def train_and_exit(run: PreparedRun, stream: bool, progress: bool | None) -> NoReturn:
-    """Train with the display asked for, then exit with the run's code."""
+    """Train with the chosen display, then exit with the run's code."""
     train_or_exit(run, stream, progress)
     raise typer.Exit(FINISHED)
 
 
 def train_or_exit(run: PreparedRun, stream: bool, progress: bool | None, *, quiet: bool = False) -> None:
-    """Train with the display asked for; exit unless the run finished. `quiet` leaves stdout to the caller."""
+    """Train with the chosen display; exit unless the run finished. `quiet` leaves stdout to the caller."""
     from backend.engine.cpu import blas
     from backend.run.trainer import train
 
@@ -64,7 +64,7 @@ def display(stream: bool, progress: bool | None, quiet: bool, steps_per_line: in
 
 @contextmanager
 def signal_handlers_restored() -> Iterator[None]:
-    """The trainer takes SIGINT and SIGTERM over; what the process does after training can be interrupted as usual."""
+    """The trainer replaces the handlers of SIGINT and SIGTERM; restoring them makes the process interruptible as usual."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -74,7 +74,7 @@ def signal_handlers_restored() -> Iterator[None]:
 
 
 class Tee:
-    """A text stream that writes to the terminal and to log.txt; all else is the terminal's."""
+    """A text stream that writes to the terminal and to log.txt; every other attribute is the terminal's."""
 
     def __init__(self, terminal: Any, log: Any) -> None:
         self._terminal, self._log = terminal, log

@@ -1,6 +1,6 @@
 """A dataset of the Hugging Face Hub through the `datasets` library, which retries for minutes where there is no network.
 
-Here an unreachable Hub shows within seconds, and what is in the cache is used instead.
+This module notices an unreachable Hub within seconds, and then uses the cache.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from backend.spec.places import is_dataset_cached, local_folder
 
 
 def load(repo_id: str, config_name: str | None) -> Any:
-    """What `datasets.load_dataset` returns for an id. Raises Mistake where neither the Hub nor the cache has it, and
-    whatever `datasets` raises for rows it cannot read."""
+    """The result of `datasets.load_dataset` for an id. Raises Mistake where neither the Hub nor the cache has it, and any
+    exception of `datasets` for rows that it cannot read."""
     import datasets
 
     try:
@@ -32,5 +32,5 @@ def load(repo_id: str, config_name: str | None) -> Any:
 def _cached_snapshot(repo_id: str) -> Path | None:
     """The snapshot in Hugging Face's cache, if it has files of rows."""
     folder = local_folder(repo_id, "dataset")
-    found = inventory.dataset_at(folder) if folder is not None else None
-    return folder if found is not None and not found.refusal else None
+    item = inventory.dataset_at(folder) if folder is not None else None
+    return folder if item is not None and not item.refusal else None

@@ -21,17 +21,17 @@ from backend.spec.model_and_data_names import DATA_SUFFIXES, check_data
 from backend.spec.places import is_dataset_cached
 
 READING = keys_used_by("rows")
-"""Settings that decide which rows there are."""
+"""Settings that decide which rows the dataset has."""
 MAPPING = keys_used_by("row_view", "prompt_limit")
-"""Settings that decide what becomes of a row."""
+"""Settings that decide how a row becomes a prompt."""
 KINDS_GUESSED = {"prompt_feature": ("text", "messages"), "answer_feature": ("text", "number", "yes or no")}
-"""Settings whose column is guessed → what its cells may hold. Type and system may be absent, and are not guessed."""
+"""Settings whose column is guessed → the kinds that its cells may have. Type and system may be absent, and are not guessed."""
 INSPECTED_ROWS = 200
-"""Rows that a column's kind is told from."""
+"""Rows from which the kind of a column is inferred."""
 
 
 def settings_of(raw: Mapping[str, Any]) -> Config:
-    """The settings that a preview needs; one that cannot be used is left at its default, because the form reports it."""
+    """The settings that a preview needs; an invalid setting is left at its default, because the form reports it."""
     given = {key: raw[key] for key in (*READING, *MAPPING) if raw.get(key) not in (None, "")}
     wrong = {fault.setting for fault in problems(given)} - {"model", "data"}
     return Config(**{key: value for key, value in given.items() if key not in wrong})
@@ -51,7 +51,7 @@ class LoadedDataset:
         return self.splits.rows(split)
 
     def source(self, split: str, config: Config) -> str:
-        """How sentences call the split, the same as in `check` and in training."""
+        """The name of the split in sentences, the same as in `check` and in training."""
         return self.splits.source.get(split, config.data)
 
 
@@ -65,7 +65,7 @@ def open_dataset(config: Config) -> LoadedDataset:
     with _reading:
         stamp = (*(getattr(config, key) for key in READING), _written(Path(config.data).expanduser()))
         if _opened is None or _opened[0] != stamp:
-            _opened = None  # frees the old rows first: two datasets at once may not fit in memory
+            _opened = None  # frees the old rows first: two datasets may not fit in memory
             _opened = (stamp, LoadedDataset(read_splits(config)))
         return _opened[1]
 
@@ -93,7 +93,7 @@ def form_of(data: str) -> str:
 
 
 def is_here(data: str) -> bool:
-    """Whether the dataset can be read without a download. What looks like a path is never looked for on the Hub."""
+    """Whether the dataset can be read without a download. A name that looks like a path is never looked up on the Hub."""
     return form_of(data) != "hub" or is_dataset_cached(data)
 
 
@@ -101,7 +101,7 @@ def is_here(data: str) -> bool:
 
 
 def split_names(data: str) -> list[str]:
-    """The splits that a folder has files for; a single file has none, and the Hub is asked by `hub_choices`."""
+    """The splits that a folder has files for; a single file has none, and `hub_choices` lists those of the Hub."""
     path = Path(data).expanduser()
     return list(dict.fromkeys(file.stem for file in _data_files(path))) if path.is_dir() else []
 
@@ -118,7 +118,7 @@ def hub_choices(data: str, config_name: str) -> dict[str, list[str]]:
 def _names_or_none(look_up: Callable[[], Iterable[Any]]) -> list[str]:
     try:
         return [str(name) for name in look_up()]
-    except Exception:  # whatever is wrong, reading the rows meets it too and reports it
+    except Exception:  # reading the rows meets the same error, and reports it
         return []
 
 
@@ -131,7 +131,7 @@ def columns_of(rows: Sequence[Row]) -> list[dict[str, str]]:
 
 
 def kind_of(value: Any) -> str:
-    """What a cell holds, in a word."""
+    """The kind of a cell's value, in a word."""
     if isinstance(value, list):
         is_chat = bool(value) and all(isinstance(item, dict) and {"role", "content"} <= item.keys() for item in value)
         return "messages" if is_chat else "list"
@@ -192,7 +192,7 @@ def _identity(row: Row, config: Config) -> Any:
 
 
 def overview(config: Config) -> dict[str, Any]:
-    """Everything the page shows of the dataset at once: {form, splits {split: {rows, source, unanswered, repeated}}, names
+    """Everything that the page shows of the dataset: {form, splits {split: {rows, source, unanswered, repeated}}, names
     (of splits), columns, likely, faults, written (names, times and sizes of the files)}. A dataset that cannot be read gives
     its faults beside what is known all the same."""
     known: dict[str, Any] = {

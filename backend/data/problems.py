@@ -31,9 +31,9 @@ class PromptFormat:
     type_column: str
     system_column: str
     system_prompt: str
-    """The system message of rows that bring none; "" for no system message."""
+    """The system message of rows without one; "" for no system message."""
     template_variables: Mapping[str, Any]
-    """What the chat template is given beside the messages (`enable_thinking`, …)."""
+    """Variables of the chat template beside the messages (`enable_thinking`, …)."""
     max_tokens: int
     """Tokens of the longest prompt that leaves room for a completion."""
 

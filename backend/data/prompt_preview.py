@@ -56,7 +56,7 @@ def tokenizer_for(config: Config) -> Any:
 
 
 def is_warm(config: Config) -> bool:
-    """Whether the tokenizer is loaded already, so that `tokenizer_for` returns at once."""
+    """Whether the tokenizer is loaded already, so that `tokenizer_for` returns without delay."""
     try:
         return _loaded is not None and _loaded[0][0] == str(_folder(config.model))
     except Mistake:
@@ -79,12 +79,12 @@ def _cached(model: str) -> Path:
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        found = try_to_load_from_cache(model, "tokenizer_config.json")
+        path = try_to_load_from_cache(model, "tokenizer_config.json")
     except ValueError:  # the name cannot be an id
-        found = None
-    if not isinstance(found, str):
+        path = None
+    if not isinstance(path, str):
         raise Mistake("model", f"The model {model} is not on this machine yet, so there are no tokens to show.")
-    return Path(found).parent
+    return Path(path).parent
 
 
 # ── one row ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -123,7 +123,7 @@ def prompt_pieces(tokens: Sequence[int], tokenizer: Any) -> list[dict[str, Any]]
 
 
 def _special_ids(tokenizer: Any) -> frozenset[int]:
-    """Special tokens, and added ones that look like markup (`<think>`, `[INST]`): the page marks them."""
+    """Special tokens, and added tokens that look like markup (`<think>`, `[INST]`): the page marks them."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     markup = {number for number, token in added.items() if token.special or _MARKUP.match(token.content)}
     return frozenset(markup.union(tokenizer.all_special_ids))
@@ -148,7 +148,7 @@ def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
 class PromptLengths:
     """Lengths of a split's prompts, as far as they have been measured; rows may come in any order.
 
-    `lengths` holds each row's tokens (or UNMEASURED, REFUSED); `by_length` counts rows by tokens, `refused` the refused ones,
+    `lengths` holds each row's tokens (or UNMEASURED, REFUSED); `by_length` counts rows by tokens, `refused` the refused rows,
     of which `fault` is the first in the file, with its row. Without a tokenizer every length is 0.
     """
 

@@ -1,6 +1,6 @@
 """The order in which a run takes its prompts: seeded, reshuffled every epoch, resumed from one number.
 
-Neither reads nor tokenises a row: a problem is made when its turn comes.
+Neither reads nor tokenises a row: `problems` makes each problem when it is taken.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from backend.types import Problem
 
 
 class PromptStream:
-    """Rows in a seeded order, reshuffled each epoch. `cursor` counts the rows gone through: all the state there is to save.
+    """Rows in a seeded order, reshuffled each epoch. `cursor` counts the rows consumed, and is the only state to save.
 
     A row whose prompt leaves no room for the completion (None) is skipped when its turn comes, so the order does not
     depend on which rows those are, and no row need be tokenised before its turn. At least one row must be a problem.
@@ -31,16 +31,16 @@ class PromptStream:
 
     def take(self, count: int) -> list[Problem]:
         """The next `count` problems; every problem comes once an epoch."""
-        taken: list[Problem] = []
-        while len(taken) < count:
+        problems: list[Problem] = []
+        while len(problems) < count:
             if (problem := self._next()) is not None:
-                taken.append(problem)
-        return taken
+                problems.append(problem)
+        return problems
 
     def _next(self) -> Problem | None:
         epoch, position = divmod(self.cursor, len(self.problems))
         if epoch != self._epoch:
-            # Seeded by the epoch's number, not by a generator that runs on: a resumed run shuffles as the first one did.
+            # Seeded by the epoch's number, not by one generator for all epochs: a resumed run then shuffles as the first process did.
             count = len(self.problems)
             self._epoch, self._order = epoch, random.Random(f"{self.seed} {epoch}").sample(range(count), count)
         self.cursor += 1

@@ -1,8 +1,8 @@
-"""The prompts of a run, tokenised lazily, so that a run starts at once however many rows its dataset has.
+"""The prompts of a run, tokenised lazily, so that a run starts without delay however many rows its dataset has.
 
 Every row's chat is built and checked before the first step, which is quick. Applying the chat template and tokenising are
-not quick: they wait until a row is sampled. `BackgroundTokenizer` goes through the other rows in a thread beside the steps,
-to count the rows that are left out and to find one that the template refuses. The prompts that a step takes, and their
+not quick: they wait until a row is sampled. `BackgroundTokenizer` tokenises the other rows in a thread beside the steps, to
+count the rows that are left out and to report a row that the template refuses. The prompts that a step takes, and their
 order, never depend on how far that thread has come.
 """
 
@@ -38,23 +38,22 @@ FIRST_ROWS = 512
 """Rows of a split that are tokenised before the first step: a fraction of a second, and all of a small dataset."""
 
 ROWS_PER_CALL = 64
-"""Rows tokenised in one call: a step that takes its problems waits no longer than for these."""
+"""Rows tokenised in one call: a step that needs the tokenizer waits for at most one such call."""
 
 LONGEST_TEXTS = 16
-"""Rows that are tokenised to find the longest prompt: the longest text need not have most tokens."""
+"""Rows that are tokenised to find the longest prompt: the longest text need not have the most tokens."""
 
 BATCH_REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, NotImplementedError)
-"""What tokenizers that take one chat at a time raise when they are given a list of chats."""
+"""Exceptions of tokenizers that take one chat at a time, when they are called with a list of chats."""
 
 _tokenizer_lock = threading.Lock()
 """A run has one tokenizer and, with BackgroundTokenizer, two threads; a tokenizer may change its own settings while it works."""
 
 
 class TokenizedPrompts(Sequence[Problem | None]):
-    """The rows of one split as problems, tokenised when they are asked for; None where a prompt leaves no room for the
-    completion.
+    """The rows of one split as problems, tokenised on access; None where a prompt leaves no room for the completion.
 
-    Raises Mistake: when made, for a row that is no chat; when a row is asked for, if the chat template refuses it.
+    The constructor raises Mistake for a row that is no chat; access raises it for a row that the chat template refuses.
     """
 
     def __init__(self, rows: Sequence[Row], tokenizer: Any, prompt_format: PromptFormat, source: str) -> None:
@@ -86,16 +85,16 @@ class TokenizedPrompts(Sequence[Problem | None]):
     # ── lengths ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def measure(self, indices: Iterable[int]) -> None:
-        """Tokenise those of these rows that never were, and keep only their lengths."""
+        """Tokenise the rows among these that have no length yet, and store only their lengths."""
         for chunk in _chunks(index for index in indices if self._lengths[index] < 0):
             self._tokens(chunk)
 
     def unmeasured(self) -> list[int]:
-        """The rows that were never tokenised."""
+        """The rows that have not been tokenised yet."""
         return [index for index, length in enumerate(self._lengths) if length < 0]
 
     def longest_texts(self, count: int = LONGEST_TEXTS) -> list[int]:
-        """The rows with most characters."""
+        """The rows with the most characters."""
         return nlargest(count, range(len(self)), key=self._characters.__getitem__)
 
     @property
@@ -141,20 +140,20 @@ class TokenizedPrompts(Sequence[Problem | None]):
         try:
             return self._apply_to_batch(chats)
         except TemplateError:
-            return None  # tokenised one by one, the row that is at fault is named
+            return None  # chat by chat, the error names the row at fault
 
     def _apply_to_batch(self, chats: list[Messages]) -> list[list[int]]:
         return self._tokenizer.apply_chat_template(chats, add_generation_prompt=True, **self._format.template_variables)
 
     def _try_batch(self) -> bool:
         """Whether a batch of chats gives the tokens that each chat gives alone. Some tokenizers render one chat only."""
-        # Without threads of its own: they cost a third more work, the steps want the cores, and tokenizers complains of
-        # every process that is started once it has had some.
+        # Without threads of its own: they cost a third more work, the steps need the cores, and after using threads the
+        # tokenizers library warns at every fork.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         chats = [self._chat(0), self._chat(len(self) - 1)]
         try:
-            one_by_one = [apply_chat_template(chat, self._tokenizer, self._format.template_variables) for chat in chats]
-            if self._apply_to_batch(chats) == one_by_one:
+            separately = [apply_chat_template(chat, self._tokenizer, self._format.template_variables) for chat in chats]
+            if self._apply_to_batch(chats) == separately:
                 return True
             reason = "given several chats at once, the tokenizer answers otherwise than chat by chat."
         except BATCH_REFUSALS as error:  # where the row is at fault, tokenising it alone says so
@@ -188,23 +187,23 @@ def measure_first_rows(prompts: TokenizedPrompts, split: str, *, all_rows: bool 
 
 
 class BackgroundTokenizer:
-    """Tokenises the rows that no step has asked for yet, split by split, in a thread of its own."""
+    """Tokenises the rows that no step has used yet, split by split, in a thread of its own."""
 
     def __init__(self, splits: Mapping[str, TokenizedPrompts]) -> None:
         unmeasured = {split: prompts.unmeasured() for split, prompts in splits.items()}
         self._notes = deque(
-            _left_out(split, prompts) for split, prompts in splits.items() if not unmeasured[split]
+            _too_long_note(split, prompts) for split, prompts in splits.items() if not unmeasured[split]
         )  # a deque: one thread appends, another takes
         self._error: Exception | None = None
         self._closed = threading.Event()
         work = [(split, splits[split], rows) for split, rows in unmeasured.items() if rows]
-        # A daemon: a process that ends does not wait for the count.
+        # A daemon, so that the process can end before the thread has finished.
         self._thread = threading.Thread(target=self._run, args=[work], name="background tokenizer", daemon=True)
         self._thread.start()
 
     def new_notes(self) -> list[str]:
-        """Sentences about the splits finished since the last call. Raises what the thread ran into: Mistake for a row
-        that the template refuses."""
+        """Sentences about the splits finished since the last call. Raises the exception that ended the thread: Mistake
+        for a row that the template refuses."""
         if self._error is not None:
             raise self._error
         notes = [self._notes.popleft() for _ in range(len(self._notes))]
@@ -221,15 +220,15 @@ class BackgroundTokenizer:
                 for chunk in _chunks(rows):
                     began = time.perf_counter()
                     prompts.measure(chunk)
-                    # Rendering holds the interpreter lock, and the steps need it meanwhile: work half of the time only.
+                    # Rendering holds the interpreter lock, which the steps need too: work half of the time only.
                     if self._closed.wait(time.perf_counter() - began):
                         return
-                self._notes.append(_left_out(split, prompts))
+                self._notes.append(_too_long_note(split, prompts))
         except Exception as error:  # raised in the run's own thread by `new_notes`
             self._error = error
 
 
-def _left_out(split: str, prompts: TokenizedPrompts) -> str:
+def _too_long_note(split: str, prompts: TokenizedPrompts) -> str:
     if not prompts.too_long:
         return ""
     return (

@@ -1,6 +1,6 @@
-"""A dataset's rows by split, from a file, a folder or the Hugging Face Hub, and whether they have the columns asked for.
+"""A dataset's rows by split, from a file, a folder or the Hugging Face Hub, and whether they have the configured columns.
 
-Every row is a dict of its columns. What a row means to a model (prompt, chat template, tokens) is `backend.data.problems`'s.
+Every row is a dict of its columns. Prompts, chat templates and tokens are in `backend.data.problems`.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ def _read_folder(folder: Path, config: Config) -> Splits:
 
 
 def _names_by_split(config: Config) -> dict[str, tuple[str, ...]]:
-    """Split → the names it may have in the dataset: the configured one, or the usual ones where that is the default."""
-    given = {"train": config.train_split, "valid": config.valid_split, "test": config.test_split}
-    return {split: SPLIT_NAMES[split] if name == split else (name,) for split, name in given.items()}
+    """Split → the names it may have in the dataset: the configured name, or all usual names where it is the default."""
+    configured = {"train": config.train_split, "valid": config.valid_split, "test": config.test_split}
+    return {split: SPLIT_NAMES[split] if name == split else (name,) for split, name in configured.items()}
 
 
-def _check_named_splits(found: Mapping[str, Any], config: Config, why: str) -> None:
-    """A split that the user named must exist; one with its default name may be absent."""
+def _check_named_splits(available: Mapping[str, Any], config: Config, why: str) -> None:
+    """Raise Mistake for a missing split that the user named. Splits under their default name may be absent."""
     for key in ("valid_split", "test_split"):
         split, name = key.removesuffix("_split"), getattr(config, key)
-        if name != split and found[split] is None:
+        if name != split and available[split] is None:
             raise Mistake(key, f"There is no split {name}. {why}")
 
 
@@ -133,9 +133,8 @@ def _read_json(path: Path) -> list[Row]:
 
 
 def _read_csv(path: Path) -> list[Row]:
-    csv.field_size_limit(
-        sys.maxsize
-    )  # the default refuses a cell over 128 KB; prompts that are too long are left out later
+    # The default refuses a cell over 128 KB; prompts that are too long are left out later.
+    csv.field_size_limit(sys.maxsize)
     rows: list[Row] = []
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
@@ -160,7 +159,7 @@ def _read_parquet(path: Path) -> list[Row]:
 
 
 def _read_hub(config: Config) -> Splits:
-    """A dataset on Hugging Face through `datasets`; what cannot be reached or does not exist becomes a sentence."""
+    """A dataset on Hugging Face through `datasets`. Raises Mistake where it cannot be reached or does not exist."""
     check_data(config.data)
     from backend.data import hub_rows
 
@@ -190,16 +189,16 @@ def first_line(error: Exception) -> str:
 
 
 def _hold_out(splits: Splits, config: Config) -> Splits:
-    """Move a seeded share of the training rows to valid when there is no valid split and `validation_split` asks for one."""
+    """Move a seeded share of the training rows to valid when there is no valid split and `validation_split` is set."""
     if splits.valid or not config.validation_split:
         return splits
     count = max(1, round(len(splits.train) * config.validation_split))
     if count >= len(splits.train):
         raise Mistake("validation_split", f"Holding out {count} of {len(splits.train)} rows leaves none to train on.")
     order = random.Random(f"hold-out {config.seed}").sample(range(len(splits.train)), len(splits.train))
-    held, kept = sorted(order[:count]), sorted(order[count:])
+    held_out, remaining = sorted(order[:count]), sorted(order[count:])
     rows = splits.train
-    splits.valid, splits.train = [rows[i] for i in held], [rows[i] for i in kept]
+    splits.valid, splits.train = [rows[i] for i in held_out], [rows[i] for i in remaining]
     return splits
 
 
@@ -207,7 +206,7 @@ def _hold_out(splits: Splits, config: Config) -> Splits:
 
 
 def check_columns(rows: Sequence[Row], config: Config, source: str) -> list[Fault]:
-    """What is wrong with the columns of `rows` (at least one row); the sentences name the columns there are."""
+    """Faults in the columns of `rows` (at least one row); the sentences name the columns that exist."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     existing = f"{source} has the columns {', '.join(columns)}"
     faults: list[Fault] = []

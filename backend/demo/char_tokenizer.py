@@ -1,6 +1,6 @@
 """A tokenizer with one token per character, for sums only, saved in the files that transformers and mlx-lm load.
 
-Characters it has no token for become `<unk>`. The four answer tags are single tokens but not special ones: completions are
+Characters without a token become `<unk>`. The four answer tags are single tokens but not special tokens: completions are
 decoded without special tokens, and the reward functions look for the tags.
 """
 

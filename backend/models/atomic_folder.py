@@ -1,6 +1,6 @@
 """Write a folder completely or not at all: build it in a hidden staging folder, then move it to its target by one rename.
 
-Replaces nothing unless told to, and restores the old folder when replacing it fails. Knows folders, disks and locks, not models
+Replaces nothing unless `overwrite` is set, and restores the old folder when replacing it fails. Knows folders, disks and locks, not models
 (except that only a folder with a config.json may be replaced).
 """
 
@@ -29,6 +29,7 @@ def staging_folder(parent: Path, target: Path) -> Iterator[Path]:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise Mistake("export", f"The folder {parent} cannot be written: {error.strerror}.") from None
+    # flock works on a folder too, so no lock file is left among the model's files.
     lock = os.open(folder, os.O_RDONLY)
     try:
         _lock(lock, target)
@@ -43,6 +44,7 @@ def staging_folder(parent: Path, target: Path) -> Iterator[Path]:
 
 
 def _lock(lock: int, target: Path) -> None:
+    # Without waiting: an export takes minutes, so a message is more use than a silent wait.
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -55,6 +57,7 @@ def _clear_staging(folder: Path, target: Path) -> None:
     if os.path.lexists(folder / "previous") and not os.path.lexists(target):
         (folder / "previous").rename(target)
     for child in folder.iterdir():
+        # rmtree refuses a symlink; unlink removes the link and not the folder that it points to.
         if child.is_dir() and not child.is_symlink():
             shutil.rmtree(child)
         else:
@@ -71,6 +74,7 @@ def move_into_place(new: Path, target: Path, *, overwrite: bool) -> None:
         return _rename(new, target, overwrite)
     check_free_space(parent, folder_bytes(new))
     with staging_folder(parent, target) as staging:
+        # copyfile drops extended attributes, which some disks turn into ._ files.
         shutil.copytree(new, staging / "new", copy_function=shutil.copyfile)
         _rename(staging / "new", target, overwrite)
 
@@ -83,11 +87,13 @@ def _rename(new: Path, target: Path, overwrite: bool) -> None:
     new_parents = [folder for folder in target.parents if not folder.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        # rename(2) replaces an empty folder only, so the old one moves aside. If the process dies before the next line, the
+        # next export of this model restores it (`_clear_staging`). lexists, because a dangling symlink is in the way too.
         if os.path.lexists(target):
             target.rename(new.parent / "previous")
         new.rename(target)
     except BaseException:
-        for folder in new_parents:
+        for folder in new_parents:  # innermost first; rmdir spares those that are no longer empty
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise

@@ -1,7 +1,7 @@
 """Export a run as a complete model: merge its adapters, write it, load it back, compare the logits, then move it into place.
 
 A model is built in a hidden folder and moved by one rename, so an incomplete one is never visible. Does not train or upload, and
-replaces no model unless told to.
+replaces no model unless `overwrite` is set.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def export(
 ) -> ExportedModel:
     """Write the run's model where LM Studio finds it, or as `folder`/`name` (no `folder`: the run's own fused/).
 
-    Raises Mistake for `to="hub"`, a run without weights, a name that cannot be a folder's, an existing model (unless `overwrite`),
+    Raises Mistake for `to="hub"`, a run without weights, a name that no folder can have, an existing model (unless `overwrite`),
     a missing LM Studio, or too little disk space; RuntimeError when the written model's logits differ from the run's. In either
     case nothing new is left behind, and an existing model stays.
     """
@@ -86,7 +86,11 @@ def export(
         raise Mistake("to", "Export to Hugging Face is not built yet; export to a folder and upload that.")
     if to == "lmstudio":
         root = lm_studio_root()
-        target, parent = root / PUBLISHER / safe_name(name), _staging_parent(root, run)
+        target = root / PUBLISHER / safe_name(name)
+        # Built outside LM Studio's models folder, which it watches, but on the same disk, so that the last step is a rename:
+        # usually beside the models folder, else in the run. If the models have a disk of their own, neither is on it, and
+        # `atomic_folder.move_into_place` copies.
+        parent = atomic_folder.staging_parent(root, (root.parent, run.path))
     else:
         target = folder.expanduser().resolve() / safe_name(name) if folder else run.fused
         parent = atomic_folder.nearest_existing(target.parent)
@@ -107,6 +111,7 @@ def _build_and_move(
     """Build and verify the model under `parent`, then rename it to `target`."""
     config = spec_config.load(run.config)
     source, adapters = _weights_of(run, config)
+    # Checked here, before minutes of work, and again by `move_into_place`: the target may have appeared since.
     atomic_folder.check_target(target, overwrite=overwrite)
     with atomic_folder.staging_folder(parent, target) as staging:
         new = staging / "new"
@@ -115,6 +120,7 @@ def _build_and_move(
             adapters,
             new,
             quantize=quantize,
+            # A fully fine-tuned model was saved as it was trained; only a base model is quantised after loading.
             quantization=config.quantization if adapters else "none",
             tokenizer_from=config.model,
             samples=_samples(run),
@@ -205,6 +211,7 @@ def fuse(
     if quantize:
         model, config = _quantized(model, config, group_size=64, bits=quantize, mode="affine")
     _write(model, config, _tokenizer_folder(tokenizer_from, model_path), to)
+    # The caller loads the written model next. mlx modules are in reference cycles, hence the explicit collection.
     del model
     gc.collect()
     mx.clear_cache()
@@ -227,7 +234,7 @@ def _reference_logits(
 
 
 def _attach_adapters(model: nn.Module, adapters: Path) -> None:
-    """Load saved adapters onto the model. mlx-lm refuses unknown tensors; missing ones, which it would leave random, raise ValueError."""
+    """Load saved adapters onto the model. mlx-lm refuses unknown tensors; missing tensors, which it would leave random, raise ValueError."""
     load_adapters(model, str(adapters))
     model.eval()  # the new layers carry dropout
     saved: Any = mx.load(str(adapters / "adapters.safetensors"))
@@ -240,10 +247,8 @@ def _attach_adapters(model: nn.Module, adapters: Path) -> None:
 
 
 def _merge_in_float32(model: nn.Module, dtype: mx.Dtype) -> None:
-    """Dequantise and merge in float32 and round once, at the end, to each weight's original type (`dtype` for quantised ones).
-
-    All of it is lazy: arrays are computed when their shard is written, and freed with it.
-    """
+    """Dequantise and merge in float32 and round once, at the end, to each weight's original type (`dtype` if quantised)."""
+    # All of it is lazy: arrays are computed when their shard is written, and freed with it.
     original = {name: array.dtype for name, array in tree_flatten(model.parameters())}
     model.set_dtype(mx.float32)  # scales and biases, so that affine weights dequantise exactly
     mlx_lm_utils.dequantize_model(model)
@@ -265,11 +270,11 @@ def _merge_adapters(model: nn.Module, *, dequantize: bool) -> None:
 
 
 def _check_dequantized(model: nn.Module) -> None:
-    """Raise Mistake where a layer is still quantised: mlx-lm skips kinds of layers that it does not know."""
-    left = [name for name, module in model.named_modules() if "scales" in module and hasattr(module, "bits")]
-    if left:
+    """Raise Mistake where a layer is still quantised: mlx-lm skips layer classes that it does not know."""
+    quantized = [name for name, module in model.named_modules() if "scales" in module and hasattr(module, "bits")]
+    if quantized:
         raise Mistake(
-            "model", f"mlx-lm cannot unpack the quantised layer {left[0]} of this model, so it cannot be fused."
+            "model", f"mlx-lm cannot unpack the quantised layer {quantized[0]} of this model, so it cannot be fused."
         )
 
 
@@ -301,15 +306,14 @@ def _float_dtype(model: nn.Module) -> mx.Dtype:
 
 
 def _write(model: nn.Module, config: dict[str, Any], source: Path, to: Path) -> None:
-    """Write config.json, weights and the base's tokenizer files. Takes the arrays out of the model.
-
-    The tokenizer's files are copied, because transformers 5 saves a class name that older versions refuse to load; by copyfile,
-    which drops extended attributes: some disks turn them into ._ files.
-    """
+    """Write config.json, weights and the base's tokenizer files. Takes the arrays out of the model."""
     to.mkdir(parents=True)
+    # By default mlx-lm drops `vision_config`, which a model that keeps its vision tower needs for loading.
     keep_vision = "vision_tower" in getattr(model, "model", {})
     _write_weights(model, to)
     mlx_lm_utils.save_config(config, to / "config.json", keep_vision_config=keep_vision)
+    # Copied rather than saved again by transformers 5, whose class name in tokenizer_config.json older versions refuse to load.
+    # By copyfile, which drops extended attributes: some disks turn them into ._ files.
     for pattern in KEPT_FILES:
         for file in source.glob(pattern):
             shutil.copyfile(file, to / file.name)
@@ -318,18 +322,19 @@ def _write(model: nn.Module, config: dict[str, Any], source: Path, to: Path) -> 
 def _write_weights(model: nn.Module, to: Path) -> None:
     """Write model.safetensors, or shards of mlx-lm's size with their index. Takes the arrays out of the model.
 
-    Arrays are evaluated one by one and freed shard by shard, and so are their inputs: peak memory is hardly more than the model
-    (evaluated together, two and a half times as much).
+    Peak memory is hardly more than the model: arrays and their inputs are freed shard by shard.
     """
     weights: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     total = sum(array.nbytes for array in weights.values())
     shards = mlx_lm_utils.make_shards(weights)
+    # From here only `shards` holds the arrays, so that those of a shard can be freed once it is written.
     model.update(tree_map(lambda _: mx.array([]), model.parameters()))
     weights.clear()
     index: dict[str, str] = {}
     count = len(shards)
     for number in range(1, count + 1):
         shard = shards.pop(0)
+        # One array at a time: evaluated together, their float32 inputs would all be alive (2.5 times the model).
         for array in shard.values():
             mx.eval(array)
         name = f"model-{number:05d}-of-{count:05d}.safetensors" if count > 1 else "model.safetensors"
@@ -385,10 +390,3 @@ def lm_studio_root() -> Path:
         f"LM Studio was not found: there is no folder {root}; start LM Studio once, attach the disk that holds its "
         "models, or export to a folder.",
     )
-
-
-def _staging_parent(root: Path, run: RunFolder) -> Path:
-    """Where to build a model for LM Studio: outside its models folder, which it watches, but on the same disk, so that the last
-    step is a rename. Usually beside the models folder, else in the run; if the models have a disk of their own, neither is on it,
-    and `atomic_folder.move_into_place` copies."""
-    return atomic_folder.staging_parent(root, (root.parent, run.path))

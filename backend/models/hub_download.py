@@ -36,7 +36,7 @@ SPARE = 64 << 20
 RETRIES_S = (0.5, 2.0, 4.0)
 """Waits before a broken connection is tried again; the count restarts when bytes arrive."""
 READ_TIMEOUT_S = 20.0
-"""How long a connection may be silent."""
+"""Time without a byte after which a connection counts as broken."""
 LOCK_TIMEOUT_S = 3.0
 """How long another download of the same file may hold it."""
 PROGRESS_S = 0.2
@@ -44,7 +44,7 @@ PROGRESS_S = 0.2
 
 
 class DownloadListener(Protocol):
-    """Receives progress, and may cancel by raising in `check` or `rest` (`backend.serve.call.QuestionCall` is one)."""
+    """Receives progress, and may cancel by raising in `check` or `sleep` (`backend.serve.call.QuestionCall` is one)."""
 
     report: Callable[[dict[str, Any]], None]
 
@@ -120,9 +120,11 @@ class _Download:
                 self._failed.set()
                 raise
 
+        # Leaving the `with` waits for every thread; after a failure the others end at their next `_check`.
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="download") as pool:
             futures = {name: pool.submit(guarded, name) for name in names}
         errors = [error for future in futures.values() if (error := future.exception()) is not None]
+        # The others' _Stopped only follows from the failure that the user should see.
         causes = [error for error in errors if not isinstance(error, _Stopped)]
         if errors:
             raise (causes or errors)[0]
@@ -163,13 +165,13 @@ class _Download:
             _partial(blob).replace(blob)
 
     def _fill(self, name: str, etag: str, file: BinaryIO) -> None:
-        """Append until the file has its size. A broken connection is tried again from where it broke."""
+        """Append until the file has its size. After a broken connection it continues at the same byte."""
         size, tries = self.plan.files[name], 0
-        if file.tell() > size:  # not a part of this file
+        if file.tell() > size:  # cannot be the beginning of this file
             _empty(file)
-        while (begun := file.tell()) < size:
+        while (offset := file.tell()) < size:
             broke = self._stream(name, etag, file)
-            tries = 0 if file.tell() > begun else tries
+            tries = 0 if file.tell() > offset else tries
             if tries == len(RETRIES_S):
                 done, total = sum(self._arrived.values()), self._total
                 raise Mistake(
@@ -182,7 +184,8 @@ class _Download:
                 tries += 1
 
     def _stream(self, name: str, etag: str, file: BinaryIO) -> Exception | None:
-        """One range request from the end of the file on. → the error that interrupted it, if a retry may help."""
+        """One range request that starts at the end of the file. Returns the error that interrupted it, if a retry may help."""
+        # identity: a range counts bytes as they are sent, so a compressed answer could not be appended.
         headers = build_hf_headers() | {"Accept-Encoding": "identity", "Range": f"bytes={file.tell()}-"}
         try:
             with get_session().stream("GET", self._url(name), headers=headers, timeout=READ_TIMEOUT_S) as response:
@@ -194,6 +197,7 @@ class _Download:
                     file.write(chunk)
                     self._count(etag, file.tell())
         except HTTPError as error:
+            # 4xx (gated, deleted, bad token) stays the same on a retry.
             if isinstance(error, HfHubHTTPError) and error.response.status_code < 500:
                 raise
             return error
@@ -201,7 +205,7 @@ class _Download:
 
     def _refuse_damage(self, name: str, etag: str, file: BinaryIO) -> None:
         """Delete a large file whose content does not match its SHA-256, which is its ETag, and raise Mistake."""
-        if len(etag) != 64:
+        if len(etag) != 64:  # the etag of a small file, kept in git, is a git hash
             return
         self._report("checking", now=True)
         file.flush()
@@ -251,6 +255,8 @@ class _Stopped(Exception):
 def _locked(path: Path, repo_id: str, repo_type: str) -> Iterator[BinaryIO]:
     """The partial file, locked. Raises Mistake if another process holds it for longer than LOCK_TIMEOUT_S: a download that was just
     cancelled needs a moment to end."""
+    # flock rather than a lock file: the kernel releases it with the process. "ab" creates the file but never truncates it, for
+    # until the lock is held it may be another's. Its end is sought once the lock is held, because the other may have appended.
     with path.open("ab") as file:
         until = time.monotonic() + LOCK_TIMEOUT_S
         while not _try_lock(file):

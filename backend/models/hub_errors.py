@@ -12,7 +12,7 @@ from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
-    HTTPError,  # httpx's, of whichever httpx the library stands on
+    HTTPError,  # of the HTTP library that huggingface_hub uses
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,

@@ -1,6 +1,6 @@
 """Requests to the Hub: search for models and datasets, and list a repository's files. Downloads at most a config.json.
 
-Every request has a timeout and is made once, because a window waits for it. (huggingface_hub's own listing retries for some twenty
+Every request has a timeout and is sent once, because a window waits for it. (huggingface_hub's own listing retries for some twenty
 seconds when there is no network, and its requests have no timeout.)
 """
 
@@ -22,7 +22,7 @@ from backend.spec.model_config import model_type
 from backend.spec.places import RepoType
 
 TIMEOUT_S = 6.0
-"""How long the Hub may take to answer a request."""
+"""Time limit of one request."""
 MAX_RESULTS = 20
 """Results of one page of a search."""
 
@@ -31,7 +31,7 @@ DOWNLOADED = {
               "*.jsonl", "*.jinja"),
     "dataset": ("*",),
 }  # fmt: skip
-"""Patterns of the files that are downloaded; for a model what mlx-lm asks for (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS)."""
+"""Patterns of the files that are downloaded; for a model those of mlx-lm (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS)."""
 
 _EXPAND = {
     "model": ("downloads", "lastModified", "gated", "tags", "safetensors", "config"),
@@ -43,7 +43,7 @@ _BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2,
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
-    """What a download fetches: the revision, and the files with their sizes in bytes."""
+    """The content of a download: the revision, and the files with their sizes in bytes."""
 
     repo_id: str
     repo_type: RepoType
@@ -131,7 +131,7 @@ def _seconds(moment: str | None) -> float | None:
 
 
 def plan(repo_id: str, repo_type: RepoType) -> DownloadPlan:
-    """What a download of a repository at its newest revision would fetch. Raises Mistake."""
+    """The plan of a download of a repository at its newest revision. Raises Mistake."""
     with hub_errors_as_mistakes(repo_id, repo_type):
         info = HfApi().repo_info(repo_id, repo_type=repo_type, files_metadata=True, timeout=TIMEOUT_S)
     sizes = {file.rfilename: int(file.size or 0) for file in info.siblings or ()}

@@ -21,7 +21,7 @@ Where = Literal["cache", "lmstudio", "run", "folder"]
 FileStats = dict[str, tuple[int, float]]
 """Name of a file → (bytes, unix seconds of its last change)."""
 DATA_ENDINGS = (*DATA_SUFFIXES, ".jsonl.gz", ".json.gz", ".csv.gz", ".json.zst", ".jsonl.zst", ".arrow", ".tsv", ".txt")
-"""What `datasets` reads from a repository, and what a folder of ours may hold."""
+"""Suffixes that `datasets` reads from a repository, those that a folder may hold for us included."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ def datasets(paths: Iterable[str] = ()) -> list[InventoryItem]:
 
 
 def model_at(folder: Path, name: str = "", where: Where = "folder", id_: str = "") -> InventoryItem:
-    """The model in a folder, or why there is none that can be used."""
+    """The model in a folder, or the reason why it cannot be used, in `refusal`."""
     files = _files(folder)
     config = _config(folder)
     default_name = folder.parent.name if folder.name in ("model", "fused") else folder.name
@@ -85,8 +85,8 @@ def model_at(folder: Path, name: str = "", where: Where = "folder", id_: str = "
 
 
 def is_incomplete(snapshot: Path) -> bool:
-    """Whether a cached model could be used if only all of its files were fetched: somebody fetched its config.json alone, or a
-    download was interrupted."""
+    """Whether a cached model lacks files but could be used with them: only its config.json was fetched, or a download was
+    interrupted."""
     files, config = _files(snapshot), _config(snapshot)
     if config is None or not (support.refusal(config, files) or _missing_shards(snapshot, files)):
         return False
@@ -167,7 +167,7 @@ def _has_chat_template(folder: Path, files: FileStats) -> bool:
 
 
 def dataset_at(path: Path, name: str = "", where: Where = "folder", id_: str = "") -> InventoryItem | None:
-    """The dataset that a file or folder is, or why it holds none; None where the path does not exist."""
+    """The dataset in a file or folder, with a `refusal` where it holds none; None where the path does not exist."""
     if path.is_file():
         files = {path.name: (path.stat().st_size, path.stat().st_mtime)}
     elif path.is_dir():
@@ -233,7 +233,7 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _files(folder: Path, *, deep: bool = False) -> FileStats:
-    """The files in a folder (`deep`: and below it); a link counts as what it leads to, a broken one not at all."""
+    """The files in a folder (`deep`: and below it); a link counts as its target, a broken link not at all."""
     stats: FileStats = {}
     try:
         entries = list(os.scandir(folder))

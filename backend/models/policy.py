@@ -231,9 +231,9 @@ def _with_adapters(model: nn.Module, adapters: Path) -> nn.Module:
 
 
 def copy_sharing_arrays(model: nn.Module) -> nn.Module:
-    """A second module tree over the very same arrays, at no cost in memory."""
+    """A second module tree over the same arrays, at no cost in memory."""
     arrays = {id(array): array for _, array in tree_flatten(model.parameters())}
-    return copy.deepcopy(model, arrays)  # deepcopy shares what its memo already holds
+    return copy.deepcopy(model, arrays)  # deepcopy does not copy objects that are in its memo
 
 
 def attach_adapters(model: nn.Module, config: Config, note: Callable[[str], None] = lambda sentence: None) -> None:

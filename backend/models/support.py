@@ -16,13 +16,13 @@ from typing import Any
 from backend.spec.model_config import is_quantized_by_mlx, language_model, model_type, quantization_of
 
 WEIGHTS = "model*.safetensors"
-"""What mlx-lm loads as a model's weights."""
+"""Files that mlx-lm loads as a model's weights."""
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tiktoken.model")
 """A model with none of these cannot read or write text; *.tiktoken counts too."""
 
 METHODS = ("bitnet", "mxfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt", "awq", "gptq")
-"""Other people's ways of quantising that mlx-lm turns into its own (mlx_lm.utils.load_model)."""
+"""Quantisation methods of other libraries that mlx-lm converts to its own (mlx_lm.utils.load_model)."""
 
 PACKED = ("pack-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized")
 """The formats of compressed-tensors among them."""
@@ -32,7 +32,7 @@ _REMAPPING, _BY_ARCHITECTURE = "MODEL_REMAPPING", "MODEL_ARCHITECTURE_REMAPPING"
 
 
 def precision_of(config: Mapping[str, Any]) -> str:
-    """The type of the weights as people name it: "4-bit", "mxfp4", "bf16", …; "" where config.json does not say."""
+    """The usual name of the weights' type: "4-bit", "mxfp4", "bf16", …; "" where config.json does not say."""
     if quantization := quantization_of(config):
         mode, bits = quantization.get("mode") or "affine", quantization.get("bits")
         if mode != "affine":
@@ -45,7 +45,7 @@ def precision_of(config: Mapping[str, Any]) -> str:
 
 
 def refusal(config: Mapping[str, Any] | None, names: Collection[str]) -> str:
-    """Why mlx-lm cannot load this model, in one sentence; "" where it can, as far as this tells.
+    """Why mlx-lm cannot load this model, in one sentence; "" where nothing speaks against it.
 
     `config` is its config.json (None: there is none), `names` are the files of its folder.
     """

@@ -1,6 +1,6 @@
-"""Verify that a model written to disk is the one that was in memory: its files, its tokenizer, its logits.
+"""Verify that a model written to disk equals the model that was in memory: its files, its tokenizer, its logits.
 
-A reference is taken before anything is written, and the folder is loaded back and compared with it. Says nothing about quality.
+A reference is computed before anything is written; the folder is then loaded back and compared with it. Does not judge quality.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ SAMPLE_TOKENS, COMPARED_POSITIONS = 256, 48
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """How a written model differs from the one in memory, over the compared positions.
+    """How a written model differs from the model in memory, over the compared positions.
 
     `max_error` is the largest absolute difference of a logit. `agreement` is the share of positions where the likeliest
-    token is the same. `lost` is the root mean square of the difference over that of what training changed;
+    token is the same. `lost` is the root mean square of the difference over that of the change by training;
     None where the untrained model is not known.
     """
 
@@ -38,7 +38,7 @@ class Verification:
 
 @dataclass(slots=True)
 class Reference:
-    """A trained model's logits on samples, taken before anything is written.
+    """A trained model's logits on samples, computed before anything is written.
 
     `tokens[i]` are the ids of the (prompt, answer) `samples[i]`, `logits[i]` [≤48, V] the logits at the last of them, and
     `untrained` the same without adapters, where they are known. `tolerance` is a value of TOLERANCE, or None for a model

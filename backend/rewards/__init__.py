@@ -1,6 +1,6 @@
 """Reward functions: register them, resolve them by name, load a user's own file, score the completions of a step.
 
-    functions/  the shipped ones          runner/   call functions in this process, as a run does
+    functions/  shipped functions         runner/   call functions in this process, as a run does
     sandbox/    call them in a child process, as the reward bench does
 
 It scores text, imports no mlx, and knows no model and no trainer. A user's file needs one line of it:

@@ -1,7 +1,7 @@
-"""Regression tests of a reward file: completions kept beside it with the scores that its functions must go on giving
-them.
+"""Regression tests of a reward file: completions kept beside it with the scores that its functions must keep
+giving them.
 
-`my_rewards.py` has its cases in `my_rewards.cases.jsonl`, a line each: {prompt, answer, type, columns, completion,
+`my_rewards.py` has its cases in `my_rewards.cases.jsonl`, one per line: {prompt, answer, type, columns, completion,
 tokens, expected: {function: score or null}, calls: {function: its entry of `reward_functions`, where that is more than
 the name}}. The file is the user's, who may write it by hand, so every line is checked.
 """
@@ -31,7 +31,7 @@ Expected = Mapping[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """A case that was scored: the score of each function, and a sentence for each that is not the expected one."""
+    """A case that was scored: the score of each function, and a sentence for each that differs from the expected score."""
 
     case: Case
     scores: Mapping[str, float | None]
@@ -101,15 +101,15 @@ def new_case(
     line: Mapping[str, Any], completion: str, expected: Expected, calls: Mapping[str, str] | None = None
 ) -> Case:
     """A case of one completion; `line` is its group, as `backend.rewards.completion_lines.line_of` writes it."""
-    wanted = ("prompt", "answer", "type", "columns", "messages")
-    about = {key: line[key] for key in wanted if line.get(key) not in (None, [], {})}
-    told = next((one for one in line.get("completions") or () if one.get("text") == completion), {})
-    ids = {"tokens": found} if (found := token_ids(told.get("tokens"))) else {}
+    keys = ("prompt", "answer", "type", "columns", "messages")
+    about = {key: line[key] for key in keys if line.get(key) not in (None, [], {})}
+    sampled = next((row for row in line.get("completions") or () if row.get("text") == completion), {})
+    tokens = token_ids(sampled.get("tokens"))
     entries = {name: entry for name, entry in (calls or {}).items() if name in expected and entry != name}
     return {
         **about,
         "completion": completion,
-        **ids,
+        **({"tokens": tokens} if tokens else {}),
         "expected": dict(expected),
         **({"calls": entries} if entries else {}),
     }
@@ -134,7 +134,7 @@ def rerun(
 
 
 def _may_exist(entry: str, file: Path) -> bool:
-    """False where the function is known to be gone: its case fails then, instead of the whole file's not loading."""
+    """False where the file no longer has the function: then its case fails, instead of all cases failing to load."""
     names = [function.name for function in (*builtin_rewards(), *rewards_in_file(file))]
     try:
         call = reward_call(entry, names)

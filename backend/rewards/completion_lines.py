@@ -24,7 +24,7 @@ def read_groups(path: Path) -> list[Group]:
 
 
 def groups_in(text: str, where: str) -> list[Group]:
-    """One group a line of `text`, which `where` is called in sentences. Raises Mistake on `completions`."""
+    """One group a line of `text`; `where` is its name in sentences. Raises Mistake on `completions`."""
     lines = text.split("\n")
     groups = [_group(number, line, where) for number, line in enumerate(lines, 1) if line.strip()]
     if not groups:
@@ -42,30 +42,32 @@ def _group(number: int, line: str, where: str) -> Group:
 
 
 def group_of(row: Any, index: int, where: str) -> Group:
-    """The group of one line. Raises Mistake on `completions`, naming `where`, for what holds no completion."""
-    made = _completions(row) if isinstance(row, dict) else []
-    if not made:
+    """The group of one line. Raises Mistake on `completions`, naming `where`, for a row without completions."""
+    completions = _completions(row) if isinstance(row, dict) else []
+    if not completions:
         raise Mistake("completions", f"{where} has neither a text under completion nor a list under completions.")
-    kind, said, chat = row.get("type"), row.get("prompt", ""), row.get("messages")
-    messages = next((one for one in (said, chat) if _is_chat(one)), [])
-    columns = row.get("columns")
-    given = {key: value for key, value in row.items() if key not in ("completion", "completions")}
+    kind, prompt, columns = row.get("type"), row.get("prompt", ""), row.get("columns")
+    messages = next((chat for chat in (prompt, row.get("messages")) if _is_chat(chat)), [])
+    other_keys = {key: value for key, value in row.items() if key not in ("completion", "completions")}
     problem = Problem(
         index=index,
-        prompt=messages[-1]["content"] if _is_chat(said) else str(said),
+        prompt=messages[-1]["content"] if _is_chat(prompt) else str(prompt),
         messages=messages,
         tokens=[],
         answer=str(row.get("answer", "")),
         type=None if kind is None else str(kind),
-        row=columns if isinstance(columns, dict) else given,
+        row=columns if isinstance(columns, dict) else other_keys,
     )
-    return Group(problem, made)
+    return Group(problem, completions)
 
 
 def line_of(group: Group) -> ScoringRow:
     """A group as `group_of` reads it back: with its columns, its messages and its token ids."""
     problem = group.problem
-    rows = [SampledRow(text=one.text, tokens=list(one.tokens), stop=one.stop) for one in group.completions]
+    rows = [
+        SampledRow(text=completion.text, tokens=list(completion.tokens), stop=completion.stop)
+        for completion in group.completions
+    ]
     return ScoringRow(
         prompt=problem.prompt, answer=problem.answer, type=problem.type, messages=problem.messages,
         columns=problem.row, completions=rows,
@@ -88,24 +90,24 @@ def _is_same_problem(a: Problem, b: Problem) -> bool:
     return (a.prompt, a.answer, a.type, a.row) == (b.prompt, b.answer, b.type, b.row)
 
 
-def _is_chat(said: Any) -> TypeGuard[list[dict[str, Any]]]:
-    return isinstance(said, list) and bool(said) and all(_is_message(one) for one in said)
+def _is_chat(value: Any) -> TypeGuard[list[dict[str, Any]]]:
+    return isinstance(value, list) and bool(value) and all(_is_message(item) for item in value)
 
 
-def _is_message(one: Any) -> bool:
-    return isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
+def _is_message(item: Any) -> bool:
+    return isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str)
 
 
 def _completions(row: dict[str, Any]) -> list[Completion]:
     if isinstance(row.get("completion"), str):
         return [Completion([], [], row["completion"], "eos")]
     listed = row.get("completions")
-    told = [one if isinstance(one, dict) else {"text": one} for one in listed] if isinstance(listed, list) else []
-    return [_completion(one) for one in told] if all(isinstance(one.get("text"), str) for one in told) else []
+    rows = [item if isinstance(item, dict) else {"text": item} for item in listed] if isinstance(listed, list) else []
+    return [_completion(row) for row in rows] if all(isinstance(row.get("text"), str) for row in rows) else []
 
 
-def _completion(told: dict[str, Any]) -> Completion:
-    stop = told.get("stop")
+def _completion(row: dict[str, Any]) -> Completion:
+    stop = row.get("stop")
     return Completion(
-        token_ids(told.get("tokens")), [], told["text"], stop if stop in ("eos", "length", "string") else "eos"
+        token_ids(row.get("tokens")), [], row["text"], stop if stop in ("eos", "length", "string") else "eos"
     )

@@ -2,7 +2,7 @@
 unchanged.
 
 It has that one module and nothing else of the library. It is in `sys.modules` only while a user's code runs, also where
-the real library is installed: otherwise the user's functions would register themselves there and never be found here.
+the real library is installed: otherwise the user's functions would register themselves there and be missing in ours.
 Afterwards `sys.modules` is as it was.
 """
 
@@ -24,7 +24,7 @@ from backend.spec.rewards.catalog import DEFAULT_REWARDS
 _LIBRARY = "mlx_lm_lora"
 _MODULES = (_LIBRARY, f"{_LIBRARY}.trainer", f"{_LIBRARY}.trainer.grpo_reward_functions")
 
-# sys.modules belongs to the whole process: two files that ran at once would see each other's table. Reentrant, because
+# sys.modules belongs to the whole process: two files that ran concurrently would see each other's table. Reentrant, because
 # calls over several files enter one stand-in inside another.
 _lock = threading.RLock()
 
@@ -33,7 +33,7 @@ _lock = threading.RLock()
 def stand_in_library(table: dict[str, RewardCallable]) -> Iterator[None]:
     """While open, a user's code may import the library, and what it registers goes into `table`.
 
-    `table` is laid over the shipped functions: writes change only `table`, look-ups find both.
+    `table` overlays the shipped functions: writes change only `table`, look-ups read both.
     """
     overlay = ChainMap(table, REWARD_REGISTRY)
     with _lock, registry.registering_into(overlay), _in_sys_modules(_stand_in_modules(overlay)):

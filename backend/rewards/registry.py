@@ -1,7 +1,7 @@
 """The table of reward functions by name, and the decorator that registers them.
 
-It holds no weights and calls nothing. What a user's file registers goes into a table of that file (`registering_into`),
-so that a file that fails, or is replaced by another, leaves nothing among the shipped functions.
+It holds no weights and calls nothing. The functions of a user's file go into a table of that file (`registering_into`), so
+that a file that fails, or is replaced by another, leaves nothing among the shipped functions.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def register_reward_function(name: Any = None, *, label: str | None = None) -> A
 
 
 def get_reward_function(name: str) -> RewardCallable:
-    """The function registered as `name`. Raises KeyError, which names the known ones."""
+    """The function registered as `name`. Raises KeyError, which lists the known names."""
     if name not in _tables[-1]:
         raise KeyError(f"no reward function is called {name}; known are {', '.join(_tables[-1])}")
     return _tables[-1][name]
 
 
 def list_reward_functions() -> list[str]:
-    """Every registered name: the shipped ones, and in a user's file that is running, its own."""
+    """Every registered name: those of the shipped functions, and while a user's file runs, its own."""
     return list(_tables[-1])
 
 

@@ -128,7 +128,7 @@ def resolve(
 
     A path before `::` is relative to the folder `base` (default: the working directory). `executed` holds the files that were
     run already, by resolved path, and is filled: calls that share it run each file once. Raises Mistake on
-    `reward_functions_file` if `file` fails, and on `reward_functions`, for all entries at once, if there are none, one
+    `reward_functions_file` if `file` fails, and on `reward_functions`, for all entries together, if there are none, one
     is unknown (the nearest is named), its arguments are wrong, its file fails, or two have the same name.
     """
     executed = {} if executed is None else executed
@@ -153,7 +153,7 @@ def resolve(
 
 
 class _AvailableFunctions:
-    """The functions that entries may name: shipped ones, those of the user's file, those of files before `::`."""
+    """The functions that entries may name: the shipped functions, those of the user's file, those of files before `::`."""
 
     def __init__(self, user_file: RewardFile | None, base: Path | None, files: dict[Path, RewardFile]) -> None:
         self.user_file = user_file

@@ -1,7 +1,7 @@
-"""Score given completions outside a run, for the reward bench and the command line: rewards, advantages and findings in
-words.
+"""Score completions outside a run, for the reward bench and the command line: rewards, advantages, and findings as
+sentences.
 
-Functions run in the sandbox; sampling is done elsewhere (`backend.run.trial_sampling`). It imports no mlx: advantages
+Functions run in the sandbox; sampling is in `backend.run.trial_sampling`. It imports no mlx: advantages
 are plain Python here, and equal to a run's.
 """
 
@@ -29,7 +29,7 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ScoringSettings:
-    """What turns completions into advantages: reward functions, their weights, and how groups are normalised."""
+    """Settings that turn completions into advantages: reward functions, their weights, and how groups are normalised."""
 
     names: Sequence[str]
     weights: Sequence[float]
@@ -99,7 +99,7 @@ def _rewards(results: Sequence[SandboxResult], weights: Sequence[float], count: 
 
 
 def _advantages(results: Sequence[SandboxResult], sizes: Sequence[int], settings: ScoringSettings) -> list[float]:
-    """Computed over all groups at once where they have one size, as in a training step; else group by group."""
+    """Computed over all groups together where they have one size, as in a training step; else group by group."""
     counted = _without_errors(results, settings.weights)
     if not counted:
         return [0.0] * sum(sizes)
@@ -141,7 +141,7 @@ def _completion_rows(
 
 
 class _DescribedFunctions:
-    """What is known of the functions without running them: label, file, texts that they look for."""
+    """Facts about the functions that need no run: label, file, texts that they look for."""
 
     def __init__(self, settings: ScoringSettings) -> None:
         self._file = settings.file
@@ -168,12 +168,12 @@ class _DescribedFunctions:
         rewards: list[float | None],
         results: Sequence[SandboxResult],
     ) -> Sample:
-        """What `backend.spec.rewards.verdicts` reads."""
+        """The input of `backend.spec.rewards.verdicts`."""
         completions = [completion for line in lines for completion in line["completions"]]
         functions = [
             Scores(
                 result.name, self._label(result), weight, result.scores, result.seconds,
-                result.error.sentence if result.error else "", self._looked_for(call),
+                result.error.sentence if result.error else "", self._required_texts(call),
             )
             for result, weight, call in zip(results, self._weights, self._calls, strict=True)
         ]  # fmt: skip
@@ -186,7 +186,7 @@ class _DescribedFunctions:
     def _label(self, result: SandboxResult) -> str:
         return self._labels.get(result.name, result.name)
 
-    def _looked_for(self, call: RewardCall) -> tuple[str, ...]:
+    def _required_texts(self, call: RewardCall) -> tuple[str, ...]:
         if call.function == "keyword" and "word" in call.arguments:
             return (str(call.arguments["word"]),)
         file = self._file if call.function in self._registered else None
@@ -195,7 +195,7 @@ class _DescribedFunctions:
         return required_texts(call.name, call.function, file)
 
     def _labels_in_file(self) -> dict[str, str]:
-        """Label by name of what the user's file registers."""
+        """Labels of the functions that the user's file registers, by name."""
         try:
             return {entry.name: entry.label for entry in rewards_in_file(self._file)} if self._file else {}
         except Mistake:

@@ -1,9 +1,9 @@
 """Run a user's reward file once, and keep what it registers in a table of its own.
 
-The file runs as a script does, with the user's rights: asking whether it may is not done here (the window does that, by
-content hash). It never writes to the table of shipped functions. Where it registers a name that a shipped function has,
+The file runs as a script does, with the user's rights: asking for consent is left to the window (by content
+hash). It never writes to the table of shipped functions. Where it registers a name that a shipped function has,
 its own function is used in runs with that file, and a note says so. A file written for TRL registers nothing; its
-functions are found by name.
+functions are looked up by name.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def _load(path: Path, setting: str, must_register: bool) -> RewardFile:
 
 @contextmanager
 def _new_module(path: Path) -> Iterator[ModuleType]:
-    """An empty module for the file. It stays in `sys.modules` if the block succeeds, else what was there before is put
-    back.
+    """An empty module for the file. It stays in `sys.modules` if the block succeeds, else the previous entry is
+    restored.
 
     It must be there while the file runs: dataclasses and pickle look their module up by name.
     """

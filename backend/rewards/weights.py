@@ -1,6 +1,7 @@
 """Schedules for the weights of reward functions: constant, linear over the run, or adapted to success rates.
 
-It changes no scores and knows no trainer: the trainer asks for the weights of a step, and hands in its scores afterwards. Everything that a resumed run needs is in `state`, as plain JSON.
+It changes no scores and knows no trainer: the trainer calls `at` for the weights of a step, and `observe_scores` afterwards.
+Everything that a resumed run needs is in `state`, as plain JSON.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class WeightSchedule:
         if self.kind != "adaptive":
             return
         for name in self.names:
-            kept = [entry for entry in self._rates[name] if entry[0] > step - self.window]
-            self._rates[name] = kept + ([[step, float(success[name])]] if name in success else [])
+            recent = [entry for entry in self._rates[name] if entry[0] > step - self.window]
+            self._rates[name] = recent + ([[step, float(success[name])]] if name in success else [])
         if step % self.every == 0:
             self._factors = {name: self._adapted(name) for name in self.names}
 

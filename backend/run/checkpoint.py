@@ -41,7 +41,7 @@ class TrainingState:
     updates: int = 0
     """Optimizer updates done (`num_iterations` of them a step)."""
     cursor: int = 0
-    """Rows of the prompt stream gone through, those that are too long included."""
+    """Rows of the prompt stream consumed so far, including those that were skipped as too long."""
     num_tokens: int = 0
     """Prompt and completion tokens so far."""
     elapsed_s: float = 0.0
@@ -108,9 +108,11 @@ def save(
     final = run.checkpoints / f"{state.step:06d}"
     draft = run.checkpoints / f".{final.name}"
     try:
+        # The draft of a process that was killed while it saved this step; `mkdir` would refuse it.
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         adapters, model = _weight_files(draft)
+        # Without metadata mlx writes `"__metadata__": null`, which not every reader of safetensors accepts.
         mx.save_safetensors(str(model if is_full_model else adapters), weights, metadata={"format": "mlx"})
         mx.save_safetensors(str(draft / "optimizer.safetensors"), optimizer, metadata={"format": "mlx"})
         if reference is not None:
@@ -118,16 +120,16 @@ def save(
         (draft / "state.json").write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
         for file in draft.iterdir():
             _sync(file)
-        _sync(
-            draft
-        )  # a folder's entries are data of their own; without this the rename may survive a crash and the files not
+        # A folder's entries are data of their own: without this fsync the rename may survive a crash and the files not.
+        _sync(draft)
         _replace_folder(draft, final)
         _sync(run.checkpoints)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:  # mlx reports a file that it cannot write as RuntimeError
         shutil.rmtree(draft, ignore_errors=True)
         raise Mistake(
             "save_every", f"The checkpoint of step {state.step} cannot be written to {final}: {error}."
         ) from error
+    # After the new checkpoint is on disk: until then the run can only be resumed from an older one.
     _rotate(run, keep)
     return final
 
@@ -142,6 +144,8 @@ def _sync(path: Path) -> None:
 
 def _replace_folder(new: Path, final: Path) -> None:
     """Rename `new` to `final`; a folder of that name is deleted only once the new one has replaced it."""
+    # rename(2) replaces an empty folder only, so the old one is moved aside first. A process killed between the two renames
+    # leaves no checkpoint of this step; the run is then resumed from the previous checkpoint.
     old = final.with_name(f".{final.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if final.exists():

@@ -3,7 +3,7 @@
 An evaluated mlx array is immutable: an update makes new arrays. So a snapshot is a set of references, the thread writes the
 step it was taken at whatever the run does meanwhile, and nothing is copied. The trainer waits for the thread before
 the next update all the same: after it the snapshot alone would keep the old weights alive, a second copy of the model.
-Decides neither when to save nor what a checkpoint is.
+Decides neither when to save nor what a checkpoint contains.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def snapshot(state: TrainingState, policy: Policy, learner: Learner, config: Con
     full = config.train_type == "full"
     arrays = policy.trainable(), learner.state_arrays(), policy.reference_arrays() if config.sync_ref_model else None
     mx.eval(arrays)  # a lazy array can be evaluated only in the thread that made its graph
+    # `replace` makes a copy: the trainer sets fields of its own state while this one is written.
     return Snapshot(replace(state), *arrays, None if full else adapter_config(policy, config))
 
 
@@ -66,13 +67,13 @@ class CheckpointWriter:
         self._pending: Future[WrittenCheckpoint] | None = None
 
     def begin(self, taken: Snapshot, logs: Sequence[JsonLines]) -> None:
-        """Start writing a snapshot, after syncing `logs` (diary and completions) to disk. `wait` for the one before first."""
+        """Start writing a snapshot, after syncing `logs` (diary and completions) to disk. Call `wait` for the previous one first."""
         assert self._pending is None
         self._pending = self._writer.submit(self._write, [taken], logs)
 
     @property
     def is_done(self) -> bool:
-        """Whether the checkpoint begun last has been written, or has failed, so that `wait` returns at once."""
+        """Whether the checkpoint begun last has been written or has failed, so that `wait` does not block."""
         return self._pending is not None and self._pending.done()
 
     def wait(self) -> WrittenCheckpoint | None:
@@ -86,6 +87,8 @@ class CheckpointWriter:
     def _write(self, only: list[Snapshot], logs: Sequence[JsonLines]) -> WrittenCheckpoint:
         # Popped from a list, because the executor keeps its arguments until after `wait` returns: the arrays would live on.
         taken = only.pop()
+        # Before the checkpoint exists: state.json holds the lengths of these files, and a resume truncates them to it. After
+        # a power cut, bytes that were never synced could be missing below that length.
         for log in logs:
             log.sync()
         path = checkpoint.save(
@@ -101,6 +104,7 @@ class CheckpointWriter:
         folder = self._run.adapters
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            # Weights before config: readers need both files, so a first checkpoint appears only once its weights are complete.
             draft = folder / ".draft.safetensors"
             shutil.copyfile(path / "adapters.safetensors", draft)
             draft.replace(folder / "adapters.safetensors")

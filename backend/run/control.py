@@ -3,7 +3,7 @@
 The protocol of the file. The window writes one word to a temporary file and renames it to `control`, so that a word is never
 seen half written; a second word replaces one that was not read yet. The trainer looks for the file between decode chunks,
 micro-batches and evaluation batches. It claims the word by renaming `control` to `control.taken` and reads it there: a rename
-succeeds for one reader only, and a word that the window writes meanwhile is a new file. The claimed file is deleted, the word
+succeeds for one reader only, and a word that the window writes in the meantime is a new file. The claimed file is deleted, the word
 is written to the diary as a `command` event, and obeyed. Files left by an earlier process are deleted before `started`.
 
 This module decides when a pause ends; what "save" and "stop" do is the trainer's.
@@ -39,16 +39,19 @@ class Control:
         self.paused_s = 0.0
         """Seconds spent paused so far."""
         self._signal: int | None = None
+        # Commands to an earlier process: a "stop" that it did not live to read would end this one.
         for leftover in (run.control, run.control_taken):
             leftover.unlink(missing_ok=True)
 
     def listen_to_signals(self) -> None:
-        """SIGTERM and SIGINT mean save and stop. Only the main thread may ask for this."""
+        """Make SIGTERM and SIGINT mean "save and stop". To be called in the main thread, as `signal.signal` requires."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signal = number  # no more: a handler may run in the middle of a write to the diary
+        # Only note it. Python runs a handler between any two bytecodes of the main thread, so a write to the diary from here
+        # could land in the middle of another, and an exception could surface between two updates of the weights.
+        self._signal = number
 
     def obey(self, *, may_stop: bool = True, before_pause: Callable[[], None] = lambda: None) -> None:
         """Obey the command that came since the last call, if any. Blocks while paused; raises Stopped for a stop.
@@ -63,6 +66,7 @@ class Control:
             self.save_requested = True
         elif word == "stop":
             self.stop_requested = True
+        # Not in the branch above: a stop that came while may_stop was False is raised by a later call.
         if self.stop_requested and may_stop:
             raise Stopped(self.reason)
 
@@ -93,7 +97,7 @@ class Control:
         self.diary.write("phase", phase="paused")
         began = time.monotonic()
         while (word := self._claim()) not in ("resume", "stop"):
-            self.save_requested |= word == "save"
-            time.sleep(PAUSE_POLL_S)
+            self.save_requested |= word == "save"  # the trainer saves at the end of the step
+            time.sleep(PAUSE_POLL_S)  # a signal does not cut it short (PEP 475); the next poll sees it
         self.paused_s += time.monotonic() - began
         self.stop_requested |= word == "stop"

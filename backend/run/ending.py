@@ -22,9 +22,9 @@ class Ending:
 
 
 def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Ending:
-    """Call `work`; what it raises becomes an Ending: a requested stop, a fault the user can mend, or a bug.
+    """Call `work` and turn its exception into an Ending: a requested stop, a fault the user can mend, or a bug.
 
-    `last_step` is asked afterwards: the last step finished by then.
+    `last_step` is called afterwards, and returns the last step finished by then.
     """
     try:
         return work()

@@ -1,6 +1,6 @@
 """Evaluation on prompts that the policy does not train on: mean rewards at the training temperature, greedy accuracy.
 
-Decides neither when to evaluate nor what becomes of the metrics.
+Decides neither when to evaluate nor where the metrics go.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class _BackgroundScorer:
         self._pool.shutdown()
 
     def submit(self, groups: list[Group]) -> None:
-        self.wait()  # raises here what the batch before raised
+        self.wait()  # an error of the previous batch is raised here
         self._running = self._pool.submit(self._score, groups)
 
     def wait(self) -> None:
-        """Wait for the running call. Raises what the reward functions raised."""
+        """Wait for the running call. Raises its exception."""
         if self._running is not None:
             self._running.result()
 

@@ -75,12 +75,12 @@ def _set_memory_limit(needs: Estimate, policy: Any) -> None:
     """Keep MLX from allocating further ahead of the device than the plan allows, until `policy` is collected.
 
     On a CPU MLX prepares operations and their arrays far ahead unless it reaches its memory limit, where it waits for the
-    device. Waiting at what a step needs costs no time. It notices late, so that a little more is in flight all the same.
-    A GPU gets all that the run may use: it has to be kept busy, and freed buffers are reused from MLX's cache.
+    device. Waiting at the bytes that a step needs costs no time. MLX checks the limit late, so a little more is in flight all the same.
+    On a GPU the limit is all that the run may use: it has to be kept busy, and freed buffers are reused from MLX's cache.
     """
     size = needs.limit if _on_gpu() or needs.rough else needs.needed
     before = mx.set_memory_limit(size)
-    weakref.finalize(policy, mx.set_memory_limit, before).atexit = False  # at exit nobody needs the old limit
+    weakref.finalize(policy, mx.set_memory_limit, before).atexit = False  # at exit the old limit is of no use
     if mx.metal.is_available():
         most = int(mx.device_info()["max_recommended_working_set_size"])
         mx.set_wired_limit(min(needs.limit, most))

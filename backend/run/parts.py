@@ -27,7 +27,7 @@ Note = Callable[[str], None]
 
 @dataclass(slots=True)
 class RunParts:
-    """The parts of one run. `steps` is its length: `iters`, or what `epochs` or `stages` come to."""
+    """The parts of one run. `steps` is its length: `iters`, or the steps that `epochs` or `stages` amount to."""
 
     policy: Policy
     learner: Learner
@@ -40,7 +40,7 @@ class RunParts:
     sampling: Sampling
     steps: int
     slow_paths: list[str]
-    """A sentence for each part that runs on a slower path than the fastest there is, with the reason."""
+    """A sentence for each part that does not take its fastest path, with the reason."""
 
     def restore(self, saved: Checkpoint) -> None:
         """Bring every part to the state of a checkpoint."""
@@ -54,7 +54,7 @@ class RunParts:
 
 
 def load_parts(config: Config, note: Note, inputs: RunInputs | None = None) -> RunParts:
-    """Build a run's parts. `inputs` are what `preflight` read; they are read here without it.
+    """Build a run's parts. `inputs` is the result of `preflight`; without it they are read now.
 
     `note` is called with each sentence for the user. Raises Mistake for settings or files that cannot be used.
     """
@@ -64,10 +64,10 @@ def load_parts(config: Config, note: Note, inputs: RunInputs | None = None) -> R
     prompts = _tokenized_prompts(inputs.splits, policy, config)
     if config.test and "test" not in prompts:
         raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
-    each = config.prompts_per_step
-    held_out = {"valid": config.val_batches * each, "test": config.test_batches * each}
+    per_step = config.prompts_per_step
+    held_out = {"valid": config.val_batches * per_step, "test": config.test_batches * per_step}
     valid, test = (prompts[split].first(count) if split in prompts else [] for split, count in held_out.items())
-    steps = -(-config.epochs * prompts["train"].fitting // each) if config.epochs else config.iters  # rounded up
+    steps = -(-config.epochs * prompts["train"].fitting // per_step) if config.epochs else config.iters  # rounded up
     scoring = ScoringStages(config, inputs.reward_functions, steps)
     background_tokenizer = BackgroundTokenizer(prompts)
     for sentence in background_tokenizer.new_notes():

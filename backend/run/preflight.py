@@ -35,9 +35,9 @@ def check(raw: Mapping[str, Any]) -> list[Fault]:
 
 
 def preflight(raw: Mapping[str, Any]) -> RunInputs:
-    """Check raw settings, then model, reference, dataset, columns, prompts and rewards, each whatever the others say.
+    """Check raw settings, then model, reference, dataset, columns, prompts and rewards, each independently of the others.
 
-    Returns the rows and reward functions that were read for it. Raises Mistake with every fault found.
+    Returns the rows and reward functions that were read. Raises Mistake with all faults.
     A reward file is executed to see what it registers: naming it on the command line is consent.
     """
     if faults := problems(raw):

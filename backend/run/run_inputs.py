@@ -1,6 +1,6 @@
-"""What a run reads before its model: the dataset's rows and the reward functions.
+"""The inputs that a run reads before its model: the dataset's rows and the reward functions.
 
-Read once a process: `preflight` checks what is read here and hands it on to `load_parts`. A reward file is a user's program;
+Read once a process: `preflight` checks them and passes them on to `load_parts`. A reward file is a user's program;
 running it a second time would repeat its side effects (a judge model loaded twice, a log file begun twice).
 """
 

@@ -51,7 +51,7 @@ class ScoringStages:
         return next((stage for stage in self.stages if step <= stage.last), self.stages[-1])
 
     def score(self, groups: list[Group], step: int, epoch: float = 0.0) -> dict[str, float]:
-        """Fill in every completion's scores and reward, and what functions logged about it. Returns metrics they logged."""
+        """Fill in every completion's scores, reward and logged columns. Returns the metrics that functions logged."""
         stage = self.stage(step)
         state = TrainerState(max(step - 1, 0), self.steps, epoch, self.config.max_completion_length)
         report = score(groups, stage.functions, stage.weights.at(step), self.config.reward_timeout, state)
@@ -133,7 +133,7 @@ def scoring_stages(config: Config, functions: StageFunctions, steps: int) -> lis
 def _stage_weights(
     settings: Mapping[str, Any], config: Config, functions: list[RewardFunction], number: int
 ) -> list[float]:
-    """The stage's own weights; else the run's, if the functions are the run's; else 1 for each."""
+    """The stage's own weights; else the run's, if the functions are the run's; else all 1."""
     weights = settings.get("reward_weights")
     if not weights:
         weights = [1.0] * len(functions) if settings.get("reward_functions") else config.weights

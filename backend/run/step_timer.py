@@ -12,7 +12,7 @@ TIMED_PHASES = ("rollout", "reward", "train")
 
 
 class StepTimer:
-    """Times one step, which begins when this is made. `clock` returns seconds; it may stop while the run is paused."""
+    """Times one step, from its construction. `clock` returns seconds; it may stop while the run is paused."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

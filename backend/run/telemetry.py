@@ -41,7 +41,7 @@ def _completion_row(completion: Completion) -> CompletionRow:
 
 
 class PhaseReporter:
-    """Writes what a step is doing to the diary, at most every PHASE_EVERY_S seconds."""
+    """Writes the current phase of a step to the diary, at most every PHASE_EVERY_S seconds."""
 
     def __init__(self, diary: Diary) -> None:
         self._diary = diary
@@ -52,12 +52,12 @@ class PhaseReporter:
         now = time.monotonic()
         if now - self._last >= PHASE_EVERY_S:
             self._last = now
-            known = {} if progress is None else {"progress": round(progress, 3)}
-            self._diary.write("phase", phase=phase, **known)
+            fields = {} if progress is None else {"progress": round(progress, 3)}
+            self._diary.write("phase", phase=phase, **fields)
 
 
 class HealthReporter:
-    """Writes the findings of the health rules to the diary, each once for as long as it holds."""
+    """Writes the findings of the health rules to the diary, each once until it no longer applies."""
 
     def __init__(self, diary: Diary, steps: Iterable[Mapping[str, Any]] = ()) -> None:
         """`steps`: metrics of the steps before, when a run is resumed; their findings are in the diary already."""

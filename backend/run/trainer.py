@@ -1,7 +1,7 @@
-"""The training loop: take prompts, sample groups, score them, compute advantages, update the policy, write the step down.
+"""The training loop: take prompts, sample groups, score them, compute advantages, update the policy, log the step.
 
 A run is a folder and its diary. A run that ends early is saved at its last finished step; a fault the user can mend ends the
-diary with a sentence, a bug with a traceback too. What is updated and how is `backend.training`'s.
+diary with a sentence, a bug with a traceback too. The update itself is in `backend.training`.
 """
 
 from __future__ import annotations
@@ -49,9 +49,11 @@ def train(
 ) -> Ending:
     """Train `config` in `run`, from its newest checkpoint if it has one. `inputs` are what `preflight` read, if it did.
 
-    What happens in the run is in the diary and in the Ending, and never raised. Raises Mistake when another process holds
-    the run.
+    Errors of the run are written to the diary and returned in the Ending, never raised. Raises Mistake when another process
+    holds the run.
     """
+    # An flock, which the kernel releases however this process ends. It is held before the checkpoint is read and the files
+    # are truncated, so that two processes never append to one diary.
     lock = hold_lock(run)
     try:
         saved = checkpoint.newest(run)
@@ -120,9 +122,10 @@ class Trainer:
         """The step's scored groups, and the metrics of their rollout.
 
         Dynamic sampling (DAPO, arXiv:2503.14476, eq. 11): a group whose completions all have the same reward has advantage
-        0 and no gradient. Such groups are set aside and as many new prompts sampled, for `dynamic_sampling_rounds`
-        rounds at most; if groups are missing then, those set aside fill the step up, so that its size never varies.
-        Prompts are taken from the stream in order, so what a round takes does not depend on chance or time.
+        0 and no gradient. Such groups are set aside and replaced by groups of new prompts, in at most
+        `dynamic_sampling_rounds` rounds; groups that are still missing then are filled from those set aside, so that the
+        step's size never varies. Prompts are taken from the stream in order, so the choice depends neither on chance nor on
+        timing.
         """
         count, dynamic = self.config.prompts_per_step, self.config.dynamic_sampling
         kept: list[Group] = []
@@ -155,6 +158,7 @@ class Trainer:
 
         def poll(tokens: int) -> None:
             self.phases.report("sampling", tokens / most_tokens)
+            # So that its event follows soon after the files, not only before the next update.
             if self.checkpoint_writer.is_done:
                 self.wait_for_checkpoint()
             self.control.obey(before_pause=self.release_memory)
@@ -172,9 +176,10 @@ class Trainer:
     def learn(self, groups: list[Group]) -> dict[str, float]:
         def poll() -> None:
             self.phases.report("learning")
+            # Between two updates of one rollout a pause does no harm, but a stop would leave weights that belong to no step.
             self.control.obey(may_stop=False, before_pause=self.release_memory)
 
-        # Sampling and learning use buffers of different sizes: what one leaves in MLX's cache is no use to the other.
+        # Sampling and learning use buffers of different sizes: neither can reuse those that the other leaves in MLX's cache.
         mx.clear_cache()
         masked = self.config.mask_truncated_completions
         batch = pack(groups, pad_id=self.parts.policy.pad_id, mask_truncated_completions=masked)
@@ -185,6 +190,7 @@ class Trainer:
     def write_step(self, step: int, groups: list[Group], metrics: dict[str, float]) -> None:
         """Write the step's completions, then its line in the diary. From then on the step is finished."""
         lengths = completion_metrics(groups)
+        # Completions first: a reader that sees the step's line in the diary finds its completions in their file.
         for group in groups:
             self.completions.append(group_row(step, group))
         self.state = replace(
@@ -194,7 +200,7 @@ class Trainer:
         )  # fmt: skip
         trained_tokens = lengths["num_tokens"] * self.config.num_iterations
         save_time = {"time/save": self._save_s} if self._save_s else {}
-        self._save_s = 0.0
+        self._save_s = 0.0  # the time of saving after step N is reported with step N + 1
         event = self.diary.write("step", step=step, metrics=lengths | metrics | save_time | {
             "num_tokens": self.state.num_tokens, "epoch": self.parts.prompt_stream.epoch,
             "train_tokens_per_second": self.timer.rate(trained_tokens, "train"),
@@ -216,6 +222,7 @@ class Trainer:
 
     def load(self, saved: checkpoint.Checkpoint | None, command: str, inputs: RunInputs | None) -> None:
         """Load the run's parts, in the state of `saved` if there is a checkpoint, and write `started`."""
+        # Before the slow part: a signal while the model loads then ends the run with a line in the diary.
         self.control.listen_to_signals()
         self.diary.write("phase", phase="loading")
         maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out; elsewhere it does nothing
@@ -223,7 +230,8 @@ class Trainer:
         if saved is not None:
             parts.restore(saved)
             self.state, self.saved_step = saved.state, saved.state.step
-        self.parts = parts  # only now: what fails from here on is saved first, and half-restored parts must not be
+        # Set only once restored: from here on a failure saves the run first, and half-restored parts must not be saved.
+        self.parts = parts
         self.write_started(saved, command)
 
     def write_started(self, saved: checkpoint.Checkpoint | None, command: str) -> None:
@@ -267,6 +275,7 @@ class Trainer:
             batch_size=config.prompts_per_step,
             count=count,
             poll=poll,
+            # Reward functions that use mlx would share the device and its memory with sampling.
             overlap_scoring=not self.parts.scoring.uses_mlx,
         )
         self.diary.write("eval", step=step, split=split, metrics=metrics | {"time/eval": self.clock() - began})
@@ -283,6 +292,7 @@ class Trainer:
         if not (self.parts.valid and self.config.steps_per_eval):
             self.state.score = _mean(self._rewards_since_save)
         self._rewards_since_save = []
+        # Read last: both files up to these lengths hold the steps of this checkpoint and nothing of later ones.
         self.state.events_bytes, self.state.completions_bytes = self.diary.size, self.completions.size
         self.state.bonus, self.state.reward_weights = self.parts.learner.algorithm.state(), self.parts.scoring.state()
         self.checkpoint_writer.begin(

@@ -1,4 +1,4 @@
-"""Completions of a few rows, by the model as a run begins with it, for trying rewards on them.
+"""Completions of a few rows by the model as it is before training, for trying rewards on them.
 
 The model stays in memory from one trial to the next. Nothing is trained and nothing is scored.
 """
@@ -22,13 +22,13 @@ from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.types import Group, Problem
 
-Tell = Callable[[dict[str, Any]], None]
+Report = Callable[[dict[str, Any]], None]
 
 SMALLEST_MODEL = {
     "beta": 0.0, "log_kl": False, "sync_ref_model": False, "reference_model_path": "", "train_type": "lora",
     "num_layers": 1, "rank": 1, "lora_keys": [], "grad_checkpoint": False,
 }  # fmt: skip
-"""Settings under which least is loaded: no reference, and one fresh adapter, which changes no output (B = 0)."""
+"""Settings that load as little as possible: no reference, and one fresh adapter, which changes no output (B = 0)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,15 @@ class TrialSampler:
         self._rollout: tuple[Any, Rollout] | None = None
 
     def sample(
-        self, config: Config, pick: Pick, group_size: int, seed: int, tell: Tell = lambda progress: None,
+        self, config: Config, pick: Pick, group_size: int, seed: int, report: Report = lambda progress: None,
         check: Callable[[], None] = lambda: None,
     ) -> list[Group]:  # fmt: skip
-        """`group_size` completions of each picked row. `tell` is called with {"phase", "done"?, "of"?}; `check` is called
-        often and may raise to stop. Raises Mistake for what cannot be loaded."""
-        tell({"phase": "reading the dataset"})
+        """`group_size` completions of each picked row. `report` is called with {"phase", "done"?, "of"?}; `check` is
+        called often and may raise to stop. Raises Mistake where dataset or model cannot be loaded."""
+        report({"phase": "reading the dataset"})
         dataset = open_dataset(config)
         check()
-        tell({"phase": "loading the model"})
+        report({"phase": "loading the model"})
         policy = self._cached_policy(config)
         check()
         problems = _problems(dataset, policy, config, pick, seed)
@@ -76,7 +76,7 @@ class TrialSampler:
 
         def poll(tokens: int) -> None:
             check()
-            tell({"phase": "sampling", "done": tokens, "of": most_tokens})
+            report({"phase": "sampling", "done": tokens, "of": most_tokens})
 
         poll(0)
         sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p)
@@ -114,7 +114,7 @@ def _problems(dataset: LoadedDataset, policy: Policy, config: Config, pick: Pick
 
 
 def _last_written(name: str) -> float:
-    """When a local model or dataset was last written; 0 for what is on the Hub."""
+    """When a local model or dataset was last written; 0 for a name on the Hub."""
     path = Path(name).expanduser()
     files = [path, *path.glob("*")] if path.is_dir() else [path]
     return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)

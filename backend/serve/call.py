@@ -1,4 +1,4 @@
-"""One question being answered: how its handler reports progress, and learns that the question was cancelled."""
+"""The handle of one question: its handler reports progress through it, and notices a cancellation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Handlers for the Dataset page: rows, the rendered prompt of one, token counts of all.
 
-Every question carries the settings that its answer depends on, so an answer never belongs to a form that was edited
-meanwhile. Opened datasets and token counts are cached between questions.
+Every question carries the settings that its answer depends on, so an answer never belongs to a form that has been
+edited since. Opened datasets and token counts are cached between questions.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ COUNT_CHUNK, REPORT_EVERY_S = 32, 0.25
 _PROMPT_TEXT = keys_used_by("prompt_text")
 
 
-def preview(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+def preview(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """`settings`, `fetch` → {absent: true} for a dataset of Hugging Face that is not on this machine, else
     `overview`."""
-    config = settings_of(asked["settings"])
-    if not asked.get("fetch") and not is_here(config.data):
+    config = settings_of(request["settings"])
+    if not request.get("fetch") and not is_here(config.data):
         return {"absent": True}
     return {"absent": False, **overview(config)}
 
 
-def preview_choices(asked: dict[str, Any], call: QuestionCall) -> dict[str, list[str]]:
+def preview_choices(request: dict[str, Any], call: QuestionCall) -> dict[str, list[str]]:
     """`settings` of a dataset of Hugging Face → {configs, splits} that it has."""
-    config = settings_of(asked["settings"])
+    config = settings_of(request["settings"])
     return hub_choices(config.data, config.dataset_config)
 
 
-def preview_rows(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+def preview_rows(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """`settings`, `split`, `start`, `count` → {rows: [{column: text}], tokens: [a row's, or None where not known]}."""
-    config = settings_of(asked["settings"])
+    config = settings_of(request["settings"])
     opened = open_dataset(config)
-    start, rows = int(asked["start"]), opened.rows(asked["split"])
-    indices = range(start, min(start + int(asked["count"]), len(rows)))
+    start, rows = int(request["start"]), opened.rows(request["split"])
+    indices = range(start, min(start + int(request["count"]), len(rows)))
     cells = [{name: cell_text(value, CELL) for name, value in rows[index].items()} for index in indices]
-    return {"rows": cells, "tokens": _prompt_lengths(opened, asked["split"], indices, config)}
+    return {"rows": cells, "tokens": _prompt_lengths(opened, request["split"], indices, config)}
 
 
 def _prompt_lengths(opened: LoadedDataset, split: str, indices: range, config: Config) -> list[int | None]:
@@ -78,13 +78,13 @@ def _prompt_lengths(opened: LoadedDataset, split: str, indices: range, config: C
     return [length if length >= 0 else None for length in (tally.lengths[index] for index in indices)]
 
 
-def preview_row(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+def preview_row(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """`settings`, `split`, `index` → {cells, messages, answer, type, tokens, pieces, faults}: a row in full, and its
     prompt as the model gets it. Without a tokenizer `tokens` is None, and a fault says why; while one is being loaded,
     the rest is reported with `loading`."""
-    config = settings_of(asked["settings"])
+    config = settings_of(request["settings"])
     opened = open_dataset(config)
-    index, split = int(asked["index"]), asked["split"]
+    index, split = int(request["index"]), request["split"]
     if not 0 <= index < len(opened.rows(split)):
         raise Mistake("data", f"{opened.source(split, config)} has no row {index + 1} any more.")
     row = opened.rows(split)[index]
@@ -115,16 +115,16 @@ def _with_prompt(
     return answer
 
 
-def preview_counts(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+def preview_counts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """`settings`, `split`, `most` → `PromptLengths.summary` and `no_tokens`, the reason why there are no lengths. Reports the same
     while it counts the first `most` rows, or all, in the order of `backend.data.prompt_preview.preview_order`."""
-    config = settings_of(asked["settings"])
+    config = settings_of(request["settings"])
     opened = open_dataset(config)
     answer: dict[str, Any] = {"faults": []}
     tokenizer = _tokenizer(config, answer)
     no_tokens = answer["faults"][0]["sentence"] if tokenizer is None else ""
-    tally = _tally(opened, asked["split"], config, tokenizer)
-    indices = islice(preview_order(len(tally.rows)), asked.get("most"))
+    tally = _tally(opened, request["split"], config, tokenizer)
+    indices = islice(preview_order(len(tally.rows)), request.get("most"))
     last_report = time.monotonic()
     while part := list(islice(indices, COUNT_CHUNK)):
         call.check()
@@ -136,7 +136,7 @@ def preview_counts(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 
 def _tokenizer(config: Config, answer: dict[str, Any]) -> Any:
-    """The tokenizer, or None with the reason put under "faults" of `answer`."""
+    """The tokenizer, or None with the reason in "faults" of `answer`."""
     try:
         return tokenizer_for(config)
     except Mistake as mistake:
@@ -145,10 +145,10 @@ def _tokenizer(config: Config, answer: dict[str, Any]) -> Any:
 
 
 def _tally(opened: LoadedDataset, split: str, config: Config, tokenizer: Any) -> PromptLengths:
-    """The token counts of a split, a fresh one where something that its prompts depend on has changed."""
+    """The token counts of a split, counted again where something that its prompts depend on has changed."""
     depends = (tokenizer, *(str(getattr(config, key)) for key in _PROMPT_TEXT))
-    known, tally = opened.computed.get(("tally", split), (None, None))
-    if known != depends:
+    counted_with, tally = opened.computed.get(("tally", split), (None, None))
+    if counted_with != depends:
         tally = PromptLengths(opened.rows(split), config, opened.source(split, config))
         opened.computed["tally", split] = (depends, tally)
     return tally

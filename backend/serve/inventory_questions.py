@@ -10,22 +10,22 @@ from backend.serve.call import QuestionCall
 from backend.spec.places import local_folder
 
 
-def models(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{paths: [folder, …]} → {found: [Found, …]}."""
-    return {"found": [one.to_dict() for one in inventory.models(asked.get("paths", ()))]}
+def models(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """{paths: [folder, …]} → {found: [an InventoryItem as a dict, …]}."""
+    return {"found": [item.to_dict() for item in inventory.models(request.get("paths", ()))]}
 
 
-def datasets(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{paths: [path, …]} → {found: [Found, …]}."""
-    return {"found": [one.to_dict() for one in inventory.datasets(asked.get("paths", ()))]}
+def datasets(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """{paths: [path, …]} → {found: [an InventoryItem as a dict, …]}."""
+    return {"found": [item.to_dict() for item in inventory.datasets(request.get("paths", ()))]}
 
 
-def model_facts(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any] | None:
+def model_facts(request: dict[str, Any], call: QuestionCall) -> dict[str, Any] | None:
     """{name: id or path} → its InventoryItem; None where it is not on this machine, or not all of it."""
-    folder = local_folder(asked["name"])
+    folder = local_folder(request["name"])
     if folder is None:
         return None
-    name = asked["name"]
+    name = request["name"]
     is_path = Path(name).expanduser().is_dir()
     if not is_path and inventory.is_incomplete(folder):
         return None

@@ -5,8 +5,8 @@ order.
     out:  {"id": 7, "progress": {…}} any number of times, then exactly one of
           {"id": 7, "answer": …}   {"id": 7, "faults": [{"setting", "sentence"}]}   {"id": 7, "cancelled": true}
 
-An exception in a handler is answered as a fault with a "traceback" beside it, and the loop goes on. Which questions
-there are is the business of `backend.serve.questions`; the other end is `app.model.service`.
+An exception in a handler is answered as a fault with a "traceback" beside it, and the loop continues. The
+questions are listed in `backend.serve.questions`; the other end is `app.model.service`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from backend.spec.events import json_safe
 from backend.spec.faults import Fault, Mistake
 
 POOL_THREADS = 4
-"""Threads for questions that take moments; most of them wait for a disk or the network."""
+"""Threads for quick questions; most of them wait for a disk or the network."""
 
 Message = dict[str, Any]
 
@@ -53,7 +53,7 @@ class Server:
             thread.join()
 
     def receive(self, line: bytes) -> None:
-        """Start on one line; returns at once."""
+        """Start to answer one line; does not wait for the answer."""
         try:
             message = json.loads(line)
             if "cancel" in message:
@@ -63,14 +63,14 @@ class Server:
         except (ValueError, TypeError, KeyError):
             self._send({"id": None, "faults": [Fault("", "A line came in that is not a question.").to_dict()]})
 
-    def _ask(self, number: int, name: str, asked: dict[str, Any]) -> None:
+    def _ask(self, number: int, name: str, request: dict[str, Any]) -> None:
         question = self._questions.get(name)
         if question is None:
             self._send({"id": number, "faults": [Fault("", f"There is no question {name}.").to_dict()]})
             return
         call = QuestionCall(lambda progress: self._send({"id": number, "progress": progress}))
         self._calls[number] = call
-        self._start(question, lambda: self._answer(number, question, asked, call))
+        self._start(question, lambda: self._answer(number, question, request, call))
 
     def _start(self, question: Question, work: Callable[[], None]) -> None:
         if question.own_thread:
@@ -84,8 +84,8 @@ class Server:
         if call := self._calls.get(number):  # None: it was answered while the cancellation was on its way
             call.cancel()
 
-    def _answer(self, number: int, question: Question, asked: dict[str, Any], call: QuestionCall) -> None:
-        ending = _run_handler(question, asked, call)
+    def _answer(self, number: int, question: Question, request: dict[str, Any], call: QuestionCall) -> None:
+        ending = _run_handler(question, request, call)
         self._calls.pop(number, None)
         self._send({"id": number, **ending})
 
@@ -95,11 +95,11 @@ class Server:
             self._write(line)
 
 
-def _run_handler(question: Question, asked: dict[str, Any], call: QuestionCall) -> Message:
+def _run_handler(question: Question, request: dict[str, Any], call: QuestionCall) -> Message:
     """The last message about a question, without its id; never raises an Exception."""
     try:
         call.check()  # it may have been cancelled while it waited for a thread
-        answer = json_safe(question.handler()(asked, call))
+        answer = json_safe(question.handler()(request, call))
         json.dumps(answer, allow_nan=False)
         return {"answer": answer}
     except Cancelled:
@@ -112,7 +112,7 @@ def _run_handler(question: Question, asked: dict[str, Any], call: QuestionCall) 
 
 
 def run() -> None:
-    """Answer what comes in on this process's stdin until it ends; only answers reach stdout
+    """Answer the lines of this process's stdin until it ends; only answers reach stdout
     (`backend.pipes.claim_stdout`)."""
     out = claim_stdout()
     Server(lambda line: _write(out, line)).serve(sys.stdin.buffer)
@@ -123,5 +123,5 @@ def _write(out: TextIO, line: str) -> None:
     try:
         out.write(line)
         out.flush()
-    except BrokenPipeError:  # the window is gone, and nobody will read an answer
+    except BrokenPipeError:  # the window has ended, so no answer would be read
         os._exit(0)

@@ -1,8 +1,8 @@
 """The table of questions that the window may ask, one line each; a handler's module is imported when it is first asked.
 
-A handler is `def name(asked: dict[str, Any], call: QuestionCall) -> Any`. It returns what JSON can hold, and raises a
-Mistake for what the user can mend. It may cache what was costly to make, under everything that this depends on (a path
-and its modification time).
+A handler is `def name(request: dict[str, Any], call: QuestionCall) -> Any`. It returns JSON values, and raises Mistake
+for an error that the user can mend. It may cache costly results, keyed by everything that they depend on (a path and its
+modification time).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Handler = Callable[[dict[str, Any], QuestionCall], Any]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A handler as `module:function`, and the thread it runs on: one of a small pool unless said otherwise."""
+    """A handler as `module:function`, and the thread it runs on: one of a small pool by default."""
 
     path: str
     on_model_thread: bool = False
     """One at a time, always on the same thread: mlx's arrays and random state belong to the thread that made them."""
     own_thread: bool = False
-    """On a thread of its own: it may take minutes, and the pool must stay free for what takes moments."""
+    """On a thread of its own: it may take minutes, and the pool must stay free for quick questions."""
 
     def handler(self) -> Handler:
         module, _, name = self.path.partition(":")

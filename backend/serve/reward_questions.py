@@ -29,21 +29,21 @@ atexit.register(_sandbox.close)
 
 _FOR_SCORING = keys_used_by("rewards", "scoring")
 _NOT_FOR_SAMPLING = (*keys_used_by("rewards"), "stages")
-"""Settings that have nothing to do with what is asked; what is wrong with them is said elsewhere."""
+"""Settings that do not affect sampling; their faults are reported elsewhere."""
 
 
 # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def score(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"settings", "groups": lines of `backend.rewards.completion_lines`, "trusted"} → what `score_lines` returns, and
+def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """{"settings", "groups": lines of `backend.rewards.completion_lines`, "trusted"} → the result of `score_lines`, and
     "cases" where the reward file has some. Reports {"scoring": name of a function}. A file that cannot be loaded is
     answered as {"failed": {"sentence", "file", "line", "frames"}}."""
-    settings = _scoring_settings(asked["settings"])
-    _require_trust(asked.get("trusted") or {}, settings)
+    settings = _scoring_settings(request["settings"])
+    _require_trust(request.get("trusted") or {}, settings)
     try:
         scored = score_lines(
-            _sandbox, asked["groups"], settings, call.check, lambda name: call.report({"scoring": name})
+            _sandbox, request["groups"], settings, call.check, lambda name: call.report({"scoring": name})
         )
         return {**scored, **_rerun_cases(settings, call)}
     except LoadError as error:
@@ -52,11 +52,11 @@ def score(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 def _scoring_settings(raw: Mapping[str, Any]) -> ScoringSettings:
     """Raises Mistake for faults of the settings that scoring uses; faults of others are reported elsewhere."""
-    given = {key: value for key, value in raw.items() if key in _FOR_SCORING}
-    wrong = [fault for fault in problems({"model": "-", "data": "-", **given}) if fault.setting in _FOR_SCORING]
-    if wrong:
-        raise Mistake(wrong)
-    return ScoringSettings.of(parse({"model": "-", "data": "-", **given}))
+    used = {key: value for key, value in raw.items() if key in _FOR_SCORING}
+    faults = [fault for fault in problems({"model": "-", "data": "-", **used}) if fault.setting in _FOR_SCORING]
+    if faults:
+        raise Mistake(faults)
+    return ScoringSettings.of(parse({"model": "-", "data": "-", **used}))
 
 
 def _require_trust(trusted: Mapping[str, str], settings: ScoringSettings) -> None:
@@ -71,16 +71,16 @@ def _require_trust(trusted: Mapping[str, str], settings: ScoringSettings) -> Non
 # ── completions ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def sample(asked: dict[str, Any], call: QuestionCall) -> list[dict[str, Any]]:
+def sample(request: dict[str, Any], call: QuestionCall) -> list[dict[str, Any]]:
     """{"settings", "how", "count", "numbers", "group_size", "seed"} → lines of groups. Reports {"phase", "done", "of"}.
     Runs on the model's thread."""
     from backend.run.trial_sampling import Pick
 
-    raw = {key: value for key, value in asked["settings"].items() if key not in _NOT_FOR_SAMPLING}
+    raw = {key: value for key, value in request["settings"].items() if key not in _NOT_FOR_SAMPLING}
     config = parse({**raw, "reward_functions": list(DEFAULT_REWARDS)})
-    pick = Pick(asked.get("how", "random"), int(asked.get("count", 8)), tuple(asked.get("numbers") or ()))
+    pick = Pick(request.get("how", "random"), int(request.get("count", 8)), tuple(request.get("numbers") or ()))
     groups = _trial_sampler().sample(
-        config, pick, int(asked["group_size"]), int(asked["seed"]), call.report, call.check
+        config, pick, int(request["group_size"]), int(request["seed"]), call.report, call.check
     )
     return [{**line_of(group), "row": group.problem.index + 1} for group in groups]
 
@@ -93,17 +93,17 @@ def _trial_sampler() -> Any:
     return TrialSampler()
 
 
-def run_completions(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+def run_completions(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{"run": folder, "step": number or None for the newest} → {"steps": that have completions, "step", "groups"}."""
-    path = Path(asked["run"]) / "completions.jsonl"
+    path = Path(request["run"]) / "completions.jsonl"
     by_step: dict[int, list[GroupRow]] = {}
     for row in _rows_of(path, call):
         by_step.setdefault(row["step"], []).append(row)
     if not by_step:
         raise Mistake("run", f"The run {path.parent.name} has no completions yet.")
-    wanted = asked.get("step")
-    step = max((each for each in by_step if wanted is None or each <= wanted), default=min(by_step))
-    lines = [_line(row, place, f"Group {place + 1} of step {step}") for place, row in enumerate(by_step[step])]
+    last = request.get("step")
+    step = max((step for step in by_step if last is None or step <= last), default=min(by_step))
+    lines = [_line(row, index, f"Group {index + 1} of step {step}") for index, row in enumerate(by_step[step])]
     return {"steps": sorted(by_step), "step": step, "groups": lines}
 
 
@@ -121,44 +121,44 @@ def _rows_of(path: Path, call: QuestionCall) -> Iterator[GroupRow]:
         raise Mistake("run", f"The run {path.parent.name} has no completions yet.") from None
 
 
-def _line(row: GroupRow, place: int, where: str) -> dict[str, Any]:
-    """A row of a run as one to be scored, without columns; `tokens` stays the count where there are no ids."""
-    line: dict[str, Any] = {**line_of(group_of(row, place, where))}
+def _line(row: GroupRow, index: int, where: str) -> dict[str, Any]:
+    """A row of a run in the form for scoring, without columns; `tokens` stays the count where there are no ids."""
+    line: dict[str, Any] = {**line_of(group_of(row, index, where))}
     for completion, written in zip(line["completions"], row["completions"], strict=True):
         completion["tokens"] = completion["tokens"] or written.get("tokens")
     del line["columns"]
     return line
 
 
-def read_completions(asked: dict[str, Any], call: QuestionCall) -> list[ScoringRow]:
+def read_completions(request: dict[str, Any], call: QuestionCall) -> list[ScoringRow]:
     """{"path"} or {"text"}, rows {prompt, completion, answer, type?} → lines of groups; consecutive rows of one prompt
     are one group. Raises Mistake on `completions` naming the line."""
-    if "path" in asked:
-        groups = read_groups(Path(asked["path"]))
-    elif asked["text"].lstrip().startswith("{"):
-        groups = groups_in(asked["text"], "what was pasted")
+    if "path" in request:
+        groups = read_groups(Path(request["path"]))
+    elif request["text"].lstrip().startswith("{"):
+        groups = groups_in(request["text"], "what was pasted")
     else:  # plain text is one completion
-        groups = [group_of({"completion": asked["text"]}, 0, "What was pasted")]
+        groups = [group_of({"completion": request["text"]}, 0, "What was pasted")]
     return [line_of(group) for group in merge_consecutive(groups)]
 
 
 # ── cases ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def reward_cases(asked: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+def reward_cases(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{"file", "do": list | keep | drop, "group"?, "completion"?, "expected"?, "place"?} → {"path", "cases"}.
 
     keep: add one completion of a group with its scores, in place of a case about the same completion. drop: delete the
     case at index `place`.
     """
-    file = locate_reward_file(asked["file"]).resolve()
+    file = locate_reward_file(request["file"]).resolve()
     cases = read_cases(file)
-    if asked.get("do") == "keep":
-        case = new_case(asked["group"], asked["completion"], asked["expected"], asked.get("calls") or {})
-        cases = [kept for kept in cases if not is_same(kept, case)] + [case]
+    if request.get("do") == "keep":
+        case = new_case(request["group"], request["completion"], request["expected"], request.get("calls") or {})
+        cases = [other for other in cases if not is_same(other, case)] + [case]
         write_cases(file, cases)
-    elif asked.get("do") == "drop":
-        del cases[int(asked["place"])]
+    elif request.get("do") == "drop":
+        del cases[int(request["place"])]
         write_cases(file, cases)
     return {"path": str(cases_file(file)), "cases": cases}
 
@@ -169,4 +169,4 @@ def _rerun_cases(settings: ScoringSettings, call: QuestionCall) -> dict[str, Any
     if not cases or settings.file is None:
         return {}
     results = rerun(_sandbox, settings.file, cases, settings.timeout_s, call.check)
-    return {"cases": [{"case": one.case, "given": one.scores, "failures": one.failures} for one in results]}
+    return {"cases": [{"case": result.case, "given": result.scores, "failures": result.failures} for result in results]}

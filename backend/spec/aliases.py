@@ -95,16 +95,16 @@ def _is_dpo_delta(raw: Mapping[str, Any]) -> bool:
 def translate(raw: Mapping[str, Any]) -> tuple[Raw, list[Fault]]:
     """(`raw` in our keys and values, faults for what could not be translated).
 
-    A key with the value None counts as not given and is dropped, and so is every key with a fault.
+    A key with the value None counts as absent and is dropped, and so is every key with a fault.
     """
     values, faults = _rename_keys(raw)
     if _is_dpo_delta(raw):
         del values["delta"]
     for regroup in (*_GROUPS, _ungroup_lr_schedule, _split_reward_lists, _listify_stop, _drop_empty_names):
         faults += regroup(values)
-    for key, words in CHOICE_ALIASES.items():
+    for key, aliases in CHOICE_ALIASES.items():
         if key in values:
-            values[key] = _choice(values[key], words)
+            values[key] = _choice(values[key], aliases)
     faulty = {fault.setting for fault in faults}
     return {key: value for key, value in values.items() if value is not None and key not in faulty}, faults
 
@@ -112,38 +112,38 @@ def translate(raw: Mapping[str, Any]) -> tuple[Raw, list[Fault]]:
 def _rename_keys(raw: Mapping[str, Any]) -> tuple[Raw, list[Fault]]:
     values: Raw = {}
     faults: list[Fault] = []
-    given: dict[str, str] = {}  # our key → the key as written
+    written_as: dict[str, str] = {}  # our key → the key as written
     for key, value in ((str(key), value) for key, value in raw.items() if key not in IGNORED):
         ours = KEY_ALIASES.get(key, key)
         before = values.get(ours)
         if before is not None and value is not None and value != before:
-            faults.append(Fault(ours, f"{given[ours]} is {before} and {key} is {value}; give one of them."))
+            faults.append(Fault(ours, f"{written_as[ours]} is {before} and {key} is {value}; give one of them."))
         if before is None:
-            values[ours], given[ours] = value, key
+            values[ours], written_as[ours] = value, key
     return values, faults
 
 
-def _choice(value: Any, words: Mapping[str, str]) -> Any:
-    if value is None and "" not in words:
+def _choice(value: Any, aliases: Mapping[str, str]) -> Any:
+    if value is None and "" not in aliases:
         return None
     text = "" if value is None else str(value).strip().lower()
-    return words.get(text, text)
+    return aliases.get(text, text)
 
 
 def _merge_dataset(values: Raw) -> list[Fault]:
     """`dataset:` holds one id or path, or a list with one."""
-    given = {key: values.pop(key) for key in ("dataset", "data") if values.get(key) not in (None, "")}
-    for key, value in given.items():
+    names = {key: values.pop(key) for key in ("dataset", "data") if values.get(key) not in (None, "")}
+    for key, value in names.items():
         if isinstance(value, list):
             listed = cast("list[Any]", value)
             if len(listed) != 1:
                 return [Fault("data", f"{key} lists {len(listed)} datasets; give exactly one.")]
-            given[key] = listed[0]
-    if len(given) == 2 and given["data"] != given["dataset"]:
-        return [Fault("data", f"data is {given['data']} and dataset is {given['dataset']}; give one of them.")]
+            names[key] = listed[0]
+    if len(names) == 2 and names["data"] != names["dataset"]:
+        return [Fault("data", f"data is {names['data']} and dataset is {names['dataset']}; give one of them.")]
     values.pop("dataset", None)
-    if given:
-        values["data"] = next(iter(given.values()))
+    if names:
+        values["data"] = next(iter(names.values()))
     return []
 
 
@@ -163,27 +163,27 @@ def _ungroup_lora_parameters(values: Raw) -> list[Fault]:
 
 
 def _merge_quantization_flags(values: Raw) -> list[Fault]:
-    """`load_in_4bits: true` and its variants stand for one value of `quantization`."""
-    given = {key: values.pop(key) for key in QUANTIZATION_FLAGS if key in values}
-    odd = [key for key, value in given.items() if _as_bool(value) is None]
+    """`load_in_4bits: true` and its variants become one value of `quantization`."""
+    flags = {key: values.pop(key) for key in QUANTIZATION_FLAGS if key in values}
+    odd = [key for key, value in flags.items() if _as_bool(value) is None]
     if odd:
-        return [Fault("quantization", f"{odd[0]} must be true or false, not {given[odd[0]]}.")]
-    chosen = [key for key, value in given.items() if _as_bool(value)]
+        return [Fault("quantization", f"{odd[0]} must be true or false, not {flags[odd[0]]}.")]
+    chosen = [key for key, value in flags.items() if _as_bool(value)]
     if len(chosen) > 1:
         return [Fault("quantization", f"{' and '.join(chosen)} are both on; choose one.")]
     if chosen:
-        wanted, named = QUANTIZATION_FLAGS[chosen[0]], values.get("quantization")
-        if named is not None and _choice(named, CHOICE_ALIASES["quantization"]) not in ("none", wanted):
+        quantization, named = QUANTIZATION_FLAGS[chosen[0]], values.get("quantization")
+        if named is not None and _choice(named, CHOICE_ALIASES["quantization"]) not in ("none", quantization):
             return [Fault("quantization", f"quantization is {named} but {chosen[0]} is on; keep one of them.")]
-        values["quantization"] = wanted
+        values["quantization"] = quantization
     return []
 
 
-_OPTIMIZER_WORDS = {"weight_decay": ("weight_decay",), "betas": ("adam_beta1", "adam_beta2")}
+_OPTIMIZER_SETTINGS = {"weight_decay": ("weight_decay",), "betas": ("adam_beta1", "adam_beta2")}
 
 
 def _ungroup_optimizer_config(values: Raw) -> list[Fault]:
-    """mlx-lm has a mapping of settings per optimizer; only the one of the optimizer in use counts."""
+    """mlx-lm has a mapping of settings per optimizer; only the mapping of the optimizer in use counts."""
     every: Any = values.pop("optimizer_config", None)
     optimizer = str(values.get("optimizer", "adamw"))
     own: Any = cast("Mapping[str, Any]", every).get(optimizer) if isinstance(every, Mapping) else every
@@ -191,15 +191,15 @@ def _ungroup_optimizer_config(values: Raw) -> list[Fault]:
         return [Fault("optimizer", "optimizer_config must be a mapping of optimizers to their settings.")]
     faults: list[Fault] = []
     for name, value in cast("Mapping[str, Any]", own or {}).items():
-        ours = _OPTIMIZER_WORDS.get(name)
-        given: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
-        if ours is None or len(given) != len(ours):
+        ours = _OPTIMIZER_SETTINGS.get(name)
+        parts: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
+        if ours is None or len(parts) != len(ours):
             faults.append(
                 Fault("optimizer", f"optimizer_config has {name}: {value}, which has no place here; take it out.")
             )
             continue
-        for key, one in zip(ours, given, strict=True):
-            _fill(values, key, one)
+        for key, part in zip(ours, parts, strict=True):
+            _fill(values, key, part)
     return faults
 
 

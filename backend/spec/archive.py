@@ -59,7 +59,7 @@ def summary(run: RunFolder) -> Summary:
     return Summary(
         name=run.name,
         path=str(run.path),
-        # Under the lock an ending is that of an earlier process: the one that holds it goes on from there.
+        # Under the lock an ending is that of an earlier process: the process that holds the lock has resumed the run.
         state=state_of(
             None if locked else ending,
             is_locked=locked,
@@ -88,7 +88,7 @@ def first_and_last_means(values: Iterable[Any], count: int | None = None) -> tup
 
     `count`: the steps of the run, if `values` covers only its two ends.
     """
-    numbers = [float(one) for one in values if isinstance(one, int | float) and math.isfinite(one)]
+    numbers = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
     if len(numbers) < 2:
         return None, numbers[0] if numbers else None
     size = min(averaging_window(count or len(numbers)), len(numbers) // 2)
@@ -114,7 +114,7 @@ def state_of(ending: Event | None, *, is_locked: bool, has_started: bool, may_be
 
 
 def first_and_last_events(path: Path) -> tuple[list[Event], list[Event]]:
-    """(events of the first TAIL_BYTES of a diary, events of its last TAIL_BYTES or of as many more as reach a `step`).
+    """(events of the first TAIL_BYTES of a diary, events of its last TAIL_BYTES or of more until they include a `step`).
 
     A step may be far from the end: a long rollout or evaluation writes thousands of `phase` events after it.
     """

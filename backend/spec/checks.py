@@ -236,4 +236,4 @@ def _stage_faults(stage: Mapping[str, Any], name: str) -> Iterator[Fault]:
 
 
 def _is_list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
-    return isinstance(value, list) and all(isinstance(one, kind) for one in cast("list[Any]", value))
+    return isinstance(value, list) and all(isinstance(item, kind) for item in cast("list[Any]", value))

@@ -2,7 +2,7 @@
 
 In completions.jsonl `tokens` is a count; in a group to be scored it holds the sampled ids, which reward functions may ask
 for. `token_count` and `token_ids` read either. Rows are checked as far as their step: a file may be cut off, edited or from
-another program, so whoever shows a row expects keys to be missing.
+another program, so code that shows a row must expect missing keys.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SampledRow(TypedDict):
 
 
 class ScoringRow(TypedDict):
-    """A group to be scored: what reward functions are given. Written and read by `backend.rewards.completion_lines`."""
+    """A group to be scored: the inputs of reward functions. Written and read by `backend.rewards.completion_lines`."""
 
     prompt: str
     answer: str
@@ -72,7 +72,7 @@ def parse_group_row(line: bytes) -> GroupRow | None:
 def token_ids(tokens: Any) -> list[int]:
     """The ids that a row has under `tokens`; empty where it has a count, or nothing that could be ids."""
     ids = cast("list[Any]", tokens) if isinstance(tokens, list) else []
-    return ids if all(isinstance(one, int) for one in ids) else []
+    return ids if all(isinstance(token, int) for token in ids) else []
 
 
 def token_count(tokens: Any) -> int | None:

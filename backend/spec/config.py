@@ -232,11 +232,11 @@ class Config(BaseModel):
                                          "means the same as Epsilon; DAPO sets it higher.", gt=0)
     grpo_loss_type: str = setting(
         "grpo", "generation", "GRPO loss", "How the tokens' losses are averaged.",
-        choices=[(one.key, one.name, one.sentence) for one in losses()],
+        choices=[(entry.key, entry.name, entry.sentence) for entry in losses()],
     )
     importance_sampling_level: str = setting(
         "token", "generation", "Importance", "Whether the ratio is taken for each token or for the whole completion.",
-        choices=[(one.key, one.name, one.sentence) for one in levels()],
+        choices=[(entry.key, entry.name, entry.sentence) for entry in levels()],
     )
     delta: float | None = setting(None, "generation", "Delta", "Largest ratio that is left alone where nothing else clips it "
                                   "(two-sided clipping, INTELLECT-2). Empty turns it off.", gt=1, advanced=True)
@@ -383,7 +383,7 @@ def _valid_or_default(key: str, value: Any) -> Any:
 
 def sections() -> dict[str, list[Setting]]:
     """Section key → its settings, in order."""
-    return {section: [one for one in SETTINGS.values() if one.section == section] for section in SECTIONS}
+    return {section: [about for about in SETTINGS.values() if about.section == section] for section in SECTIONS}
 
 
 def problems(raw: Mapping[str, Any]) -> list[Fault]:
@@ -441,7 +441,7 @@ def beside(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(rewards, list):  # entries such as file.py::function; text is split first
         entries = cast("list[Any]", rewards)
         resolved["reward_functions"] = [
-            with_absolute_file(one, folder) if isinstance(one, str) else one for one in entries
+            with_absolute_file(entry, folder) if isinstance(entry, str) else entry for entry in entries
         ]
     elif isinstance(rewards, str) and "::" in rewards:
         resolved["reward_functions"] = [with_absolute_file(text, folder) for text in split_names(rewards)]
@@ -455,7 +455,7 @@ def dump(config: Config | Mapping[str, Any]) -> str:
         values.pop("iters", None)
     parts: list[str] = []
     for section, members in sections().items():
-        chosen = {one.key: values[one.key] for one in members if one.key in values}
+        chosen = {about.key: values[about.key] for about in members if about.key in values}
         if chosen:
             text = yaml.dump(chosen, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
             parts.append(f"# {SECTIONS[section]}\n{text}")
@@ -474,19 +474,19 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
     """(valid values by key, faults)."""
-    given, faults = translate(raw)
+    translated, faults = translate(raw)
     untranslated = {fault.setting for fault in faults}
     values: dict[str, Any] = {}
-    for key in given:
+    for key in translated:
         if key not in SETTINGS:
             faults.append(Fault(key, _unknown(key)))
     for key, about in SETTINGS.items():
         if key in untranslated:
             continue
-        if key not in given:
+        if key not in translated:
             values[key] = about.default
             continue
-        value, sentence = _validated(about, given[key])
+        value, sentence = _validated(about, translated[key])
         if sentence:
             faults.append(Fault(key, sentence))
         else:
@@ -524,18 +524,18 @@ def _adapter(key: str) -> TypeAdapter[Any]:
 
 
 def _sentence(about: Setting, error: Any, value: Any) -> str:
-    """One plain sentence for a pydantic error, with the limit and the value that was given."""
+    """One plain sentence for a pydantic error, with the limit and the actual value."""
     kind, context = error["type"], error.get("ctx", {})
-    given = repr(value) if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+    actual = repr(value) if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
     limits = {"greater_than": ("above", "gt"), "greater_than_equal": ("at least", "ge"),
               "less_than": ("below", "lt"), "less_than_equal": ("at most", "le")}  # fmt: skip
     if kind in limits:
         word, limit = limits[kind]
         number = context[limit]
-        return f"{about.label} must be {word} {number if isinstance(number, int) else f'{number:g}'}, not {given}."
+        return f"{about.label} must be {word} {number if isinstance(number, int) else f'{number:g}'}, not {actual}."
     expected = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list of texts",
               "rewards": "a list of names", "numbers": "a list of numbers", "mapping": "a mapping", "stages": "a list of stages"}.get(about.kind, "text")  # fmt: skip
-    return f"{about.label} must be {expected}, not {given}."
+    return f"{about.label} must be {expected}, not {actual}."
 
 
 def _unknown(key: str) -> str:

@@ -1,5 +1,5 @@
 """Notes on a valid configuration: combinations that are allowed and probably not meant. The trainer writes them to the diary
-when a run starts. What is invalid is a fault: see `backend.spec.checks`.
+when a run starts. Invalid combinations are faults: see `backend.spec.checks`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Which columns a file of rows has, from its first line, and which of them are meant as prompt, answer, type and system.
 
-Only what can be read in a moment is looked at: parquet files and datasets on Hugging Face are left to who loads them.
+Only the first bytes of text files are read. Parquet files and datasets on Hugging Face are left to `backend.data`, which loads
+them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ NAMES: dict[str, tuple[str, ...]] = {
     "type_feature": ("type", "category", "kind"),
     "system_feature": ("system", "system_prompt"),
 }  # fmt: skip
-"""Setting → what people call that column, the likeliest first."""
+"""Setting → usual names of that column, the likeliest first."""
 
 
 def columns_of(path: Path) -> list[str]:
-    """Names of the columns of a csv, jsonl or json file, in their order; empty where the first lines do not tell."""
+    """Names of the columns of a csv, jsonl or json file, in their order; empty where the first lines do not show them."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             head = file.read(HEAD_BYTES)
@@ -37,13 +38,13 @@ def columns_of(path: Path) -> list[str]:
 
 def guessed(columns: Iterable[str]) -> dict[str, str]:
     """Setting of a column → the column that is meant: one of the usual names, else one that holds such a name as a word."""
-    free, found = list(columns), dict[str, str]()
+    free, guesses = list(columns), dict[str, str]()
     for key in NAMES:
         column = likeliest_column(key, free)
         if column is not None:
-            found[key] = column
+            guesses[key] = column
             free.remove(column)
-    return found
+    return guesses
 
 
 def likeliest_column(setting: str, free: Sequence[str]) -> str | None:

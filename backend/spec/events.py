@@ -3,12 +3,12 @@
 Every line has `v`, `seq`, `t` (unix seconds) and `kind`. A line is written in one piece and flushed, so a process that is killed
 leaves at most one line without its newline, which every reader ignores. Readers skip kinds they do not know.
 
-How a diary goes on after a kill: each checkpoint's state.json records how many bytes events.jsonl and completions.jsonl had
+How a diary continues after a kill: each checkpoint's state.json records how many bytes events.jsonl and completions.jsonl had
 when its step was done (both files are fsynced first). On resume the trainer takes the newest complete checkpoint, truncates
-both files to those lengths and appends from there. Whatever was written after the checkpoint, a half line or an ending
-included, is gone and its steps are trained again, so each step appears once and `seq` has no gaps. With no checkpoint both files
+both files to those lengths and appends from there. Everything written after the checkpoint, a half line or an ending
+included, is removed and its steps are trained again, so each step appears once and `seq` has no gaps. With no checkpoint both files
 are truncated to 0. A `Follower` that had read past that length compares the last line it read with the bytes now at that
-place; if they differ (or the file is shorter) it starts over from byte 0 and sets `restarted`.
+offset; if they differ (or the file is shorter) it starts over from byte 0 and sets `restarted`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def json_safe(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): json_safe(one) for key, one in cast("Mapping[Any, Any]", value).items()}
+        return {str(key): json_safe(item) for key, item in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, (list, tuple)):
-        return [json_safe(one) for one in cast("list[Any]", value)]
+        return [json_safe(item) for item in cast("list[Any]", value)]
     return str(value) if isinstance(value, Path) else value
 
 
@@ -51,6 +51,7 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # Opened for appending, the position is the end of the file: `size` continues where an earlier process stopped.
         self._file = path.open("ab")
         self.size = self._file.tell()
 
@@ -58,6 +59,7 @@ class JsonLines:
         # A lone surrogate, as broken text may hold, has no UTF-8; it is written as "?" rather than ending the run.
         line = json.dumps(json_safe(value), ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
         self._file.write(line)
+        # From here the line is the kernel's: it survives a kill of this process, though not a power cut (see `sync`).
         self._file.flush()
         self.size += len(line)
 
@@ -111,18 +113,19 @@ class Follower:
     def read(self) -> list[Event]:
         """The events since the last call, about `limit` bytes at most: call again until it returns none."""
         self.restarted = False
-        whole = self._whole_lines()
-        if whole is None:  # truncated or replaced: read again from the start
+        lines = self._complete_lines()
+        if lines is None:  # truncated or replaced: read again from the start
             self._offset, self._last = 0, b""
             self.restarted = True
-            whole = self._whole_lines() or b""
-        self._offset += len(whole)
-        if whole:
-            self._last = whole[whole.rfind(b"\n", 0, -1) + 1 :]
-        return [event for event in map(parse_line, whole.split(b"\n")) if event is not None]
+            lines = self._complete_lines() or b""
+        self._offset += len(lines)
+        if lines:
+            # From after the last newline but one; rfind gives -1 where there is one line only.
+            self._last = lines[lines.rfind(b"\n", 0, -1) + 1 :]
+        return [event for event in map(parse_line, lines.split(b"\n")) if event is not None]
 
-    def _whole_lines(self) -> bytes | None:
-        """The bytes after the offset up to the last newline; None when the file is not the one read before."""
+    def _complete_lines(self) -> bytes | None:
+        """The bytes after the offset up to the last newline; None when the file was truncated or replaced."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset - len(self._last))
@@ -131,8 +134,9 @@ class Follower:
                 chunk = file.read(self.limit)
                 if b"\n" not in chunk:
                     chunk += file.readline()
-        except OSError:
+        except OSError:  # not written yet, or deleted while it was followed
             return None if self._offset else b""
+        # Without a newline rfind gives -1 and the slice is empty: half a line is read again once it is complete.
         return chunk[: chunk.rfind(b"\n") + 1]
 
 
@@ -151,7 +155,7 @@ def parse_line(line: bytes) -> Event | None:
     """The event of one line, or None for what is not a JSON object."""
     try:
         value = json.loads(line)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # the latter for text of deeply nested brackets
         return None
     return cast("Event", value) if isinstance(value, dict) else None
 
@@ -161,6 +165,7 @@ def truncate_file(path: Path, size: int) -> None:
     if not path.exists():
         return
     with path.open("rb+") as file:
+        # min: beyond the end, truncate would append zero bytes.
         file.truncate(min(size, os.fstat(file.fileno()).st_size))
         os.fsync(file.fileno())
 

@@ -28,7 +28,7 @@ class Fault:
 
 
 class Mistake(Exception):
-    """The user's input cannot be used; carries all faults that were found. The CLI exits with 2 on it."""
+    """The user's input cannot be used; carries all faults. The CLI exits with 2 on it."""
 
     def __init__(self, setting: str | Iterable[Fault], sentence: str = "") -> None:
         self.faults: list[Fault] = [Fault(setting, sentence)] if isinstance(setting, str) else list(setting)

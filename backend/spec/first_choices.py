@@ -1,4 +1,4 @@
-"""What the app offers to somebody who has chosen nothing yet: a model, a dataset, and words for the model."""
+"""The app's suggestions before the user has chosen anything: a model, a dataset, and a system prompt."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ SYSTEM_PROMPT = (
     "Think the question through before you answer. Write your thoughts between <think> and </think>, and after them only "
     "the final answer between <answer> and </answer>."
 )
-"""Asks for what the five default rewards look for; without it a model never writes their tags, and every reward is 0."""
+"""Describes the format that the five default rewards check; without it a model never writes the tags, and every reward is 0."""
 
 
 def model_to_begin_with() -> str:
-    """An id: ours where it was fetched already, else the smallest chat model of the Hugging Face cache, else ours."""
-    here = dict(_cached_models())
-    return MODEL if MODEL in here or not here else min(here, key=lambda name: here[name])
+    """A model id: MODEL where it was fetched already, else the smallest chat model of the Hugging Face cache, else MODEL."""
+    cached = dict(_cached_models())
+    return MODEL if MODEL in cached or not cached else min(cached, key=lambda name: cached[name])
 
 
 def _cached_models() -> Iterator[tuple[str, int]]:
-    """(id, bytes of its weights) of every model that generates text and is there with weights."""
+    """(id, bytes of its weights) of every model that generates text and is cached with its weights."""
     for folder in hub_cache().glob("models--*--*"):
         for snapshot in (folder / "snapshots").glob("*"):
             weights = [file.stat().st_size for file in snapshot.glob("*.safetensors") if file.exists()]

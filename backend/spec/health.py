@@ -38,7 +38,7 @@ def _rule(rule: Rule) -> Rule:
 
 
 def findings(steps: Steps) -> list[Finding]:
-    """What the rules find in these steps."""
+    """The findings of all rules on these steps."""
     return [finding for rule in RULES if (finding := rule(steps)) is not None]
 
 
@@ -115,7 +115,7 @@ def never_scores(steps: Steps) -> Finding | None:
 
 @_rule
 def flat(steps: Steps) -> Finding | None:
-    """No trend in the reward: the means of the older and the newer half differ by less than their standard error."""
+    """No trend in the reward: the means of its older and newer half differ by less than their standard error."""
     rewards = [float(step["reward"]) for step in steps[-LONG:] if step.get("reward") is not None]
     if len(rewards) < LONG:
         return None

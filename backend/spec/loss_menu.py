@@ -44,5 +44,9 @@ def _table(name: str) -> list[LossEntry]:
 
 def _entry(key: ast.expr | None, row: ast.expr) -> LossEntry:
     assert isinstance(key, ast.Constant) and isinstance(row, ast.Call)
-    words = {one.arg: ast.literal_eval(one.value) for one in row.keywords if one.arg in ("name", "sentence", "paper")}
-    return LossEntry(str(key.value), **words)
+    texts = {
+        keyword.arg: ast.literal_eval(keyword.value)
+        for keyword in row.keywords
+        if keyword.arg in ("name", "sentence", "paper")
+    }
+    return LossEntry(str(key.value), **texts)

@@ -1,7 +1,7 @@
 """Checks of the names of models and datasets: a folder, a file, or an id on Hugging Face.
 
-Form, `check` and the trainer take their sentences from here. Nothing is loaded and nothing is asked over the network: whether
-a well-formed id exists is found out when it is fetched.
+Form, `check` and the trainer take their sentences from here. Nothing is loaded and no request is sent: whether a
+well-formed id exists shows when it is fetched.
 """
 
 from __future__ import annotations

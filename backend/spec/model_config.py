@@ -7,7 +7,7 @@ from typing import Any, cast
 
 
 def model_type(config: Mapping[str, Any]) -> str:
-    """The architecture as people name it; "" where config.json does not say."""
+    """The usual name of the architecture; "" where config.json does not say."""
     name = config.get("model_type")
     return name if isinstance(name, str) else ""
 

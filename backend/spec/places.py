@@ -1,6 +1,6 @@
 """Paths: the runs folder, a run's files and lock, our resources, LM Studio, Hugging Face's cache.
 
-Only the functions that say so open or create anything.
+Only the functions whose docstrings say so open or create anything.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _written(path: Path) -> float:
     """When a file was last written, in unix seconds; 0 where there is none."""
     try:
         return path.stat().st_mtime
-    except OSError:  # never there, or deleted while we look
+    except OSError:  # never written, or deleted in the meantime
         return 0.0
 
 
@@ -193,7 +193,7 @@ def default_run_name(model: str, train_type: str, train_mode: str, now: datetime
 
 def make_run_folder(name: str, folder: Path | None = None, *, reuse: bool = False) -> RunFolder:
     """Make a fresh folder for a run. Without `reuse`, a number is added where the name is taken; with it, an existing
-    folder is taken over unless it holds a diary. Raises Mistake when that is so or nothing can be written there."""
+    folder is used unless it holds a diary. Raises Mistake when that is so or nothing can be written there."""
     parent = folder or runs_folder()
     for number in range(1, 1000):
         run = RunFolder(parent / (name if number == 1 else f"{name}-{number}"))
@@ -249,7 +249,7 @@ def hub_cache() -> Path:
 
 
 def repo_cache(repo_id: str, repo_type: RepoType = "model") -> Path:
-    """The folder of one repository in the cache, whether it is there or not."""
+    """The folder of one repository in the cache, whether it exists or not."""
     return hub_cache() / f"{repo_type}s--{repo_id.replace('/', '--')}"
 
 
@@ -266,9 +266,9 @@ def is_dataset_cached(repo_id: str) -> bool:
     if (repo_cache(repo_id, "dataset") / "snapshots").is_dir():
         return True
     prepared = Path(os.environ.get("HF_DATASETS_CACHE") or _hugging_face_home() / "datasets")
-    wanted = repo_id.replace("/", "___").replace("_", "").lower()
+    bare_name = repo_id.replace("/", "___").replace("_", "").lower()
     folders = prepared.iterdir() if prepared.is_dir() else ()
-    return any(folder.name.replace("_", "").lower() == wanted for folder in folders if folder.is_dir())
+    return any(folder.name.replace("_", "").lower() == bare_name for folder in folders if folder.is_dir())
 
 
 def _hugging_face_home() -> Path:
@@ -281,7 +281,7 @@ def _expanded(path: str) -> Path:
 
 
 def snapshot_of(repo: Path) -> Path | None:
-    """The newest revision in a repository's cache folder: what refs/main names, else the folder that was made last."""
+    """The newest revision in a repository's cache folder: the one that refs/main names, else the newest folder."""
     try:
         named = repo / "snapshots" / (repo / "refs" / "main").read_text(encoding="utf-8").strip()
     except OSError:
@@ -289,4 +289,6 @@ def snapshot_of(repo: Path) -> Path | None:
     if named is not None and named.is_dir():
         return named
     snapshots = (repo / "snapshots").glob("*") if (repo / "snapshots").is_dir() else ()
-    return max((one for one in snapshots if one.is_dir()), key=lambda one: one.stat().st_mtime, default=None)
+    return max(
+        (folder for folder in snapshots if folder.is_dir()), key=lambda folder: folder.stat().st_mtime, default=None
+    )

@@ -40,7 +40,7 @@ Use = Literal["task", "rows", "row_view", "prompt_text", "prompt_limit", "reward
 
 - `task`: what a user trains on and for; a preset leaves it alone.
 - `rows`: which rows a dataset has.
-- `row_view`: what the preview shows of a row: its prompt, answer, type, and what the rewards need.
+- `row_view`: the parts of a row that the preview shows: prompt, answer, type, and the columns that the rewards need.
 - `prompt_text`: the text of a prompt, and so its length in tokens.
 - `prompt_limit`: how long a prompt may be.
 - `rewards`: how completions are rewarded in the course of a run.

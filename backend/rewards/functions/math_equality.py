@@ -18,7 +18,7 @@ from backend.pipes import ChildEnded, ChildProcess, module_command
 from backend.rewards.functions.answer_text import final_answer
 
 LONGEST = 500
-"""Characters of an answer that are read, its last ones."""
+"""Characters of an answer that are compared, the last of it."""
 PATIENCE = 5
 """Comparisons that may run out of time in one call before the rest of it is compared as text."""
 VERB = "equality"

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from backend import pipes
 
 LIMIT_S = 1.0
-"""Processor time of one comparison. Wall-clock time would make a verdict depend on what else the machine does."""
+"""Processor time of one comparison. Wall-clock time would make a verdict depend on the load of the machine."""
 
 Parse = Callable[[str], "list[object]"]
 

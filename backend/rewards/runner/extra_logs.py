@@ -16,12 +16,12 @@ TRAINER_METRICS = (
     *("clip_ratio_low", "clip_ratio_high", "clip_ratio_total", "hit_max_tokens_ratio", "peak_memory_gb", "num_tokens"),
     *("rollout_tokens_per_second", "train_tokens_per_second"),
 )
-"""Names that no reward function may log under; so are all that begin with one of these:"""
+"""Names that reward functions may not log under, nor any that begins with one of these prefixes:"""
 _TRAINER_PREFIXES = ("rewards/", "completions/", "time/", "sampling/", "peak_memory_gb/", "eval_")
 
 
 class ExtraLogs:
-    """What the functions of one step have logged so far."""
+    """Columns and metrics that the functions of one step have logged so far."""
 
     def __init__(self) -> None:
         self._columns: dict[tuple[str, str], list[Any]] = {}
@@ -45,7 +45,7 @@ class ExtraLogs:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metric → the mean of what was logged under its name in this step."""
+        """Metric → the mean of the values logged under its name in this step."""
         return {name: statistics.fmean(values) for name, values in self._metrics.items()}
 
     def length_error(self, function: str, count: int) -> str:
@@ -60,9 +60,9 @@ class ExtraLogs:
 
     def _log_extra(self, function: str, column: str, values: Sequence[Any]) -> None:
         _check_name("log_extra", column)
-        other = next((f for f, c in self._columns if c == column and f != function), None)
-        if other:
-            raise ValueError(f"the column {column} was logged by {other} already")
+        owner = next((f for f, c in self._columns if c == column and f != function), None)
+        if owner:
+            raise ValueError(f"the column {column} was logged by {owner} already")
         if isinstance(values, str | bytes | Mapping):
             raise TypeError(f"log_extra takes a list of values, one a completion, not {type(values).__name__}")
         values = values.tolist() if hasattr(values, "tolist") else values  # pyright: ignore
@@ -87,9 +87,9 @@ def _as_json(value: Any) -> Any:
     """Numbers, text, lists and mappings as they are, NaN as None, anything else as its text."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):
-        return {str(key): _as_json(each) for key, each in value.items()}
+        return {str(key): _as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_json(each) for each in value]
+        return [_as_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, str | int | float | None) else str(value)

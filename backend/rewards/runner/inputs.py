@@ -58,7 +58,7 @@ def inputs_for(samples: list[Sample], state: TrainerState, dialect: str) -> dict
 
 
 def _columns(samples: list[Sample], excluded: tuple[str, ...]) -> dict[str, list[Any]]:
-    """The dataset's columns by name; None where a row lacks one that others have."""
+    """The dataset's columns by name; None where a row lacks a column that others have."""
     names = dict.fromkeys(name for problem, _ in samples for name in problem.row if name not in excluded)
     return {name: [problem.row.get(name) for problem, _ in samples] for name in names}
 
@@ -79,7 +79,7 @@ def _as_messages(samples: list[Sample]) -> dict[str, list[Any]]:
 
 
 def _is_chat(problem: Problem) -> bool:
-    """Whether the dataset holds this prompt as messages: in `prompt`, or in whichever column the messages came from."""
+    """Whether the dataset holds this prompt as messages: in `prompt`, or in the column from which the messages came."""
     if "prompt" in problem.row:
         return isinstance(problem.row["prompt"], list)
     return any(_ends_in(value, problem.messages) for value in problem.row.values())

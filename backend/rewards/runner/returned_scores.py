@@ -1,4 +1,4 @@
-"""Read what a reward function returned as scores: lists, tuples, generators and arrays of any library."""
+"""Convert a reward function's return value to scores: lists, tuples, generators and arrays of any library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Scores = list[float | None]
 
 
 class InvalidScores(Exception):
-    """What a function returned cannot be used as scores; `index` is the first completion that this shows on."""
+    """The return value cannot be used as scores; `index` is the first completion where this shows."""
 
     def __init__(self, what: str, index: int = 0) -> None:
         super().__init__(what)

@@ -1,8 +1,8 @@
 """Score the completions of one training step: each reward function is called once, over all completions of all groups.
 
 It fills in `scores` and `reward`, or it stops the run: a function that raises, hangs, or returns anything but a finite
-number or None for each completion is an error to mend, never a score of 0. Advantages are computed elsewhere
-(`backend.training.advantages`).
+number or None for each completion is an error to mend, never a score of 0. Advantages are computed in
+`backend.training.advantages`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class RewardError(Mistake):
 
 @dataclass(frozen=True, slots=True)
 class ScoreReport:
-    """What scoring a step gives beside the scores.
+    """Results of scoring a step beside the scores.
 
-    `seconds` of each function, by name; `unscored`, the number of completions on which no function had an opinion. What
-    functions logged: `columns`, each with one value for each completion in the order of the groups, and `metrics`, one
+    `seconds` of each function, by name; `unscored`, the number of completions on which no function had an opinion. Logged by
+    functions: `columns`, each with one value for each completion in the order of the groups, and `metrics`, one
     number each.
     """
 
@@ -139,7 +139,7 @@ class _ScoringStep:
         return self._error(function, f"raised {describe_error(cause, function.file)}", has_line=True)
 
     def _error(self, function: RewardFunction, what: str, index: int = 0, has_line: bool = False) -> RewardError:
-        """Which function, its line unless `what` names one, what it did, and on which completion."""
+        """The sentence: which function, its line (unless `has_line`), its failure `what`, and the completion at `index`."""
         problem, completion = self.samples[index]
         of_file = f" of {function.file.name}" if function.file else ""
         line = f", line {function.line}," if function.line and not has_line else ""

@@ -1,7 +1,7 @@
-"""Score completions with one function at a time for the reward bench, so that one that fails hides none of the others.
+"""Score completions with one function at a time for the reward bench, so that a failing function hides none of the others.
 
-A run calls functions exactly so (`backend.rewards.runner.score`), but stops at the first failure; here it is part of
-the result.
+A run calls functions in the same way (`backend.rewards.runner.score`), but stops at the first failure; here a failure is
+part of the result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LoadError(Mistake):
 
 @dataclass(slots=True)
 class FunctionScores:
-    """What one function returned: a score for each completion of all groups in order, or an `error` and no scores."""
+    """The result of one function: a score for each completion of all groups in order, or an `error` and no scores."""
 
     name: str
     seconds: float = 0.0

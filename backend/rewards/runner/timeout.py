@@ -1,11 +1,11 @@
-"""Call a user's code with a time limit, in a thread of its own: one call, or several `async def` ones concurrently.
+"""Call a user's code with a time limit, in a thread of its own: one call, or several `async def` calls concurrently.
 
 Python code that runs too long is interrupted: CPython raises an exception in another thread on request
-(PyThreadState_SetAsyncExc), so an endless loop does not go on beside the run. What a thread cannot be interrupted in is
-a call into C that holds the GIL, such as a regular expression with catastrophic backtracking, `(a+)+$`, or a C
-extension in a loop. While it lasts no other thread runs either, ours that waits for the timeout included. The sandbox
-(`backend.rewards.sandbox`), a process, is for that; and code that is blocked in C without the GIL (sleep, a socket) is
-left behind in its daemon thread.
+(PyThreadState_SetAsyncExc), so an endless loop does not continue beside the run. A thread cannot be interrupted in a call
+into C that holds the GIL, such as a regular expression with catastrophic backtracking, `(a+)+$`, or a C extension in a
+loop. While it lasts no other thread runs either, not even the one that waits for the timeout; the sandbox
+(`backend.rewards.sandbox`), a process, is for that. Code that is blocked in C without the GIL (sleep, a socket) is left
+behind in its daemon thread.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from contextlib import suppress
 from typing import Any
 
 _INTERRUPT_FOR_S = 1.0
-"""How long a thread is interrupted again and again before it is left behind."""
+"""How long a thread is interrupted repeatedly before it is left behind."""
 _INTERRUPT_EVERY_S = 0.05
 _LOOP_GRACE_S = 0.2
-"""How long an event loop may take to cancel by itself what has run out of time, before its thread is interrupted."""
+"""How long an event loop may take to cancel overdue calls by itself, before its thread is interrupted."""
 
 
 class CallTimeout(Exception):
@@ -114,10 +114,11 @@ def gather_with_timeout(seconds: float, calls: Sequence[AsyncCall]) -> list[tupl
     """(value read, seconds taken) of each call, all awaited concurrently in one event loop.
 
     Each has `seconds` of its own. The first to fail or run out of time ends them all, as CallTimeout or CallFailed with
-    its index; a call that blocks the loop is interrupted, and it is the one that is named. The loop is the same from
-    step to step, because what a user's code keeps open between steps, such as connections to a judge model, belongs to
-    the loop it was made in.
+    its index; a call that blocks the loop is interrupted, and the index is its own. The loop is the same from step
+    to step, because what a user's code keeps open between steps, such as connections to a judge model, belongs to the loop
+    in which it was opened.
     """
+    # Each call has asyncio's own timeout, so this wait is exceeded only where a call blocks the loop or ignores its cancellation.
     loop, gathering = _LoopThread.running(), _Gathering(seconds, calls)
     future = asyncio.run_coroutine_threadsafe(gathering.run(), loop.loop)
     if not gathering.is_ended.wait(seconds + _LOOP_GRACE_S):
@@ -187,13 +188,15 @@ class _Gathering:
         except BaseException as error:
             self.failure = self.failure or (index, error)
             self.is_ended.set()
-            # Raised anew as an Exception, so that the TaskGroup cancels the other calls; SystemExit would end the loop.
+            # Re-raised as an Exception, so that the TaskGroup cancels the other calls; SystemExit would end the loop.
             raise RuntimeError("a call failed") from None
         self.results[index] = value, time.perf_counter() - start
 
 
 def _interrupt(thread: threading.Thread, until: threading.Event | None = None) -> None:
     """Raise _Interrupted in `thread` until it ends or `until` is set; a bare `except:` in a loop swallows the first."""
+    # The exception is only marked as pending; the thread raises it at its next bytecode. While it is in C that has released
+    # the GIL nothing happens, hence the deadline. An id whose thread has ended is ignored.
     deadline = time.monotonic() + _INTERRUPT_FOR_S
     while thread.is_alive() and time.monotonic() < deadline and not (until and until.is_set()):
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_Interrupted))

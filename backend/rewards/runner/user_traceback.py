@@ -31,7 +31,7 @@ class UserError:
 
     @classmethod
     def of(cls, sentence: str, error: BaseException | None, file: Path | None, line: int = 0) -> UserError:
-        """`error` is what the user's code raised, if anything; `line` counts where the traceback has no line of `file`."""
+        """`error` is the exception of the user's code, if any; `line` counts where the traceback has no line of `file`."""
         frames = _frames_in(file, error)
         if isinstance(error, SyntaxError) and file:
             line = error.lineno or line

@@ -1,9 +1,9 @@
 """Score completions in a child process: a user's reward function that hangs, crashes or exits takes only that process
 with it.
 
-One child is kept warm as long as the reward files stay as they are; once one has changed, a fresh interpreter reads it,
-so nothing of the old code is left. This is protection against mistakes, not against malice: the child may do whatever
-the user may. Runs do not use it (`backend.rewards.runner` calls functions in the trainer's own process); the reward
+One child is kept warm as long as the reward files do not change; once one has changed, a fresh interpreter reads it, so
+nothing of the old code is left. This protects against mistakes, not against malice: the child has all rights of the
+user. Runs do not use it (`backend.rewards.runner` calls functions in the trainer's own process); the reward
 bench and the command line do.
 """
 
@@ -31,7 +31,7 @@ EXIT_S = 0.05
 
 @dataclass(slots=True)
 class SandboxResult:
-    """What one function returned. `scores`: one for each completion, None for no opinion; empty with an `error`."""
+    """The result of one function. `scores`: one for each completion, None for no opinion; empty with an `error`."""
 
     name: str
     seconds: float = 0.0
@@ -66,6 +66,8 @@ class SandboxClient:
 
     def __init__(self) -> None:
         command = module_command("backend.rewards.sandbox.server", VERB)
+        # The child enforces the time limit itself and can name the user's line. It is killed only when it does not answer, so
+        # a long grace for a normal end would gain nothing.
         self.child = ChildProcess(command, grace_s=EXIT_S)
         self._loaded_files: tuple[Any, ...] = ()
         self._lock = threading.Lock()
@@ -76,7 +78,7 @@ class SandboxClient:
         poll: Callable[[], None] = lambda: None,
         on_function: Callable[[str], None] = lambda name: None,
     ) -> list[SandboxResult]:
-        """Score all completions with each function by itself, so that one that fails hides none of the others.
+        """Score all completions with each function by itself, so that a failing function hides none of the others.
 
         `poll` is called often and may raise to give up; `on_function` gets each function's name before it is called.
         Raises Mistake where the functions cannot be loaded: LoadError if it is known where the user's file went wrong.
@@ -86,10 +88,11 @@ class SandboxClient:
             try:
                 results: list[SandboxResult] = []
                 for index, (name, line) in enumerate(self._load(task, poll)):
-                    on_function(name)
+                    on_function(name)  # before the call: of a function that hangs, the user sees the name
                     results.append(self._score_one(task, index, name, line, poll))
                 return results
             except BaseException:
+                # A cancelled or failed task leaves nothing behind: the next one begins in a fresh child.
                 self.close()
                 raise
 
@@ -111,8 +114,9 @@ class SandboxClient:
     def _score_one(
         self, task: SandboxTask, index: int, name: str, line: int, poll: Callable[[], None]
     ) -> SandboxResult:
-        """One function over all completions. Where the last one ended the child, this one gets a new child."""
+        """One function over all completions. If the previous one ended the child, a new child is started."""
         try:
+            # Requests name a function by its index, so a new child has to load all of them first.
             if not self.child.is_started:
                 self._load(task, poll)
             reply = self._request(task, {"score": index}, poll)
@@ -126,10 +130,12 @@ class SandboxClient:
         return SandboxResult(**scored, error=UserError.from_dict(error) if error else None, printed=reply["printed"])
 
     def _request(self, task: SandboxTask, message: dict[str, Any], poll: Callable[[], None]) -> dict[str, Any]:
+        # Loading runs the user's module, under the same limit as one call.
         return self.child.request(message, task.timeout_s + GRACE_S, poll)
 
     def _restart_if_changed(self, task: SandboxTask) -> None:
         files = code_files({"reward_functions": list(task.names), "reward_functions_file": str(task.file or "")})
+        # Taken before the child reads the files: an edit in between differs from these stamps the next time.
         stamps = tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files)
         if stamps != self._loaded_files:
             self.close()

@@ -5,7 +5,7 @@ Requests and answers (`backend.pipes`):
     {"begin": {"names", "file", "timeout", "max_completion_length"?, "groups": […]}}
                    → {"ready": [[name, line of its def], …]} or {"faults": […], "user_error": {…}}
     {"score": 2}   → {"scored": {…}, "printed": "…"}, the third function over all groups
-What Python code prints while it scores comes back under "printed"; whatever else is printed goes to stderr.
+Text that Python code prints while it scores comes back under "printed"; all other output goes to stderr.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from backend.types import Group
 VERB = "scorer"
 """The argument that makes a bundled app's executable this child, where there is no Python to run a module with."""
 ALARM_S = 10.0
-"""Seconds past the time limit after which SIGALRM ends this process. The parent kills it earlier, unless the parent is
-gone: code that holds the GIL would then go on for ever."""
+"""Seconds past the time limit after which SIGALRM ends this process. The parent kills it earlier, unless the parent has
+died: code that holds the GIL would then run for ever."""
 PRINTED_TAIL = 2000
-"""Characters of what a function printed that are sent back."""
+"""Characters of a function's printed output that are sent back, from its end."""
 
 
 class SandboxServer:
-    """What the process holds between two requests: the groups, and the functions that were loaded."""
+    """State of the process between two requests: the groups, and the functions that were loaded."""
 
     def __init__(self) -> None:
         self.groups: list[Group] = []
@@ -46,6 +46,7 @@ class SandboxServer:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if "begin" in request:
             self.timeout = float(request["begin"]["timeout"])
+        # An alarm of the kernel: unlike a timer thread it also ends code that never gives the GIL back.
         signal.alarm(math.ceil(self.timeout + ALARM_S))
         try:
             return self._load(request["begin"]) if "begin" in request else self._score(int(request["score"]))
@@ -69,7 +70,9 @@ class SandboxServer:
 
 def main() -> None:
     """Answer until stdin ends."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the default action ends the process
+    # The default action ends the process without running any bytecode. Set, because exec keeps a signal ignored that the
+    # parent had ignored.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     out = pipes.claim_stdout()
     server = SandboxServer()
     for request in pipes.requests():
@@ -78,7 +81,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _captured_prints() -> Iterator[io.StringIO]:
-    printed = io.StringIO()
+    printed = io.StringIO()  # for Python's prints only; C code writes to descriptor 1, which `claim_stdout` made stderr
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         yield printed
 

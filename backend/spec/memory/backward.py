@@ -46,7 +46,9 @@ class BackwardMemory:
             prompts = max(1, min(self.prompts, plan.micro_batch_tokens // self.prompt))
             peaks.append(self._peak(ForwardPass(0, prompts), plan))
         activations, logits = max(peaks, key=sum)
+        # The sum of earlier gradients is alive beside a backward pass only where another pass came before it.
         gradients = trainable if len(batches) > 1 or is_shared else 0
+        # The update begins when the last backward pass has freed its arrays: the peak is one or the other.
         if activations + logits + gradients + shared < self._update_bytes():
             activations, logits, gradients, shared = 0, 0, self._update_bytes(), 0
         sizes = [("gradients", gradients), ("activations", activations), ("logits", logits), ("prompts", shared)]
@@ -69,6 +71,7 @@ class BackwardMemory:
                 if rows and (len(rows) == self.most_rows or self.tokens([*rows, group]) > token_budget):
                     parts.append([])
                 parts[-1].append(group)
+        # Without full attention no prompt is shared: each row is computed with its own (see `_tokens`).
         return [ForwardPass(len(rows), len(set(rows)) if self.shape.has_full_attention else 0) for rows in parts]
 
     def tokens(self, groups: list[int]) -> int:
@@ -80,6 +83,7 @@ class BackwardMemory:
         """Whether every prompt is prefilled once before the micro-batches and backpropagated once after them: the rule of
         `backend.training.shared_prefix.SharedPrefix`."""
         read = sum(batch.prompts for batch in batches)
+        # The extra prefill has no gradient and so costs a third of a pass with one: sharing pays where it saves more prompts.
         too_large = any(self._tokens(batch) > token_budget for batch in batches)
         return self.may_share_prefixes and (too_large or 3 * (read - self.prompts) > self.prompts)
 
@@ -88,7 +92,7 @@ class BackwardMemory:
         the gradients."""
         return 4 * self.memory.cache(self.prompts, self.prompt)
 
-    # ── one forward and backward pass ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── one forward and backward pass ────────────────────────────────────────────────────────────────────────────────
 
     def _peak(self, batch: ForwardPass, plan: MemoryPlan) -> tuple[int, int]:
         """(activations, logits) at the peak: what all layers save, and the temporaries of the output layer or of one layer."""
@@ -98,8 +102,9 @@ class BackwardMemory:
         # With gradient checkpointing no layer's activations are alive beside the logits. Under full fine-tuning the next
         # layer is recomputed before the last one's weight gradients are done.
         layers = 1.75 if self.memory.full and len(self.layers) > 2 else 1
-        kept = max((self._saved_by_layer(layer, batch) for layer in self.layers), default=0)
-        return self._inputs(batch) + max(round(layers * kept) + layer - logits, 0), logits
+        saved = max((self._saved_by_layer(layer, batch) for layer in self.layers), default=0)
+        # The output layer is done before a layer is recomputed: of the two the larger counts (the caller adds `logits`).
+        return self._inputs(batch) + max(round(layers * saved) + layer - logits, 0), logits
 
     def _tokens(self, batch: ForwardPass) -> int:
         alone = self.prompt if not self.shape.has_full_attention else 0
@@ -112,16 +117,16 @@ class BackwardMemory:
 
     def _saved_by_layer(self, layer: tuple[Linear, ...], batch: ForwardPass) -> int:
         """What autodiff saves of a layer until its backward pass: arrays per token, and the keys and values attended to."""
-        kept = self._tokens(batch) * self._saved_per_token(layer) + self._keys_and_values(batch)
+        saved = self._tokens(batch) * self._saved_per_token(layer) + self._keys_and_values(batch)
         if not self.shape.has_full_attention:
-            kept += self._scores(batch)
+            saved += self._scores(batch)
         if self.memory.config.train_type == "dora" and (
             self.shape.quantised or self.memory.config.quantization != "none"
         ):
             # mlx-lm's DoRA dequantises the weight in every call, and the gradient of its input needs it.
             calls = bool(batch.rows) + bool(batch.prompts)
-            kept += calls * self.width * sum(linear.numbers for linear in self.memory.adapted_in_layer(layer))
-        return kept
+            saved += calls * self.width * sum(linear.numbers for linear in self.memory.adapted_in_layer(layer))
+        return saved
 
     def _scores(self, batch: ForwardPass) -> int:
         """[B, heads, K + T, K + T], which `backend.engine.attention` avoids; layers with a sliding window do not use it."""
@@ -152,20 +157,22 @@ class BackwardMemory:
         adapted = memory.adapted_in_layer(layer)
         if not shape.is_transformer:
             return round(1.2 * self.width * sum(linear.inputs + linear.outputs for linear in layer))
-        norm = self.width if memory.gpu else FLOAT_BYTES
-        has_qk_norm = 2 * shape.hidden + (shape.queries + shape.keys if shape.has_qk_norm else 0)
-        kept = has_qk_norm * norm * (2 if memory.full and not memory.gpu else 1)
-        kept += (
+        norm_width = self.width if memory.gpu else FLOAT_BYTES
+        # Numbers that a layer's norms read: of attention and MLP, and in some models of queries and keys.
+        norm_inputs = 2 * shape.hidden + (shape.queries + shape.keys if shape.has_qk_norm else 0)
+        saved = norm_inputs * norm_width * (2 if memory.full and not memory.gpu else 1)
+        saved += (
             (shape.queries + 2 * memory.mlp_width(layer)) * self.width
             + self._gate_bytes(layer)
             + self._expert_bytes(layer)
         )
-        kept += FLOAT_BYTES * shape.heads + self._adapter_inputs(adapted)
+        # One float32 per head: the log-sum-exp of its attention scores.
+        saved += FLOAT_BYTES * shape.heads + self._adapter_inputs(adapted)
         if not memory.full:
-            kept += FLOAT_BYTES * memory.config.rank * sum(memory.uses_per_token(linear) for linear in adapted)
+            saved += FLOAT_BYTES * memory.config.rank * sum(memory.uses_per_token(linear) for linear in adapted)
         if memory.config.train_type == "dora":
-            kept += self.width * sum(linear.outputs for linear in adapted)
-        return kept
+            saved += self.width * sum(linear.outputs for linear in adapted)
+        return saved
 
     def _adapter_inputs(self, adapted: list[Linear]) -> int:
         dropout = 0 if self.memory.full else self.memory.config.dropout
@@ -184,8 +191,8 @@ class BackwardMemory:
 
     def _gate_bytes(self, layer: tuple[Linear, ...]) -> int:
         """The gate's sigmoid, and on a GPU, where mlx's own SwiGLU is used, its silu."""
-        unit = self.memory.mlp_width(layer)
-        return 2 * unit * self.width if self.memory.gpu else unit * FLOAT_BYTES
+        mlp_width = self.memory.mlp_width(layer)
+        return 2 * mlp_width * self.width if self.memory.gpu else mlp_width * FLOAT_BYTES
 
     def _layer_work(self, batch: ForwardPass, plan: MemoryPlan) -> int:
         """Temporaries of one layer's backward pass: arrays like one block of scores and the gradients of the keys and values
@@ -193,12 +200,11 @@ class BackwardMemory:
         16-bit model the adapters' share is computed in float32."""
         tokens = batch.rows * self.completion or batch.prompts * self.prompt
         scores = 5 * self._attention_scores(batch) if self.shape.has_full_attention else 3 * self._scores(batch)
-        unit, hidden = (
-            FLOAT_BYTES * self.memory.mlp_width(self.layers[-1]) if self.layers else 0,
-            FLOAT_BYTES * self.shape.hidden,
-        )
-        unit_at_work = tokens * (5 * unit + 12 * hidden if plan.recompute else 3 * unit + hidden)
-        return max(scores + self._keys_and_values(batch), unit_at_work) + self._adapted_weight()
+        mlp = FLOAT_BYTES * self.memory.mlp_width(self.layers[-1]) if self.layers else 0
+        hidden = FLOAT_BYTES * self.shape.hidden
+        mlp_gradients = tokens * (5 * mlp + 12 * hidden if plan.recompute else 3 * mlp + hidden)
+        # A layer's attention and MLP are differentiated one after the other: the larger of the two is the peak.
+        return max(scores + self._keys_and_values(batch), mlp_gradients) + self._adapted_weight()
 
     def _adapted_weight(self) -> int:
         """DoRA materialises its adapted weights to take their row norms."""

@@ -7,13 +7,13 @@ MICRO_BATCH_TOKENS = {False: 512, True: 4096}
 prompt is computed once however its rows are distributed over micro-batches, so larger ones would only take more memory."""
 
 CHUNK_BYTES = {False: 2 << 20, True: 64 << 20}
-"""On a CPU and on a GPU: bytes of float32 logits at once. They should fit a CPU's cache; a GPU needs enough rows to be busy."""
+"""On a CPU and on a GPU: bytes of float32 logits computed together. They should fit a CPU's cache; a GPU needs enough rows to be busy."""
 
 SMALLEST_CHUNK = 32
 """Tokens; with fewer, reading the output layer's weights from memory dominates."""
 
 ATTENTION_BYTES = {False: 2 << 20, True: 128 << 20}
-"""On a CPU and on a GPU: bytes of float32 attention scores of one layer at once, in training."""
+"""On a CPU and on a GPU: bytes of float32 attention scores of one layer computed together, in training."""
 
 SMALLEST_BLOCK = 32
 """Queries."""

@@ -22,7 +22,7 @@ from backend.spec.memory.phases import PREFILL_CHUNK, MemoryModel, MemoryPlan, P
 
 GB = 1_000_000_000
 PROCESS_BYTES = 600_000_000
-"""What Python and the libraries need beside MLX's arrays, data and tokenizer included."""
+"""Memory of Python and the libraries beside MLX's arrays, data and tokenizer included."""
 
 USABLE_SHARE = 0.75
 """Share of the memory that a run may use; the rest is for the system and other programs."""
@@ -42,7 +42,7 @@ class Estimate:
     """The memory of a run's two phases under `plan`, in bytes.
 
     `machine` is what a run may use of this machine, `limit` what this one may use: the setting Memory limit, or `machine`.
-    `reductions` names where the plan trades time for memory; `advice` is what to change where even that is not enough.
+    `reductions` names where the plan trades time for memory; `advice` says which settings to change where even that is not enough.
     """
 
     rollout: Phase
@@ -109,6 +109,7 @@ def machine_bytes(held: int = 0) -> int:
     elsewhere a share of what is available, plus what the run holds already (`held`)."""
     if sys.platform == "darwin":
         return int(USABLE_SHARE * _physical())
+    # MemAvailable leaves out what this process holds already, and may keep.
     return max(0, int(USABLE_SHARE * (_available() + held)) - PROCESS_BYTES)
 
 
@@ -117,7 +118,7 @@ def _physical() -> int:
 
 
 def _available() -> int:
-    """MemAvailable of /proc/meminfo."""
+    """MemAvailable of /proc/meminfo: free memory and the caches that the kernel would give up for a program."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -144,13 +145,18 @@ def estimate(
 
 def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> Estimate:
     longest = max(1, config.max_seq_length - config.max_completion_length)
+    # Longer prompts than that are skipped by the prompt stream.
     memory = MemoryModel(config, shape, min(prompt or longest, longest), gpu=gpu)
     limit = round(config.memory_limit * GB) or machine
+    # The quickest plan of all: `reductions` lists where the chosen one differs from it.
     first = next(_sampling_plans(memory, _learning_plans(memory)))
     learning = BackwardMemory(memory)
     budget = round(TARGET_SHARE * limit)
-    learnt = _first_that_fits(_learning_plans(memory), lambda plan: learning.phase(plan).total, budget)
-    chosen = _first_that_fits(_sampling_plans(memory, iter([learnt])), lambda plan: memory.rollout(plan).total, budget)
+    # The phases follow each other and share no choice, so each gets the quickest plan that fits by itself.
+    for_training = _first_that_fits(_learning_plans(memory), lambda plan: learning.phase(plan).total, budget)
+    chosen = _first_that_fits(
+        _sampling_plans(memory, iter([for_training])), lambda plan: memory.rollout(plan).total, budget
+    )
     return Estimate(
         rollout=memory.rollout(chosen), training=learning.phase(chosen), plan=chosen, machine=machine, limit=limit,
         prompt=memory.prompt, completion=memory.completion, rough=not shape.is_transformer, reductions=tuple(_reductions(first, chosen, memory)),
@@ -158,14 +164,15 @@ def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gp
 
 
 def _first_that_fits(plans: Iterator[MemoryPlan], size: Callable[[MemoryPlan], int], limit: int) -> MemoryPlan:
-    """The first plan within the limit; else the one that needs least memory."""
+    """The first plan within the limit; else the plan that needs least memory."""
     smallest: tuple[int, MemoryPlan] | None = None
-    for one in plans:
-        needs = size(one)
+    for plan in plans:
+        needs = size(plan)
         if needs <= limit:
-            return one
+            return plan
+        # `<`, not `<=`: of plans that need the same, the first is the quickest.
         if smallest is None or needs < smallest[0]:
-            smallest = (needs, one)
+            smallest = (needs, plan)
     assert smallest is not None
     return smallest[1]
 
@@ -174,18 +181,22 @@ def _learning_plans(memory: MemoryModel) -> Iterator[MemoryPlan]:
     """Plans for training, the quickest first. Smaller micro-batches cost little until they are very small, gradient
     checkpointing costs a third, small chunks of logits read the output layer's weights often."""
     config, vocabulary = memory.config, memory.shape.vocabulary
-    asked = config.seq_step_size if config.efficient_long_context else None
-    chunk = asked or head_chunk(vocabulary, memory.gpu)
-    prefill = asked or PREFILL_CHUNK
+    # The user's own chunk size replaces both of ours.
+    configured = config.seq_step_size if config.efficient_long_context else None
+    chunk = configured or head_chunk(vocabulary, memory.gpu)
+    prefill = configured or PREFILL_CHUNK
     base = MemoryPlan(memory.rows, prefill, True, MICRO_BATCH_TOKENS[memory.gpu], chunk, config.grad_checkpoint)
     one_row = memory.prompt + memory.completion
-    whole = config.batch_size * memory.group * one_row
-    sizes = list(_halvings(min(MICRO_BATCH_TOKENS[memory.gpu], whole), one_row))
+    all_rows = config.batch_size * memory.group * one_row
+    # Not below one row: a row is never split, so a smaller budget would change nothing.
+    sizes = list(_halvings(min(MICRO_BATCH_TOKENS[memory.gpu], all_rows), one_row))
     yield base
+    # False before True: checkpointing only where small micro-batches are not enough, unless the settings have it on anyway.
     for recompute in sorted({base.recompute, True}):
         for size in sizes:
             if recompute or size >= SMALLEST_MICRO_BATCH[memory.gpu]:
                 yield replace(base, micro_batch_tokens=size, recompute=recompute)
+    # Last, because each chunk reads the output layer's weights again, often the largest matrix.
     for size in _halvings(chunk, SMALLEST_CHUNK):
         yield replace(base, micro_batch_tokens=sizes[-1], recompute=True, chunk=size)
 
@@ -195,6 +206,7 @@ def _sampling_plans(memory: MemoryModel, learnings: Iterator[MemoryPlan]) -> Ite
     with fewer rows at a time."""
     base = next(learnings)
     yield base
+    # Chunks in the inner loop: smaller ones cost less speed than decoding fewer rows together.
     for rows in _halvings(memory.rows, 1):
         for chunk in _halvings(base.prefill_chunk, 64):
             yield replace(base, rows=rows, prefill_chunk=chunk, merge=False)
@@ -228,22 +240,24 @@ def _reductions(first: MemoryPlan, chosen: MemoryPlan, memory: MemoryModel) -> I
 
 
 def _advice(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> str:
-    """The first change of settings that makes the run fit; else the one that saves most, and a smaller model."""
+    """The first change of settings that makes the run fit; else the change that saves most, and a smaller model."""
+    # `_fit`, not `estimate`, which would ask for advice on the advice.
     tried = [
-        (words, _fit(config.model_copy(update=change), shape, machine, prompt, gpu))
-        for words, change in _possible_changes(config, shape)
+        (condition, _fit(config.model_copy(update=change), shape, machine, prompt, gpu))
+        for condition, change in _possible_changes(config, shape)
     ]
-    for words, changed in tried:
+    for condition, changed in tried:
         if changed.fits:
-            return f"{words} it would need {format_bytes(changed.total)}."
+            return f"{condition} it would need {format_bytes(changed.total)}."
     if not tried:
         return "Choose a smaller model."
-    words, changed = min(tried, key=lambda one: one[1].total)
-    return f"Choose a smaller model; {words[0].lower()}{words[1:]} this one would still need {format_bytes(changed.total)}."
+    condition, changed = min(tried, key=lambda change: change[1].total)
+    condition = f"{condition[0].lower()}{condition[1:]}"
+    return f"Choose a smaller model; {condition} this one would still need {format_bytes(changed.total)}."
 
 
 def _possible_changes(config: Config, shape: ModelShape) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Changes to try, those that cost least quality first."""
+    """(how the sentence begins, changed settings) to try, the least loss of quality first."""
     if config.train_type == "full":
         yield "With LoRA instead of full fine-tuning", {"train_type": "lora"}
     elif not shape.quantised and config.quantization in ("none", "8", "6"):
@@ -251,7 +265,7 @@ def _possible_changes(config: Config, shape: ModelShape) -> Iterator[tuple[str, 
     completion = config.max_completion_length
     while completion > 128:
         completion //= 2
-        # Max Seq shrinks too, or prompts could fill what the completions give up.
+        # Max Seq shrinks too, or longer prompts could fill the space that shorter completions free.
         shorter = config.max_seq_length - config.max_completion_length + completion
         yield (
             f"With Completion at {completion} tokens",

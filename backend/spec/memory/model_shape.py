@@ -75,7 +75,7 @@ class ModelShape:
 
     @property
     def keys(self) -> int:
-        """Numbers in the keys of one token, as many as in its values: kv_heads × head_dim."""
+        """Numbers in the keys of one token, and in its values: kv_heads × head_dim."""
         return self.kv_heads * self.head_dim
 
     @property
@@ -110,8 +110,8 @@ def shape_from(
     packed = quantization_of(config)
     width = _NAMED.get(str(text.get("torch_dtype") or text.get("dtype") or "").removeprefix("torch."), 2)
     tied = bool(text.get("tie_word_embeddings", True))
-    here = _from_arrays(arrays or {}, packed, tied)
-    contents = here or _from_config(text, count, hidden, heads, head_dim, width, packed, tied)
+    from_files = _from_arrays(arrays or {}, packed, tied)
+    contents = from_files or _from_config(text, count, hidden, heads, head_dim, width, packed, tied)
     kinds = {name for layer in contents.layers for linear in layer for name in [linear.name]}
     return ModelShape(
         kind=str(config.get("model_type") or ""), hidden=hidden, heads=heads,
@@ -119,7 +119,7 @@ def shape_from(
         vocabulary=_number(text, "vocab_size"), tied=tied,
         experts_per_token=_number(text, "num_experts_per_tok", "num_experts_per_token", "moe_topk"),
         width=contents.width or width, quantised=bool(packed), has_qk_norm=contents.has_qk_norm, has_full_attention=_has_full_attention(text, heads),
-        layers=contents.layers, outside=contents.outside, weights=contents.bytes, exact=here is not None,
+        layers=contents.layers, outside=contents.outside, weights=contents.bytes, exact=from_files is not None,
         is_transformer=bool(heads) and any("down_proj" in name for name in kinds) and any("o_proj" in name for name in kinds),
     )  # fmt: skip
 
@@ -172,12 +172,12 @@ def _from_arrays(
         linear = _linear(name, arrays, sizes, packed)
         if linear is None:
             continue
-        place = _LAYER.search(name)
-        if place is None:
+        in_layer = _LAYER.search(name)
+        if in_layer is None:
             if name.endswith(("embed_tokens.weight", "lm_head.weight", "wte.weight")):
                 outside.append(linear)
             continue
-        layer = layers.setdefault(int(place[1]), {})
+        layer = layers.setdefault(int(in_layer[1]), {})
         layer[linear.name] = _stacked(layer.get(linear.name), linear)
     floats = [_BYTES[kind] for kind, _ in arrays.values() if kind in ("F32", "F16", "BF16")]
     return _Contents(
@@ -197,21 +197,22 @@ def _linear(
     if not name.endswith(".weight") or len(shape) < 2:
         return None
     stem = name.removesuffix(".weight")
-    beside = [stem + end for end in (".scales", ".biases") if stem + end in sizes]
+    packing = [stem + end for end in (".scales", ".biases") if stem + end in sizes]
     inputs = shape[-1]
-    if beside and kind == "U32":
+    if packing and kind == "U32":  # several quantised numbers in each 32-bit word
         inputs = inputs * 32 // int(_mapping(packed.get(stem)).get("bits") or packed.get("bits") or 4)
-    place = _LAYER.search(name)
-    called = _EXPERT.sub("switch_mlp.", place[2]) if place else stem
+    in_layer = _LAYER.search(name)
+    short_name = _EXPERT.sub("switch_mlp.", in_layer[2]) if in_layer else stem
     experts = shape[0] if len(shape) > 2 else 1
-    return Linear(called, inputs, shape[-2], experts, sizes[name] + sum(sizes[one] for one in beside))
+    return Linear(short_name, inputs, shape[-2], experts, sizes[name] + sum(sizes[part] for part in packing))
 
 
-def _stacked(before: Linear | None, one: Linear) -> Linear:
+def _stacked(before: Linear | None, expert: Linear) -> Linear:
     """Add an expert stored by itself to the others of its kind: mlx-lm stacks them when it loads."""
     if before is None:
-        return one
-    return Linear(one.name, one.inputs, one.outputs, before.experts + one.experts, before.bytes + one.bytes)
+        return expert
+    experts, size = before.experts + expert.experts, before.bytes + expert.bytes
+    return Linear(expert.name, expert.inputs, expert.outputs, experts, size)
 
 
 def _size(kind: str, shape: tuple[int, ...]) -> int:
@@ -235,27 +236,29 @@ def _from_config(
     tied: bool,
 ) -> _Contents:
     """The usual decoder layers: four attention projections and a gated MLP, or several as experts."""
-    each = _packed_width(packed, width)
+    bytes_per_number = _packed_width(packed, width)
     queries, keys = heads * head_dim, (_number(text, "num_key_value_heads") or heads) * head_dim
     sizes = [(hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden)]
-    attention = [_linear_from_config(name, *size, 1, each) for name, size in zip(_ATTENTION, sizes, strict=True)]
+    attention = [
+        _linear_from_config(name, *size, 1, bytes_per_number) for name, size in zip(_ATTENTION, sizes, strict=True)
+    ]
     experts = _number(text, "num_experts", "num_local_experts", "n_routed_experts")
     inner = _number(text, "moe_intermediate_size") if experts else 0
     inner = inner or _number(text, "intermediate_size", "n_inner") or 4 * hidden
-    unit = [
-        _linear_from_config(f"{'switch_mlp' if experts else 'mlp'}.{name}", *size, max(experts, 1), each)
+    mlp = [
+        _linear_from_config(f"{'switch_mlp' if experts else 'mlp'}.{name}", *size, max(experts, 1), bytes_per_number)
         for name, size in zip(_GATED, [(hidden, inner), (hidden, inner), (inner, hidden)], strict=True)
     ]
-    layer = (*attention, *unit)
-    table = _linear_from_config("embed_tokens", hidden, _number(text, "vocab_size"), 1, each)
+    layer = (*attention, *mlp)
+    table = _linear_from_config("embed_tokens", hidden, _number(text, "vocab_size"), 1, bytes_per_number)
     outside = (table,) if tied else (table, table)
-    total = count * sum(one.bytes for one in layer) + sum(one.bytes for one in outside)
+    total = count * sum(linear.bytes for linear in layer) + sum(linear.bytes for linear in outside)
     has_qk_norm = str(text.get("model_type", "")).startswith(("qwen3", "gemma3", "olmo2"))
     return _Contents((layer,) * count, outside, total, width, has_qk_norm)
 
 
-def _linear_from_config(name: str, inputs: int, outputs: int, experts: int, each: float) -> Linear:
-    return Linear(name, inputs, outputs, experts, round(inputs * outputs * experts * each))
+def _linear_from_config(name: str, inputs: int, outputs: int, experts: int, bytes_per_number: float) -> Linear:
+    return Linear(name, inputs, outputs, experts, round(inputs * outputs * experts * bytes_per_number))
 
 
 def _packed_width(packed: Mapping[str, Any], width: int) -> float:

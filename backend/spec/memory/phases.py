@@ -1,7 +1,7 @@
 """Peak memory of each phase of a step in bytes, as a sum over the arrays that are alive at the same time.
 
 Nothing is fitted to a machine. Each term is an array of the engine; its factor is how many arrays of that size are alive
-at once, counted in the graphs that autodiff makes of mlx-lm's layers. `tests/run/test_memory_plan.py` compares the sums with
+together, counted in the graphs that autodiff makes of mlx-lm's layers. `tests/run/test_memory_plan.py` compares the sums with
 measured peaks. The backward pass is in `backend.spec.memory.backward`. Axes: B rows, K prompt tokens, T completion tokens,
 H hidden size, V vocabulary.
 """
@@ -61,7 +61,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Into what sizes a step is split. Every choice trades time for memory and changes no result beyond rounding."""
+    """The sizes into which a step is split. Every choice trades time for memory and changes no result beyond rounding."""
 
     rows: int
     """Completions decoded together."""
@@ -72,7 +72,7 @@ class MemoryPlan:
     micro_batch_tokens: int
     """Tokens, padding included, of one forward and backward pass."""
     chunk: int
-    """Completion tokens whose logits exist at once."""
+    """Completion tokens whose logits exist at the same time."""
     recompute: bool
     """Gradient checkpointing: whether layers' activations are recomputed in the backward pass."""
 
@@ -94,7 +94,7 @@ class MemoryModel:
         count = len(shape.layers)
         trainable_layers = count if self.full or config.num_layers < 0 else min(config.num_layers, count)
         self.layers = shape.layers[count - trainable_layers :]
-        """The trainable layers, the last ones. Earlier layers save nothing for the backward pass."""
+        """The trainable layers, which are the last. Earlier layers save nothing for the backward pass."""
 
     # ── persistent from step to step ────────────────────────────────────────────────────────────────────────────────
 
@@ -112,15 +112,16 @@ class MemoryModel:
 
     def weights(self) -> int:
         """The weights as trained: quantised after loading if the settings say so, float32 under full fine-tuning."""
-        how = QUANTIZED.get(self.config.quantization)
+        quantization = QUANTIZED.get(self.config.quantization)
         if self.full and not self.shape.quantised:
             return round(self.shape.weights * FLOAT_BYTES / self.shape.width)
-        if how is None or self.shape.quantised:
+        if quantization is None or self.shape.quantised:
             return self.shape.weights
-        bits, group, mode = how
-        each = packed_width(bits, group, mode, self.shape.width)
+        bits, group, mode = quantization
+        bytes_per_number = packed_width(bits, group, mode, self.shape.width)
+        # mlx-lm leaves a matrix in float whose input size is no multiple of the group size.
         fitting = [linear for linear in self.shape.matrices if linear.inputs % group == 0]
-        return self.shape.weights - sum(linear.bytes - round(linear.numbers * each) for linear in fitting)
+        return self.shape.weights - sum(linear.bytes - round(linear.numbers * bytes_per_number) for linear in fitting)
 
     def trainable(self) -> int:
         """Bytes of all trainable weights; their gradients are as large."""
@@ -145,17 +146,19 @@ class MemoryModel:
     def _optimizer(self) -> int:
         if self.config.optimizer in OPTIMIZER_COPIES:
             return OPTIMIZER_COPIES[self.config.optimizer] * self.trainable()
-        if self.full:  # Adafactor keeps full-size state for vectors, such as those of the norms
+        # What remains is Adafactor: row and column sums of a matrix, full-size state for vectors such as those of the norms.
+        if self.full:
             vectors = self.weights() - FLOAT_BYTES * sum(linear.numbers for linear in self.shape.matrices)
             return vectors + FLOAT_BYTES * sum(
                 linear.experts * (linear.inputs + linear.outputs) for linear in self.shape.matrices
             )
+        # Adafactor on A [in, rank] and B [rank, out]: in + rank and rank + out. DoRA's magnitude is a vector, kept full-size.
         rank, dora = self.config.rank, self.config.train_type == "dora"
-        each = [
+        numbers = [
             linear.experts * (linear.inputs + linear.outputs + 2 * rank) + dora * linear.outputs
             for linear in self.adapted_linears()
         ]
-        return FLOAT_BYTES * sum(each)
+        return FLOAT_BYTES * sum(numbers)
 
     def _reference_weights(self, weights: int) -> int:
         """Bytes of the reference policy. It shares the frozen weights; only full fine-tuning and a reference that follows the
@@ -174,11 +177,16 @@ class MemoryModel:
         prefilled = self._prompts_prefilled(rows)
         prompt_cache = self.cache(prefilled, _rounded(self.prompt, PREFILL_BUCKET))
         columns = capacity(self.prompt + self.completion)
+        # Where not all rows are decoded together, the prefilled prompts stay beside the rows until the last one has started.
         waiting = prompt_cache if rows < self.rows else 0
         cache = self.cache(rows, columns) + waiting
-        logits = 5 * rows * self.shape.vocabulary * FLOAT_BYTES
         # Five arrays [B, V]: logits, logits minus their maximum, exponentials, the filtered distribution, its running sum.
+        logits = 5 * rows * self.shape.vocabulary * FLOAT_BYTES
+        # The caches grow layer by layer: one layer exists twice, before and after, and no more.
         layer = self.cache(rows, columns) // max(len(self.shape.layers), 1)
+        # Adapters are merged one matrix at a time, so the largest one counts.
+        # (KV cache alive, temporaries) at each moment that can be the peak. They are never alive together, so the phase needs
+        # their maximum, not their sum.
         candidates = {
             "merge adapters": (0, 4 * FLOAT_BYTES * self.largest_adapted()),
             "prefill": (prompt_cache, self._prefill_work(prefilled, plan)),
@@ -196,6 +204,7 @@ class MemoryModel:
         return Phase((*self.persistent(), *([Allocation("decoding weights", merged)] if merged else []), *allocations))
 
     def _prompts_prefilled(self, rows: int) -> int:
+        # Other caches, such as an SSM's state, cannot be cut into rows: there one prompt's group is sampled at a time.
         return -(-rows // self.group) if self.shape.has_full_attention else 1
 
     def cache(self, rows: int, columns: int) -> int:
@@ -213,21 +222,20 @@ class MemoryModel:
         return max(3 * scores + 6 * exponential, 4 * mlp_width * self.width + 10 * exponential)
 
     def _merged_weights(self, plan: MemoryPlan) -> int:
-        """Bytes of the weights that decoding makes for itself: float weights with their adapters merged in, else the adapters
+        """Bytes of the weights that only decoding uses: float weights with their adapters merged in, else the adapters
         fused side by side; under full fine-tuning the fused matrices that share an input (q, k, v; gate, up)."""
         if self.full:
             fused = [
                 linear
-                for linear in self._all_linears()
+                for layer in self.shape.layers
+                for linear in layer
                 if not linear.name.endswith(("o_proj", "down_proj")) and linear.experts == 1
             ]
             return FLOAT_BYTES * sum(linear.numbers for linear in fused) if plan.merge else 0
+        # Quantised weights keep their adapters beside them: merging would make them float.
         if not plan.merge or self.shape.quantised or self.config.quantization != "none":
             return self.trainable()
         return self.width * sum(linear.numbers for linear in self.adapted_linears() if linear.experts == 1)
-
-    def _all_linears(self) -> list[Linear]:
-        return [linear for layer in self.shape.layers for linear in layer]
 
     def largest_adapted(self) -> int:
         """Numbers of the largest adapted matrix."""

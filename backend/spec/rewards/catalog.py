@@ -103,14 +103,16 @@ def plain_rewards_in_file(path: Path) -> list[RewardEntry]:
     entry `file.py::name`. Raises Mistake as `rewards_in_file`."""
     tree = parse_reward_file(path)
     lines = {entry.line for entry in registered_entries(tree, "")}
-    candidates = [one for one in functions(tree) if one.lineno not in lines and takes_completions(one)]
+    candidates = [
+        function for function in functions(tree) if function.lineno not in lines and takes_completions(function)
+    ]
     return [plain_entry(function, path) for function in candidates if not function.name.startswith("_")]
 
 
 def computes_names(path: Path) -> bool:
     """Whether the file registers functions in ways that its text does not show (in a loop, under a computed name).
 
-    Then a name that `rewards_in_file` does not list may still exist; only running the file can tell.
+    Then a name that `rewards_in_file` does not list may still exist; only running the file would show it.
     """
     tree = parse_reward_file(path)
     return count_decorator_uses(tree) > len(registered_entries(tree, ""))
@@ -166,11 +168,11 @@ def reward_call(text: str, known: Iterable[str]) -> RewardCall:
 
 @cache
 def _short_names() -> dict[str, str]:
-    return {short: each.name for each in _builtin_rewards() if (short := _ENDING.sub("", each.name)) != each.name}
+    return {short: entry.name for entry in _builtin_rewards() if (short := _ENDING.sub("", entry.name)) != entry.name}
 
 
 def reward_faults(texts: Iterable[str], entries: Iterable[RewardEntry], base: Path | None = None) -> list[Fault]:
-    """Faults of the entries of `reward_functions` that can be found without running anything.
+    """Faults of the entries of `reward_functions` that show without running anything.
 
     `entries` are the functions that exist; files before `::` are relative to the folder `base` (default: the working
     directory) and are read. Each fault is on `reward_functions`.
@@ -208,23 +210,27 @@ def duplicate_sentences(names: Iterable[str]) -> list[str]:
 def argument_sentences(call: RewardCall, parameters: Sequence[Parameter], shipped: bool) -> list[str]:
     """Faults of a call's arguments: unknown, of the wrong type, or missing.
 
-    Missing ones are reported for shipped functions only: a parameter of a user's function may be a column of the dataset.
+    Missing arguments are reported for shipped functions only: a parameter of a user's function may be a column of the dataset.
     """
     known = {parameter.name: parameter for parameter in parameters}
     sentences = [_no_parameter(call, name, known) for name in call.arguments if name not in known]
     for name, value in call.arguments.items():
         if name in known and not _fits(value, known[name].kind):
-            wanted = " or ".join(_KINDS[kind] for kind in _kinds(known[name].kind))
-            sentences.append(f"{name} of {call.function} must be {wanted}, not {value!r}.")
-    lacking = [one.name for one in parameters if shipped and one.default is None and one.name not in call.arguments]
+            types = " or ".join(_KINDS[kind] for kind in _kinds(known[name].kind))
+            sentences.append(f"{name} of {call.function} must be {types}, not {value!r}.")
+    lacking = [
+        parameter.name
+        for parameter in parameters
+        if shipped and parameter.default is None and parameter.name not in call.arguments
+    ]
     return sentences + [f"{call.function} needs {name}, as in {call.function}({name}=…)." for name in lacking]
 
 
 def _no_parameter(call: RewardCall, name: str, known: Mapping[str, Parameter]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"the nearest is {close[0]}, and " if close else ""
-    there = f"{hint}its parameters are {', '.join(known)}" if known else "it has none"
-    return f"{call.function} has no parameter {name}; {there}."
+    available = f"{hint}its parameters are {', '.join(known)}" if known else "it has none"
+    return f"{call.function} has no parameter {name}; {available}."
 
 
 def _kinds(annotation: str) -> list[str]:
@@ -244,7 +250,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
     Short names of known built-in functions are candidates too; the full name is returned for them.
     """
-    names = {each.lower(): each for each in known}
+    names = {candidate.lower(): candidate for candidate in known}
     names |= {short: full for short, full in _short_names().items() if full in names}
     close = difflib.get_close_matches(name.lower(), names, n=1)
     return names[close[0]] if close else None

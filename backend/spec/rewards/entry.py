@@ -49,8 +49,8 @@ class RewardCall:
     @property
     def text(self) -> str:
         """The entry in canonical notation; parsing it gives an equal call."""
-        given = {**self.arguments, **({ALIAS: self.alias} if self.alias else {})}
-        inside = ", ".join(f"{key}={_written(value)}" for key, value in given.items())
+        arguments = {**self.arguments, **({ALIAS: self.alias} if self.alias else {})}
+        inside = ", ".join(f"{key}={_written(value)}" for key, value in arguments.items())
         return f"{self.file}{'::' if self.file else ''}{self.function}{f'({inside})' if inside else ''}"
 
 
@@ -70,15 +70,15 @@ def read_call(text: str) -> RewardCall:
     return RewardCall(function, arguments, alias or "", file)
 
 
-def split_names(given: str | Iterable[Any]) -> list[str]:
+def split_names(entries: str | Iterable[Any]) -> list[str]:
     """The entries of `reward_functions`, from text or from a list.
 
     Text is split at commas outside brackets and quotes; brackets around the whole and quotes around an entry are removed.
     In a list, entries that YAML split at a comma inside brackets (`[keyword(word=so, case=true)]`) are joined again.
     """
-    if not isinstance(given, str):
-        return _rejoined([str(part) for part in given])
-    text = given.strip()
+    if not isinstance(entries, str):
+        return _rejoined([str(part) for part in entries])
+    text = entries.strip()
     if text.startswith("[") and text.endswith("]"):
         text = text[1:-1]
     return [name for name in map(_bare, _pieces(text)[0]) if name]
@@ -135,10 +135,10 @@ def _arguments(text: str, inside: str) -> dict[str, Any]:
         raise _unreadable(text, "what stands in its brackets is not a list of arguments, as in keyword(word=therefore)")
     if parsed.args or any(keyword.arg is None for keyword in parsed.keywords):
         raise _unreadable(text, "each of its arguments needs a name, as in keyword(word=therefore)")
-    given = [(str(keyword.arg), keyword.value) for keyword in parsed.keywords]
-    if len(dict(given)) < len(given):
+    arguments = [(str(keyword.arg), keyword.value) for keyword in parsed.keywords]
+    if len(dict(arguments)) < len(arguments):
         raise _unreadable(text, "an argument is given twice")
-    return {name: _value(text, name, node) for name, node in given}
+    return {name: _value(text, name, node) for name, node in arguments}
 
 
 def _value(text: str, name: str, node: ast.expr) -> Any:
@@ -146,7 +146,7 @@ def _value(text: str, name: str, node: ast.expr) -> Any:
     if isinstance(node, ast.Name):
         return _WORDS.get(node.id.lower(), node.id)
     if isinstance(node, ast.List | ast.Tuple):
-        return [_value(text, name, each) for each in node.elts]
+        return [_value(text, name, item) for item in node.elts]
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, RecursionError, MemoryError):
@@ -163,5 +163,5 @@ def _written(value: Any) -> str:
 
 
 def _unreadable(text: str, why: str) -> Mistake:
-    shown = text.strip() if len(text) <= _SHOWN else f"{text.strip()[:_SHOWN]}…"
-    return Mistake(_SETTING, f"The reward function {shown} cannot be read: {why}.")
+    excerpt = text.strip() if len(text) <= _SHOWN else f"{text.strip()[:_SHOWN]}…"
+    return Mistake(_SETTING, f"The reward function {excerpt} cannot be read: {why}.")

@@ -100,11 +100,11 @@ def _entry(function: Function, decorator: ast.expr, decorators: set[str], source
     call = decorator if isinstance(decorator, ast.Call) else None
     if not _is_decorator(call.func if call else decorator, decorators):
         return None
-    given = _arguments(call) if call else {}
-    name = _text(given["name"]) if "name" in given else function.name
+    arguments = _arguments(call) if call else {}
+    name = _text(arguments["name"]) if "name" in arguments else function.name
     if name is None:
         return None
-    label = _text(given.get("label")) or _spelled_out(name or function.name)
+    label = _text(arguments.get("label")) or _spelled_out(name or function.name)
     return _described(function, name or function.name, label, source)
 
 
@@ -122,19 +122,19 @@ def _described(function: Function, name: str, label: str, source: str) -> Reward
 
 def _parameters(function: Function) -> Iterator[Parameter]:
     """Parameters with a default or keyword-only, inputs excluded; all others are columns of the dataset."""
-    known = function.args
-    placed = [*known.posonlyargs, *known.args]
-    defaults = [None] * (len(placed) - len(known.defaults)) + known.defaults
-    optional = [(one, default) for one, default in zip(placed, defaults, strict=True) if default]
-    for one, default in [*optional, *zip(known.kwonlyargs, known.kw_defaults, strict=True)]:
-        if one.arg not in INPUTS:
-            kind = ast.unparse(one.annotation) if one.annotation else ""
-            yield Parameter(one.arg, kind, ast.unparse(default) if default else None)
+    args = function.args
+    positional = [*args.posonlyargs, *args.args]
+    defaults = [None] * (len(positional) - len(args.defaults)) + args.defaults
+    optional = [(arg, default) for arg, default in zip(positional, defaults, strict=True) if default]
+    for arg, default in [*optional, *zip(args.kwonlyargs, args.kw_defaults, strict=True)]:
+        if arg.arg not in INPUTS:
+            kind = ast.unparse(arg.annotation) if arg.annotation else ""
+            yield Parameter(arg.arg, kind, ast.unparse(default) if default else None)
 
 
 def _arguments(call: ast.Call) -> dict[str, ast.expr]:
-    given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
-    return {"name": call.args[0], **given} if call.args else given
+    keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    return {"name": call.args[0], **keywords} if call.args else keywords
 
 
 def _text(node: ast.expr | None) -> str | None:
@@ -159,9 +159,9 @@ def functions(parent: ast.AST) -> Iterator[Function]:
 
 
 def takes_completions(function: Function) -> bool:
-    known = function.args
-    asked = {one.arg for one in [*known.posonlyargs, *known.args, *known.kwonlyargs]}
-    return bool(known.kwarg or asked & {"completions", "completion_ids", "completions_ids"})
+    args = function.args
+    names = {arg.arg for arg in [*args.posonlyargs, *args.args, *args.kwonlyargs]}
+    return bool(args.kwarg or names & {"completions", "completion_ids", "completions_ids"})
 
 
 def may_define(tree: ast.Module, name: str) -> bool:

@@ -50,7 +50,7 @@ def read_code(path: Path) -> CodeFile:
 
 
 def code_files(settings: Mapping[str, Any], base: Path | None = None) -> list[Path]:
-    """The files that a run with these raw settings executes, each once; missing ones are left out.
+    """The files that a run with these raw settings executes, without duplicates and without those that do not exist.
 
     They are `reward_functions_file` and the file before `::` of every entry, in stages too. Relative paths start from the
     folder `base` (default: the working directory).
@@ -64,7 +64,7 @@ def code_files(settings: Mapping[str, Any], base: Path | None = None) -> list[Pa
 
 
 def _files_of(entries: Any) -> list[str]:
-    names = split_names(entries) if isinstance(entries, str) else [str(one) for one in _listed(entries)]
+    names = split_names(entries) if isinstance(entries, str) else [str(entry) for entry in _listed(entries)]
     return [file for file in map(_file_of, names) if file]
 
 

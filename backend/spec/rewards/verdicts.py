@@ -74,8 +74,8 @@ class Sample:
 
     def __post_init__(self) -> None:
         ends = list(accumulate(self.sizes))
-        cut = [slice(end - size, end) for size, end in zip(self.sizes, ends, strict=True)]
-        object.__setattr__(self, "groups", cut)
+        slices = [slice(end - size, end) for size, end in zip(self.sizes, ends, strict=True)]
+        object.__setattr__(self, "groups", slices)
 
     def group_stds(self, values: Sequence[float | None]) -> list[float]:
         """The standard deviation (n − 1) within each group; 0 for a group with fewer than two values."""
@@ -83,8 +83,8 @@ class Sample:
         return [statistics.stdev(group) if len(group) > 1 else 0.0 for group in known]
 
 
-Found = Iterator[Finding]
-Rule = Callable[[Sample], Found]
+Findings = Iterator[Finding]
+Rule = Callable[[Sample], Findings]
 RULES: list[Rule] = []
 
 
@@ -104,14 +104,14 @@ def verdicts(sample: Sample) -> list[Finding]:
 
 
 @_rule
-def fails(sample: Sample) -> Found:
-    for one in sample.functions:
-        if one.error:
-            yield Finding(f"fails {one.name}", one.error, "A run would stop here.", "error")
+def fails(sample: Sample) -> Findings:
+    for scores in sample.functions:
+        if scores.error:
+            yield Finding(f"fails {scores.name}", scores.error, "A run would stop here.", "error")
 
 
 @_rule
-def no_signal(sample: Sample) -> Found:
+def no_signal(sample: Sample) -> Findings:
     """Groups whose completions all have the same reward, and the likely reason."""
     flat = [
         group
@@ -136,64 +136,66 @@ def no_signal(sample: Sample) -> Found:
 def _why_alike(sample: Sample, flat: Sequence[slice]) -> str:
     if all(len(set(sample.texts[group])) == 1 for group in flat):
         return "They are the same text throughout: raise the temperature."
-    varying = [one.label for one in _working(sample) if max(sample.group_stds(one.given)) > SAME_REWARD]
+    varying = [scores.label for scores in _working(sample) if max(sample.group_stds(scores.given)) > SAME_REWARD]
     if len(varying) > 1 and len(flat) == len(sample.sizes):
         return f"{_listed(varying)} differ, but weighted they cancel out: change a weight."
-    if sample.rewards and all(_is_full(one) for one in _working(sample)):
+    if sample.rewards and all(_is_full(scores) for scores in _working(sample)):
         return "Every function gives all it can: take harder prompts."
     return "Take a larger group, a higher temperature, partial credit, or easier prompts."
 
 
 @_rule
-def single(sample: Sample) -> Found:
+def single(sample: Sample) -> Findings:
     if all(size == 1 for size in sample.sizes):
         sentence = "There is one completion for each prompt, so nothing to compare: every advantage is 0."
         yield Finding("single", sentence, "Give two or more completions for a prompt.", "note")
 
 
 @_rule
-def never_fires(sample: Sample) -> Found:
+def never_fires(sample: Sample) -> Findings:
     """Functions that gave 0 to every completion, grouped by reason."""
-    silent = [one for one in sample.functions if one.known and not any(one.known)]
-    reasons = {one.name: _why_silent(sample, one) for one in silent}
+    silent = [scores for scores in sample.functions if scores.known and not any(scores.known)]
+    reasons = {scores.name: _why_silent(sample, scores) for scores in silent}
     for reason in dict.fromkeys(reasons.values()):
-        alike = [one for one in silent if reasons[one.name] == reason]
-        sentence = f"{_listed([one.label for one in alike])} never {'fires' if len(alike) == 1 else 'fire'}: {reason}."
-        code = f"never_fires {' '.join(one.name for one in alike)}"
+        alike = [scores for scores in silent if reasons[scores.name] == reason]
+        sentence = (
+            f"{_listed([scores.label for scores in alike])} never {'fires' if len(alike) == 1 else 'fire'}: {reason}."
+        )
+        code = f"never_fires {' '.join(scores.name for scores in alike)}"
         yield Finding(code, sentence, _what_then(sample, alike[0]))
 
 
-def _why_silent(sample: Sample, one: Scores) -> str:
+def _why_silent(sample: Sample, scores: Scores) -> str:
     texts = list(sample.texts)
-    missing = [mark for mark in one.looks_for if not any(mark in text for text in texts)]
+    missing = [mark for mark in scores.looks_for if not any(mark in text for text in texts)]
     if missing:
         return f"the model writes no {_listed(missing, 'or')}"
-    if one.looks_for:
-        with_all = sum(all(mark in text for mark in one.looks_for) for text in texts)
-        return f"{with_all} of {len(texts)} completions have {_listed(one.looks_for)}, and none is what it wants"
+    if scores.looks_for:
+        with_all = sum(all(mark in text for mark in scores.looks_for) for text in texts)
+        return f"{with_all} of {len(texts)} completions have {_listed(scores.looks_for)}, and none is what it wants"
     return f"it gives 0 to all {len(texts)} completions"
 
 
-def _what_then(sample: Sample, one: Scores) -> str:
+def _what_then(sample: Sample, scores: Scores) -> str:
     if sample.answers and not any(answer.strip() for answer in sample.answers):
         return "The dataset's answers are empty: choose the Answer column on Train."
-    if any(not any(mark in text for text in sample.texts) for mark in one.looks_for):
+    if any(not any(mark in text for text in sample.texts) for mark in scores.looks_for):
         return "Say in the system prompt what to write, or reward a first step towards it."
     return "Read some completions beside their answers: the column may be the wrong one, or the task too hard."
 
 
 @_rule
-def silent(sample: Sample) -> Found:
-    for one in sample.functions:
-        if one.given and not one.known:
-            sentence = f"{one.label} has no opinion on any completion."
-            yield Finding(f"silent {one.name}", sentence, "Look at the columns that it asks for.")
+def silent(sample: Sample) -> Findings:
+    for scores in sample.functions:
+        if scores.given and not scores.known:
+            sentence = f"{scores.label} has no opinion on any completion."
+            yield Finding(f"silent {scores.name}", sentence, "Look at the columns that it asks for.")
 
 
 @_rule
-def constant(sample: Sample) -> Found:
+def constant(sample: Sample) -> Findings:
     """Functions that give every completion the same score other than 0."""
-    same = [one for one in sample.functions if len(one.known) > 1 and _is_constant(one) and one.known[0]]
+    same = [scores for scores in sample.functions if len(scores.known) > 1 and _is_constant(scores) and scores.known[0]]
     if not same:
         return
     gives = (
@@ -201,38 +203,38 @@ def constant(sample: Sample) -> Found:
         if len(same) == 1
         else "give every completion the same: they add"
     )
-    sentence = f"{_listed([one.label for one in same])} {gives} nothing to the advantage."
-    code = f"constant {' '.join(one.name for one in same)}"
+    sentence = f"{_listed([scores.label for scores in same])} {gives} nothing to the advantage."
+    code = f"constant {' '.join(scores.name for scores in same)}"
     yield Finding(code, sentence, "What it asks for may be learnt already, or too easy.", "note")
 
 
 @_rule
-def dominates(sample: Sample) -> Found:
+def dominates(sample: Sample) -> Findings:
     """A function whose weighted within-group spread is nearly all of the spread."""
     working = _working(sample)
-    group_stds = {one.label: abs(one.weight) * sum(sample.group_stds(one.given)) for one in working}
-    whole = sum(group_stds.values())
+    group_stds = {scores.label: abs(scores.weight) * sum(sample.group_stds(scores.given)) for scores in working}
+    total = sum(group_stds.values())
     moving = [label for label, spread in group_stds.items() if spread > SAME_REWARD]
-    if len(moving) < 2 or not whole:
+    if len(moving) < 2 or not total:
         return
     label, spread = max(group_stds.items(), key=lambda pair: pair[1])
-    if spread / whole >= DOMINANT_SHARE:
+    if spread / total >= DOMINANT_SHARE:
         others = "the other hardly counts" if len(moving) == 2 else f"the other {len(moving) - 1} hardly count"
-        sentence = f"{label} makes {spread / whole:.0%} of the difference between completions; {others}."
+        sentence = f"{label} makes {spread / total:.0%} of the difference between completions; {others}."
         yield Finding("dominates", sentence, "Lower its weight, if the others are meant to be heard.", "note")
 
 
 @_rule
-def slow(sample: Sample) -> Found:
-    whole = sum(one.seconds for one in sample.functions)
-    for one in sample.functions:
-        if one.seconds >= SLOW_S and one.seconds >= DOMINANT_SHARE * whole and len(sample.functions) > 1:
-            sentence = f"{one.label} takes {one.seconds:.2g} s of {whole:.2g} s: much slower than the rest."
-            yield Finding(f"slow {one.name}", sentence, "It is called once a step with every completion.", "note")
+def slow(sample: Sample) -> Findings:
+    total = sum(scores.seconds for scores in sample.functions)
+    for scores in sample.functions:
+        if scores.seconds >= SLOW_S and scores.seconds >= DOMINANT_SHARE * total and len(sample.functions) > 1:
+            sentence = f"{scores.label} takes {scores.seconds:.2g} s of {total:.2g} s: much slower than the rest."
+            yield Finding(f"slow {scores.name}", sentence, "It is called once a step with every completion.", "note")
 
 
 @_rule
-def cut_off(sample: Sample) -> Found:
+def cut_off(sample: Sample) -> Findings:
     cut = sum(stop == "length" for stop in sample.stops)
     if sample.stops and cut / len(sample.stops) > 0.3:
         sentence = f"{cut} of {len(sample.stops)} completions ran into the length limit."
@@ -243,10 +245,10 @@ def _healthy(sample: Sample) -> Finding:
     if all(size == 1 for size in sample.sizes):
         return Finding("scored", "Every function gave scores that a run can use.", "", "good")
     apart = sum(spread > SAME_REWARD for spread in sample.group_stds(sample.rewards))
-    there = "the completions score differently" if len(sample.sizes) == 1 else (
+    difference = "the completions score differently" if len(sample.sizes) == 1 else (
         f"within {apart} of {len(sample.sizes)} prompts the completions score differently"
     )  # fmt: skip
-    return Finding("signal", f"There is something to learn from: {there}.", "", "good")
+    return Finding("signal", f"There is something to learn from: {difference}.", "", "good")
 
 
 # ── help ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -261,7 +263,7 @@ def required_texts(name: str, function: str, file: Path | None) -> tuple[str, ..
         tree = parse_reward_file(file)
     except Mistake:
         return ()
-    defined = next((one for one in functions(tree) if function in (one.name, *_strings(one.decorator_list))), None)
+    defined = next((node for node in functions(tree) if function in (node.name, *_strings(node.decorator_list))), None)
     body = defined.body[1:] if defined and ast.get_docstring(defined) else defined.body if defined else []
     return tuple(dict.fromkeys(mark for text in _strings(body) for mark in _MARKS.findall(text)))
 
@@ -272,16 +274,16 @@ def _strings(nodes: Sequence[ast.AST]) -> list[str]:
 
 
 def _working(sample: Sample) -> list[Scores]:
-    return [one for one in sample.functions if one.given and one.weight]
+    return [scores for scores in sample.functions if scores.given and scores.weight]
 
 
-def _is_full(one: Scores) -> bool:
+def _is_full(scores: Scores) -> bool:
     """Whether it gives the same positive score to every completion."""
-    return _is_constant(one) and one.known[0] > 0
+    return _is_constant(scores) and scores.known[0] > 0
 
 
-def _is_constant(one: Scores) -> bool:
-    return bool(one.known) and max(one.known) - min(one.known) <= SAME_REWARD
+def _is_constant(scores: Scores) -> bool:
+    return bool(scores.known) and max(scores.known) - min(scores.known) <= SAME_REWARD
 
 
 def _listed(words: Sequence[str], last: str = "and") -> str:
