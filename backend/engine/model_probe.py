@@ -49,7 +49,7 @@ def split(model: nn.Module) -> SplitModel:
         split_model.slow_paths.append(UNSHARED.format(reason=reason))
     except Exception as error:  # not narrower: the code of any model runs here, with caches that it was not written for
         split_model.slow_paths.append(
-            UNSHARED.format(reason=f"its code does not take a shared prompt ({_brief(error)})")
+            UNSHARED.format(reason=f"its code does not take a shared prompt ({describe_error(error)})")
         )
     # mlx is lazy: the shape is known without running anything.
     split_model.vocab_size = split_model.logits(split_model.hidden(mx.array([[1]]))).shape[-1]
@@ -92,7 +92,9 @@ def _compare_with_whole(model: nn.Module, body: Callable[..., Any], logits: Call
         whole, parts = model(probe), logits(body(probe))
         equal = whole.shape == parts.shape and mx.allclose(whole, parts, rtol=1e-5, atol=1e-6).item()  # pyright: ignore
     except (TypeError, ValueError, AttributeError) as error:
-        raise _Unsupported(f"the model's body cannot be run without its output layer ({_brief(error)})") from error
+        raise _Unsupported(
+            f"the model's body cannot be run without its output layer ({describe_error(error)})"
+        ) from error
     if not equal:
         raise _Unsupported("the model changes its logits after the output layer")
 
@@ -138,7 +140,7 @@ def _probe_rows() -> SequenceRows:
     )  # fmt: skip
 
 
-def _brief(error: Exception) -> str:
-    """The error in one line, without a full stop."""
+def describe_error(error: Exception) -> str:
+    """The type and the first line of an exception, without a full stop, for the end of a sentence."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].strip().rstrip('.')}" if lines else type(error).__name__

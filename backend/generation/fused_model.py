@@ -19,7 +19,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from backend.engine.model_probe import split
+from backend.engine.model_probe import describe_error, split
 from backend.engine.split_model import SplitModel
 from backend.generation.fused_linear import FusedLinear, base_of, fusion_key, has_adapter, is_plain
 
@@ -119,12 +119,6 @@ class FusedModel:
             for member, lora_b in fresh:
                 member.lora_b = lora_b
             self.release()
-
-
-def describe_error(error: Exception) -> str:
-    """The type and the first line of an exception, without a full stop, for the end of a sentence."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].strip().rstrip('.')}" if lines else type(error).__name__
 
 
 def replace_modules(module: Any, new: Mapping[int, nn.Module], copies: list[tuple[nn.Module, nn.Module]]) -> Any:

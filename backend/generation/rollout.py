@@ -19,8 +19,9 @@ from mlx.utils import tree_map
 from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 
 from backend.engine.cpu.affinity import on_one_core
+from backend.engine.model_probe import describe_error
 from backend.engine.slot_cache import SlotCache
-from backend.generation.fused_model import FusedModel, describe_error
+from backend.generation.fused_model import FusedModel
 from backend.generation.kv_rows import Prefilled, WaitingQueue
 from backend.generation.outputs import OPEN, Outputs
 from backend.generation.sampler import GREEDY, SampledTokens, Sampling, keyed_uniforms, sample_tokens

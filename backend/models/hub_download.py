@@ -161,6 +161,7 @@ class _Download:
                 return
             self._fill(name, etag, file)
             self._refuse_damage(name, etag, file)
+            file.flush()  # else fsync would sync a file that still lacks what Python holds in its buffer
             os.fsync(file.fileno())
             _partial(blob).replace(blob)
 

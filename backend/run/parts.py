@@ -25,6 +25,10 @@ from backend.types import Problem
 Note = Callable[[str], None]
 
 
+LEARNERS = {"grpo": grpo_learner}
+"""`train_mode` → what builds its learner: the algorithm, and the optimizer around it."""
+
+
 @dataclass(slots=True)
 class RunParts:
     """The parts of one run. `steps` is its length: `iters`, or the steps that `epochs` or `stages` amount to."""
@@ -77,7 +81,7 @@ def load_parts(config: Config, note: Note, inputs: RunInputs | None = None) -> R
     of_prompts = [sentence for split in prompts.values() for sentence in split.slow_paths]
     return RunParts(
         policy=policy,
-        learner=grpo_learner(policy, config, scoring.steps, **learner_limits(plan)),
+        learner=LEARNERS[config.train_mode](policy, config, scoring.steps, **learner_limits(plan)),
         rollout=rollout,
         scoring=scoring,
         prompt_stream=PromptStream(prompts["train"], config.seed),

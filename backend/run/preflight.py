@@ -21,6 +21,7 @@ from backend.spec.faults import Fault, Mistake
 from backend.spec.memory.estimate import estimate, machine_bytes
 from backend.spec.memory.model_shape import shape_of
 from backend.spec.model_and_data_names import check_reference, check_weights, model_source
+from backend.spec.model_config import is_quantized_by_mlx
 
 T = TypeVar("T")
 
@@ -104,7 +105,7 @@ def check_model(name: str, setting: str) -> Path:
 
 def _check_quantised(folder: Path, config: Config) -> None:
     """A quantised model cannot be quantised again, and its packed integer weights have no gradient."""
-    if "quantization" not in json.loads((folder / "config.json").read_text(encoding="utf-8")):
+    if not is_quantized_by_mlx(json.loads((folder / "config.json").read_text(encoding="utf-8"))):
         return
     if config.quantization != "none":
         raise Mistake("quantization", f"{config.model} is quantised already; choose None to train it as it comes.")

@@ -25,7 +25,8 @@ from backend.types import Group, Problem
 Report = Callable[[dict[str, Any]], None]
 
 SMALLEST_MODEL = {
-    "beta": 0.0, "log_kl": False, "sync_ref_model": False, "reference_model_path": "", "train_type": "lora",
+    "beta": 0.0, "log_kl": False, "sync_ref_model": False, "reference_model_path": "", "ratio_against": "old",
+    "train_type": "lora",
     "num_layers": 1, "rank": 1, "lora_keys": [], "grad_checkpoint": False,
 }  # fmt: skip
 """Settings that load as little as possible: no reference, and one fresh adapter, which changes no output (B = 0)."""
