@@ -1,0 +1,27 @@
+"""Trial completions for the reward bench."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backend.models import policy as policy_module
+from backend.run import trial_sampling
+from backend.run.trial_sampling import Pick, TrialSampler
+from backend.spec.config import Config, parse
+from tests.support import small_run
+
+
+def test_a_trial_loads_the_model_alone_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ratio against the reference once made a trial load a reference that sampling never reads."""
+    loaded: list[Config] = []
+    monkeypatch.setattr(
+        trial_sampling, "load_policy", lambda config: loaded.append(config) or policy_module.load_policy(config)
+    )
+    config = parse(small_run.settings_for(tmp_path, ratio_against="reference", beta=0.1))
+    sampler = TrialSampler()
+    first, again = (sampler.sample(config, Pick("first", 2), 2, 0) for _ in range(2))
+    assert [config.needs_reference for config in loaded] == [False]
+    texts = [[completion.text for group in groups for completion in group.completions] for groups in (first, again)]
+    assert texts[0] == texts[1] and len(texts[0]) == 4
