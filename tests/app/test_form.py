@@ -363,7 +363,7 @@ def search(qtbot) -> SettingSearch:
 )
 def test_settings_are_found_by_label_key_old_name_menu_and_help(search: SettingSearch, words: str, key: str | None):
     search.setText(words)
-    assert search.found()[:1] == ([key] if key else [])
+    assert search.matching_keys()[:1] == ([key] if key else [])
 
 
 def test_return_in_the_search_chooses_the_first_match_and_clears_the_line(search: SettingSearch, qtbot):
