@@ -199,8 +199,8 @@ def text_scale() -> float:
     """The desktop's text scale (or that of QT_FONT_DPI), 1 to 2."""
     if not _scale:
         screen = QGuiApplication.primaryScreen()
-        wanted = screen.logicalDotsPerInch() / USUAL_DPI if screen is not None else 1.0
-        _scale.append(min(LARGEST_SCALE, max(1.0, wanted)))
+        desktop_scale = screen.logicalDotsPerInch() / USUAL_DPI if screen is not None else 1.0
+        _scale.append(min(LARGEST_SCALE, max(1.0, desktop_scale)))
     return _scale[0]
 
 

@@ -481,7 +481,7 @@ def test_the_line_on_train_summarises_a_sample_and_stops_when_hidden(
     assert line.text() == "" and session.service.asked == [], "not at once: the window may still be opening"
     qtbot.waitUntil(lambda: "too long" in line.text(), timeout=PATIENCE_MS)
     assert line.text() == "12 rows · question → prompt, solution → answer · 12 too long"
-    assert session.service.of("preview_counts")[0]["most"] == datasets.GLANCE
+    assert session.service.of("preview_counts")[0]["most"] == datasets.SAMPLE_SIZE
     with qtbot.waitSignal(line.page_requested):
         line.click()
     session.draft.update({"prompt_feature": "prompt"})

@@ -240,9 +240,9 @@ def test_a_default_run_name_is_split_into_name_and_time() -> None:
 def test_a_tile_shows_the_change_with_the_precision_of_its_figure(qtbot) -> None:
     tile = MetricTile("Memory", unit="GB")
     qtbot.addWidget(tile)
-    for now, start, said in ((0.1062, 0.1056, "+0.001"), (0.1062, 0.1061, ""), (2.5, 1.0, "+1.50"), (0.0, 0.5, "−0.500"), (0.0467, 0.0441, "+2.6"), (2.5e6, 1e6, "+1.50M")):  # fmt: skip
+    for now, start, expected in ((0.1062, 0.1056, "+0.001"), (0.1062, 0.1061, ""), (2.5, 1.0, "+1.50"), (0.0, 0.5, "−0.500"), (0.0467, 0.0441, "+2.6"), (2.5e6, 1e6, "+1.50M")):  # fmt: skip
         tile.show_value(now, start)
-        assert tile.caption().removesuffix(" since the start") == said
+        assert tile.caption().removesuffix(" since the start") == expected
 
 
 # ── quickness ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -333,12 +333,12 @@ def test_the_export_panel_builds_the_command_and_shows_the_outcome(qtbot, tmp_pa
     arguments = [str(tmp_path), "--to", "lmstudio", "--name", "mine", "--quantize", "4", "--overwrite"]
     assert panel.command()[-9:] == ["export", *arguments]
     panel.start_export()
-    qtbot.waitUntil(panel.said.isVisible, timeout=10_000)
-    assert "/models/mine" in panel.said.text() and panel.reveal.isVisible()
+    qtbot.waitUntil(panel.outcome_label.isVisible, timeout=10_000)
+    assert "/models/mine" in panel.outcome_label.text() and panel.reveal.isVisible()
     assert sorted(panel.output.toPlainText().split("\n")) == ["/models/mine", "Checking.", "Folding."]
     panel.start_export()
-    qtbot.waitUntil(panel.said.isVisible, timeout=10_000)
-    assert panel.said.text() == "It was not found." and not panel.reveal.isVisible()
+    qtbot.waitUntil(panel.outcome_label.isVisible, timeout=10_000)
+    assert panel.outcome_label.text() == "It was not found." and not panel.reveal.isVisible()
     panel.name.setText(" ")
     assert not panel.start.isEnabled()
 

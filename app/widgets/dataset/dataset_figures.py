@@ -48,8 +48,8 @@ class DatasetFigures(QFrame):
         self._figures = {key: _Figure(word, tip) for key, (word, tip) in FIGURES.items()}
         figures = QHBoxLayout()
         figures.setSpacing(12)
-        for one in self._figures.values():
-            figures.addWidget(one)
+        for widget in self._figures.values():
+            figures.addWidget(widget)
         figures.addStretch(1)
         foot = QHBoxLayout()
         foot.addWidget(self.about, 1)

@@ -1,6 +1,6 @@
 """The source of the completions on the bench: the model, an earlier run, or a file; and the progress while it is busy.
 
-It emits what the user asks for; the page asks the bench.
+It emits the user's requests; the page passes them to the bench.
 """
 
 from __future__ import annotations
@@ -30,11 +30,15 @@ from app.widgets.basic.segments import Segments
 SOURCES = {"model": "Model", "run": "Run", "file": "File"}
 ROW_CHOICES = (("random", "Random rows"), ("first", "First rows"), ("numbers", "These rows"))
 MAX_ROWS = 1000
+"""Most rows that can be sampled in one request."""
 _RANGES = re.compile(r"\s*\d+\s*(-\s*\d+\s*)?(,\s*\d+\s*(-\s*\d+\s*)?)*")
 
 
 class CompletionSource(QFrame):
     """A card with a segmented control of sources, the inputs of the chosen one, and a progress bar in their place.
+
+    Attributes:
+        sources – the segmented control.
 
     Signals:
         sample_requested(how, count of rows, row numbers, completions of each).
@@ -147,7 +151,7 @@ class CompletionSource(QFrame):
         self.how.setCurrentIndex(self.how.findData("numbers"))
         self.numbers.setText(rows_text(numbers))
 
-    # What they show
+    # Showing
 
     def show_runs(self, runs: Sequence[Path]) -> None:
         """Offer these runs, the newest first; the selected one stays selected."""
@@ -169,14 +173,14 @@ class CompletionSource(QFrame):
         self.bar.setRange(0, 0)
         had_focus = self.isAncestorOf(self.focusWidget()) if self.focusWidget() else False
         self._stack.setCurrentWidget(self._working if what else self._choosing)
-        if had_focus and what:  # the focused widget is hidden now, and Qt would pass the focus on to anything
+        if had_focus and what:  # the focused widget is hidden now, and Qt would move the focus to any widget after it
             self.cancel.setFocus()
 
     def show_progress(self, done: int, of: int) -> None:
         self.bar.setRange(0, of)
         self.bar.setValue(done)
 
-    # What a person wants
+    # Requests
 
     def _show_rows(self) -> None:
         named = self.how.currentData() == "numbers"
