@@ -42,7 +42,7 @@ def cell(model: CompletionModel, row: int, head: str, role: int = ROLE.DisplayRo
     return model.data(model.index(row, heads.index(head)), role)
 
 
-def test_the_page_shows_the_newest_step_and_follows(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+def test_the_page_follows_the_newest_step(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=5, ending=None)
     look_at(qtbot, page, folder)
     assert page.step.text() == "5" and page.about.text() == "4 prompts, 32 completions"
@@ -72,7 +72,7 @@ def test_earlier_and_later_skip_steps_without_completions(qtbot, page: Completio
     assert page._shown[1] == 1, "the step before"
 
 
-def test_choosing_a_line_shows_it_in_full(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+def test_selecting_a_completion_shows_it_in_full(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
     look_at(qtbot, page, made_up_runs.make_run(tmp_path / "run", steps=2))
     one = page.session.run.groups()[0]["completions"][2]
     page.table.selectRow(3)

@@ -59,7 +59,7 @@ def test_every_file_that_a_run_would_execute_is_found(mine: Path, tmp_path: Path
     assert code_files({"reward_functions": ["r1_int"], "reward_functions_file": ""}) == []
 
 
-def test_asked_once_and_again_after_a_change(mine: Path, tmp_path: Path) -> None:
+def test_consent_is_asked_once_and_again_after_the_file_changes(mine: Path, tmp_path: Path) -> None:
     dialog, settings = FakeDialog(True), {"reward_functions_file": str(mine)}
     consent = Consent(tmp_path / "trusted.json", dialog)
     assert consent.obtain(settings) and [one.changed for one in dialog.requests] == [False]

@@ -358,7 +358,7 @@ def test_rows_are_requested_when_they_become_visible(qtbot, page: DatasetPage, t
     assert all(with_["count"] == CHUNK for with_ in asked.of("preview_rows"))
 
 
-def test_fast_scrolling_requests_only_where_it_ends(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+def test_fast_scrolling_requests_only_the_chunk_where_it_ends(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     look(qtbot, page, data=rows_in(tmp_path, 3000), **MAPPED)
     qtbot.waitUntil(lambda: cells(page, 0)[2] == "What is 0 plus 0?", timeout=5000)
     before = len(page.session.service.of("preview_rows"))
@@ -388,7 +388,7 @@ def test_constant_scrolling_has_two_requests_pending_at_most(qtbot, qapp) -> Non
     qtbot.waitUntil(lambda: wanted.count(wanted[1]) == 2)
 
 
-def test_the_row_model_keeps_a_limited_number_of_parts(qapp) -> None:
+def test_the_row_model_keeps_a_limited_number_of_chunks(qapp) -> None:
     model = RowModel()
     model.show_rows(1_000_000, [ColumnHeading("question", "prompt")], 100)
     for start in range(0, CHUNK * 3 * MAX_CHUNKS, CHUNK):

@@ -195,7 +195,7 @@ def click_cell(page: TrainPage, row: int, column: int) -> None:
     )
 
 
-def test_every_setting_filled_in_by_hand_comes_back_from_the_file(page: TrainPage, tmp_path: Path, qtbot):
+def test_every_setting_typed_into_the_form_survives_save_and_load(page: TrainPage, tmp_path: Path, qtbot):
     assert set(FILLED) | NOT_TYPED == set(SETTINGS), "a new setting wants a value here"
     assert set(page.form.fields) == set(SETTINGS), "every setting has its field"
     for key, value in FILLED.items():
@@ -229,7 +229,7 @@ def concise(prompts, completions, answer, types=None):
 """
 
 
-def test_a_config_and_a_reward_file_for_mlx_lm_lora_open_as_they_are(page: TrainPage, tmp_path: Path, monkeypatch):
+def test_a_config_and_a_reward_file_of_mlx_lm_lora_open_unchanged(page: TrainPage, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "my_rewards.py").write_text(REWARD_FILE)
     page.session.load_config(GOLDEN / "mlx_lm_lora_grpo.yaml")
@@ -246,14 +246,14 @@ def test_a_config_and_a_reward_file_for_mlx_lm_lora_open_as_they_are(page: Train
     assert not page.left_out.isVisible()
 
 
-def test_each_control_explains_itself(page: TrainPage):
+def test_every_control_has_a_name_and_a_description(page: TrainPage):
     for key, field in page.form.fields.items():
         assert field.label.buddy() is field.control, key
         assert field.control.accessibleName() == SETTINGS[key].label
         assert SETTINGS[key].help in field.control.toolTip()
 
 
-def test_tab_follows_the_eye(page: TrainPage):
+def test_tab_order_is_reading_order(page: TrainPage):
     for key in SETTINGS:
         page.reveal(key)  # opens every Advanced
     QApplication.processEvents()  # lays the opened cards out
@@ -267,7 +267,7 @@ def test_tab_follows_the_eye(page: TrainPage):
     assert all(below - above > -16 for above, below in pairwise(middles)), "Tab never goes up the page"
 
 
-def test_scientific_notation_stays_as_typed(page: TrainPage):
+def test_scientific_notation_is_kept_as_typed(page: TrainPage):
     field = page.form.fields["learning_rate"]
     assert field.control.text() == "1e-5"
     fill(field, "3e-4")
@@ -275,7 +275,7 @@ def test_scientific_notation_stays_as_typed(page: TrainPage):
     assert page.draft.valid_values()["learning_rate"] == 3e-4
 
 
-def test_the_cursor_stays_put_while_typing(page: TrainPage):
+def test_the_cursor_does_not_move_while_typing(page: TrainPage):
     control = page.form.fields["run_name"].control
     QTest.keyClicks(control, "ac")
     control.setCursorPosition(1)
@@ -283,7 +283,7 @@ def test_the_cursor_stays_put_while_typing(page: TrainPage):
     assert (control.text(), control.cursorPosition()) == ("abc", 2)
 
 
-def test_a_problem_stands_below_its_field_and_goes_again(page: TrainPage, qtbot):
+def test_a_problem_is_shown_below_its_field_until_it_is_fixed(page: TrainPage, qtbot):
     mend(page.draft)
     field = page.form.fields["temperature"]
     fill(field, 0)
@@ -302,7 +302,7 @@ def test_lora_settings_are_hidden_under_full(page: TrainPage):
     assert not rank.isHidden()
 
 
-def test_a_field_that_depends_on_a_number_typed_as_text(page: TrainPage):
+def test_a_field_whose_condition_is_a_number_typed_as_text_is_shown(page: TrainPage):
     assert page.form.fields["log_kl"].isHidden()
     fill(page.form.fields["beta"], 0)
     assert not page.form.fields["log_kl"].isHidden()
@@ -315,7 +315,7 @@ def test_advanced_opens_for_a_problem_inside(page: TrainPage, qtbot):
     assert timeout._problem.text() == "Reward timeout must be a number, not 'soon'."
 
 
-def test_advanced_stays_as_a_person_left_it(page: TrainPage, tmp_path: Path, qtbot):
+def test_advanced_stays_as_the_user_left_it(page: TrainPage, tmp_path: Path, qtbot):
     page.form.fields["keep_checkpoints"].parentWidget().parentWidget().button.click()
     page.reveal("reward_timeout")
     again = TrainPage(Session(Prefs(tmp_path / "prefs")))
@@ -325,14 +325,14 @@ def test_advanced_stays_as_a_person_left_it(page: TrainPage, tmp_path: Path, qtb
     assert not again.form.fields["reward_timeout"].isVisible(), "what a search opened is not what a person opened"
 
 
-def test_advanced_opens_when_its_field_is_wanted(page: TrainPage):
+def test_revealing_an_advanced_field_opens_advanced(page: TrainPage):
     timeout = page.form.fields["reward_timeout"]
     assert not timeout.isVisible()
     page.reveal("reward_timeout")
     assert timeout.isVisible()
 
 
-def test_a_wanted_field_that_does_not_apply_leads_to_the_one_that_decides(page: TrainPage, qtbot):
+def test_revealing_a_field_that_does_not_apply_leads_to_the_setting_it_depends_on(page: TrainPage, qtbot):
     fill(page.form.fields["train_type"], "full")
     with qtbot.waitSignal(page.session.message) as heard:
         page.reveal("rank")
@@ -386,7 +386,7 @@ def test_the_wheel_scrolls_the_page_and_does_not_change_a_menu(qtbot):
     assert not event.isAccepted(), "an event that is not accepted goes on to the scroll area"
 
 
-def test_a_menu_shows_a_value_it_does_not_know(page: TrainPage):
+def test_a_menu_shows_an_unknown_value(page: TrainPage):
     page.draft.set("optimizer", "adamx")
     assert page.form.fields["optimizer"].control.currentText() == "adamx (unknown)"
     assert page.draft.value("optimizer") == "adamx"
@@ -403,7 +403,7 @@ def test_a_dropped_folder_is_the_model(page: TrainPage, tmp_path: Path):
     assert page.draft.value("model") == str(tmp_path)
 
 
-def test_browsing_takes_what_was_chosen_and_nothing_when_called_off(page: TrainPage, monkeypatch: pytest.MonkeyPatch):
+def test_browsing_sets_the_chosen_path_and_nothing_when_cancelled(page: TrainPage, monkeypatch: pytest.MonkeyPatch):
     chosen = iter(["/some/model", ""])
     monkeypatch.setattr(path_field.QFileDialog, "getExistingDirectory", lambda *_: next(chosen))
     page.form.fields["model"].browse.click()
@@ -414,13 +414,13 @@ def test_browsing_takes_what_was_chosen_and_nothing_when_called_off(page: TrainP
 # Rewards
 
 
-def test_the_table_begins_with_the_five_defaults_ticked(page: TrainPage):
+def test_the_reward_table_starts_with_the_five_defaults_ticked(page: TrainPage):
     assert rows(page) == [(name, True, 1.0) for name in DEFAULT_REWARDS]
     index = page.rewards.model.index(0, LABEL)
     assert index.data() == "Accuracy"
 
 
-def test_the_other_built_in_functions_come_on_demand(page: TrainPage, qtbot):
+def test_the_other_built_in_functions_are_shown_on_demand(page: TrainPage, qtbot):
     known = page.draft.rewards()
     assert len(known) > 5
     assert page.rewards.more.text() == f"Show {len(known) - 5} more"
@@ -433,7 +433,7 @@ def test_the_other_built_in_functions_come_on_demand(page: TrainPage, qtbot):
     assert page.rewards.more.isHidden()
 
 
-def test_a_click_unticks_and_none_ticked_stays_none(page: TrainPage, qtbot):
+def test_unticking_every_function_leaves_an_empty_list(page: TrainPage, qtbot):
     mend(page.draft)
     for row in range(5):
         click_cell(page, row, USE)
@@ -446,7 +446,7 @@ def test_a_click_unticks_and_none_ticked_stays_none(page: TrainPage, qtbot):
     qtbot.waitUntil(lambda: not page.rewards.problem.isVisible())
 
 
-def test_a_weight_edited_in_the_table_travels_to_yaml_and_back(page: TrainPage, tmp_path: Path, qtbot):
+def test_a_weight_edited_in_the_table_survives_save_and_load(page: TrainPage, tmp_path: Path, qtbot):
     mend(page.draft)
     table = page.rewards.table
     index = table.model().index(2, WEIGHT)
@@ -465,7 +465,7 @@ def test_a_weight_edited_in_the_table_travels_to_yaml_and_back(page: TrainPage, 
     assert rows(page)[2] == ("r1_strict_format_reward_func", True, 2.5)
 
 
-def test_what_we_ship_is_shown_without_where_it_lies(page: TrainPage):
+def test_bundled_files_are_shown_without_their_folder(page: TrainPage):
     ours = str(places.resources() / "demo" / "model")
     page.draft.set("model", ours)
     field = page.form.fields["model"]
@@ -474,27 +474,27 @@ def test_what_we_ship_is_shown_without_where_it_lies(page: TrainPage):
     assert page.draft.value("model") == str(places.resources() / "demo" / "data")
 
 
-def test_the_cursor_in_a_field_brings_its_help(page: TrainPage, qtbot):
+def test_focusing_a_field_shows_its_help(page: TrainPage, qtbot):
     page.activateWindow()
     page.form.fields["top_k"].control.setFocus()
     qtbot.waitUntil(lambda: page.launch._help_title.text() == SETTINGS["top_k"].label)
 
 
-def test_names_typed_tick_the_rows_in_their_order(page: TrainPage):
+def test_typed_names_tick_their_rows_in_that_order(page: TrainPage):
     fill(page.form.fields["reward_functions"], ["r1_count_xml", "r1_accuracy_reward_func"])
     ticked = [name for name, used, _ in rows(page) if used]
     assert ticked == ["r1_count_xml", "r1_accuracy_reward_func"]
     assert len(rows(page)) == 5
 
 
-def test_a_weight_that_cannot_be_read_is_a_dash_and_a_problem(page: TrainPage):
+def test_an_invalid_weight_is_a_dash_and_a_problem(page: TrainPage):
     mend(page.draft)
     fill(page.form.fields["reward_weights"], [1.0, "x", 1.0, 1.0, 1.0])
     assert page.rewards.model.index(1, WEIGHT).data() == "–"
     assert [fault.setting for fault in page.draft.problems()] == ["reward_weights"]
 
 
-def test_a_file_s_functions_get_rows_without_being_run(page: TrainPage, tmp_path: Path):
+def test_the_functions_of_a_reward_file_get_rows_without_running_it(page: TrainPage, tmp_path: Path):
     file = tmp_path / "mine.py"
     file.write_text(
         "raise SystemExit\n\n@register_reward_function('mine')\ndef mine(p, c, a, t=None):\n    '''Ten for all.'''\n"
@@ -508,7 +508,9 @@ def test_a_file_s_functions_get_rows_without_being_run(page: TrainPage, tmp_path
 # The column that stays
 
 
-def test_the_sentence_says_how_long_runs_of_this_model_have_taken(page: TrainPage, monkeypatch: pytest.MonkeyPatch):
+def test_the_plan_includes_the_time_that_earlier_runs_of_this_model_took(
+    page: TrainPage, monkeypatch: pytest.MonkeyPatch
+):
     mend(page.draft)
     fill(page.form.fields["iters"], 600)
     assert page.launch.summary.text() == "4 completions for one prompt a step, 600 steps."
@@ -518,7 +520,7 @@ def test_the_sentence_says_how_long_runs_of_this_model_have_taken(page: TrainPag
     assert text == "4 completions for one prompt a step, 600 steps, about 1 h 20 min."
 
 
-def test_the_memory_stands_in_the_sentence_and_as_a_bar(page: TrainPage, qtbot):
+def test_memory_is_shown_in_the_plan_and_as_a_bar(page: TrainPage, qtbot):
     mend(page.draft)
     parts = (
         MemoryPart("Weights", 4e9),
@@ -542,11 +544,11 @@ def test_the_memory_stands_in_the_sentence_and_as_a_bar(page: TrainPage, qtbot):
 
 
 @pytest.mark.parametrize(("room", "verdict"), [(20e9, "fits"), (11e9, "tight"), (9e9, "tight"), (8e9, "over")])
-def test_only_what_surely_does_not_fit_is_over(room: float, verdict: str):
+def test_the_verdict_is_over_only_if_the_run_surely_does_not_fit(room: float, verdict: str):
     assert MemoryParts((MemoryPart("Weights", 10e9),), room).verdict == verdict
 
 
-def test_no_row_of_memory_says_nothing(qtbot):
+def test_no_row_of_the_memory_bar_says_0_mb(qtbot):
     bar = MemoryBar()
     qtbot.addWidget(bar)
     bar.show_memory(MemoryParts((MemoryPart("Weights", 50e6), MemoryPart("Cursor", 0.2e6)), 8e9))
@@ -555,7 +557,7 @@ def test_no_row_of_memory_says_nothing(qtbot):
     assert "Other 2\u00a0MB" in bar.accessibleDescription()
 
 
-def test_a_run_that_surely_does_not_fit_starts_only_when_a_person_insists(
+def test_a_run_that_surely_does_not_fit_starts_only_after_confirmation(
     page: TrainPage, monkeypatch: pytest.MonkeyPatch
 ):
     started: list[str] = []
@@ -580,18 +582,18 @@ def test_the_plan_follows_the_form(page: TrainPage):
     assert page.launch.summary.text().startswith("8 completions for one prompt a step")
 
 
-def test_help_follows_the_cursor(page: TrainPage):
+def test_help_follows_the_focus(page: TrainPage):
     page.form.focused.emit("top_k")
     assert page.launch._help_title.text() == "Top K"
     assert page.launch._help_key.text() == "top_k"
 
 
-def test_the_command_is_copied_whole(page: TrainPage):
+def test_the_complete_command_is_copied(page: TrainPage):
     page.launch.copy.click()
     assert QGuiApplication.clipboard().text() == page.draft.command_text()
 
 
-def test_one_obvious_button_for_the_demo_and_then_for_run(page: TrainPage):
+def test_exactly_one_button_is_primary_the_demo_s_and_then_run(page: TrainPage):
     page.draft.load(places.demo_config())
     assert page.banner.isVisible()
     assert page.launch.run.property("role") == ""
@@ -600,7 +602,7 @@ def test_one_obvious_button_for_the_demo_and_then_for_run(page: TrainPage):
     assert page.launch.run.property("role") == "primary"
 
 
-def test_run_with_problems_goes_to_the_first_and_says_it(page: TrainPage):
+def test_run_with_problems_shows_the_first_problem(page: TrainPage):
     said, wanted = [], []
     page.session.message.connect(said.append)
     page.session.field_requested.connect(wanted.append)

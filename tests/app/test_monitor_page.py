@@ -115,7 +115,9 @@ def test_small_memory_figures_change_their_unit() -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.5])
-def test_a_tile_has_room_for_its_text(qtbot, monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
+def test_the_text_of_a_tile_is_not_cut_off_at_a_larger_text_scale(
+    qtbot, monkeypatch: pytest.MonkeyPatch, scale: float
+) -> None:
     """At a text scale of 1.5 the figure was cut at the top and the caption at the bottom."""
     monkeypatch.setattr(theme, "_scale", [scale])
     tile = MetricTile("Reward", unit="tokens")

@@ -89,18 +89,18 @@ def cell(picker: Picker, name: str, column: int) -> str:
     return str(picker.model.index(place, column).data())
 
 
-def test_it_opens_with_what_is_likely(picker: Picker):
+def test_the_picker_opens_with_recent_entries_first(picker: Picker):
     assert seen(picker) == ["[Recent]", "base", "[On this machine]", "a/small-4bit", "a/gguf", "a/half"]
     assert current(picker) == "/m/base" and picker.take.isEnabled() and picker.take.text() == "Use"
 
 
-def test_figures_have_units_and_nothing_is_a_dash(picker: Picker):
+def test_sizes_have_units_and_unknown_values_are_a_dash(picker: Picker):
     assert cell(picker, "base", SIZE).replace("\u202f", " ") == "16.1 GB"
     assert cell(picker, "a/small-4bit", CHANGED).startswith("today")
     assert cell(picker, "a/half", SIZE) == "–" and cell(picker, "a/half", WHERE) == "Unfinished"
 
 
-def test_places_are_told_from_home_on(monkeypatch: pytest.MonkeyPatch):
+def test_paths_are_shown_relative_to_the_home_folder(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert (
         display_path("/home/me/.cache/huggingface/hub/models--a--b/snapshots/0123")
@@ -117,13 +117,13 @@ def test_typing_filters_by_every_word(picker: Picker):
     assert picker.take.text() == "Search", "with nothing here, Enter searches"
 
 
-def test_enter_takes_what_is_selected(picker: Picker):
+def test_enter_chooses_the_selected_entry(picker: Picker):
     heard = Heard(picker)
     key(picker, Qt.Key.Key_Down, Qt.Key.Key_Return)
     assert heard.chosen == ["a/small-4bit"] and not picker.isVisible()
 
 
-def test_the_arrows_pass_over_headings_and_stop_at_the_ends(picker: Picker):
+def test_arrow_keys_skip_headings_and_stop_at_the_ends(picker: Picker):
     key(picker, Qt.Key.Key_Up)
     assert current(picker) == "/m/base"
     passed = []
@@ -133,7 +133,7 @@ def test_the_arrows_pass_over_headings_and_stop_at_the_ends(picker: Picker):
     assert passed == ["a/small-4bit", "a/gguf", "a/half", "a/half", "a/half"]
 
 
-def test_what_cannot_be_used_says_why_and_is_not_taken(picker: Picker):
+def test_an_unusable_entry_says_why_and_cannot_be_chosen(picker: Picker):
     heard = Heard(picker)
     picker.choose_id("a/gguf")
     assert picker.detail.text().startswith("It is a GGUF file.") and not picker.take.isEnabled()
@@ -142,7 +142,7 @@ def test_what_cannot_be_used_says_why_and_is_not_taken(picker: Picker):
     assert not heard.chosen and picker.isVisible()
 
 
-def test_what_is_unfinished_is_resumed(picker: Picker):
+def test_an_incomplete_entry_is_resumed(picker: Picker):
     heard = Heard(picker)
     picker.choose_id("a/half")
     assert picker.take.text() == "Resume" and "1.24" in picker.detail.text()
@@ -150,7 +150,7 @@ def test_what_is_unfinished_is_resumed(picker: Picker):
     assert heard.downloads == ["a/half"] and picker.isVisible()
 
 
-def test_a_star_puts_on_top_and_stays_there(picker: Picker):
+def test_a_starred_entry_stays_on_top(picker: Picker):
     heard = Heard(picker)
     picker.choose_id("a/small-4bit")
     key(picker, Qt.Key.Key_D, control=True)
@@ -160,14 +160,14 @@ def test_a_star_puts_on_top_and_stays_there(picker: Picker):
     assert heard.stars[-1] == ("a/small-4bit", False) and "[Favourites]" not in seen(picker)
 
 
-def test_a_favourite_that_is_gone_can_be_had_again(picker: Picker):
+def test_a_deleted_favourite_can_be_downloaded_again(picker: Picker):
     picker.show_local(LOCAL, {"c/deleted", "/gone/folder"})
     assert seen(picker)[:2] == ["[Favourites]", "c/deleted"]
     picker.choose_id("c/deleted")
     assert picker.take.text() == "Download"
 
 
-def test_the_hub_is_searched_when_asked(picker: Picker):
+def test_the_hub_is_searched_on_request(picker: Picker):
     heard = Heard(picker)
     QTest.keyClicks(picker.search, "4bit")
     key(picker, Qt.Key.Key_Return, control=True)
@@ -193,7 +193,7 @@ def test_a_search_that_fails_or_finds_nothing_says_so(picker: Picker):
     assert seen(picker)[-1] == "[Hugging Face has no model for “x”.]"
 
 
-def test_the_empty_and_the_loading_state_say_what_to_do(qtbot: QtBot):
+def test_the_empty_and_the_loading_state_have_a_text(qtbot: QtBot):
     picker = Picker("dataset")
     qtbot.addWidget(picker)
     picker.open_with_recent([])
@@ -209,7 +209,7 @@ def test_every_control_has_a_name(picker: Picker):
         assert one.accessibleName()
 
 
-def test_letters_typed_in_the_table_go_to_the_words(picker: Picker):
+def test_letters_typed_in_the_table_go_to_the_search_line(picker: Picker):
     QTest.keyClick(picker.table, Qt.Key.Key_Q)
     assert picker.search.text() == "q"
 
@@ -271,7 +271,7 @@ def test_a_download_that_fails_keeps_its_sentence_until_it_is_tried_again(qtbot:
     assert one.state == "running" and not one.sentence
 
 
-def test_giving_up_throws_away_what_has_arrived(qtbot: QtBot):
+def test_cancelling_a_download_deletes_its_partial_files(qtbot: QtBot):
     service = FakeDesk()
     downloads = Downloads(service)
     downloads.discard(downloads.start("dataset", "a/b"))
@@ -314,7 +314,9 @@ def page(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     session.service.close()
 
 
-def test_from_the_field_to_a_model_on_this_machine(qtbot: QtBot, page: TrainPage, hub: HubStandIn):
+def test_a_hub_model_is_searched_downloaded_and_used_with_the_keyboard_alone(
+    qtbot: QtBot, page: TrainPage, hub: HubStandIn
+):
     """Down in the field, a name, the Hub, Enter: with the keyboard alone."""
     field = page.form.fields["model"]
     field.control.setFocus()
@@ -336,7 +338,7 @@ def test_from_the_field_to_a_model_on_this_machine(qtbot: QtBot, page: TrainPage
     qtbot.waitUntil(lambda: "4-bit" in page.form.fields["model"]._note.text(), timeout=10_000)
 
 
-def test_the_process_starts_with_the_first_question_only(qtbot: QtBot, page: TrainPage):
+def test_no_service_process_runs_before_the_first_question(qtbot: QtBot, page: TrainPage):
     assert page.session.service._process is None
 
 
@@ -349,7 +351,7 @@ def strange_model(folder: Path, kind: str = "marvin") -> str:
     return str(folder)
 
 
-def test_a_model_that_cannot_be_loaded_is_a_problem_until_it_is_mended(
+def test_a_model_that_cannot_be_loaded_is_a_problem_until_it_is_fixed(
     qtbot: QtBot, page: TrainPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Run refuses it, and looks again, as it may have been mended on disk."""
@@ -371,7 +373,7 @@ def test_a_model_that_cannot_be_loaded_is_a_problem_until_it_is_mended(
     assert "cannot be trained" not in draft.problems()[0].sentence
 
 
-def test_a_form_that_is_opened_is_looked_into_as_well(qtbot: QtBot, page: TrainPage, tmp_path: Path):
+def test_the_model_of_an_opened_config_is_checked_too(qtbot: QtBot, page: TrainPage, tmp_path: Path):
     config = tmp_path / "mine.yaml"
     config.write_text(f"model: {strange_model(tmp_path / 'strange')}\ndata: a/b\n")
     page.draft.load(config)
@@ -379,7 +381,7 @@ def test_a_form_that_is_opened_is_looked_into_as_well(qtbot: QtBot, page: TrainP
     assert "kind marvin" in page.draft.problems()[0].sentence
 
 
-def test_an_adapter_is_no_refused_reference(qtbot: QtBot, page: TrainPage, tmp_path: Path):
+def test_an_adapter_is_accepted_as_reference(qtbot: QtBot, page: TrainPage, tmp_path: Path):
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     field = page.form.fields["reference_model_path"]
@@ -389,13 +391,13 @@ def test_an_adapter_is_no_refused_reference(qtbot: QtBot, page: TrainPage, tmp_p
 
 
 @pytest.mark.alone
-def test_opening_the_picker_does_not_hold_the_window_up(qtbot: QtBot, page: TrainPage, hub: HubStandIn):
+def test_opening_the_picker_does_not_block_the_event_loop(qtbot: QtBot, page: TrainPage, hub: HubStandIn):
     began = time.process_time()
     page.picking.open(page.form.fields["model"])
     assert time.process_time() - began < 0.1 + 0.2 * (os.environ.get("CI") is not None)
 
 
-def test_recents_and_stars_outlive_the_session(tmp_path: Path):
+def test_recent_and_starred_entries_are_remembered_between_sessions(tmp_path: Path):
     prefs = Prefs(tmp_path / "p")
     for name in ("a/b", "c/d", "a/b"):
         prefs.remember_used("model", name)
@@ -408,7 +410,7 @@ def test_recents_and_stars_outlive_the_session(tmp_path: Path):
     assert again.favourites("dataset") == set()
 
 
-def test_the_table_is_copied_like_every_table(picker: Picker):
+def test_rows_of_the_picker_are_copied_as_text(picker: Picker):
     picker.choose_id("/m/base")
     picker.table.copy()
     from PySide6.QtGui import QGuiApplication

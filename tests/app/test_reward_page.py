@@ -135,19 +135,19 @@ def test_the_model_is_sampled_and_its_completions_scored(qtbot, page: RewardsPag
     assert [one["text"] for one in page.bench.groups[0]["completions"]] != first
 
 
-def test_what_cannot_be_sampled_is_one_sentence(qtbot, page: RewardsPage) -> None:
+def test_a_refused_sampling_shows_one_sentence(qtbot, page: RewardsPage) -> None:
     page.draft.set("data", "/nowhere/rows.jsonl")
     with qtbot.waitSignal(page.session.message, timeout=PATIENCE) as said:
         page.source.sample.click()
     assert said.args[0] == "There is no file or folder /nowhere/rows.jsonl." and page.source.sample.isVisible()
 
 
-def test_row_numbers_are_read() -> None:
+def test_row_numbers_are_parsed() -> None:
     assert row_numbers("1-4, 17,2") == [1, 2, 3, 4, 17]
     assert row_numbers("") == row_numbers("4-") == row_numbers("x") == row_numbers("1-99999") == []
 
 
-def test_rows_chosen_elsewhere_are_sampled(qtbot, page: RewardsPage) -> None:
+def test_rows_selected_on_the_dataset_page_are_sampled(qtbot, page: RewardsPage) -> None:
     page.source.sources.choose("file")
     asked: list[tuple[str, list[int]]] = []
     page.source.sample_requested.connect(lambda how, count, numbers, size: asked.append((how, numbers)))
@@ -156,7 +156,7 @@ def test_rows_chosen_elsewhere_are_sampled(qtbot, page: RewardsPage) -> None:
     assert page.source.sources.key == "model"
 
 
-def test_the_menu_offers_what_can_be_done(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+def test_the_menu_enables_the_actions_that_apply(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     told: list[dict[str, bool]] = []
     page.enabled_actions_changed.connect(told.append)
     assert not any(page.enabled_actions().values())
@@ -180,7 +180,7 @@ def test_the_menu_offers_what_can_be_done(qtbot, page: RewardsPage, tmp_path: Pa
     qtbot.waitUntil(lambda: not told[-1]["drop_case"], timeout=PATIENCE)
 
 
-def test_a_run_s_completions_are_scored_anew(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+def test_the_completions_of_a_run_are_scored_again(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "runs" / "one", steps=2)
     page.hide()
     page.show()
@@ -194,7 +194,7 @@ def test_a_run_s_completions_are_scored_anew(qtbot, page: RewardsPage, tmp_path:
     assert [one["text"] for one in page.bench.groups[0]["completions"]] == kept
 
 
-def test_files_are_dropped_and_text_is_pasted(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+def test_completions_can_be_dropped_as_a_file_and_pasted_as_text(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     file = tmp_path / "given.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     drop(page, file)
@@ -248,7 +248,7 @@ def test_saving_scores_again_and_an_error_is_marked_on_its_line(
     assert not page.panel.trouble.isVisible()
 
 
-def test_what_the_person_writes_here_needs_no_question_but_what_others_write_does(
+def test_code_saved_in_the_editor_needs_no_consent_and_code_changed_elsewhere_does(
     qtbot, page: RewardsPage, mine: Path, tmp_path: Path
 ) -> None:
     asked: list[str] = []
@@ -279,7 +279,7 @@ def test_declined_code_does_not_run(qtbot, page: RewardsPage, mine: Path, tmp_pa
     assert not (tmp_path / "ran").exists()
 
 
-def test_an_edit_is_not_written_over_another_program_s(qtbot, page: RewardsPage, mine: Path) -> None:
+def test_saving_does_not_overwrite_the_changes_of_another_program_unasked(qtbot, page: RewardsPage, mine: Path) -> None:
     page.panel.editor.setPlainText(MINE + "# mine\n")
     page.panel.editor.document().setModified(True)
     mine.write_text(MINE + "# theirs\n")
@@ -289,7 +289,7 @@ def test_an_edit_is_not_written_over_another_program_s(qtbot, page: RewardsPage,
     assert mine.read_text().endswith("# mine\n"), "the second time it is meant"
 
 
-def test_a_new_file_begins_with_functions_that_work(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+def test_a_new_reward_file_contains_working_functions(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     page.session.consent.ask = lambda requests: pytest.fail("it was asked about what we wrote")
     page.editing.choose_new_file = lambda: tmp_path / "fresh.py"
     page.panel.new.click()
@@ -302,7 +302,9 @@ def test_a_new_file_begins_with_functions_that_work(qtbot, page: RewardsPage, tm
 # ── cases, weights, giving up ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_case_is_kept_fails_after_a_change_and_goes(qtbot, page: RewardsPage, mine: Path, tmp_path: Path) -> None:
+def test_a_kept_case_fails_after_a_change_of_the_function_and_can_be_removed(
+    qtbot, page: RewardsPage, mine: Path, tmp_path: Path
+) -> None:
     put_rows(qtbot, page, tmp_path)
     page.results.table.selectRow(3)
     page.keep.click()
@@ -320,7 +322,7 @@ def test_a_case_is_kept_fails_after_a_change_and_goes(qtbot, page: RewardsPage, 
     assert not (tmp_path / "mine.cases.jsonl").exists()
 
 
-def test_a_weight_typed_on_the_bench_moves_rewards_and_the_form(
+def test_a_weight_edited_on_the_bench_changes_the_rewards_and_the_form(
     qtbot, page: RewardsPage, mine: Path, tmp_path: Path
 ) -> None:
     page.draft.update({"reward_functions": ["long", "keyword(word=dd)"], "reward_weights": []})
@@ -338,7 +340,7 @@ def test_a_weight_typed_on_the_bench_moves_rewards_and_the_form(
     qtbot.waitUntil(lambda: rewards(page)[3] == 3.4, timeout=PATIENCE)
 
 
-def test_a_function_that_hangs_is_given_up(qtbot, page: RewardsPage, mine: Path, tmp_path: Path) -> None:
+def test_a_function_that_hangs_is_stopped(qtbot, page: RewardsPage, mine: Path, tmp_path: Path) -> None:
     put_rows(qtbot, page, tmp_path)
     edit(page, "return [", "import re\n    re.match(r'(a+)+$', 'a' * 40 + 'b')\n    return [")
     qtbot.waitUntil(lambda: page.bench.busy == "Scoring with long", timeout=PATIENCE)
@@ -366,7 +368,7 @@ def test_in_a_narrow_page_the_scores_are_one_of_the_views(page: RewardsPage, min
     assert page.results.table.isVisible() and page.panel.editor.isVisible()
 
 
-def test_everything_that_takes_the_focus_has_a_name(page: RewardsPage, mine: Path) -> None:
+def test_every_focusable_widget_has_a_name(page: RewardsPage, mine: Path) -> None:
     kinds = (QAbstractButton, QComboBox, QLineEdit, QPlainTextEdit, QTableView)
     bare = [one for one in page.findChildren(QWidget) if isinstance(one, kinds) and one.focusPolicy() & Qt.FocusPolicy.TabFocus]  # fmt: skip
     assert len(bare) > 15
@@ -374,7 +376,7 @@ def test_everything_that_takes_the_focus_has_a_name(page: RewardsPage, mine: Pat
     assert unnamed == []
 
 
-def test_copied_rows_have_the_functions_names(page: RewardsPage) -> None:
+def test_copied_rows_have_the_names_of_the_functions(page: RewardsPage) -> None:
     show_scored_rows(page)
     page.results.table.selectRow(1)
     page.results.table.copy()

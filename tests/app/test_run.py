@@ -105,7 +105,7 @@ def test_the_clock_stops_between_a_crash_and_its_resume() -> None:
     assert run_state.elapsed_s() == pytest.approx(14)
 
 
-def test_a_trainer_that_loads_before_it_says_started_does_not_move_the_clock() -> None:
+def test_loading_before_the_started_event_is_not_counted_as_work() -> None:
     """The `loading` phase comes before `started`: forty idle seconds before a resume were counted as work."""
     run_state = RunState()
     phases = ((0, "loading"), (2, "sampling"), (42, "loading"), (44, "sampling"), (47, "saving"))
@@ -125,7 +125,7 @@ def test_null_and_missing_metrics_are_gaps() -> None:
     assert series.latest("kl") == series.first("kl") == 0.5
 
 
-def test_a_step_that_comes_again_replaces_itself_and_all_later_ones() -> None:
+def test_a_repeated_step_replaces_itself_and_all_later_steps() -> None:
     series = Series()
     for step in range(1, 3000):
         series.append(step, {"a": step})
@@ -204,7 +204,7 @@ def test_the_problem_of_a_failed_run_leaves_out_the_names_of_settings(watch, tmp
     assert watch(folder).problem == "There is no file rows.jsonl. There are 2 weights for 3 functions."
 
 
-def test_an_unlocked_run_without_an_ending_is_crashed_at_once(watch, tmp_path: Path) -> None:
+def test_an_unlocked_run_without_an_ending_is_crashed(watch, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending=None)
     assert watch(folder).state == "crashed"
 
@@ -223,7 +223,7 @@ def test_a_relaunched_run_is_starting_until_the_lock_is_taken(watch, tmp_path: P
     assert run.state == "crashed", "the grace ended when the lock was taken"
 
 
-def test_a_diary_that_was_cut_back_is_read_again(watch, tmp_path: Path) -> None:
+def test_a_truncated_diary_is_read_again(watch, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=40, ending=None)
     run = watch(folder)
     restarts = []

@@ -46,7 +46,7 @@ def lines(page: RunsPage) -> list[list[str]]:
     return [[str(view.index(r, c).data()) for c in range(view.columnCount())] for r in range(view.rowCount())]
 
 
-def test_every_run_has_a_line_newest_first(page: RunsPage) -> None:
+def test_every_run_has_a_row_newest_first(page: RunsPage) -> None:
     found = lines(page)
     assert [line[:2] for line in found] == [["crashed", "Crashed"], ["failed", "Failed"], ["finished", "Finished"]]
     assert found[2][2:4] == ["demo/model", "60 of 60"] and found[2][5].startswith("+")

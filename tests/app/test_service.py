@@ -74,7 +74,7 @@ def until(qtbot: QtBot, true: Callable[[], object]) -> None:
     qtbot.waitUntil(lambda: bool(true()), timeout=10_000)
 
 
-def test_ask_returns_at_once_and_calls_back_later(qtbot: QtBot, service: Service):
+def test_ask_returns_before_the_answer_is_passed_to_the_callback(qtbot: QtBot, service: Service):
     replies = Replies()
     began = time.monotonic()
     replies.ask(service, "echo", name="é")
@@ -83,7 +83,7 @@ def test_ask_returns_at_once_and_calls_back_later(qtbot: QtBot, service: Service
     assert replies.answers == [{"name": "é"}] and replies.progress == [{"half": 1}] and not replies.faults
 
 
-def test_one_process_answers_everything(qtbot: QtBot, service: Service):
+def test_one_process_answers_all_questions(qtbot: QtBot, service: Service):
     replies = Replies()
     for _ in range(3):
         replies.ask(service, "pid")
@@ -98,14 +98,14 @@ def test_on_refused_gets_the_faults(qtbot: QtBot, service: Service):
     assert replies.faults == [Fault("model", "There is no model x.")]
 
 
-def test_an_answer_in_pieces_is_joined(qtbot: QtBot, service: Service):
+def test_an_answer_read_in_several_chunks_is_joined(qtbot: QtBot, service: Service):
     replies = Replies()
     replies.ask(service, "slow")
     until(qtbot, lambda: replies.answers)
     assert replies.answers == ["é" * 9]
 
 
-def test_a_cancelled_question_calls_nothing_back(qtbot: QtBot, service: Service, cancelled: Path):
+def test_no_callback_of_a_cancelled_question_is_called(qtbot: QtBot, service: Service, cancelled: Path):
     replies, after = Replies(), Replies()
     number = replies.ask(service, "echo")
     service.cancel(number)

@@ -200,7 +200,7 @@ def test_menu_entries_switch_pages_and_themes(window: Window):
     window.set_theme("light")
 
 
-def test_icons_exist():
+def test_every_icon_exists():
     names = [page.icon for page in PAGES] + [entry.icon for menu in MENUS.values() for entry in menu if entry]
     assert all((places.resources() / "icons" / f"{name}.svg").exists() for name in names if name)
 
@@ -227,7 +227,7 @@ def test_buttons_and_strip_follow_the_run(window: Window, session: Session):
     assert not window.strip.left.isVisible()
 
 
-def test_a_sentence_about_a_run_goes_once_its_state_contradicts_it(window: Window, session: Session):
+def test_a_sentence_about_a_run_is_removed_when_the_run_changes_state(window: Window, session: Session):
     """“… is still training” stood beside “Finished”, and the problem of a failed run beside its resumed one."""
     run = look_at(session, FakeRun("starting"))
     session.message.emit("first is still training.")
@@ -263,7 +263,7 @@ def test_the_toolbar_sends_control_words_to_the_run(window: Window, session: Ses
     assert run.sent == ["pause", "resume", "save", "stop"]
 
 
-def test_run_makes_a_folder_and_starts_a_training_with_the_forms_settings(
+def test_run_creates_a_folder_and_starts_a_training_with_the_settings_of_the_form(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ):
     started: list[tuple[str, RunFolder]] = []
@@ -283,7 +283,7 @@ def test_run_makes_a_folder_and_starts_a_training_with_the_forms_settings(
     assert session.run is None
 
 
-def test_a_runs_folder_that_cannot_be_made_is_one_sentence(session: Session, tmp_path: Path, monkeypatch):
+def test_a_runs_folder_that_cannot_be_created_is_one_sentence(session: Session, tmp_path: Path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "file" / "runs"))
     messages: list[str] = []
@@ -504,7 +504,7 @@ def test_a_file_that_cannot_be_opened_is_a_sentence_in_the_strip(window: Window,
     assert window.strip.sentence.text() == "There is no setting temprature. Did you mean temperature?"
 
 
-def test_the_settings_of_a_run_come_into_the_form_and_are_not_saved_over(window: Window, tmp_path: Path, monkeypatch):
+def test_the_settings_of_a_run_are_loaded_and_save_does_not_overwrite_them(window: Window, tmp_path: Path, monkeypatch):
     run = make_run_folder("old")
     run.config.write_text("model: a/b\ndata: a/b\nseed: 3\n")
     window.session.draft.set("seed", 9)
@@ -519,7 +519,9 @@ def test_the_settings_of_a_run_come_into_the_form_and_are_not_saved_over(window:
 
 
 @pytest.mark.parametrize(("answer", "seed"), [("cancel", 9), ("discard", 3), ("save", 3)])
-def test_edits_are_not_lost_unasked(window: Window, tmp_path: Path, monkeypatch, answer: str, seed: int):
+def test_unsaved_edits_are_not_discarded_without_a_question(
+    window: Window, tmp_path: Path, monkeypatch, answer: str, seed: int
+):
     (tmp_path / "other.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
     window.session.draft.set("seed", 9)
     monkeypatch.setattr(window, "ask_about_edits", lambda: answer)
@@ -563,7 +565,7 @@ def test_a_missing_demo_shows_a_message_and_the_defaults(session: Session, demo:
     assert messages == [f"There is no file {demo}. The form shows the defaults."]
 
 
-def test_a_later_launch_shows_the_form_as_it_was(session: Session):
+def test_a_later_launch_restores_the_form(session: Session):
     session.restore()
     session.draft.set("temperature", "0.")
     session.draft.flush()
