@@ -16,14 +16,14 @@ KEY, CONTROL = Qt.Key, Qt.KeyboardModifier.ControlModifier
 @pytest.fixture
 def editor(qtbot, qapp) -> CodeEditor:
     theme.apply(qapp, "light")
-    made = CodeEditor()
-    qtbot.addWidget(made)
-    made.resize(500, 300)
-    made.show()
-    return made
+    widget = CodeEditor()
+    qtbot.addWidget(widget)
+    widget.resize(500, 300)
+    widget.show()
+    return widget
 
 
-def put(editor: CodeEditor, text: str, at: int | None = None) -> None:
+def set_text(editor: CodeEditor, text: str, at: int | None = None) -> None:
     editor.setPlainText(text)
     cursor = editor.textCursor()
     cursor.setPosition(len(text) if at is None else at)
@@ -31,7 +31,7 @@ def put(editor: CodeEditor, text: str, at: int | None = None) -> None:
 
 
 def test_return_keeps_the_indentation_and_deepens_it_after_a_colon(editor: CodeEditor) -> None:
-    put(editor, "    def f(x):")
+    set_text(editor, "    def f(x):")
     QTest.keyClick(editor, KEY.Key_Return)
     QTest.keyClicks(editor, "return 1")
     QTest.keyClick(editor, KEY.Key_Return)
@@ -40,10 +40,10 @@ def test_return_keeps_the_indentation_and_deepens_it_after_a_colon(editor: CodeE
 
 
 def test_tab_indents_and_shift_tab_dedents(editor: CodeEditor) -> None:
-    put(editor, "ab")
+    set_text(editor, "ab")
     QTest.keyClick(editor, KEY.Key_Tab)
     assert editor.toPlainText() == "ab  ", "to the next stop"
-    put(editor, "a\n\nb")
+    set_text(editor, "a\n\nb")
     editor.selectAll()
     QTest.keyClick(editor, KEY.Key_Tab)
     assert editor.toPlainText() == "    a\n\n    b"
@@ -53,7 +53,7 @@ def test_tab_indents_and_shift_tab_dedents(editor: CodeEditor) -> None:
 
 
 def test_commenting_selected_lines_is_one_undo_step(editor: CodeEditor) -> None:
-    put(editor, "  a\nb")
+    set_text(editor, "  a\nb")
     editor.selectAll()
     QTest.keyClick(editor, KEY.Key_Slash, CONTROL)
     assert editor.toPlainText() == "#   a\n# b"
@@ -80,7 +80,7 @@ def test_ctrl_s_saves_the_reward_file_while_the_editor_has_the_focus(editor: Cod
 
 
 def test_the_error_line_is_marked(editor: CodeEditor) -> None:
-    put(editor, "a\nb\nc")
+    set_text(editor, "a\nb\nc")
     editor.show_problem(2, "It raised.")
     marked = [mark.cursor.blockNumber() for mark in editor.extraSelections()]
     assert marked == [2, 1] and editor.toolTip() == "It raised."
@@ -91,7 +91,7 @@ def test_the_error_line_is_marked(editor: CodeEditor) -> None:
 
 
 def test_replacing_the_text_keeps_the_cursor_on_its_line(editor: CodeEditor) -> None:
-    put(editor, "a\nb\nc", at=4)
+    set_text(editor, "a\nb\nc", at=4)
     editor.show_text("a\nbb\ncc\nd")
     assert editor.textCursor().blockNumber() == 2 and not editor.document().isModified()
     editor.show_text("a")
@@ -111,7 +111,7 @@ def test_python_syntax_is_coloured(editor: CodeEditor) -> None:
 
 def colour_at(editor: CodeEditor, line: int, column: int):
     block = editor.document().findBlockByNumber(line)
-    looks = [each for each in block.layout().formats() if each.start <= column < each.start + each.length]
+    looks = [span for span in block.layout().formats() if span.start <= column < span.start + span.length]
     return looks[-1].format.foreground().color() if looks else None
 
 

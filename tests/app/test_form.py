@@ -156,7 +156,7 @@ def page(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tra
 
 
 def fill(field: fields.Field, value: object) -> None:
-    """Do with the field's own control what a person would do."""
+    """Operate the field's control as the user would."""
     control = field.control
     if isinstance(control, controls.ComboBox):
         control.setCurrentIndex(control.findData(value))
@@ -173,11 +173,11 @@ def fill(field: fields.Field, value: object) -> None:
             QTest.keyClick(control, Qt.Key.Key_Delete)
 
 
-def mend(draft: Draft) -> None:
+def fix_problems(draft: Draft) -> None:
     draft.update({"model": "someone/model", "data": "someone/data"})
 
 
-def plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """With ordinary spaces for those that do not break."""
     return text.replace("\u00a0", " ")
 
@@ -284,7 +284,7 @@ def test_the_cursor_does_not_move_while_typing(page: TrainPage):
 
 
 def test_a_problem_is_shown_below_its_field_until_it_is_fixed(page: TrainPage, qtbot):
-    mend(page.draft)
+    fix_problems(page.draft)
     field = page.form.fields["temperature"]
     fill(field, 0)
     qtbot.waitUntil(lambda: field._problem is not None and field._problem.isVisible())
@@ -322,7 +322,7 @@ def test_advanced_stays_as_the_user_left_it(page: TrainPage, tmp_path: Path, qtb
     qtbot.addWidget(again)
     again.show()
     assert again.form.fields["keep_checkpoints"].isVisible()
-    assert not again.form.fields["reward_timeout"].isVisible(), "what a search opened is not what a person opened"
+    assert not again.form.fields["reward_timeout"].isVisible(), "what a search opened, the user did not open"
 
 
 def test_revealing_an_advanced_field_opens_advanced(page: TrainPage):
@@ -334,9 +334,9 @@ def test_revealing_an_advanced_field_opens_advanced(page: TrainPage):
 
 def test_revealing_a_field_that_does_not_apply_leads_to_the_setting_it_depends_on(page: TrainPage, qtbot):
     fill(page.form.fields["train_type"], "full")
-    with qtbot.waitSignal(page.session.message) as heard:
+    with qtbot.waitSignal(page.session.message) as signal:
         page.reveal("rank")
-    assert heard.args == ["Rank applies only with another choice of Fine-tune."]
+    assert signal.args == ["Rank applies only with another choice of Fine-tune."]
 
 
 @pytest.fixture
@@ -368,9 +368,9 @@ def test_settings_are_found_by_label_key_old_name_menu_and_help(search: SettingS
 
 def test_return_in_the_search_chooses_the_first_match_and_clears_the_line(search: SettingSearch, qtbot):
     QTest.keyClicks(search, "group_size")
-    with qtbot.waitSignal(search.chosen) as heard:
+    with qtbot.waitSignal(search.chosen) as signal:
         QTest.keyClick(search, Qt.Key.Key_Return)
-    assert heard.args == ["group_size"]
+    assert signal.args == ["group_size"]
     qtbot.waitUntil(lambda: search.text() == "")
 
 
@@ -434,7 +434,7 @@ def test_the_other_built_in_functions_are_shown_on_demand(page: TrainPage, qtbot
 
 
 def test_unticking_every_function_leaves_an_empty_list(page: TrainPage, qtbot):
-    mend(page.draft)
+    fix_problems(page.draft)
     for row in range(5):
         click_cell(page, row, USE)
     assert page.draft.value("reward_functions") == []
@@ -447,7 +447,7 @@ def test_unticking_every_function_leaves_an_empty_list(page: TrainPage, qtbot):
 
 
 def test_a_weight_edited_in_the_table_survives_save_and_load(page: TrainPage, tmp_path: Path, qtbot):
-    mend(page.draft)
+    fix_problems(page.draft)
     table = page.rewards.table
     index = table.model().index(2, WEIGHT)
     table.setCurrentIndex(index)
@@ -488,7 +488,7 @@ def test_typed_names_tick_their_rows_in_that_order(page: TrainPage):
 
 
 def test_an_invalid_weight_is_a_dash_and_a_problem(page: TrainPage):
-    mend(page.draft)
+    fix_problems(page.draft)
     fill(page.form.fields["reward_weights"], [1.0, "x", 1.0, 1.0, 1.0])
     assert page.rewards.model.index(1, WEIGHT).data() == "–"
     assert [fault.setting for fault in page.draft.problems()] == ["reward_weights"]
@@ -511,17 +511,17 @@ def test_the_functions_of_a_reward_file_get_rows_without_running_it(page: TrainP
 def test_the_plan_includes_the_time_that_earlier_runs_of_this_model_took(
     page: TrainPage, monkeypatch: pytest.MonkeyPatch
 ):
-    mend(page.draft)
+    fix_problems(page.draft)
     fill(page.form.fields["iters"], 600)
     assert page.launch.summary.text() == "4 completions for one prompt a step, 600 steps."
     page.session.time_forecast._known = [CompletionTime({"model": "someone/model", "train_type": "lora"}, 2.0)]
     page.session.time_forecast.changed.emit()
-    text = plain(page.launch.summary.text())
+    text = plain_text(page.launch.summary.text())
     assert text == "4 completions for one prompt a step, 600 steps, about 1 h 20 min."
 
 
 def test_memory_is_shown_in_the_plan_and_as_a_bar(page: TrainPage, qtbot):
-    mend(page.draft)
+    fix_problems(page.draft)
     parts = (
         MemoryPart("Weights", 4e9),
         MemoryPart("KV cache", 2.8e9, "Keys and values."),
@@ -530,15 +530,17 @@ def test_memory_is_shown_in_the_plan_and_as_a_bar(page: TrainPage, qtbot):
     )
     page.session.estimate_memory = lambda config: MemoryParts(parts, 16e9, "Shorter completions need less.")
     page._show_problems()
-    assert plain(page.launch.summary.text()).endswith("1,000 steps, 9.8 GB.")
+    assert plain_text(page.launch.summary.text()).endswith("1,000 steps, 9.8 GB.")
     bar = page.launch.memory
     assert bar.isVisible()
-    assert plain(bar.sentence.text()) == "Needs about 9.8 GB of 16.0 GB."
-    assert "Weights 4.0 GB" in plain(bar.accessibleDescription()) and "Other 1 MB" in plain(bar.accessibleDescription())
+    assert plain_text(bar.sentence.text()) == "Needs about 9.8 GB of 16.0 GB."
+    assert "Weights 4.0 GB" in plain_text(bar.accessibleDescription()) and "Other 1 MB" in plain_text(
+        bar.accessibleDescription()
+    )
     assert not bar.advice.isVisible()
     page.session.estimate_memory = lambda config: MemoryParts(parts, 8e9, "Shorter completions need less.")
     page._show_problems()
-    assert plain(bar.sentence.text()) == "Needs about 9.8 GB, and this machine has only 8.0 GB to give."
+    assert plain_text(bar.sentence.text()) == "Needs about 9.8 GB, and this machine has only 8.0 GB to give."
     assert bar.advice.isVisible()
     bar.grab()
 
@@ -562,13 +564,13 @@ def test_a_run_that_surely_does_not_fit_starts_only_after_confirmation(
 ):
     started: list[str] = []
     monkeypatch.setattr("app.model.processes.start_training", lambda text, run: started.append(run.name))
-    mend(page.draft)
+    fix_problems(page.draft)
     page.session.estimate_memory = lambda config: MemoryParts((MemoryPart("Weights", 10e9),), 4e9)
-    said: list[str] = []
-    page.session.message.connect(said.append)
+    messages: list[str] = []
+    page.session.message.connect(messages.append)
     page.session.start_run()
     assert not started
-    assert [plain(sentence) for sentence in said] == [
+    assert [plain_text(sentence) for sentence in messages] == [
         "Not started. Needs about 10.0 GB, and this machine has only 4.0 GB to give."
     ]
     page.session.confirm_over_memory = lambda memory_parts: True
@@ -603,11 +605,11 @@ def test_exactly_one_button_is_primary_the_demo_s_and_then_run(page: TrainPage):
 
 
 def test_run_with_problems_shows_the_first_problem(page: TrainPage):
-    said, wanted = [], []
-    page.session.message.connect(said.append)
-    page.session.field_requested.connect(wanted.append)
+    messages, requested = [], []
+    page.session.message.connect(messages.append)
+    page.session.field_requested.connect(requested.append)
     page.launch.run.click()
-    assert wanted == ["model"]
-    assert said == ["Choose a base model: a folder, or an id on Hugging Face. There is one more problem."]
+    assert requested == ["model"]
+    assert messages == ["Choose a base model: a folder, or an id on Hugging Face. There is one more problem."]
     assert page.session.run is None
     assert not places.runs_folder().exists(), "nothing is created"

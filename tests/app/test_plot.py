@@ -1,4 +1,4 @@
-"""Plots: nothing is lost in thinning, gaps stay gaps, and pointing or zooming in one plot shows in all."""
+"""Plots: downsampling keeps every peak, gaps stay gaps, and hovering or zooming one plot affects all."""
 
 from __future__ import annotations
 
@@ -80,47 +80,47 @@ def grid(qtbot, qapp):
         ChartContent([], "Waits."),
     ]
     plots = [Plot("First", "score"), Plot("Second", "nats", "nats"), Plot("Third")]
-    made = ChartGrid(plots, shown.__getitem__, lambda place: True)
-    qtbot.addWidget(made)
-    made.resize(1000, 300)
-    made.show()
-    made.refresh((1, 40))
-    qtbot.waitUntil(lambda: not made._turns.isActive(), timeout=5000)
-    return made
+    widget = ChartGrid(plots, shown.__getitem__, lambda index: True)
+    qtbot.addWidget(widget)
+    widget.resize(1000, 300)
+    widget.show()
+    widget.refresh((1, 40))
+    qtbot.waitUntil(lambda: not widget._turns.isActive(), timeout=5000)
+    return widget
 
 
-def entries(plot: Plot) -> list[tuple[str, str]]:
+def legend_entries(plot: Plot) -> list[tuple[str, str]]:
     return [(entry.label, entry.value) for entry in plot._legend._entries]
 
 
 def test_the_legend_shows_the_newest_values_or_those_under_the_pointer(grid: ChartGrid) -> None:
     first, second, third = grid.plots
-    assert entries(first) == [("One", f"{np.sin(8) + 2:.2f}")]
+    assert legend_entries(first) == [("One", f"{np.sin(8) + 2:.2f}")]
     first.hovered.emit(5)
     assert first._step_label.text() == second._step_label.text() == "step 5"
-    assert entries(second) == [("Two", f"−{np.sin(1) + 2:.2f}\u202fnats")]
+    assert legend_entries(second) == [("Two", f"−{np.sin(1) + 2:.2f}\u202fnats")]
     first.hovered.emit(12)
-    assert entries(first) == [("One", "–")], "a gap is a dash"
+    assert legend_entries(first) == [("One", "–")], "a gap is a dash"
     first.hovered.emit(None)
-    assert first._step_label.text() == "" and entries(first) == [("One", f"{np.sin(8) + 2:.2f}")]
-    assert third._waiting.text() == "Waits." and entries(third) == []
+    assert first._step_label.text() == "" and legend_entries(first) == [("One", f"{np.sin(8) + 2:.2f}")]
+    assert third._waiting.text() == "Waits." and legend_entries(third) == []
 
 
 def test_a_long_legend_has_a_limited_height(qtbot) -> None:
     legend = Legend()
     qtbot.addWidget(legend)
     legend.resize(300, 16)
-    few = [LegendEntry(theme.reward_pen(place), f"metric/number {place}", "0.500") for place in range(2)]
+    few = [LegendEntry(theme.reward_pen(index), f"metric/number {index}", "0.500") for index in range(2)]
     legend.show_entries(few)
     assert not legend.toolTip()
-    many = [LegendEntry(theme.reward_pen(place), f"metric/number {place}", "0.500") for place in range(20)]
+    many = [LegendEntry(theme.reward_pen(index), f"metric/number {index}", "0.500") for index in range(20)]
     legend.show_entries(many)
     assert legend.height() == 4 * 16 and legend.toolTip().count("\n") == 19
 
 
 def test_a_wide_page_has_four_columns_and_a_usual_one_three(qtbot) -> None:
-    plots = [Plot(f"plot {place}") for place in range(8)]
-    grid = ChartGrid(plots, lambda place: ChartContent(), lambda place: True)
+    plots = [Plot(f"plot {index}") for index in range(8)]
+    grid = ChartGrid(plots, lambda index: ChartContent(), lambda index: True)
     qtbot.addWidget(grid)
     grid.show()
     for width, columns in ((1072, 3), (824, 2), (2360, 4), (500, 1)):
@@ -136,12 +136,12 @@ def test_a_gap_stays_a_gap(grid: ChartGrid) -> None:
 
 def test_moving_the_pointer_marks_the_step_below_it(qtbot, grid: ChartGrid) -> None:
     view = grid.plots[0]._view
-    found: list[int | None] = []
-    grid.plots[0].hovered.connect(found.append)
+    steps: list[int | None] = []
+    grid.plots[0].hovered.connect(steps.append)
     box = view.box
-    place = view.mapFromScene(box.mapViewToScene(QPoint(20, 2)))
-    qtbot.mouseMove(view.viewport(), place)
-    assert found[-1] == 20
+    index = view.mapFromScene(box.mapViewToScene(QPoint(20, 2)))
+    qtbot.mouseMove(view.viewport(), index)
+    assert steps[-1] == 20
 
 
 def test_dragging_zooms_every_plot_and_a_double_click_shows_all(qtbot, grid: ChartGrid) -> None:
@@ -176,7 +176,7 @@ def test_a_change_of_theme_recolours_the_curves(qapp, grid: ChartGrid) -> None:
 
 
 def test_a_plot_has_few_widgets(grid: ChartGrid) -> None:
-    """pyqtgraph's own had fifty each, for a menu that nobody saw: a change of theme took half a second over them."""
+    """A pyqtgraph PlotItem has fifty, for a menu that is never shown: restyling them took half a second at a change of theme."""
     assert len(grid.plots[0]._view.findChildren(QWidget)) < 10
 
 

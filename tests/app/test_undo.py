@@ -1,4 +1,4 @@
-"""Undo and redo: every change of the form is one step, and typing without a pause is one too."""
+"""Undo and redo: every change of the form is a step, and typing without a pause is a single step."""
 
 from __future__ import annotations
 
