@@ -116,7 +116,7 @@ def column(page: RewardsPage, name: str) -> list[str]:
 def test_the_model_is_sampled_and_its_completions_scored(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     raw = small_run.settings_for(tmp_path, group_size=3, max_completion_length=6) | small_run.low_half(tmp_path)
     page.draft.update({key: value for key, value in raw.items() if key in page.draft.values()})
-    assert page.source.column_index.text() == "3", "the run's own group size"
+    assert page.source.group_size.text() == "3", "the run's own group size"
     page.source.rows.setText("2")
     emitted: list[tuple[int, int]] = []
     page.bench.progress.connect(lambda done, of: emitted.append((done, of)))

@@ -329,12 +329,12 @@ def test_reattach_opens_the_run_that_is_still_training(session: Session, qtbot):
 # Closing
 
 
-@pytest.mark.parametrize(("answer", "closes", "said"), [("keep", True, []), ("stop", True, ["stop"]), ("cancel", False, [])])  # fmt: skip
-def test_closing_while_a_run_is_live_asks(window: Window, session: Session, monkeypatch, answer, closes, question):
+@pytest.mark.parametrize(("answer", "closes", "sent"), [("keep", True, []), ("stop", True, ["stop"]), ("cancel", False, [])])  # fmt: skip
+def test_closing_while_a_run_is_live_asks(window: Window, session: Session, monkeypatch, answer, closes, sent):
     run = show_run(session, FakeRun())
     monkeypatch.setattr(window, "ask_about_training", lambda: answer)
     assert window.close() is closes
-    assert run.sent == question
+    assert run.sent == sent
 
 
 def test_closing_without_a_live_run_asks_nothing(window: Window, session: Session, monkeypatch):

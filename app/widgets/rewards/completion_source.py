@@ -86,7 +86,7 @@ class CompletionSource(QFrame):
             self.how.addItem(text, key)
         self.how.setMinimumContentsLength(12)
         self.how.setAccessibleName("Which rows")
-        self.rows, self.each = _count_edit("8", "Rows"), _count_edit("8", "Completions of each row")
+        self.rows, self.group_size = _count_edit("8", "Rows"), _count_edit("8", "Completions of each row")
         self.numbers = QLineEdit()
         self.numbers.setPlaceholderText("1-4, 17")
         self.numbers.setAccessibleName("Row numbers")
@@ -95,7 +95,7 @@ class CompletionSource(QFrame):
             "Sample", self._request_sample, primary=True, tip="Draw completions from the chosen model (Ctrl+D)"
         )
         self.how.currentIndexChanged.connect(lambda _: self._show_rows())
-        for line in (self.rows, self.numbers, self.each):
+        for line in (self.rows, self.numbers, self.group_size):
             line.returnPressed.connect(self._request_sample)
         return _row(
             [
@@ -103,7 +103,7 @@ class CompletionSource(QFrame):
                 self.rows,
                 self.numbers,
                 label("×", role="muted"),
-                self.each,
+                self.group_size,
                 label("completions", role="muted"),
                 self.sample,
             ]
@@ -164,8 +164,8 @@ class CompletionSource(QFrame):
 
     def show_size(self, size: int) -> None:
         """Show the form's group size as number of completions, until the user types another."""
-        if not self.each.isModified():
-            self.each.setText(str(size))
+        if not self.group_size.isModified():
+            self.group_size.setText(str(size))
 
     def show_busy(self, what: str) -> None:
         """Show what is being done in place of the inputs; "" brings them back."""
@@ -193,7 +193,9 @@ class CompletionSource(QFrame):
             self.refused.emit("Row numbers are written as 1-4, 17.")
             return
         count = len(numbers) if how == "numbers" else int(self.rows.text() or 8)
-        self.sample_requested.emit(how, count, numbers if how == "numbers" else [], max(1, int(self.each.text() or 8)))
+        self.sample_requested.emit(
+            how, count, numbers if how == "numbers" else [], max(1, int(self.group_size.text() or 8))
+        )
 
     def _request_run(self) -> None:
         if self.runs.currentData():

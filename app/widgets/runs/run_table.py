@@ -68,7 +68,7 @@ NARROW, _MIN_NAME_WIDTH = 820, 160
 
 
 class RunModel(QAbstractTableModel):
-    """Runs as rows. `set_row` replaces one in place, so that the selection and the scroll position survive.
+    """Runs as rows. `set_row` replaces a row in place, so that the selection and the scroll position survive.
 
     Attributes:
         rows – unsorted; the view sorts.
