@@ -1,4 +1,4 @@
-"""What a file that is dropped on the window is used for, by its name and, for a folder, what it contains."""
+"""The use of a file dropped on the window, decided by its name and, for a folder, by its contents."""
 
 from __future__ import annotations
 

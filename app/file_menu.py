@@ -123,7 +123,7 @@ class FileWindow(QMainWindow):
         answer = self.ask_about_edits()
         return self.save_config() if answer == "save" else answer == "discard"
 
-    # A question in a method of its own, so that tests can answer it
+    # A question: a method that tests replace by an answer
 
     def ask_about_edits(self) -> str:
         """save, discard or cancel."""

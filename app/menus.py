@@ -20,7 +20,7 @@ Keys = str | QKeySequence.StandardKey
 
 @dataclass(frozen=True, slots=True)
 class MenuEntry:
-    """One action. `slot` is a method of the window or, where `page` is set, of that page, which is then shown. `starts_disabled`:
+    """A menu entry. `slot` is a method of the window or, where `page` is set, of that page, which is then shown. `starts_disabled`:
     until that page enables it. `icon`: the name of our icon, for actions in the toolbar."""
 
     name: str
@@ -99,7 +99,12 @@ THEMES = {"system": ("As the system", "Ctrl+Alt+0"), "light": ("Light", "Ctrl+Al
 
 
 class Menus(QObject):
-    """The window's actions by name, its menus and its toolbar's icons."""
+    """The window's actions by name, its menus and its toolbar's icons.
+
+    Attributes:
+        by_name – action name → QAction.
+        recent – the submenu of recent files.
+    """
 
     def __init__(self, window: FileWindow) -> None:
         super().__init__(window)  # so that its slots are disconnected when the window is deleted

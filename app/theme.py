@@ -30,7 +30,7 @@ MODES = ("system", "light", "dark")
 
 @dataclass(frozen=True)
 class Palette:
-    """What a colour is for. `advantage_above` and `advantage_below` are blue and orange: safe for colour-blind eyes."""
+    """A colour for each use. `advantage_above` and `advantage_below` are blue and orange, which colour-blind users can tell apart."""
 
     window: QColor
     sidebar: QColor
@@ -120,7 +120,7 @@ DARK = _palette(
 )
 
 # Okabe and Ito's eight (https://jfly.uni-koeln.de/color/), ordered so that neighbours differ most. Yellow is deepened
-# on white and blue lifted on black, where the originals all but vanish; their black is whatever text is.
+# on white and blue lightened on black, where the originals are hardly visible; the text colour replaces their black.
 _REWARDS = {
     False: ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b3a600", "#1c1c21"),
     True: ("#3d9ddb", "#e69f00", "#16b88a", "#d98bb5", "#7cc8f2", "#ef7a2b", "#f0e442", "#ececf1"),
@@ -130,7 +130,7 @@ _DASHES = (Qt.PenStyle.SolidLine, Qt.PenStyle.DashLine, Qt.PenStyle.DotLine, Qt.
 
 class _Signals(QObject):
     """Signals:
-    changed – `palette()` returns another one now; repaint.
+    changed – `palette()` returns another palette now; repaint.
     """
 
     changed = Signal()
@@ -199,8 +199,8 @@ def text_scale() -> float:
     """The desktop's text scale (or that of QT_FONT_DPI), 1 to 2."""
     if not _scale:
         screen = QGuiApplication.primaryScreen()
-        wanted = screen.logicalDotsPerInch() / USUAL_DPI if screen is not None else 1.0
-        _scale.append(min(LARGEST_SCALE, max(1.0, wanted)))
+        desktop_scale = screen.logicalDotsPerInch() / USUAL_DPI if screen is not None else 1.0
+        _scale.append(min(LARGEST_SCALE, max(1.0, desktop_scale)))
     return _scale[0]
 
 

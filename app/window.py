@@ -50,7 +50,7 @@ FIRST_SIZE = (1280, 800)
 FORM_PAGES = ("train", "dataset", "rewards")
 """Pages that show settings of the form."""
 NARROW = 1000
-"""Below this width the sidebar shows icons alone, whatever was chosen."""
+"""Below this width the sidebar shows icons alone, whatever the preference says."""
 
 
 class Window(FileWindow):
@@ -60,6 +60,7 @@ class Window(FileWindow):
         session, history – the state and its undo stack.
         menus – the actions by name.
         sidebar, toolbar, page_stack, strip – its parts.
+        document – the label in the toolbar with the name of the config file.
     """
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
@@ -76,7 +77,8 @@ class Window(FileWindow):
         self._connect()
         self._show_title()
         self._connect_run()
-        self._restore_geometry()
+        if not self.restoreGeometry(self.session.prefs.geometry):  # False also for the empty bytes of a first launch
+            self.resize(*map(theme.scaled, FIRST_SIZE))
 
     # Building
 
@@ -90,17 +92,18 @@ class Window(FileWindow):
         across.setSpacing(0)
         across.addWidget(self.sidebar)
         across.addWidget(self.page_stack, 1)
-        whole = QWidget()
-        column = QVBoxLayout(whole)
+        central = QWidget()
+        column = QVBoxLayout(central)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
         column.addWidget(content, 1)
         column.addWidget(self.strip)
-        self.setCentralWidget(whole)
+        self.setCentralWidget(central)
 
     def _build_toolbar(self) -> None:
         self.toolbar = QToolBar("Run")
         self.toolbar.setMovable(False)
+        # Qt lists toolbars in the context menu of every main window, from where this one could be hidden for good.
         self.toolbar.toggleViewAction().setEnabled(False)
         collapse = IconButton("sidebar", tip="Collapse or widen the sidebar")
         collapse.setFocusPolicy(Qt.FocusPolicy.TabFocus)
@@ -108,7 +111,7 @@ class Window(FileWindow):
         self.document = QLabel()
         self.document.setProperty("role", "muted")
         self.document.setContentsMargins(theme.SPACE, 0, 0, 0)
-        gap = QWidget()
+        gap = QWidget()  # pushes the actions to the right: a toolbar has no stretch
         gap.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         for part in (collapse, self.document, gap):
             self.toolbar.addWidget(part)
@@ -135,10 +138,6 @@ class Window(FileWindow):
         session.confirm_over_memory = self.ask_about_memory
         theme.signals.changed.connect(self.menus.update_icons)
 
-    def _restore_geometry(self) -> None:
-        if not self.restoreGeometry(self.session.prefs.geometry):
-            self.resize(*map(theme.scaled, FIRST_SIZE))
-
     # Pages
 
     def show_page(self, key: str) -> None:
@@ -149,6 +148,7 @@ class Window(FileWindow):
             page.enabled_actions_changed.connect(self.menus.set_enabled)
             self.menus.set_enabled(page.enabled_actions())
         self.sidebar.show_page(key)
+        # Hiding the page that had the focus moves it to whatever comes next in the tab order; the sidebar is predictable.
         self.sidebar.buttons[key].setFocus()
 
     @property
@@ -168,6 +168,7 @@ class Window(FileWindow):
 
     def copy(self) -> None:
         """Copy the selection of the widget with the focus: text, rows of a table, the values of a chart."""
+        # A text edit takes Ctrl+C itself before the menu does; this serves the menu entry, labels, and our tables and plots.
         widget: Any = QApplication.focusWidget()
         if isinstance(widget, QLabel):
             QApplication.clipboard().setText(widget.selectedText())
@@ -240,7 +241,7 @@ class Window(FileWindow):
         return self.session.run.state if self.session.run is not None else ""
 
     def _connect_run(self) -> None:
-        """Connect to the run that is shown now; the one before was deleted with its connections."""
+        """Connect to the run that is shown now; the previous one was deleted, and its connections with it."""
         if self.session.run is not None:
             self.session.run.changed.connect(self._show_progress)
         self._was_live = None
@@ -252,7 +253,7 @@ class Window(FileWindow):
         self.strip.show_state(self._state())
         self._show_progress()
         live = run is not None and run.is_live
-        if live != self._was_live:  # a sentence about the run while it was live, or about its ending, is void
+        if live != self._was_live:  # whatever the strip says about the run is no longer true
             self._was_live = live
             self.strip.show_sentence(run.problem if run is not None else "")
 
@@ -282,7 +283,7 @@ class Window(FileWindow):
         draft = self.session.draft
         name = draft.path.name if draft.path else "Demo" if draft.is_demo else "Untitled"
         self.document.setText(f"{name} – edited" if draft.dirty else name)
-        self.setWindowTitle(f"{name}[*] – {NAME}")
+        self.setWindowTitle(f"{name}[*] – {NAME}")  # Qt shows [*] as the desktop's mark of an unsaved document
         self.setWindowModified(draft.dirty)
 
     # Drops
@@ -307,7 +308,7 @@ class Window(FileWindow):
         else:
             self.session.use_path(file.kind, file.path)
 
-    # Questions, each in a method of its own so that tests can answer them
+    # Questions: one method each, which tests replace by an answer
 
     def ask_about_training(self) -> str:
         """keep, stop or cancel."""
@@ -340,7 +341,7 @@ class Window(FileWindow):
                 return
             if answer == "stop":
                 self.session.stop_training()
-        self.session.draft.flush()
+        self.session.draft.flush()  # the timer of the autosave would not fire any more
         self.session.prefs.geometry = self.saveGeometry()
         self.session.prefs.sync()
         event.accept()

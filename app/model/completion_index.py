@@ -1,4 +1,4 @@
-"""Byte offsets of each step's rows in completions.jsonl, so that any step of a file of any size can be read at once.
+"""Byte offsets of each step's rows in completions.jsonl, so that a step can be read without the rest of the file.
 
 It records offsets as the file grows, and parses a row only when it is read. It knows no Qt.
 """
@@ -20,7 +20,11 @@ SLICE = 1 << 20
 
 
 class CompletionIndex:
-    """Step → byte range in the file, in the order written."""
+    """Step → byte range in the file, in the order written.
+
+    Attributes:
+        path – the file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,16 +55,16 @@ class CompletionIndex:
         except OSError:
             self.clear()
             return False
-        whole, newline, rest = chunk.rpartition(b"\n")
+        lines, newline, rest = chunk.rpartition(b"\n")
         if newline:
-            self._note(b"".join(self._partial) + whole)
+            self._index_lines(b"".join(self._partial) + lines)
             self._partial = [rest] if rest else []
         elif chunk:
             self._partial.append(chunk)
         return bool(chunk) and size > self._offset + sum(map(len, self._partial))
 
     def rows(self, step: int | None = None) -> list[GroupRow]:
-        """The rows of a step as written (of the newest one by default); none for a step that has none."""
+        """The rows of a step as written, the newest step by default; [] for a step without rows."""
         if not self._steps:
             return []
         at = len(self._steps) - 1 if step is None else bisect_right(self._steps, step) - 1
@@ -75,16 +79,16 @@ class CompletionIndex:
         rows = map(parse_group_row, text.split(b"\n"))
         return [row for row in rows if row is not None and row["step"] == self._steps[at]]
 
-    def _note(self, whole: bytes) -> None:
-        for line in whole.split(b"\n"):
+    def _index_lines(self, lines: bytes) -> None:
+        for line in lines.split(b"\n"):
             end = self._offset + len(line) + 1
             step = _step_of(line)
             if step is not None:
-                self._note_row(step, self._offset, end)
+                self._index_row(step, self._offset, end)
             self._offset = end
 
-    def _note_row(self, step: int, start: int, end: int) -> None:
-        while self._steps and self._steps[-1] > step:  # a step that comes again replaces all later ones
+    def _index_row(self, step: int, start: int, end: int) -> None:
+        while self._steps and self._steps[-1] > step:  # after a resume, a repeated step replaces all later ones
             for column in (self._steps, self._starts, self._ends):
                 column.pop()
         if self._steps and self._steps[-1] == step:

@@ -29,7 +29,7 @@ Ask = Callable[[Sequence[ConsentRequest]], bool]
 
 
 def refuse_all(_requests: Sequence[ConsentRequest]) -> bool:
-    """The answer where there is no user to ask."""
+    """The answer without a window, when there is no user to ask."""
     return False
 
 

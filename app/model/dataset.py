@@ -17,9 +17,9 @@ from app.model.service import Service
 from backend.spec.config import keys_used_by
 from backend.spec.faults import Fault
 
-DEPENDS = keys_used_by("rows", "row_view")
-"""Settings that an answer depends on."""
-ROOM = keys_used_by("prompt_limit")
+ANSWER_SETTINGS = keys_used_by("rows", "row_view")
+"""Settings that every answer of the helper process depends on."""
+LIMIT_SETTINGS = keys_used_by("prompt_limit")
 """Settings that decide which prompts are too long; a change of theirs needs no new count."""
 SETTLE_MS = 250
 """How long typing must rest before a request is sent."""
@@ -27,18 +27,18 @@ OnAnswer = Callable[[dict[str, Any] | None], None]
 USES = {"prompt_feature": "prompt", "answer_feature": "answer", "system_feature": "system", "type_feature": "type"}
 """Setting of a column → the role of that column."""
 SPLITS = {"train": "Train", "valid": "Valid", "test": "Test"}
-GLANCE = 2000
-"""Prompts that are counted for the line on Train, spread over the dataset; the Dataset page has them all counted."""
+SAMPLE_SIZE = 2000
+"""Prompts counted for the line on Train, spread over the dataset; for the Dataset page all are counted."""
 
 
 class Dataset(QObject):
-    """What is known of the draft's dataset.
+    """The draft's dataset, as far as the helper process has read it.
 
     Attributes:
         state – none (no dataset is chosen), reading, absent (on the Hub, not on this machine), fetching, ready, or failed.
         preview – the answer to the question `preview`.
         choices – {configs, splits} that the Hub offers.
-        split – the split on show.
+        split – the split that is shown.
         counts – token counts of that split's prompts, or None.
         faults – all problems of the dataset and its mapping.
         download_progress – (bytes so far, bytes in all or None).
@@ -46,7 +46,7 @@ class Dataset(QObject):
     Signals:
         changed – any attribute but `counts`.
         counts_changed – `counts`.
-        rows_replaced – the rows of the split are others now.
+        rows_replaced – the split has other rows now.
     """
 
     changed = Signal()
@@ -67,6 +67,7 @@ class Dataset(QObject):
         self.download_progress: tuple[int, int | None] = (0, None)
         self._choices_for: tuple[Any, ...] = ()
         self._fetch = False
+        # Restarted at every change, so one request is sent for a path that is typed, and none for its beginnings.
         self._rest_timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
         self._rest_timer.timeout.connect(lambda: self.refresh())
         self._draft.changed.connect(self._on_changed)
@@ -74,12 +75,12 @@ class Dataset(QObject):
     # Watching
 
     def watch(self, watcher: QObject, *, count_all: bool = True) -> None:
-        """`watcher` shows this from now on. `count_all`: count every prompt, otherwise a sample of GLANCE is enough."""
+        """Keep the data up to date for a widget that shows it. `count_all`: count every prompt, not only SAMPLE_SIZE of them."""
         self._watchers[id(watcher)] = count_all
         self.refresh(again=True)
 
     def unwatch(self, watcher: QObject) -> None:
-        """`watcher` shows it no longer; requests that no watcher needs are cancelled."""
+        """End a widget's `watch`; requests that no other watcher needs are cancelled."""
         self._watchers.pop(id(watcher), None)
         if not self._watchers:
             self._rest_timer.stop()
@@ -89,12 +90,12 @@ class Dataset(QObject):
         if not any(self._watchers.values()):
             self._cancel("_counting")
 
-    # Asking
+    # Requests
 
     def settings(self) -> dict[str, Any]:
         """The settings that every request carries, each of the right type."""
         valid_values = self._draft.valid_values()
-        return {key: valid_values[key] for key in (*DEPENDS, *ROOM)}
+        return {key: valid_values[key] for key in (*ANSWER_SETTINGS, *LIMIT_SETTINGS)}
 
     @property
     def prompt_limit(self) -> int:
@@ -125,7 +126,7 @@ class Dataset(QObject):
         self.refresh(again=True)
 
     def refresh(self, again: bool = False) -> None:
-        """Request what is not known yet, if there are watchers. `again`: even if the settings are unchanged, as files may not be."""
+        """Request missing data, if there are watchers. `again`: even if no setting has changed, as files may have."""
         self._rest_timer.stop()
         if not self._watchers:
             return
@@ -168,7 +169,7 @@ class Dataset(QObject):
     def _request(
         self, question: str, on_answer: OnAnswer, on_progress: OnAnswer | None, owner: QObject, **which: int
     ) -> int:
-        """An answer that comes after the settings have changed is replaced by None, as is a refusal."""
+        """Send a question about the split; `on_answer` gets None for a refusal, or if the settings have changed meanwhile."""
         settings, split = self.settings(), self.split
 
         def current(callback: OnAnswer) -> OnAnswer:
@@ -191,7 +192,7 @@ class Dataset(QObject):
             self.rows_replaced.emit()
             self._request_counts()
 
-    # What is known
+    # Data
 
     @property
     def splits(self) -> dict[str, dict[str, Any]]:
@@ -226,17 +227,17 @@ class Dataset(QObject):
     # Answers
 
     def _on_changed(self, key: str) -> None:
-        if not key or key in DEPENDS:
+        if not key or key in ANSWER_SETTINGS:
             if key in ("", "data"):
                 self.split = "train"
             self._rest_timer.start()
-        elif key in ROOM:
+        elif key in LIMIT_SETTINGS:
             if self._requested_for is not None:
                 self._requested_for |= {key: self.settings()[key]}
             self.changed.emit()
 
     def _on_preview(self, answer: dict[str, Any], known: bool) -> None:
-        """`known`: the settings are those of the answer before this one, so it may be the same."""
+        """`known`: the settings are those of the previous answer, so this one may be equal to it."""
         self._reading = 0
         if known and answer == {"absent": False, **self.preview}:
             self._request_counts()
@@ -284,7 +285,7 @@ class Dataset(QObject):
         """Request the token counts of the split's prompts, unless they are known or requested."""
         if self._counting or not self._watchers or not self.can_count:
             return
-        most = None if any(self._watchers.values()) else GLANCE
+        most = None if any(self._watchers.values()) else SAMPLE_SIZE
         rows = self.splits[self.split]["rows"]
         if self.counts is not None and self.counts.done and self.counts.seen >= min(rows, most or rows):
             return
@@ -309,7 +310,7 @@ class Dataset(QObject):
             self.changed.emit()
         self.counts_changed.emit()
         if done:
-            self._request_counts()  # a watcher that wants all of them may have come meanwhile
+            self._request_counts()  # a watcher that needs every prompt counted may have been added meanwhile
 
     def _on_counts_refused(self, faults: list[Fault]) -> None:
         self._counting, self._count_faults = 0, faults

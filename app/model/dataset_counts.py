@@ -48,7 +48,7 @@ class Counts:
         return 0
 
     def too_long(self, limit: int) -> tuple[int, bool]:
-        """(rows whose prompt has more than `limit` tokens, whether all rows were counted; otherwise the number is extrapolated)."""
+        """(rows whose prompt has more than `limit` tokens, whether that is exact: from a sample it is extrapolated)."""
         counted = sum(rows for tokens, rows in self.lengths if tokens > limit)
         is_exact = self.seen >= self.rows
         return (counted if is_exact else round(counted * self.rows / max(1, self.seen))), is_exact

@@ -1,4 +1,4 @@
-"""The config being edited: the one place in the app where a setting has a value.
+"""The config being edited: the only holder of setting values in the app.
 
 It holds the form's raw values, unvalidated ("1e-" may be half typed), autosaves them, so that they survive quits and crashes, and
 lists their problems. It knows no widget and starts nothing.
@@ -82,8 +82,10 @@ class Draft(QObject):
         self.update({key: value})
 
     def update(self, values: Mapping[str, Any], what: str = "") -> None:
-        """Set several at once: all are set before the first `changed` is emitted. `what` names the undo step, by default after
-        the settings."""
+        """Set several values in one undo step, all of them before the first `changed` is emitted.
+
+        `what` names the step in the menu; by default it is named after the settings.
+        """
         new = {key: value for key, value in values.items() if not is_identical(self._values[key], value)}
         if not new:
             return
@@ -103,7 +105,7 @@ class Draft(QObject):
         self._replace(defaults(), None, "New config")
 
     def apply(self, preset: Preset) -> None:
-        """Apply a preset. One that replaces everything leaves no file behind the form."""
+        """Apply a preset. After one that replaces everything, the form belongs to no file."""
         if preset.replaces:
             self._replace(preset.applied(self._values), None, preset.title)
         else:
@@ -199,8 +201,8 @@ class Draft(QObject):
         return sorted(faults, key=lambda fault: order.index(fault.setting) if fault.setting in order else -1)
 
     def refuse_model(self, name: str, sentence: str) -> None:
-        """Set why this model cannot be trained, as the service found out, or "". It is a problem for as long as the form names
-        that model."""
+        """Set the service's sentence on why this model cannot be trained, or "". It is a problem while the form names that
+        model."""
         if self._refused != (name, sentence):
             self._refused = (name, sentence)
             self.problems_changed.emit()
@@ -233,7 +235,7 @@ class Draft(QObject):
         return {key: typed_value(setting, self._values[key]) for key, setting in SETTINGS.items()}
 
     def sound_config(self) -> Config:
-        """The same as a Config, for what takes typed settings. It is not validated: limits and cross-checks may be broken."""
+        """`valid_values` as a Config, for functions that take one. It is not validated: limits and cross-checks may fail."""
         return Config.model_construct(**self.valid_values())
 
     def summary(self, seconds: float | None = None, memory: str = "") -> str:
@@ -241,7 +243,7 @@ class Draft(QObject):
         return run_summary.summary(self.sound_config(), seconds, memory)
 
     def details(self) -> list[str]:
-        """What else to know before pressing Run, in short phrases."""
+        """Further facts about the run, in short phrases."""
         return run_summary.details(self.sound_config())
 
     def command(self) -> list[str]:
@@ -302,7 +304,7 @@ class Draft(QObject):
             return [Fault("reward_functions_file", _no_rewards_sentence(path))]
         names = self._values["reward_functions"]
         if faults or not isinstance(names, list) or self._file_computes_names():
-            return faults  # a broken file does not tell which names it registers
+            return faults  # the names that a broken file would register are unknown
         return catalog.reward_faults([str(name) for name in names], self._known_rewards())
 
     def _reward_file(self) -> Path | None:
@@ -325,6 +327,7 @@ def _no_rewards_sentence(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
+    """Write atomically: a crash leaves either the old file or the new one. Raises Mistake."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         aside.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""One undoable change of the form: its state before and after. Plain data; `app.model.undo` applies it."""
+"""An undoable change of the form: its state before and after. Plain data; `app.model.undo` applies it."""
 
 from __future__ import annotations
 

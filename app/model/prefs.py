@@ -16,7 +16,7 @@ FOLDER_VARIABLE = "GRPO_STUDIO_PREFS"
 RECENT = 10
 """Recent files that are kept."""
 SLOTS = 100
-"""Windows at a time that can each have a form of their own."""
+"""Most windows that can each have a form of their own at the same time."""
 
 
 def default_folder() -> Path:
@@ -29,7 +29,12 @@ def default_folder() -> Path:
 
 
 class Prefs(QObject):
-    """Typed access to QSettings. Every read names its type, since an INI file gives back the text "false" for False."""
+    """Typed access to QSettings. Every read names its type: from an INI file, False comes back as the text "false".
+
+    Attributes:
+        folder – where everything is stored.
+        slot – the number of this window's form, from 1.
+    """
 
     def __init__(self, folder: Path | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -103,7 +108,7 @@ class Prefs(QObject):
 
     @property
     def open_cards(self) -> set[str]:
-        """Blocks of the form whose Advanced was left open."""
+        """Cards of the form whose Advanced was left open."""
         return set(self._text("open_cards").split())
 
     def set_card_open(self, key: str, opened: bool) -> None:

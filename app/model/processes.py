@@ -45,6 +45,7 @@ def start_detached(command: list[str], run: RunFolder) -> None:
     process.setArguments(command[1:])
     process.setProcessEnvironment(process_environment())
     process.setWorkingDirectory(str(run.path))
+    # Files and no pipes: the far end of a pipe would close with the window, and the training's next line would end it.
     process.setStandardInputFile(QProcess.nullDevice())
     process.setStandardOutputFile(str(run.log), QProcess.OpenModeFlag.Append)
     process.setStandardErrorFile(str(run.log), QProcess.OpenModeFlag.Append)
@@ -67,26 +68,32 @@ class ProcessOutcome:
 
 @dataclass
 class _Stream:
-    """Bytes to lines: an incomplete character or line is kept for the next read."""
+    """Decodes bytes into lines; an incomplete character or line is kept for the next read."""
 
     decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
     )
-    waiting: str = ""
+    partial_line: str = ""
     lines: list[str] = field(default_factory=list)
 
     def feed(self, chunk: bytes, *, final: bool = False) -> list[str]:
-        self.waiting += self.decoder.decode(chunk, final)
-        *whole, self.waiting = self.waiting.split("\n")
-        if final and self.waiting:
-            whole, self.waiting = [*whole, self.waiting], ""
-        fresh = [line.rstrip("\r").rpartition("\r")[2] for line in whole]  # a progress line's last state
-        self.lines += fresh
-        return fresh
+        """The lines that this chunk completes; with `final`, also a last line without a line break."""
+        self.partial_line += self.decoder.decode(chunk, final)
+        *complete, self.partial_line = self.partial_line.split("\n")
+        if final and self.partial_line:
+            complete, self.partial_line = [*complete, self.partial_line], ""
+        # A progress bar rewrites its line after a carriage return: only its last state counts.
+        new_lines = [line.rstrip("\r").rpartition("\r")[2] for line in complete]
+        self.lines += new_lines
+        return new_lines
 
 
 class VerbProcess(QObject):
     """One short backend verb (export, check) as a child process.
+
+    Attributes:
+        command – the command line.
+        outcome – how it ended, a ProcessOutcome; None until then.
 
     Signals:
         line(str) – a line was printed, on either stream.
@@ -103,7 +110,7 @@ class VerbProcess(QObject):
         self._out, self._err = _Stream(), _Stream()
         self._printed: list[str] = []
         self._cancelled = False
-        self._process = QProcess(self)
+        self._process = QProcess(self)  # a child object: deleting this one kills a process that still runs
         self._process.setProgram(command[0])
         self._process.setArguments(command[1:])
         self._process.setProcessEnvironment(process_environment())
@@ -125,6 +132,7 @@ class VerbProcess(QObject):
         if self.is_running:
             self._cancelled = True
             self._process.terminate()
+            # Harmless if it has ended by then; and dropped with the process object if that is deleted first.
             QTimer.singleShot(GRACE_MS, self._process, self._process.kill)
 
     def _read_stdout(self) -> None:
@@ -143,7 +151,7 @@ class VerbProcess(QObject):
             self._finish(False, -1, f"{self.command[0]} cannot be started: {self._process.errorString()}.")
 
     def _on_finished(self, code: int, status: QProcess.ExitStatus) -> None:
-        for stream, rest in (
+        for stream, rest in (  # the last bytes may have come without a readyRead signal
             (self._out, self._process.readAllStandardOutput()),
             (self._err, self._process.readAllStandardError()),
         ):
@@ -164,7 +172,7 @@ class VerbProcess(QObject):
         return "Done." if ok else "It ended without saying why."
 
     def _finish(self, ok: bool, code: int, sentence: str) -> None:
-        if self.outcome is None:
+        if self.outcome is None:  # an error and `finished` may both lead here
             self.outcome = ProcessOutcome(ok and not self._cancelled, code, sentence, "\n".join(self._printed))
             self.done.emit(self.outcome)
 

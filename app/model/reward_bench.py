@@ -37,13 +37,14 @@ class RewardBench(QObject):
         findings – the verdict on the scores.
         failed – where a reward file could not be loaded, and why; else None.
         cases – the kept cases, scored again with everything else.
-        origin – where the completions are from.
+        origin – where the completions come from, in words.
         seconds – how long scoring took.
         stale – the scores are older than the settings.
+        busy – what is being done, or "".
         means – function → its mean score.
 
     Signals:
-        changed – any attribute.
+        changed – any attribute but `busy`.
         busy_changed(str) – what is being done, or "".
         progress(int, int) – done and total; the total is 0 where it is not known.
         refused(str) – a sentence for the user.
@@ -66,6 +67,7 @@ class RewardBench(QObject):
         self.origin, self.busy = "", ""
         self.stale = False
         self._request: int | None = None
+        # Restarted at every change of a setting: one scoring for a typed number, not one for each of its digits.
         self._rest_timer = QTimer(self, singleShot=True, interval=SETTLE_MS)
         self._rest_timer.timeout.connect(self.score_quietly)
         draft.changed.connect(self._on_setting)
@@ -97,7 +99,7 @@ class RewardBench(QObject):
         def on_answer(answer: Any) -> None:
             if isinstance(answer, list):
                 self._set_groups(answer, origin)
-            else:  # of a run
+            else:  # the answer to run_completions, which also says the step
                 step = f"from {Path(arguments['run']).name}, step {answer['step']}"
                 self._set_groups(answer["groups"], origin or step)
 
@@ -127,6 +129,7 @@ class RewardBench(QObject):
         """Score again if that needs no consent and nothing is pending; otherwise mark the scores as stale."""
         if not self.groups:
             return
+        # While something is pending, scoring would cancel it; its own answer leads to scoring, or `stale` shows that it is due.
         if self.busy or self.consent.unconfirmed(self.draft.values()):
             self.stale = True
             self.changed.emit()
@@ -134,7 +137,7 @@ class RewardBench(QObject):
             self._score()
 
     def _score(self) -> None:
-        self._rest_timer.stop()
+        self._rest_timer.stop()  # this request has the newest settings already
         settings = self.draft.values()
         scoring = {key: settings[key] for key in (*SCORING_SETTINGS, "reward_timeout")}
         groups = [_without_scores(group) for group in self.groups]
@@ -196,23 +199,24 @@ class RewardBench(QObject):
             self._edit_cases(self.reward_file, do="drop", place=index)
 
     def _names_of_file(self, file: Path) -> set[str]:
-        """Names under which functions of the file are scored, given the settings."""
+        """Metric names of the chosen reward functions that are the file's own."""
         shipped = {entry.name for entry in catalog.builtin_rewards()}
         names = {catalog.metric_name(str(entry)): str(entry) for entry in self.draft.value("reward_functions")}
         registered = {entry.name for entry in catalog.rewards_in_file(file)}
+        # A file may register a function under a shipped name; the name is then the file's.
         return {name for name, entry in names.items() if entry.partition("(")[0] not in shipped - registered}
 
     def _edit_cases(self, file: Path, **edit: Any) -> None:
-        self._ask("reward_cases", "Keeping the case", lambda answer: self._on_cases_edited(), file=str(file), **edit)
+        self._ask("reward_cases", "Keeping the case", self._on_cases_edited, file=str(file), **edit)
 
-    def _on_cases_edited(self) -> None:
+    def _on_cases_edited(self, _answer: Any) -> None:
         self._end_request()
         self.score_quietly()
 
-    # Asking
+    # Requests
 
     def _ask(self, question: str, activity: str, on_answer: Any, **arguments: Any) -> None:
-        self.cancel()
+        self.cancel()  # one request at a time; an answer to an older one must not replace what is shown after it
         self._set_busy(activity)
         self._request = self.service.ask(
             question, on_answer, on_refused=self._on_refused, on_progress=self._on_progress, owner=self, **arguments
@@ -240,12 +244,12 @@ class RewardBench(QObject):
             self.busy_changed.emit(activity)
 
     def _on_setting(self, key: str) -> None:
-        if self.groups and (key in SCORING_SETTINGS or not key):
+        if self.groups and (key in SCORING_SETTINGS or not key):  # "": all settings changed
             self._rest_timer.start()
 
 
 def _without_scores(group: Mapping[str, Any]) -> Group:
-    """The group without its scores, as it is sent to be scored."""
-    kept = ("text", "tokens", "stop")
-    completions = [{key: row[key] for key in kept if key in row} for row in group["completions"]]
+    """The group without its scores, as the question `score` takes it."""
+    keys = ("text", "tokens", "stop")
+    completions = [{key: row[key] for key in keys if key in row} for row in group["completions"]]
     return {**group, "completions": completions}

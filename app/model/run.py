@@ -32,16 +32,20 @@ SLICE = 96 << 10
 BUDGET_S = 0.015
 """Time that a poll may read before it returns to the event loop."""
 LOG_TAIL = 64 << 10
+"""Bytes at the end of log.txt that `log_tail` reads."""
 _SETTING = re.compile(r"^[a-z_]+: ")
 
 
 class Run(QObject):
     """A run folder being followed.
 
+    Attributes:
+        folder – the run folder.
+
     Signals:
         changed – new events were read; emitted about four times a second at most.
         state_changed(str) – the new state, an `app.model.run_state.State`.
-        restarted – a resume cut the diary back, and it is being read again from its start: discard what was shown.
+        restarted – a resume cut the diary back, and it is read again from its start: discard everything shown so far.
     """
 
     changed = Signal()
@@ -62,15 +66,16 @@ class Run(QObject):
         self._expected_until: float | None = None
         self._config: tuple[int, dict[str, Any]] = (-1, {})
         self._reward_names: tuple[Any, list[str]] = (None, [])
+        # Everything runs on the GUI thread, in slices of BUDGET_S: no lock is needed, and no page reads half an update.
         self._timer = QTimer(self)
         self._timer.timeout.connect(self.poll)
-        self._timer.start(0)
+        self._timer.start(0)  # the first poll comes from the event loop, when the caller has connected to the signals
 
     def close(self) -> None:
         """Stop following; the trainer is not touched."""
         self._timer.stop()
 
-    # ── what the run is doing ───────────────────────────────────────────────────────────────────
+    # ── state ───────────────────────────────────────────────────────────────────────────────────
 
     @property
     def state(self) -> State:
@@ -202,19 +207,22 @@ class Run(QObject):
     @property
     def config(self) -> dict[str, Any]:
         """The raw settings of config.yaml; empty while it cannot be read."""
-        stamp = _stamp(self.folder.config)
-        if stamp != self._config[0]:
+        mtime_ns = _mtime_ns(self.folder.config)
+        if mtime_ns != self._config[0]:  # pages ask several times a second; parsing YAML takes milliseconds
             try:
-                self._config = (stamp, read(self.folder.config))
+                self._config = (mtime_ns, read(self.folder.config))
             except Mistake:
-                self._config = (stamp, {})
+                self._config = (mtime_ns, {})
         return self._config[1]
 
     @property
     def reward_names(self) -> list[str]:
         """Reward functions in the order of the config, then those that only the diary names. Their indices are their colours."""
         config, names = self.config, self.metric_names()
-        key = (self._config[0], len(names))
+        key = (
+            self._config[0],
+            len(names),
+        )  # reading on only adds metrics, so their number tells whether there are new ones
         if key != self._reward_names[0]:
             in_diary = [name.split("/")[1] for name in names if name.startswith("rewards/") and name.count("/") == 2]
             self._reward_names = (key, list(dict.fromkeys([*_configured_rewards(config), *in_diary])))
@@ -224,6 +232,7 @@ class Run(QObject):
         """The last `n` lines of log.txt; of a progress line, its last state."""
         text = _last_lines(self.folder.log, LOG_TAIL).decode("utf-8", errors="replace")
         lines = text.removesuffix("\n").split("\n") if text else []
+        # A progress bar rewrites its line after a carriage return: only its last state is shown.
         return [line.rstrip("\r").rpartition("\r")[2] for line in lines[-n:]]
 
     def completion_steps(self) -> list[int]:
@@ -237,21 +246,21 @@ class Run(QObject):
     # ── following ───────────────────────────────────────────────────────────────────────────────
 
     def poll(self) -> None:
-        """Read what is new, within BUDGET_S, and emit signals. The timer calls it; extra calls do no harm."""
+        """Read new data for at most BUDGET_S, and emit signals. The timer calls it; extra calls do no harm."""
         locked = self.folder.is_locked()  # before reading: a trainer writes everything before it releases the lock
         deadline = time.perf_counter() + BUDGET_S
         self._at_end = self._read_diary(deadline)
         more_rows = self._index.advance()
         while more_rows and time.perf_counter() < deadline:
             more_rows = self._index.advance()
-        if self._at_end:
+        if self._at_end:  # before the end of the diary its state is that of some earlier time
             self._update_state(locked)
         self._emit_changed()
         behind = not self._at_end or more_rows
         self._timer.setInterval(BEHIND_MS if behind else LIVE_MS if self.is_live else IDLE_MS)
 
     def _read_diary(self, deadline: float) -> bool:
-        """Whether the end was reached before the deadline."""
+        """Apply events until the end of the diary or the deadline; returns whether the end was reached."""
         while True:
             position = self._follower.offset
             events = self._follower.read()
@@ -260,7 +269,7 @@ class Run(QObject):
             for event in events:
                 self._run_state.apply(event)
             self._has_news = self._has_news or bool(events)
-            if not events and self._follower.offset == position:
+            if not events and self._follower.offset == position:  # a slice of invalid lines has no events either
                 return True
             if time.perf_counter() > deadline:
                 return False
@@ -303,13 +312,15 @@ class Run(QObject):
 
     def _emit_changed(self) -> None:
         now = time.monotonic()
+        # 0.9: Qt's coarse timers fire up to 5 % early, and every second poll would then emit nothing.
         if self._has_news and (now - self._last_changed) * 1000 >= LIVE_MS * 0.9:
             self._has_news, self._last_changed = False, now
             self.changed.emit()
 
 
 def newest_checkpoint(folder: RunFolder) -> int | None:
-    """The step of the newest whole checkpoint of a run, by the names of its folders; None for none."""
+    """The step of a run's newest complete checkpoint, by the names of its folders; None if it has none."""
+    # A checkpoint is written under a hidden name, which is no number, and renamed when it is complete.
     names = [path.parent.name for path in folder.checkpoints.glob("*/state.json")]
     return max((int(name) for name in names if name.isdigit()), default=None)
 
@@ -324,21 +335,21 @@ def _configured_rewards(config: dict[str, Any]) -> list[str]:
     return [metric_name(name) for name in split_names(names)] if isinstance(names, str | list) else []
 
 
-def _stamp(path: Path) -> int:
-    """When the file was last written, in nanoseconds; 0 when there is none."""
+def _mtime_ns(path: Path) -> int:
+    """When the file was last written, in nanoseconds; 0 if it does not exist."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
         return 0
 
 
-def _last_lines(path: Path, most: int) -> bytes:
-    """The last whole lines of a file, in at most `most` bytes."""
+def _last_lines(path: Path, max_bytes: int) -> bytes:
+    """The last complete lines of a file, in at most `max_bytes`."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - most))
-            text = file.read(most)
+            file.seek(max(0, size - max_bytes))
+            text = file.read(max_bytes)
     except OSError:
         return b""
-    return text if size <= most else text.partition(b"\n")[2]
+    return text if size <= max_bytes else text.partition(b"\n")[2]  # the first line is cut, perhaps inside a character

@@ -35,7 +35,7 @@ _KEPT = 200
 
 
 class RunState:
-    """The state of one run, as far as its diary was read. `apply` the events in order; `clear` when the diary was cut back."""
+    """The state of a run, as far as its diary was read. `apply` the events in order; `clear` when the diary was cut back."""
 
     def __init__(self) -> None:
         self.clear()
@@ -58,7 +58,7 @@ class RunState:
         self._step_times: deque[tuple[int, float]] = deque(maxlen=_RATE_WINDOW + 1)
 
     def clear_process(self) -> None:
-        """Forget what holds for one process only: a new one is about to resume this run, and the old ending is void."""
+        """Clear the state of the last process, its ending above all: a new process is about to resume this run."""
         self.started = self.ending = None
         self.phase, self.phase_progress = "", None
         self.paused = self.stopping = False

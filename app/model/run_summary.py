@@ -1,4 +1,4 @@
-"""A run in words, from valid settings: what it will do, and what to know before it starts. Text only."""
+"""A run described in words, from valid settings: a summary sentence, and details worth knowing before it starts. Text only."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from backend.spec.config import SETTINGS, Config
 def summary(config: Config, seconds: float | None = None, memory: str = "") -> str:
     """“4 completions for each of 2 prompts a step, 600 steps, about 1 h 20 min, 9.8 GB.”
 
-    `seconds` is the time that one completion costs, None where it is not known; `memory` a figure with its unit, or "".
+    `seconds` is the time that one completion takes, None if unknown; `memory` a figure with its unit, or "".
     """
     group, prompts, steps = config.group_size, config.prompts_per_step, _steps(config)
-    each = f"{prompts:,} prompts a step" if prompts != 1 else "one prompt a step"
-    parts = [f"{count_text(group, 'completion')} for {'each of ' if prompts != 1 else ''}{each}"]
+    per_step = f"{prompts:,} prompts a step" if prompts != 1 else "one prompt a step"
+    parts = [f"{count_text(group, 'completion')} for {'each of ' if prompts != 1 else ''}{per_step}"]
     parts.append(
         count_text(steps, "step") if steps else f"{count_text(config.epochs, 'pass', 'passes')} over the dataset"
     )
     if seconds is not None:
-        one_step = seconds * group * prompts
-        parts.append(duration_text(one_step * steps) if steps else f"{duration_text(one_step)} a step")
+        step_s = seconds * group * prompts
+        parts.append(duration_text(step_s * steps) if steps else f"{duration_text(step_s)} a step")
     return ", ".join([*parts, memory] if memory else parts) + "."
 
 
@@ -57,7 +57,7 @@ def columns_sentence(file: str, columns: Mapping[str, str]) -> str:
 
 
 def changed_labels(keys: list[str]) -> str:
-    """What was changed, by the labels of the form: the words after Undo in the menu."""
+    """The labels of changed settings, for the entry Undo in the menu: the first label, and how many more."""
     if set(keys) <= {"reward_functions", "reward_weights"}:
         return SETTINGS[keys[0]].label
     first = SETTINGS[keys[0]].label
@@ -65,40 +65,40 @@ def changed_labels(keys: list[str]) -> str:
 
 
 def _steps(config: Config) -> int:
-    """How many steps the run has; 0 where the length of the dataset decides."""
+    """How many steps the run has; 0 if that depends on the length of the dataset."""
     staged = _staged(config.stages)
     return staged or (0 if config.epochs > 0 else config.iters)
 
 
 def details(config: Config) -> list[str]:
-    """Short phrases without a full stop, the weightiest first."""
-    found = [_learner(config), _rewards(config), _reference(config)]
-    found += _updates(config)
+    """Short phrases without a full stop, the most important first."""
+    phrases = [_learner(config), _rewards(config), _reference(config)]
+    phrases += _updates(config)
     if steps := _steps(config):
-        found.append(f"{config.group_size * config.prompts_per_step * steps:,} completions in all")
-    found.append(_pauses(config))
+        phrases.append(f"{config.group_size * config.prompts_per_step * steps:,} completions in all")
+    phrases.append(_pauses(config))
     if config.lm_studio_name.strip():
-        found.append(f"Goes to LM Studio as {config.lm_studio_name.strip()}")
-    return found
+        phrases.append(f"Goes to LM Studio as {config.lm_studio_name.strip()}")
+    return phrases
 
 
 def _staged(stages: Any) -> int:
-    """Steps of all stages together; 0 where there are none, or none that is valid yet."""
+    """The sum of the stages' steps; 0 if there are no stages, or no valid ones."""
     iters_of = [stage.get("iters") for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
     return sum(iters for iters in iters_of if isinstance(iters, int))
 
 
 def _updates(config: Config) -> list[str]:
-    """How often the weights change in a step, where it is more than once."""
-    batches, again = config.steps_per_generation, config.num_iterations
-    if batches * again == 1:
+    """A phrase about the weight updates of a step, if there is more than one: batches × passes over each."""
+    batches, passes = config.steps_per_generation, config.num_iterations
+    if batches * passes == 1:
         return []
     learnt = f"{count_text(batches, 'batch', 'batches')} of a step" if batches > 1 else "each set of completions"
-    return [f"{count_text(batches * again, 'update')} from {learnt}"]
+    return [f"{count_text(batches * passes, 'update')} from {learnt}"]
 
 
-def count_text(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+def count_text(number: int, singular: str, plural: str = "") -> str:
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
 def choice_label(key: str, value: str) -> str:
@@ -117,7 +117,7 @@ def _learner(config: Config) -> str:
 
 
 def _model_name(model: str) -> str:
-    """An id without its owner; of a path the last two parts, since many a folder is just called model."""
+    """An id without its owner; of a path the last two parts, since many folders are just called model."""
     parts = Path(model.strip()).parts
     if not parts:
         return "a model still to be chosen"

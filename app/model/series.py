@@ -70,7 +70,7 @@ class Series:
         values = self.get(name)[1]
         ends = (
             values[:64] if index == 0 else values[-64:]
-        )  # nearly always one of these; a run may have a hundred thousand
+        )  # nearly always one of the last values; a run may have a hundred thousand
         for part in (ends, values):
             finite = part[np.isfinite(part)]
             if len(finite):

@@ -25,7 +25,7 @@ GRACE_MS = 1500
 PATIENCE = 2
 """How many processes in a row may die without an answer before no more are started."""
 TAIL = 2000
-"""Characters of stderr that are kept for the sentence about a process that died."""
+"""Last characters of stderr that are kept, for the sentence about a process that died."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,11 @@ class _Question:
 
 
 class Service(QObject):
-    """Sends questions to one `serve` process; `backend.serve.questions` lists them."""
+    """Sends questions to one `serve` process; `backend.serve.questions` lists them.
+
+    Attributes:
+        last_words – the end of the process's stderr, or the traceback of its last answer.
+    """
 
     def __init__(self, parent: QObject | None = None, command: list[str] | None = None) -> None:
         super().__init__(parent)
@@ -46,8 +50,8 @@ class Service(QObject):
         self._process: QProcess | None = None
         self._questions: dict[int, _Question] = {}
         self._by_owner: dict[int, set[int]] = {}
-        self._last, self._deaths, self._closed = 0, 0, False
-        self._waiting, self.last_words = b"", ""
+        self._last_number, self._deaths, self._closed = 0, 0, False
+        self._partial_line, self.last_words = b"", ""
         if (app := QCoreApplication.instance()) is not None:
             app.aboutToQuit.connect(self.close)
 
@@ -63,22 +67,23 @@ class Service(QObject):
     ) -> int:
         """Send a question; `arguments` go with it as JSON. Returns the number that `cancel` takes.
 
-        Later it calls either `on_answer(answer)` or `on_refused(faults)`, and `on_progress(…)`
-        any number of times before. The question is cancelled when its `owner` is destroyed.
+        Later it calls either `on_answer(answer)` or `on_refused(faults)`, and before that `on_progress(…)` any number of
+        times; never before this method has returned. The question is cancelled when its `owner` is destroyed.
         """
-        self._last = number = self._last + 1
+        self._last_number = number = self._last_number + 1
         self._questions[number] = _Question(
             on_answer, on_refused, on_progress, None if owner is None else self._own(number, owner)
         )
         if self._closed or not self._start():
+            # In the next turn of the event loop: the caller does not have the number yet, by which it knows its question.
             QTimer.singleShot(0, self, lambda: self._refuse([number], self._failure_sentence()))
         else:
             self._send({"id": number, "ask": question, "with": arguments})
         return number
 
     def cancel(self, number: int) -> None:
-        """Cancel a question: none of its callbacks is called any more. Does nothing where it was answered already."""
-        if self._take(number) is not None:
+        """Cancel a question: none of its callbacks is called any more. Does nothing if it was answered already."""
+        if self._pop(number) is not None:
             self._send({"cancel": number})
 
     def close(self) -> None:
@@ -86,10 +91,10 @@ class Service(QObject):
         self._closed = True
         for number in list(self._questions):
             self.cancel(number)
-        process, self._process = self._process, None
+        process, self._process = self._process, None  # None first: the handler of `finished` then does nothing
         if process is None:
             return
-        process.closeWriteChannel()
+        process.closeWriteChannel()  # `serve` ends at the end of its stdin
         if not process.waitForFinished(GRACE_MS):
             process.kill()
             process.waitForFinished(GRACE_MS)
@@ -97,15 +102,15 @@ class Service(QObject):
     # Owners
 
     def _own(self, number: int, owner: QObject) -> int:
-        key = id(owner)
+        key = id(owner)  # not the object itself: when `destroyed` is emitted, its Python wrapper can no longer be used
         if key not in self._by_owner:
             self._by_owner[key] = set()
             owner.destroyed.connect(lambda: self._disown(key))
         self._by_owner[key].add(number)
         return key
 
-    def _take(self, number: int) -> _Question | None:
-        """Remove and return a pending question; None where it is not pending."""
+    def _pop(self, number: int) -> _Question | None:
+        """Remove and return a pending question; None if it is not pending."""
         question = self._questions.pop(number, None)
         if question is not None and question.owner in self._by_owner:
             self._by_owner[question.owner].discard(number)
@@ -118,9 +123,9 @@ class Service(QObject):
     # The process
 
     def _start(self) -> bool:
-        """Start the process unless it runs; False where it has died too often."""
+        """Start the process unless it runs; False if it has died too often."""
         if self._process is None and self._deaths < PATIENCE:
-            self._waiting = b""
+            self._partial_line = b""
             self._process = self._make_process()
             self._process.start()  # clears self._process again where it cannot be started
         return self._process is not None
@@ -146,8 +151,8 @@ class Service(QObject):
             return
         # Cut at the last newline before decoding: a chunk may end in the middle of a character.
         read = bytes(self._process.readAllStandardOutput().data())
-        whole, newline, self._waiting = (self._waiting + read).rpartition(b"\n")
-        for line in whole.split(b"\n") if newline else ():
+        lines, newline, self._partial_line = (self._partial_line + read).rpartition(b"\n")
+        for line in lines.split(b"\n") if newline else ():
             self._dispatch(json.loads(line))
 
     def _read_stderr(self) -> None:
@@ -163,8 +168,8 @@ class Service(QObject):
             return
         self._deaths = 0
         self.last_words = message.get("traceback", "")
-        question = self._take(message["id"])
-        if question is None:
+        question = self._pop(message["id"])
+        if question is None:  # cancelled after the process had sent its answer
             return
         if "answer" in message:
             question.on_answer(message["answer"])
@@ -188,7 +193,7 @@ class Service(QObject):
 
     def _refuse(self, numbers: list[int], sentence: str) -> None:
         for number in numbers:
-            question = self._take(number)
+            question = self._pop(number)
             if question is not None and question.on_refused is not None:
                 question.on_refused([Fault("", sentence)])
 

@@ -1,4 +1,4 @@
-"""The state that the pages share: the draft, the run on show, preferences, and the services made on first use.
+"""The state that the pages share: the draft, the run that is shown, preferences, and services created on first use.
 
 Pages communicate only through this object's signals; none of them imports another.
 """
@@ -37,16 +37,16 @@ class Session(QObject):
     """One window's state.
 
     Attributes:
-        prefs, draft, consent, time_forecast – made at once.
-        service, downloads, dataset, reward_bench – made on first use.
+        prefs, draft, consent, time_forecast – created with the session.
+        service, downloads, dataset, reward_bench – created on first use: the first paint does not wait for their imports.
         run – the run that Monitor and Completions show, or None.
-        estimate_memory(Config) – the memory of a run, None where it is not known. Tests replace it.
-        confirm_over_memory(MemoryParts) – whether to train although memory surely does not suffice. Set by the window.
+        estimate_memory(Config) – the memory of a run, or None if it cannot be estimated. Tests replace it.
+        confirm_over_memory(MemoryParts) – whether to train although the run surely does not fit. Set by the window.
 
     Signals:
         page_requested(str) – show the page with this key.
         field_requested(str) – show and focus this setting on the Train page.
-        run_changed – `run` is another one now.
+        run_changed – `run` is another run now, or None.
         run_state_changed(str) – the state of `run`.
         export_requested(RunFolder) – export this run's model.
         settings_requested(RunFolder) – load this run's settings into the form.
@@ -78,13 +78,13 @@ class Session(QObject):
         self.consent = Consent(self.prefs.folder / "trusted.json")
         self.time_forecast = TimeForecast(self)
         self.estimate_memory: MemoryEstimator = self._estimate_memory
-        self.confirm_over_memory: Callable[[MemoryParts], bool] = lambda _footprint: False
+        self.confirm_over_memory: Callable[[MemoryParts], bool] = lambda _memory_parts: False
         self.draft.changed.connect(self._remember_file)
         self.draft.saved.connect(self._remember_file)
 
     @property
     def service(self) -> Service:
-        """Where pages ask what takes time; one for the session, made on first use."""
+        """The client of the helper process, which answers everything that takes time; created on first use."""
         if self._service is None:
             from app.model.service import Service
 
@@ -93,7 +93,7 @@ class Session(QObject):
 
     @property
     def downloads(self) -> Downloads:
-        """What is on its way from the Hub; made on first use."""
+        """Downloads from the Hub; created on first use."""
         if self._downloads is None:
             from app.model.downloads import Downloads
 
@@ -102,7 +102,7 @@ class Session(QObject):
 
     @property
     def dataset(self) -> Dataset:
-        """The draft's dataset, shared by every page that shows it; made on first use."""
+        """The draft's dataset, shared by every page that shows it; created on first use."""
         if self._dataset is None:
             from app.model.dataset import Dataset
 
@@ -111,7 +111,7 @@ class Session(QObject):
 
     @property
     def reward_bench(self) -> RewardBench:
-        """Completions and their scores on the reward bench; made on first use."""
+        """Completions and their scores on the reward bench; created on first use."""
         if self._reward_bench is None:
             from app.model.reward_bench import RewardBench
 
@@ -121,7 +121,7 @@ class Session(QObject):
 
     @property
     def is_training(self) -> bool:
-        """Whether a run of this session is alive, even while another one is shown."""
+        """Whether a run of this session is alive, even while another run is shown."""
         return self._live_folder() is not None or (self.run is not None and self.run.is_live)
 
     def stop_training(self) -> None:
@@ -136,7 +136,7 @@ class Session(QObject):
         return self._training if self._training is not None and self._training.is_locked() else None
 
     def start_run(self) -> None:
-        """Train with the form's settings in a new process. Shows the first problem instead where there are any."""
+        """Train with the form's settings in a new process; if they have problems, show the first problem instead."""
         if self._is_busy() or self._shows_problem() or not self._fits_memory():
             return
         if not self._may_run_code(self.draft.values()):
@@ -206,12 +206,12 @@ class Session(QObject):
             return None
 
     def _fits_memory(self) -> bool:
-        """Whether the run fits, may fit, or the user confirms it all the same."""
+        """Whether the run fits or may fit in memory, or the user starts it although it does not."""
         memory_parts = self.memory_parts()
         if memory_parts is None or memory_parts.verdict != "over":
             return True
         if self.confirm_over_memory(memory_parts):
-            # The trainer makes the same estimate, and would refuse in its turn.
+            # The trainer makes the same estimate, and would refuse the run for it.
             self.draft.set("memory_limit", math.ceil(memory_parts.total / GB))
             return True
         self.message.emit(f"Not started. {memory_parts.sentence}")
@@ -219,7 +219,7 @@ class Session(QObject):
 
     def _launch(self) -> RunFolder:
         """Make the run's folder and start its trainer. Raises Mistake."""
-        # Imported here because the window must be able to open, and its tests to run, without a trainer being started.
+        # Imported here and not above, so that the window can open and be tested without the means to start a trainer.
         from app.model.processes import start_training
 
         config = self.draft.config()
@@ -239,7 +239,7 @@ class Session(QObject):
         self.run_changed.emit()
 
     def close_run(self) -> None:
-        """Show no run; a live one goes on training."""
+        """Show no run; a live run continues to train."""
         if self.run is not None:
             self._release_run()
             self.run_changed.emit()
@@ -272,7 +272,7 @@ class Session(QObject):
             self.message.emit(f"{mistake.faults[0].sentence} The form shows the defaults.")
 
     def load_config(self, path: Path) -> None:
-        """Open a YAML file in the form. One that cannot be read leaves the form unchanged and emits why."""
+        """Open a YAML file in the form. If it cannot be read, the form stays unchanged, and `message` says why."""
         path = Path(path).resolve()
         if self._load_form(path):
             self.prefs.remember(path)
@@ -304,7 +304,7 @@ class Session(QObject):
             self.message.emit(columns_sentence(called, columns))
 
     def _first_values(self) -> dict[str, Any]:
-        """The form of a user who has nothing but data."""
+        """Settings for a user who has chosen nothing but data: a quick preset, a first model, a system prompt."""
         quick = preset(places.resources() / "presets" / "fast_try.yaml")
         return {**quick.values, "model": model_to_begin_with(), "system_prompt": SYSTEM_PROMPT}
 
@@ -320,7 +320,7 @@ class Session(QObject):
         self.field_requested.emit(key)
 
     def _remember_file(self, key: str = "") -> None:
-        """Remember the file behind the form, which may be another one when all settings change (`key` empty)."""
+        """Remember the file behind the form; only a change of all settings (`key` empty) can have replaced it."""
         if not key and self.prefs.config_file != self.draft.path:
             self.prefs.config_file = self.draft.path
 

@@ -45,7 +45,7 @@ class TimeForecast(QObject):
             self._timer.start()
 
     def seconds_per_completion(self, values: Mapping[str, Any]) -> float | None:
-        """From the runs read so far; None where there is none of the same model."""
+        """Seconds per completion in the runs read so far; None if none of them has the same model."""
         return seconds_per_completion(values, self._known)
 
     def _read_one(self) -> None:

@@ -1,6 +1,6 @@
 """Undo and redo of the draft: every change of the form, including the reward table, opened files and presets.
 
-Typing into one field without a pause is one step. It stores states of the draft and restores them; it knows no widget.
+Typing into a field without a pause is one step. It stores states of the draft and restores them; it knows no widget.
 """
 
 from __future__ import annotations

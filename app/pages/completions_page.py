@@ -1,6 +1,6 @@
 """The Completions page: what does the model write? Every completion of a step, with each reward beside it.
 
-Rows stand as they were written, group by group; nothing is scored or judged here.
+Rows are shown as the trainer wrote them, group by group; this page scores nothing.
 """
 
 from __future__ import annotations
@@ -28,12 +28,18 @@ from app.widgets.completions.completion_detail import CompletionDetail
 from app.widgets.completions.completion_table import CompletionModel, CompletionTable
 
 DETAIL, BESIDE = 210, 720
-"""First height of what is below the table; its first width where it stands beside it."""
+"""Initial height of the detail below the table, and its initial width beside the table."""
 WIDE = 1500
-"""From this width on there is room beside the table."""
+"""From this page width on the detail is beside the table."""
 
 
 class CompletionsPage(QWidget):
+    """The page.
+
+    Attributes:
+        session – the state shared with the other pages.
+    """
+
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
@@ -60,7 +66,7 @@ class CompletionsPage(QWidget):
         self.step.setFixedWidth(theme.scaled(72))
         self.step.setAlignment(Qt.AlignmentFlag.AlignRight)
         self.step.setAccessibleName("Step")
-        self.step.editingFinished.connect(self._typed)
+        self.step.editingFinished.connect(self._pick_typed)
         self.newest = CheckBox("Follow newest")
         self.newest.setChecked(True)
         self.newest.toggled.connect(lambda _: self._refresh())
@@ -82,23 +88,25 @@ class CompletionsPage(QWidget):
         self.parts.addWidget(self.detail)
         self.parts.setStretchFactor(0, 1)
         self.parts.setSizes([1000, theme.scaled(DETAIL)])
-        shown = QWidget()
-        column = QVBoxLayout(shown)
+        content = QWidget()
+        column = QVBoxLayout(content)
         column.setContentsMargins(*(2 * theme.SPACE,) * 4)
         column.setSpacing(12)
         column.addLayout(head)
         column.addWidget(self.parts, 1)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(self.nothing)
-        self._stack.addWidget(shown)
+        self._stack.addWidget(content)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """In a wide page the completion is beside the table, so that its lines are not too long to read."""
         super().resizeEvent(event)
         wide = self.width() >= theme.scaled(WIDE)
-        along = Qt.Orientation.Horizontal if wide else Qt.Orientation.Vertical
-        if along != self.parts.orientation():
-            self.parts.setOrientation(along)
+        orientation = Qt.Orientation.Horizontal if wide else Qt.Orientation.Vertical
+        if (
+            orientation != self.parts.orientation()
+        ):  # sizes are set on a change only: the user may have moved the handle
+            self.parts.setOrientation(orientation)
             self.detail.set_upright(wide)
             self.parts.setSizes([self.width(), theme.scaled(BESIDE)] if wide else [self.height(), theme.scaled(DETAIL)])
 
@@ -113,7 +121,7 @@ class CompletionsPage(QWidget):
         self._refresh()
 
     def _forget(self) -> None:
-        """A resume has cut the file back: rows of later steps will be other ones."""
+        """A resume has cut the file back: the step that is shown will get other rows."""
         self._shown = None
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -121,7 +129,7 @@ class CompletionsPage(QWidget):
         self._refresh()
 
     def _refresh(self) -> None:
-        """Follow the newest step, or keep the one that was picked. A hidden page does nothing."""
+        """Show the newest step, or the picked one. A hidden page does nothing."""
         if not self.isVisible():
             return
         steps = self._run.completion_steps() if self._run else []
@@ -129,7 +137,7 @@ class CompletionsPage(QWidget):
         if self._run is None or not steps:
             return
         step = steps[-1] if self.newest.isChecked() else _nearest(steps, self._picked)
-        if not self.step.hasFocus():
+        if not self.step.hasFocus():  # the user may be typing a number there
             self.step.setText(str(step))
         self.earlier.setEnabled(step > steps[0])
         self.later.setEnabled(step < steps[-1])
@@ -147,9 +155,9 @@ class CompletionsPage(QWidget):
         self.about.setText(f"{_counted(len(rows), 'prompt')}, {_counted(count, 'completion')}")
 
     def pick(self, step: int) -> None:
-        """Show this step, or the one before it that has completions, until Follow newest is ticked."""
+        """Show this step, or the last one before it that has completions, until Follow newest is ticked."""
         self._picked = step
-        blocked = self.newest.blockSignals(True)
+        blocked = self.newest.blockSignals(True)  # `toggled` would refresh a second time
         self.newest.setChecked(False)
         self.newest.blockSignals(blocked)
         self._refresh()
@@ -159,8 +167,10 @@ class CompletionsPage(QWidget):
         if self.newest.isChecked() and self._shown is not None and self._shown[0].is_live:
             self.pick(self._shown[1])
 
-    def _typed(self) -> None:
-        if self.step.isModified() and self.step.text():
+    def _pick_typed(self) -> None:
+        if (
+            self.step.isModified() and self.step.text()
+        ):  # `editingFinished` comes also when the focus merely leaves the line
             self.step.setModified(False)
             self.pick(int(self.step.text()))
 
@@ -171,7 +181,7 @@ class CompletionsPage(QWidget):
         self.go(1)
 
     def go(self, by: int) -> None:
-        """Show the step `by` steps on, among those that have completions."""
+        """Move by this many steps, forwards or back, among those that have completions."""
         steps = self._run.completion_steps() if self._run else []
         if not steps or self._shown is None:
             return

@@ -1,7 +1,7 @@
 """The Dataset page: what will it learn from?
 
 Composes the path field, the mapping of columns and splits, the counts with their histogram, the table of rows, and the detail of one
-row with the exact prompt that the model will see. Choices are written into the draft; what is shown comes from `app.model.dataset`.
+row with the exact prompt that the model will see. Choices are written into the draft; the data comes from `app.model.dataset`.
 """
 
 from __future__ import annotations
@@ -52,8 +52,13 @@ ABSENT = ("This dataset is not on this machine yet", "It is fetched from Hugging
 
 
 class DatasetPage(QWidget):
-    """Signals:
-    enabled_actions_changed(dict) – `enabled_actions()` returns this now.
+    """The page.
+
+    Attributes:
+        session, draft, dataset – the state shared with the other pages.
+
+    Signals:
+        enabled_actions_changed(dict) – `enabled_actions()` returns this now.
     """
 
     enabled_actions_changed = Signal(dict)
@@ -72,7 +77,7 @@ class DatasetPage(QWidget):
         self._order_tabs()
         self._connect()
         self._show_all()
-        self._show_rows()  # the line on Train may have had them read before this page was built
+        self._show_rows()  # for the line on Train they may have been read before this page was built
 
     # Building
 
@@ -168,7 +173,7 @@ class DatasetPage(QWidget):
         self.dataset.counts_changed.connect(self._show_counts)
         self.dataset.rows_replaced.connect(self._show_rows)
         self.which.activated.connect(lambda _: self.dataset.set_split(self.which.currentData()))
-        self.model.chunk_requested.connect(self._request_part)
+        self.model.chunk_requested.connect(self._request_chunk)
         self.table.chosen.connect(lambda _: self._rest_timer.start())
         self.table.selected.connect(self._show_enabled)
         self.nothing.button_clicked.connect(lambda: self.path.choose_file())
@@ -232,8 +237,8 @@ class DatasetPage(QWidget):
         shown.show_figure("repeated", about.get("repeated"))
         shown.show_figure("refused", counts.refused if counts else None, sample=counts is not None and not counts.done)
         has_tokens = counts is not None and counts.has_tokens
-        too_long, whole = counts.too_long(dataset.prompt_limit) if counts and has_tokens else (None, True)
-        shown.show_figure("too_long", too_long, sample=not whole)
+        too_long, is_exact = counts.too_long(dataset.prompt_limit) if counts and has_tokens else (None, True)
+        shown.show_figure("too_long", too_long, sample=not is_exact)
         instead = counts.no_tokens if counts else UNCOUNTED if dataset.splits and not dataset.can_count else ""
         shown.histogram.show_lengths(counts.lengths if counts and has_tokens else (), dataset.prompt_limit, instead)
         shown.about.setText(self._about_lengths())
@@ -313,21 +318,21 @@ class DatasetPage(QWidget):
             return f"Reading {Path(data).name}…"
         return "No rows could be read; what is wrong stands above."
 
-    def _request_part(self, start: int) -> None:
+    def _request_chunk(self, start: int) -> None:
         generation = self._generation
 
-        def put(answer: dict[str, Any] | None) -> None:
-            if generation != self._generation:
+        def add(answer: dict[str, Any] | None) -> None:
+            if generation != self._generation:  # rows of a dataset or split that is no longer shown
                 return
             if answer is None:
                 self.model.release(start)
             else:
                 self.model.add_chunk(start, answer["rows"], answer["tokens"])
 
-        self.dataset.request_rows(start, CHUNK, put, owner=self)
+        self.dataset.request_rows(start, CHUNK, add, owner=self)
 
     def _request_row(self) -> None:
-        """Request the row under the cursor, and cancel the request for the one before."""
+        """Request the current row, and cancel the request for the previous one."""
         index = self.table.currentIndex().row()
         if index < 0:
             return
@@ -336,6 +341,7 @@ class DatasetPage(QWidget):
         generation = self._generation
 
         def show(answer: dict[str, Any] | None) -> None:
+            # A first answer comes while the tokenizer is loading; the request then stays pending for the second.
             self._row_request = self._row_request if answer and answer.get("loading") else 0
             if answer is not None and generation == self._generation:
                 self.detail.show_row(index, answer, self.dataset.prompt_limit)

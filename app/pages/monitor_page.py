@@ -46,13 +46,19 @@ CLOCK_MS = 1000
 
 
 class MonitorPage(QWidget):
+    """The page.
+
+    Attributes:
+        session – the state shared with the other pages.
+    """
+
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
         self._run: Run | None = None
         self._curves: list[list[Curve]] = [[] for _ in CHARTS]
         self._curves_for: tuple[object, ...] = ()
-        self._clock = QTimer(self, interval=CLOCK_MS)
+        self._clock = QTimer(self, interval=CLOCK_MS)  # the elapsed time moves on between two steps of the run
         self._clock.timeout.connect(self._show_time)
         self._compose()
         self._lay_out()
@@ -81,27 +87,27 @@ class MonitorPage(QWidget):
         self.grid = ChartGrid(
             [Plot(chart.title, chart.axis, chart.unit, chart.help) for chart in CHARTS],
             self._chart_at,
-            self._has_curves,
+            lambda index: bool(self._curves[index]),
         )
 
     def _lay_out(self) -> None:
-        shown = QWidget()
+        content = QWidget()
         above, below = QVBoxLayout(), QVBoxLayout()
         for part in (self.header, self.note, self.verdict, TileRow(list(self.tiles.values()))):
             above.addWidget(part)
         below.addWidget(self.log)
-        column = QVBoxLayout(shown)
+        column = QVBoxLayout(content)
         column.setContentsMargins(theme.GUTTER, theme.GUTTER, 0, theme.GUTTER)
         column.setSpacing(theme.SPACE)
         for part in (above, below):
             part.setContentsMargins(0, 0, theme.GUTTER, 0)
             part.setSpacing(theme.SPACE)
         column.addLayout(above)
-        column.addWidget(self.grid, 1)  # its scroll bar stands in the gutter
+        column.addWidget(self.grid, 1)  # without a right margin: its scroll bar is in the gutter
         column.addLayout(below)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(self.nothing)
-        self._stack.addWidget(shown)
+        self._stack.addWidget(content)
 
     # ── the run ─────────────────────────────────────────────────────────────────────────────────
 
@@ -129,8 +135,8 @@ class MonitorPage(QWidget):
             self._clock.stop()
             return
         self.header.show_run(run.folder.name, run.state, live=run.is_live)
-        doing = PHASE_WORDS.get(run.phase, run.phase) if run.is_live else ""
-        self.header.show_progress(run.step, run.iterations, doing, run.phase_progress)
+        phase = PHASE_WORDS.get(run.phase, run.phase) if run.is_live else ""
+        self.header.show_progress(run.step, run.iterations, phase, run.phase_progress)
         self._show_time()
         (self._clock.start if run.is_live else self._clock.stop)()
         self._show_tiles(run)
@@ -161,7 +167,8 @@ class MonitorPage(QWidget):
     # ── charts ──────────────────────────────────────────────────────────────────────────────────
 
     def _find_curves(self, run: Run) -> None:
-        """Find each chart's curves; those of the reward functions from the start, so that no chart moves later."""
+        """Decide each chart's curves. Those of the reward functions are included before their first value, so that no chart
+        moves when it comes."""
         key = (run, len(run.metric_names()), len(run.eval_metric_names()), tuple(run.reward_names))
         if key == self._curves_for:
             return
@@ -173,9 +180,6 @@ class MonitorPage(QWidget):
         self._curves = [
             charts.curves_of(chart, evals if chart.held_out else steps, run.reward_names) for chart in CHARTS
         ]
-
-    def _has_curves(self, index: int) -> bool:
-        return bool(self._curves[index])
 
     def _chart_at(self, index: int) -> ChartContent:
         run, chart = self._run, CHARTS[index]
@@ -195,6 +199,7 @@ class MonitorPage(QWidget):
         show = getattr(self, f"_show_{run.state}", None)
         if show is not None:
             show(run)
+        # The card has new buttons, which Qt puts at the end of the tab order.
         for widget, following in pairwise([self.smoothing, *self.verdict.buttons(), self.grid]):
             QWidget.setTabOrder(widget, following)
 
@@ -206,7 +211,7 @@ class MonitorPage(QWidget):
         actions = [
             CardAction("Export to LM Studio…", self._export, primary=True),
             CardAction("Open folder", self._open_folder),
-            CardAction("Completions", self._show_completions),
+            CardAction("Completions", lambda: self.session.page_requested.emit("completions")),
         ]
         self.verdict.show_result(
             f"Finished: {_effort(run)}", "good", advice=_averaged(run), changes=_changes(run), actions=actions
@@ -232,7 +237,7 @@ class MonitorPage(QWidget):
         )
         actions = [
             self._resume_action(run),
-            CardAction("Edit settings", self._edit),
+            CardAction("Edit settings", self._edit_settings),
             CardAction("Open log", self.log.open_file),
         ]
         self.verdict.show_result(f"Failed{_at(run)}", "bad", run.problem, advice, actions=actions)
@@ -251,7 +256,7 @@ class MonitorPage(QWidget):
     # ── actions ────────────────────────────────────────────────────────────────────
 
     def resume(self) -> None:
-        """Go on with the run from its newest checkpoint."""
+        """Resume the run from its newest checkpoint."""
         if self._run is not None and not self._run.is_live:
             self.session.resume_run(self._run.folder)
 
@@ -263,10 +268,7 @@ class MonitorPage(QWidget):
         if self._run is not None:
             open_path(self._run.folder.path)
 
-    def _show_completions(self) -> None:
-        self.session.page_requested.emit("completions")
-
-    def _edit(self) -> None:
+    def _edit_settings(self) -> None:
         if self._run is not None:
             self.session.settings_requested.emit(self._run.folder)
 
@@ -303,13 +305,13 @@ def _changes(run: Run) -> list[BeforeAfter]:
 
 
 def _effort(run: Run) -> str:
-    """“32 steps in 43 s”; of a run cut short, how many of how many."""
+    """“32 steps in 43 s”; for a run that ended early, “12 of 32 steps in 16 s”."""
     of = f" of {run.iterations:,}" if run.iterations and run.iterations != run.step else ""
     return f"{run.step:,}{of} step{'s' if of or run.step != 1 else ''} in {duration(run.elapsed_s)}"
 
 
 def _averaged(run: Run) -> str:
-    """How the figures of the result were averaged."""
+    """Over which steps the figures of the result were averaged."""
     count = averaging_window(len(run.series("reward")[0]))
     steps = f"{count} steps" if count > 1 else "step"
     text = f"Training: means of the first and last {steps}."

@@ -48,8 +48,13 @@ VIEWS = {"scores": "Scores", "completion": "Completion", "file": "Reward file", 
 
 
 class RewardsPage(QWidget):
-    """Signals:
-    enabled_actions_changed(dict) – `enabled_actions()` returns this now.
+    """The page.
+
+    Attributes:
+        session, draft, bench – the state shared with the other pages.
+
+    Signals:
+        enabled_actions_changed(dict) – `enabled_actions()` returns this now.
     """
 
     enabled_actions_changed = Signal(dict)
@@ -176,11 +181,12 @@ class RewardsPage(QWidget):
         bench = self.bench
         self.source.show_size(int(self.draft.valid_values()["group_size"]))
         self._show_views()
-        names, labels = ([one[key] for one in bench.functions] for key in ("name", "label"))
+        names, labels = ([function[key] for function in bench.functions] for key in ("name", "label"))
         self.detail.set_rewards(names, labels)
         self.results.show_bench(bench)
-        self._show_error(bench.failed or next((one["error"] for one in bench.functions if one["error"]), None))
-        failing = sum(bool(one["failures"]) for one in bench.cases)
+        errors = (function["error"] for function in bench.functions if function["error"])
+        self._show_error(bench.failed or next(errors, None))
+        failing = sum(bool(case["failures"]) for case in bench.cases)
         self.case_model.show_cases(bench.cases)
         count = len(bench.cases)
         self.views.show_word(
@@ -197,7 +203,7 @@ class RewardsPage(QWidget):
         counts = f"{_counted(len(bench.groups), 'prompt')}, {_counted(bench.count, 'completion')}"
         if brief:
             return counts
-        took = f"; scored in {_span(bench.seconds)}" if bench.seconds is not None and bench.functions else ""
+        took = f"; scored in {_duration(bench.seconds)}" if bench.seconds is not None and bench.functions else ""
         return f"{counts} {bench.origin}{took}"
 
     def _show_error(self, error: dict[str, Any] | None, *, go: bool = False) -> None:
@@ -272,7 +278,7 @@ class RewardsPage(QWidget):
         self.editing.choose()
 
     def _sample(self, how: str, count: int, numbers: list[int], size: int) -> None:
-        self._seed += 1  # other samples each time
+        self._seed += 1  # the same rows give other completions at every press
         self.bench.sample(how, count, numbers, size, self._seed)
 
     def read_completions(self) -> None:
@@ -306,7 +312,7 @@ class RewardsPage(QWidget):
         if self._line is not None and self._line[1] is not None:
             self.bench.keep_case(self._line[0], self._line[1])
 
-    # Questions, each in a method of its own so that tests can answer them
+    # Questions: one method each, which tests replace by an answer
 
     def choose_completions(self) -> Path | None:
         start = str(self.session.prefs.last_folder)
@@ -315,7 +321,7 @@ class RewardsPage(QWidget):
 
 
 def _dropped(event: QDropEvent) -> Path | None:
-    """The one file of completions, or reward file, that is being dropped."""
+    """The file of completions or the reward file being dropped; None for anything else."""
     urls = event.mimeData().urls()
     path = Path(urls[0].toLocalFile()) if len(urls) == 1 and urls[0].isLocalFile() else None
     return path if path is not None and path.suffix in (".jsonl", ".py") else None
@@ -329,12 +335,12 @@ def _about_cases(file: Path | None, count: int) -> str:
     return f"Kept in {file.stem}.cases.jsonl, and scored again with everything else."
 
 
-def _span(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return f"{round(seconds * 1000)}{THIN}ms" if seconds < 1 else f"{figure(seconds)}{THIN}s"
 
 
 def _stack(side: QWidget, *parts: QWidget) -> None:
-    """Lay out `parts` in a column: the last one, a button, at the bottom right; the one above it stretches."""
+    """Lay out `parts` in a column: the last, a button, at the bottom right; the part above it stretches."""
     column = QVBoxLayout(side)
     column.setContentsMargins(0, 0, 0, 0)
     column.setSpacing(theme.SPACE)

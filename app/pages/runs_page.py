@@ -36,6 +36,12 @@ RESUMABLE = ("stopped", "failed", "crashed")
 
 
 class RunsPage(QWidget):
+    """The page.
+
+    Attributes:
+        session – the state shared with the other pages.
+    """
+
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
@@ -45,7 +51,7 @@ class RunsPage(QWidget):
         self._watcher.directoryChanged.connect(lambda _: self.refresh())
         self._refresh_timer = QTimer(self, interval=EVERY_MS)
         self._refresh_timer.timeout.connect(self.refresh)
-        self._read_timer = QTimer(self, interval=0)
+        self._read_timer = QTimer(self, interval=0)  # one run per turn of the event loop: input is handled in between
         self._read_timer.timeout.connect(self._read_next)
         self._compose()
         self._lay_out()
@@ -93,8 +99,8 @@ class RunsPage(QWidget):
             buttons.addWidget(action)
         buttons.addStretch(1)
         buttons.addWidget(self.trash_button)
-        shown = QWidget()
-        column = QVBoxLayout(shown)
+        content = QWidget()
+        column = QVBoxLayout(content)
         column.setContentsMargins(*(2 * theme.SPACE,) * 4)
         column.setSpacing(12)
         column.addLayout(head)
@@ -102,7 +108,7 @@ class RunsPage(QWidget):
         column.addLayout(buttons)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(self.nothing)
-        self._stack.addWidget(shown)
+        self._stack.addWidget(content)
 
     # ── reading ─────────────────────────────────────────────────────────────────────────────────
 
@@ -117,21 +123,19 @@ class RunsPage(QWidget):
         self._read_timer.stop()
 
     def refresh(self) -> None:
-        """List the runs folder. Live runs, and those whose diary has grown, are read in the turns that follow."""
+        """List the runs folder. Live runs, and runs whose diary has grown, are then read one by one."""
         if not self.isVisible():
             return
-        self._watch(places.runs_folder())
+        runs = places.runs_folder()  # it may not exist before the first run
+        if runs.is_dir() and str(runs) not in self._watcher.directories():
+            self._watcher.addPath(str(runs))
         folders = list(places.all_runs())
         self.model.set_paths([folder.path for folder in folders])
         self._stack.setCurrentIndex(1 if folders else 0)
-        self._queue = deque(folder for folder in folders if self._is_news(folder))
+        self._queue = deque(folder for folder in folders if self._must_be_read(folder))
         self._read_timer.start()
 
-    def _watch(self, folder: Path) -> None:
-        if folder.is_dir() and str(folder) not in self._watcher.directories():
-            self._watcher.addPath(str(folder))
-
-    def _is_news(self, folder: RunFolder) -> bool:
+    def _must_be_read(self, folder: RunFolder) -> bool:
         size, state = self._known.get(folder.path, (-1, ""))
         return state in LIVE or size != _size(folder.events) or folder.is_locked()
 

@@ -29,9 +29,9 @@ from backend.spec.config import SECTIONS, SETTINGS, sections
 REWARD_FIELDS = ("reward_functions_file", "reward_functions", "reward_weights")
 """Shown below the reward table, in this order, and not among the other fields of their section."""
 SETTLE_MS = 150
-"""How long typing must rest before problems are shown: half a number is no problem."""
+"""How long typing must rest before problems are shown: a number half typed is not yet wrong."""
 ROOMY = 1000
-"""From this width on the launch column has its full width."""
+"""From this page width on the launch column has its full width."""
 DEMO = (
     "The demo is loaded: a small bundled model learns, from rewards alone, to work sums out instead of guessing them. "
     "It takes about a minute and downloads nothing."
@@ -39,6 +39,14 @@ DEMO = (
 
 
 class TrainPage(QWidget):
+    """The page.
+
+    Attributes:
+        session, draft – the state shared with the other pages.
+        form, launch, rewards, search – its widgets.
+        picking – the pickers of the model and dataset fields.
+    """
+
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session, self.draft = session, session.draft
@@ -144,7 +152,7 @@ class TrainPage(QWidget):
         data = self.form.fields["data"]
         assert isinstance(data, PathField)
         data.hand_over = self.session.use_data
-        self.left_out.closed.connect(self._forget_left_out)
+        self.left_out.closed.connect(self._close_left_out)
         self.session.time_forecast.changed.connect(self._show_plan)
         self.form.focused.connect(lambda key: self.launch.show_help(SETTINGS[key]))
         self.rewards.picked.connect(self._on_rewards_picked)
@@ -173,8 +181,9 @@ class TrainPage(QWidget):
     # Showing the draft
 
     def _on_changed(self, key: str) -> None:
-        if not key:
-            self._show_all()
+        if not key:  # all settings may have changed
+            self._show_values()
+            self._show_problems()
             return
         if key in self.form.fields:
             self.form.fields[key].show_value(self.draft.value(key))
@@ -183,10 +192,6 @@ class TrainPage(QWidget):
         self._show_applying()
         self._show_plan()
         self._rest_timer.start(SETTLE_MS)
-
-    def _show_all(self) -> None:
-        self._show_values()
-        self._show_problems()
 
     def _show_values(self) -> None:
         self.form.show_values(self.draft.values())
@@ -210,12 +215,12 @@ class TrainPage(QWidget):
         self.launch.show_command(self.draft.command_text(), self.draft.short_command())
         self._show_run_button()
 
-    def _forget_left_out(self) -> None:
+    def _close_left_out(self) -> None:
         self.draft.left_out = {}
         self.left_out.show_keys(None, {})
 
     def _show_run_button(self, _state: str = "") -> None:
-        """One button is primary: the demo's while its banner is visible, else Run."""
+        """Exactly one button is primary: the demo's while its banner is visible, else Run."""
         training = self.session.is_training
         self.banner.setVisible(self.draft.is_demo and not training)
         self.launch.set_run("Run", primary=not self.draft.is_demo, enabled=not training)
@@ -231,7 +236,7 @@ class TrainPage(QWidget):
         self._show_memory()
 
     def _show_memory(self) -> None:
-        """Estimate memory, only once typing rests: it reads the model's files."""
+        """Estimate and show the memory. Called only once typing rests, as it reads the model's files."""
         memory_parts = self.session.memory_parts()
         self._memory = amount(memory_parts.total) if memory_parts is not None else ""
         self.launch.show_memory(memory_parts)
@@ -243,7 +248,7 @@ class TrainPage(QWidget):
     # Finding a setting
 
     def find_setting(self) -> None:
-        """Put the cursor into the search over settings."""
+        """Focus the search over settings."""
         self.search.take_focus()
 
     def reveal(self, key: str) -> None:

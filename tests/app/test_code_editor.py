@@ -16,22 +16,22 @@ KEY, CONTROL = Qt.Key, Qt.KeyboardModifier.ControlModifier
 @pytest.fixture
 def editor(qtbot, qapp) -> CodeEditor:
     theme.apply(qapp, "light")
-    made = CodeEditor()
-    qtbot.addWidget(made)
-    made.resize(500, 300)
-    made.show()
-    return made
+    widget = CodeEditor()
+    qtbot.addWidget(widget)
+    widget.resize(500, 300)
+    widget.show()
+    return widget
 
 
-def put(editor: CodeEditor, text: str, at: int | None = None) -> None:
+def set_text(editor: CodeEditor, text: str, at: int | None = None) -> None:
     editor.setPlainText(text)
     cursor = editor.textCursor()
     cursor.setPosition(len(text) if at is None else at)
     editor.setTextCursor(cursor)
 
 
-def test_return_keeps_the_depth_and_adds_to_it_after_a_colon(editor: CodeEditor) -> None:
-    put(editor, "    def f(x):")
+def test_return_keeps_the_indentation_and_deepens_it_after_a_colon(editor: CodeEditor) -> None:
+    set_text(editor, "    def f(x):")
     QTest.keyClick(editor, KEY.Key_Return)
     QTest.keyClicks(editor, "return 1")
     QTest.keyClick(editor, KEY.Key_Return)
@@ -39,11 +39,11 @@ def test_return_keeps_the_depth_and_adds_to_it_after_a_colon(editor: CodeEditor)
     assert editor.toPlainText() == "    def f(x):\n        return 1\n        x"
 
 
-def test_tab_indents_and_back_again(editor: CodeEditor) -> None:
-    put(editor, "ab")
+def test_tab_indents_and_shift_tab_dedents(editor: CodeEditor) -> None:
+    set_text(editor, "ab")
     QTest.keyClick(editor, KEY.Key_Tab)
     assert editor.toPlainText() == "ab  ", "to the next stop"
-    put(editor, "a\n\nb")
+    set_text(editor, "a\n\nb")
     editor.selectAll()
     QTest.keyClick(editor, KEY.Key_Tab)
     assert editor.toPlainText() == "    a\n\n    b"
@@ -52,8 +52,8 @@ def test_tab_indents_and_back_again(editor: CodeEditor) -> None:
     assert editor.toPlainText() == "a\n\nb"
 
 
-def test_chosen_lines_become_comments_in_one_step(editor: CodeEditor) -> None:
-    put(editor, "  a\nb")
+def test_commenting_selected_lines_is_one_undo_step(editor: CodeEditor) -> None:
+    set_text(editor, "  a\nb")
     editor.selectAll()
     QTest.keyClick(editor, KEY.Key_Slash, CONTROL)
     assert editor.toPlainText() == "#   a\n# b"
@@ -65,7 +65,7 @@ def test_chosen_lines_become_comments_in_one_step(editor: CodeEditor) -> None:
     assert editor.toPlainText() == "  a\nb"
 
 
-def test_ctrl_s_belongs_to_the_editor_while_the_cursor_is_in_it(editor: CodeEditor, qtbot) -> None:
+def test_ctrl_s_saves_the_reward_file_while_the_editor_has_the_focus(editor: CodeEditor, qtbot) -> None:
     """The window's Ctrl+S saves the config; the two would be ambiguous, and neither would work."""
     event = QKeyEvent(QEvent.Type.ShortcutOverride, KEY.Key_S, CONTROL)
     event.ignore()
@@ -79,8 +79,8 @@ def test_ctrl_s_belongs_to_the_editor_while_the_cursor_is_in_it(editor: CodeEdit
         QTest.keyClick(editor, KEY.Key_Escape)
 
 
-def test_the_line_that_went_wrong_is_marked(editor: CodeEditor) -> None:
-    put(editor, "a\nb\nc")
+def test_the_error_line_is_marked(editor: CodeEditor) -> None:
+    set_text(editor, "a\nb\nc")
     editor.show_problem(2, "It raised.")
     marked = [mark.cursor.blockNumber() for mark in editor.extraSelections()]
     assert marked == [2, 1] and editor.toolTip() == "It raised."
@@ -90,15 +90,15 @@ def test_the_line_that_went_wrong_is_marked(editor: CodeEditor) -> None:
     assert editor.toolTip() == ""
 
 
-def test_another_text_keeps_the_cursor_on_its_line(editor: CodeEditor) -> None:
-    put(editor, "a\nb\nc", at=4)
+def test_replacing_the_text_keeps_the_cursor_on_its_line(editor: CodeEditor) -> None:
+    set_text(editor, "a\nb\nc", at=4)
     editor.show_text("a\nbb\ncc\nd")
     assert editor.textCursor().blockNumber() == 2 and not editor.document().isModified()
     editor.show_text("a")
     assert editor.textCursor().blockNumber() == 0
 
 
-def test_python_is_told_apart_by_colour(editor: CodeEditor) -> None:
+def test_python_syntax_is_coloured(editor: CodeEditor) -> None:
     editor.setPlainText('@reg("x")\ndef f(a=1):  # why\n    return """one\ntwo""" if None else 2.5e-3\n')
     colours = theme.palette()
     assert colour_at(editor, 0, 0) == colours.clip and colour_at(editor, 0, 5) == colours.good
@@ -111,11 +111,11 @@ def test_python_is_told_apart_by_colour(editor: CodeEditor) -> None:
 
 def colour_at(editor: CodeEditor, line: int, column: int):
     block = editor.document().findBlockByNumber(line)
-    looks = [each for each in block.layout().formats() if each.start <= column < each.start + each.length]
+    looks = [span for span in block.layout().formats() if span.start <= column < span.start + span.length]
     return looks[-1].format.foreground().color() if looks else None
 
 
-def test_numbers_stand_beside_every_line(editor: CodeEditor) -> None:
+def test_every_line_has_a_number(editor: CodeEditor) -> None:
     editor.setPlainText("\n" * 120)
     assert editor.viewportMargins().left() == editor.gutter() > editor.fontMetrics().horizontalAdvance("121")
     editor.moveCursor(QTextCursor.MoveOperation.End)

@@ -32,7 +32,7 @@ def page(qtbot, qapp, tmp_path: Path):
     session.close_run()
 
 
-def look_at(qtbot, page: CompletionsPage, folder) -> None:
+def show_run(qtbot, page: CompletionsPage, folder) -> None:
     page.session.open_run(folder.path)
     qtbot.waitUntil(lambda: page.session.run._at_end and page._shown is not None, timeout=5000)
 
@@ -42,9 +42,9 @@ def cell(model: CompletionModel, row: int, head: str, role: int = ROLE.DisplayRo
     return model.data(model.index(row, heads.index(head)), role)
 
 
-def test_the_page_shows_the_newest_step_and_follows(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+def test_the_page_follows_the_newest_step(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=5, ending=None)
-    look_at(qtbot, page, folder)
+    show_run(qtbot, page, folder)
     assert page.step.text() == "5" and page.about.text() == "4 prompts, 32 completions"
     rows = JsonLines(folder.completions)
     rows.append({"step": 6, "prompt": "p", "answer": "a", "completions": [{"text": "t", "reward": 1.0}]})
@@ -64,7 +64,7 @@ def test_earlier_and_later_skip_steps_without_completions(qtbot, page: Completio
     folder = made_up_runs.make_run(tmp_path / "run", steps=1, ending=None)
     rows = JsonLines(folder.completions)
     rows.append({"step": 4, "prompt": "p", "completions": []})
-    look_at(qtbot, page, folder)
+    show_run(qtbot, page, folder)
     assert page.step.text() == "4" and not page.later.isEnabled()
     page.earlier.click()
     assert page.step.text() == "1" and not page.earlier.isEnabled()
@@ -72,13 +72,13 @@ def test_earlier_and_later_skip_steps_without_completions(qtbot, page: Completio
     assert page._shown[1] == 1, "the step before"
 
 
-def test_choosing_a_line_shows_it_in_full(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
-    look_at(qtbot, page, made_up_runs.make_run(tmp_path / "run", steps=2))
-    one = page.session.run.groups()[0]["completions"][2]
+def test_selecting_a_completion_shows_it_in_full(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
+    show_run(qtbot, page, made_up_runs.make_run(tmp_path / "run", steps=2))
+    completion = page.session.run.groups()[0]["completions"][2]
     page.table.selectRow(3)
-    assert page.detail.text.toPlainText() == one["text"]
+    assert page.detail.text.toPlainText() == completion["text"]
     assert page.detail.prompt.toPlainText() == page.session.run.groups()[0]["prompt"]
-    assert "Accuracy" in page.detail._scores.text() and f"{one['tokens']} tokens" in page.detail._result.text()
+    assert "Accuracy" in page.detail._scores.text() and f"{completion['tokens']} tokens" in page.detail._result.text()
     formats = page.detail.text.document().firstBlock().layout().formats()
     assert formats[0].length == len("<think>") and formats[0].format.foreground().color() == theme.palette().accent
 
@@ -101,7 +101,7 @@ def test_selecting_a_completion_of_a_live_run_stops_following(qtbot, page: Compl
     folder = made_up_runs.make_run(tmp_path / "run", steps=2, ending=None, now=True)
     handle = hold_lock(folder)
     try:
-        look_at(qtbot, page, folder)
+        show_run(qtbot, page, folder)
         qtbot.waitUntil(lambda: page.session.run.state == "running")
         assert page.newest.isChecked()
         qtbot.keyClick(page.table, Qt.Key.Key_Down)
@@ -111,7 +111,7 @@ def test_selecting_a_completion_of_a_live_run_stops_following(qtbot, page: Compl
 
 
 def test_rows_are_copied_with_their_headings(qtbot, page: CompletionsPage, tmp_path: Path) -> None:
-    look_at(qtbot, page, made_up_runs.make_run(tmp_path / "run", steps=1))
+    show_run(qtbot, page, made_up_runs.make_run(tmp_path / "run", steps=1))
     page.table.selectRow(1)
     qtbot.keyClick(page.table, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
     head, line = QGuiApplication.clipboard().text().split("\n")

@@ -22,7 +22,7 @@ CODE = "import json\nimport subprocess\nfrom os import path\n\n@register_reward_
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
+def reward_file(tmp_path: Path) -> Path:
     file = tmp_path / "mine.py"
     file.write_text(CODE)
     return file
@@ -39,15 +39,15 @@ class FakeDialog:
         return self.answer
 
 
-def test_code_is_read_and_not_run(mine: Path) -> None:
-    code = read_code(mine)
+def test_code_is_read_and_not_run(reward_file: Path) -> None:
+    code = read_code(reward_file)
     assert (code.functions, code.imports) == (("mine", "other"), ("json", "subprocess", "os"))
     assert code.reaches == ("subprocess", "os") and code.size == len(CODE)
-    mine.write_text("def f(:")
-    assert read_code(mine).functions == () and read_code(mine).size == 7
+    reward_file.write_text("def f(:")
+    assert read_code(reward_file).functions == () and read_code(reward_file).size == 7
 
 
-def test_every_file_that_a_run_would_execute_is_found(mine: Path, tmp_path: Path) -> None:
+def test_every_file_that_a_run_would_execute_is_found(reward_file: Path, tmp_path: Path) -> None:
     for name in ("two.py", "three.py"):
         (tmp_path / name).write_text("")
     settings = {
@@ -59,27 +59,27 @@ def test_every_file_that_a_run_would_execute_is_found(mine: Path, tmp_path: Path
     assert code_files({"reward_functions": ["r1_int"], "reward_functions_file": ""}) == []
 
 
-def test_asked_once_and_again_after_a_change(mine: Path, tmp_path: Path) -> None:
-    dialog, settings = FakeDialog(True), {"reward_functions_file": str(mine)}
+def test_consent_is_asked_once_and_again_after_the_file_changes(reward_file: Path, tmp_path: Path) -> None:
+    dialog, settings = FakeDialog(True), {"reward_functions_file": str(reward_file)}
     consent = Consent(tmp_path / "trusted.json", dialog)
-    assert consent.obtain(settings) and [one.changed for one in dialog.requests] == [False]
+    assert consent.obtain(settings) and [request.changed for request in dialog.requests] == [False]
     assert consent.obtain(settings) and Consent(tmp_path / "trusted.json").obtain(settings), (
         "remembered across sessions"
     )
     assert len(dialog.requests) == 1
-    mine.write_text(CODE + "\n")
-    assert consent.trusted(settings) != {str(mine): read_code(mine).fingerprint}
-    assert consent.obtain(settings) and [one.changed for one in dialog.requests] == [False, True]
-    assert consent.trusted(settings) == {str(mine): read_code(mine).fingerprint}
+    reward_file.write_text(CODE + "\n")
+    assert consent.trusted(settings) != {str(reward_file): read_code(reward_file).fingerprint}
+    assert consent.obtain(settings) and [request.changed for request in dialog.requests] == [False, True]
+    assert consent.trusted(settings) == {str(reward_file): read_code(reward_file).fingerprint}
     assert consent.obtain({"reward_functions": ["r1_int"]}) and len(dialog.requests) == 2, "what ships needs no consent"
 
 
-def test_a_refusal_is_not_remembered_as_consent(mine: Path, tmp_path: Path) -> None:
-    dialog, settings = FakeDialog(False), {"reward_functions_file": str(mine)}
+def test_a_refusal_is_not_remembered_as_consent(reward_file: Path, tmp_path: Path) -> None:
+    dialog, settings = FakeDialog(False), {"reward_functions_file": str(reward_file)}
     consent = Consent(tmp_path / "trusted.json", dialog)
     assert not consent.obtain(settings) and not consent.obtain(settings)
     assert len(dialog.requests) == 2 and not (tmp_path / "trusted.json").exists()
-    assert not Consent(tmp_path / "other.json").obtain(settings), "with nobody to ask, nothing runs"
+    assert not Consent(tmp_path / "other.json").obtain(settings), "without a user to ask, nothing runs"
 
 
 def test_run_starts_nothing_without_consent(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,21 +110,21 @@ def test_run_starts_nothing_without_consent(qtbot, tmp_path: Path, monkeypatch: 
     session.close_run()
 
 
-def words(dialog: ConsentDialog) -> str:
+def dialog_text(dialog: ConsentDialog) -> str:
     return "\n".join(label.text() for label in dialog.findChildren(QLabel))
 
 
-def test_the_question_says_whose_code_it_is_and_return_means_no(qtbot, mine: Path) -> None:
-    dialog = ConsentDialog([ConsentFile(read_code(mine), False)])
+def test_the_question_says_whose_code_it_is_and_return_means_no(qtbot, reward_file: Path) -> None:
+    dialog = ConsentDialog([ConsentFile(read_code(reward_file), False)])
     qtbot.addWidget(dialog)
-    text = words(dialog)
-    for part in (str(mine), "mine, other", "json, subprocess, os", "Can reach", "Run the code in mine.py?"):
+    text = dialog_text(dialog)
+    for part in (str(reward_file), "mine, other", "json, subprocess, os", "Can reach", "Run the code in mine.py?"):
         assert part in text
     dialog.show()
     QTest.keyClick(dialog, Qt.Key.Key_Return)
     assert dialog.result() == ConsentDialog.DialogCode.Rejected
-    changed = ConsentDialog([ConsentFile(read_code(mine), True)])
+    changed = ConsentDialog([ConsentFile(read_code(reward_file), True)])
     qtbot.addWidget(changed)
-    assert "mine.py has changed since you allowed it to run." in words(changed)
+    assert "mine.py has changed since you allowed it to run." in dialog_text(changed)
     changed.allow.click()
     assert changed.result() == ConsentDialog.DialogCode.Accepted

@@ -82,7 +82,7 @@ class FakeService(QObject):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Timers that wait for a person to rest wait a millisecond."""
+    """Timers that wait until typing rests wait a millisecond."""
     monkeypatch.setattr(datasets, "SETTLE_MS", 1)
     monkeypatch.setattr(dataset_page, "MOVED_MS", 1)
     monkeypatch.setattr(dataset_line, "WAIT_MS", 1)
@@ -110,19 +110,19 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def rows_in(folder: Path, count: int = 12, name: str = "rows.jsonl", **more: Any) -> str:
+def write_rows(folder: Path, count: int = 12, name: str = "rows.jsonl", **more: Any) -> str:
     rows = [{"question": f"What is {n} plus {n}?", "solution": str(2 * n), "id": n} | more for n in range(count)]
     (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(folder / name)
 
 
-def look(qtbot, page: DatasetPage, state: str = "ready", **settings: Any) -> None:
+def show_dataset(qtbot, page: DatasetPage, state: str = "ready", **settings: Any) -> None:
     page.session.draft.update(settings)
     page.show()
     qtbot.waitUntil(lambda: page.dataset.state == state and page.dataset._reading == 0, timeout=PATIENCE_MS)
 
 
-def counted(qtbot, page: DatasetPage) -> Counts:
+def wait_for_counts(qtbot, page: DatasetPage) -> Counts:
     qtbot.waitUntil(lambda: page.dataset.counts is not None and page.dataset.counts.done, timeout=PATIENCE_MS)
     assert page.dataset.counts is not None
     return page.dataset.counts
@@ -134,8 +134,8 @@ def choose(menu: QComboBox, text: str) -> None:
     menu.activated.emit(menu.currentIndex())
 
 
-def entries(menu: QComboBox) -> list[str]:
-    return [menu.itemText(place) for place in range(menu.count())]
+def menu_texts(menu: QComboBox) -> list[str]:
+    return [menu.itemText(index) for index in range(menu.count())]
 
 
 def cells(page: DatasetPage, row: int) -> list[str]:
@@ -150,14 +150,14 @@ def test_without_a_dataset_the_page_says_which_files_it_takes(
 ) -> None:
     page.show()
     assert page.nothing.isVisible() and not page.table.isVisible() and EMPTY[0]
-    monkeypatch.setattr(page.path, "choose_file", lambda: page.path.take(rows_in(tmp_path)))
+    monkeypatch.setattr(page.path, "choose_file", lambda: page.path.take(write_rows(tmp_path)))
     page.nothing.button_clicked.emit()
     qtbot.waitUntil(lambda: page.dataset.state == "ready", timeout=5000)
     assert page.table.isVisible() and page.session.draft.value("data").endswith("rows.jsonl")
 
 
 def test_nothing_is_requested_before_the_page_is_visible(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    page.session.draft.update({"data": rows_in(tmp_path)})
+    page.session.draft.update({"data": write_rows(tmp_path)})
     qtbot.wait(30)
     assert page.session.service.asked == []
 
@@ -165,7 +165,7 @@ def test_nothing_is_requested_before_the_page_is_visible(qtbot, page: DatasetPag
 def test_the_table_says_that_the_dataset_is_being_read(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     page.session.service.held["preview"] = []
     look_at = page.session.draft
-    look_at.update({"data": rows_in(tmp_path)})
+    look_at.update({"data": write_rows(tmp_path)})
     page.show()
     qtbot.waitUntil(lambda: page.dataset.state == "reading")
     assert (
@@ -177,7 +177,7 @@ def test_the_table_says_that_the_dataset_is_being_read(qtbot, page: DatasetPage,
 def test_a_dataset_of_the_hub_is_downloaded_on_a_click(qtbot, page: DatasetPage) -> None:
     service = page.session.service
     service.canned["preview"] = {"absent": True}
-    look(qtbot, page, "absent", data="owner/sums")
+    show_dataset(qtbot, page, "absent", data="owner/sums")
     assert page.absent.isVisible() and service.of("download") == [] and ABSENT[0]
     service.held["download"] = []
     page.absent.button_clicked.emit()
@@ -192,12 +192,12 @@ def test_a_dataset_of_the_hub_is_downloaded_on_a_click(qtbot, page: DatasetPage)
 def test_choosing_another_dataset_cancels_a_download(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     service = page.session.service
     service.canned["preview"] = {"absent": True}
-    look(qtbot, page, "absent", data="owner/sums")
+    show_dataset(qtbot, page, "absent", data="owner/sums")
     service.held["download"] = []
     page.absent.button_clicked.emit()
     number = page.dataset._fetching
     del service.canned["preview"]
-    look(qtbot, page, data=rows_in(tmp_path))
+    show_dataset(qtbot, page, data=write_rows(tmp_path))
     assert number in service.cancelled
 
 
@@ -205,7 +205,7 @@ def test_choosing_another_dataset_cancels_a_download(qtbot, page: DatasetPage, t
 
 
 def test_suggested_columns_are_accepted_with_one_click(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    look(qtbot, page, data=rows_in(tmp_path))
+    show_dataset(qtbot, page, data=write_rows(tmp_path))
     draft = page.session.draft
     assert (
         page.mapping.offer.isVisible()
@@ -225,47 +225,49 @@ def test_suggested_columns_are_accepted_with_one_click(qtbot, page: DatasetPage,
 
 
 def test_menus_offer_the_columns_of_the_file_and_set_the_draft(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    look(qtbot, page, data=rows_in(tmp_path), **MAPPED)
-    menus = {key: one.control for key, one in page.mapping.columns.items()}
-    assert entries(menus["prompt_feature"]) == ["question", "solution", "id"]
-    assert entries(menus["system_feature"]) == ["None", "question", "solution", "id"]
+    show_dataset(qtbot, page, data=write_rows(tmp_path), **MAPPED)
+    menus = {key: widget.control for key, widget in page.mapping.columns.items()}
+    assert menu_texts(menus["prompt_feature"]) == ["question", "solution", "id"]
+    assert menu_texts(menus["system_feature"]) == ["None", "question", "solution", "id"]
     assert menus["answer_feature"].currentText() == "solution" and menus["type_feature"].currentText() == "None"
     choose(menus["type_feature"], "id")
     assert page.session.draft.value("type_feature") == "id"
     choose(menus["type_feature"], "None")
     assert page.session.draft.value("type_feature") == "type"
     qtbot.waitUntil(lambda: page.model.columnCount() == 5, timeout=5000)
-    heads = [page.model.headerData(place, Qt.Orientation.Horizontal) for place in range(5)]
+    heads = [page.model.headerData(index, Qt.Orientation.Horizontal) for index in range(5)]
     assert heads == ["Row", "Tokens", "question → prompt", "solution → answer", "id"]
 
 
 def test_splits_are_those_of_the_folder(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     for name, count in (("train", 9), ("validation", 2), ("exam", 4)):
-        rows_in(tmp_path, count, f"{name}.jsonl")
-    look(qtbot, page, data=str(tmp_path), **MAPPED)
+        write_rows(tmp_path, count, f"{name}.jsonl")
+    show_dataset(qtbot, page, data=str(tmp_path), **MAPPED)
     valid, test = page.mapping.splits["valid_split"].control, page.mapping.splits["test_split"].control
     assert valid.currentText() == "validation" and valid.currentData() == "valid", "found under its other name"
-    assert test.currentText() == "None" and entries(test) == ["None", "exam", "train", "validation"]
+    assert test.currentText() == "None" and menu_texts(test) == ["None", "exam", "train", "validation"]
     choose(test, "exam")
     qtbot.waitUntil(lambda: "test" in page.dataset.splits, timeout=5000)
     assert page.session.draft.value("test_split") == "exam" and test.currentText() == "exam"
-    assert entries(test) == ["Default", "exam", "train", "validation"]
-    assert entries(page.which) == ["Train · 9", "Valid · 2", "Test · 4"]
+    assert menu_texts(test) == ["Default", "exam", "train", "validation"]
+    assert menu_texts(page.which) == ["Train · 9", "Valid · 2", "Test · 4"]
     choose(page.which, "Test · 4")
     assert page.model.rowCount() == 4 and page.counts.figure("rows") == "4"
 
 
 def test_configurations_of_the_hub_are_offered(qtbot, page: DatasetPage) -> None:
     service = page.session.service
-    said = {"absent": False, "form": "hub", "names": [], "splits": {}, "columns": [], "likely": {}, "written": [],
+    preview_answer = {"absent": False, "form": "hub", "names": [], "splits": {}, "columns": [], "likely": {}, "written": [],
             "faults": [{"setting": "data", "sentence": "A config name is missing."}]}  # fmt: skip
     service.canned |= {
-        "preview": said,
+        "preview": preview_answer,
         "preview_choices": {"configs": ["main", "socratic"], "splits": ["train", "test"]},
     }
-    look(qtbot, page, "failed", data="owner/sums")
+    show_dataset(qtbot, page, "failed", data="owner/sums")
     qtbot.waitUntil(lambda: page.mapping.config.control.count() == 3)
-    assert entries(page.mapping.config.control) == ["Default", "main", "socratic"] and page.mapping.config.isEnabled()
+    assert (
+        menu_texts(page.mapping.config.control) == ["Default", "main", "socratic"] and page.mapping.config.isEnabled()
+    )
     choose(page.mapping.config.control, "socratic")
     assert page.session.draft.value("dataset_config") == "socratic"
     qtbot.waitUntil(lambda: service.of("preview")[-1]["settings"]["dataset_config"] == "socratic")
@@ -277,10 +279,10 @@ def test_configurations_of_the_hub_are_offered(qtbot, page: DatasetPage) -> None
 def test_a_broken_file_is_a_problem_of_the_path_until_it_is_fixed(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "a"}\n{"prompt": \n')
-    look(qtbot, page, "failed", data=str(file))
+    show_dataset(qtbot, page, "failed", data=str(file))
     assert page.path._problem.text().startswith(f"The JSON in line 2 of {file} is broken: ")
     assert page.table.isVisible() and page.path.control.isEnabled() and "above" in page.table._placeholder
-    rows_in(tmp_path)
+    write_rows(tmp_path)
     page.dataset.reload()
     qtbot.waitUntil(lambda: page.dataset.state == "ready", timeout=5000)
     assert not page.path._problem.isVisible() and page.model.rowCount() == 12
@@ -289,8 +291,8 @@ def test_a_broken_file_is_a_problem_of_the_path_until_it_is_fixed(qtbot, page: D
 def test_a_row_that_training_would_refuse_is_counted(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "", "answer": ""}\n')
-    look(qtbot, page, data=str(file))
-    counted(qtbot, page)
+    show_dataset(qtbot, page, data=str(file))
+    wait_for_counts(qtbot, page)
     assert "row 2 of" in page.mapping.problem.text() and page.mapping.columns["prompt_feature"].control.property(
         "problem"
     )
@@ -302,14 +304,14 @@ def test_a_row_that_training_would_refuse_is_counted(qtbot, page: DatasetPage, t
 
 def test_a_dead_service_is_a_problem_and_asked_again(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     page.session.service.held["preview"] = []
-    page.session.draft.update({"data": rows_in(tmp_path), **MAPPED})
+    page.session.draft.update({"data": write_rows(tmp_path), **MAPPED})
     page.show()
     qtbot.waitUntil(lambda: bool(page.session.service.held["preview"]))
     page.dataset._on_refused([Fault("", "The helper process ended before it answered. Ask again.")])
     assert "The helper process ended" in page.path._problem.text() and page.dataset.state == "failed"
     del page.session.service.held["preview"]
     page.hide()
-    look(qtbot, page)
+    show_dataset(qtbot, page)
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -318,16 +320,16 @@ def test_a_dead_service_is_a_problem_and_asked_again(qtbot, page: DatasetPage, t
 def test_a_row_shows_the_rendered_prompt_its_ids_and_its_columns(
     qtbot, page: DatasetPage, tmp_path: Path, model: Path
 ) -> None:
-    look(qtbot, page, data=rows_in(tmp_path), model=str(model), **MAPPED)
+    show_dataset(qtbot, page, data=write_rows(tmp_path), model=str(model), **MAPPED)
     page.table.selectRow(3)
     qtbot.waitUntil(lambda: page.detail.title.text() == "Row 4", timeout=PATIENCE_MS)
     text = "<|im_start|>user\nWhat is 3 plus 3?<|im_end|>\n<|im_start|>assistant\n"
     assert page.detail.pane.toPlainText() == text
     cursor = QTextCursor(page.detail.pane.document())
     shades = {}
-    for place in (1, len("<|im_start|>") + 2):
-        cursor.setPosition(place)
-        shades[place] = cursor.charFormat().background().color()
+    for index in (1, len("<|im_start|>") + 2):
+        cursor.setPosition(index)
+        shades[index] = cursor.charFormat().background().color()
     assert shades[1] == theme.palette().selection != shades[len("<|im_start|>") + 2], "a special token is a chip"
     assert page.detail.about.text().endswith("Answer: 6") and " of 1,536" in page.detail.about.text()
     page.detail.views.buttons["ids"].click()
@@ -338,16 +340,16 @@ def test_a_row_shows_the_rendered_prompt_its_ids_and_its_columns(
 
 
 def test_without_a_model_the_messages_are_shown_and_a_note_says_why(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    look(qtbot, page, data=rows_in(tmp_path), model="", **MAPPED)
+    show_dataset(qtbot, page, data=write_rows(tmp_path), model="", **MAPPED)
     qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1", timeout=5000)
     assert page.detail.pane.toPlainText() == "user\nWhat is 0 plus 0?"
     assert page.detail.note.text() == "No model is chosen yet, so there are no tokens to show."
-    counted(qtbot, page)
+    wait_for_counts(qtbot, page)
     assert page.counts.histogram._placeholder == page.detail.note.text() and page.counts.figure("too_long") == "–"
 
 
 def test_rows_are_requested_when_they_become_visible(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    look(qtbot, page, data=rows_in(tmp_path, 3000), **MAPPED)
+    show_dataset(qtbot, page, data=write_rows(tmp_path, 3000), **MAPPED)
     asked = page.session.service
     qtbot.waitUntil(lambda: cells(page, 0)[2] == "What is 0 plus 0?", timeout=5000)
     assert {with_["start"] for with_ in asked.of("preview_rows")} == {0}
@@ -358,8 +360,8 @@ def test_rows_are_requested_when_they_become_visible(qtbot, page: DatasetPage, t
     assert all(with_["count"] == CHUNK for with_ in asked.of("preview_rows"))
 
 
-def test_fast_scrolling_requests_only_where_it_ends(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    look(qtbot, page, data=rows_in(tmp_path, 3000), **MAPPED)
+def test_fast_scrolling_requests_only_the_chunk_where_it_ends(qtbot, page: DatasetPage, tmp_path: Path) -> None:
+    show_dataset(qtbot, page, data=write_rows(tmp_path, 3000), **MAPPED)
     qtbot.waitUntil(lambda: cells(page, 0)[2] == "What is 0 plus 0?", timeout=5000)
     before = len(page.session.service.of("preview_rows"))
     for row in range(0, 3000, 150):
@@ -372,23 +374,23 @@ def test_fast_scrolling_requests_only_where_it_ends(qtbot, page: DatasetPage, tm
 def test_constant_scrolling_has_two_requests_pending_at_most(qtbot, qapp) -> None:
     """A timer that every paint restarted never fired while the table was scrolled."""
     model = RowModel()
-    wanted: list[int] = []
-    model.chunk_requested.connect(wanted.append)
+    requested: list[int] = []
+    model.chunk_requested.connect(requested.append)
     model.show_rows(100_000, [ColumnHeading("question", "prompt")], 100)
     for row in range(0, 100_000, 4000):
         assert model.index(row, 2).data() == PLACEHOLDER
         qtbot.wait(2)
-    assert len(wanted) == 2, "until one of them has come"
-    model.add_chunk(wanted[0], [{"question": "q"}] * CHUNK, [1] * CHUNK)
-    assert wanted[2:] == [96_000], "where it has come to rest"
-    for start in wanted[1:3]:
+    assert len(requested) == 2, "until one of them has come"
+    model.add_chunk(requested[0], [{"question": "q"}] * CHUNK, [1] * CHUNK)
+    assert requested[2:] == [96_000], "where it has come to rest"
+    for start in requested[1:3]:
         model.release(start)
     qtbot.wait(30)
-    assert model.index(wanted[1], 2).data() == PLACEHOLDER
-    qtbot.waitUntil(lambda: wanted.count(wanted[1]) == 2)
+    assert model.index(requested[1], 2).data() == PLACEHOLDER
+    qtbot.waitUntil(lambda: requested.count(requested[1]) == 2)
 
 
-def test_the_row_model_keeps_a_limited_number_of_parts(qapp) -> None:
+def test_the_row_model_keeps_a_limited_number_of_chunks(qapp) -> None:
     model = RowModel()
     model.show_rows(1_000_000, [ColumnHeading("question", "prompt")], 100)
     for start in range(0, CHUNK * 3 * MAX_CHUNKS, CHUNK):
@@ -400,7 +402,7 @@ def test_the_row_model_keeps_a_limited_number_of_parts(qapp) -> None:
 
 
 def test_an_answer_to_older_settings_is_dropped(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    look(qtbot, page, data=rows_in(tmp_path), **MAPPED)
+    show_dataset(qtbot, page, data=write_rows(tmp_path), **MAPPED)
     page.session.service.held["preview_row"] = []
     page.table.selectRow(2)
     qtbot.waitUntil(lambda: bool(page.session.service.held["preview_row"]))
@@ -416,8 +418,8 @@ def test_an_answer_to_older_settings_is_dropped(qtbot, page: DatasetPage, tmp_pa
 def test_prompts_longer_than_the_limit_are_counted_without_a_request(
     qtbot, page: DatasetPage, tmp_path: Path, model: Path
 ) -> None:
-    look(qtbot, page, data=rows_in(tmp_path, 40), model=str(model), **MAPPED)
-    counts = counted(qtbot, page)
+    show_dataset(qtbot, page, data=write_rows(tmp_path, 40), model=str(model), **MAPPED)
+    counts = wait_for_counts(qtbot, page)
     assert page.counts.figure("rows") == "40" and page.counts.figure("too_long") == "0"
     assert page.counts.about.text() == f"median {counts.median} · longest {counts.longest} · 1,536 fit"
     asked = len(page.session.service.asked)
@@ -428,7 +430,7 @@ def test_prompts_longer_than_the_limit_are_counted_without_a_request(
 
 def test_hiding_the_page_cancels_counting(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     page.session.service.held["preview_counts"] = []
-    look(qtbot, page, data=rows_in(tmp_path), **MAPPED)
+    show_dataset(qtbot, page, data=write_rows(tmp_path), **MAPPED)
     qtbot.waitUntil(lambda: page.dataset._counting > 0)
     number = page.dataset._counting
     page.hide()
@@ -439,14 +441,14 @@ def test_hiding_the_page_cancels_counting(qtbot, page: DatasetPage, tmp_path: Pa
 
 
 def test_showing_the_page_again_keeps_the_current_row(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    look(qtbot, page, data=rows_in(tmp_path), **MAPPED)
+    show_dataset(qtbot, page, data=write_rows(tmp_path), **MAPPED)
     page.table.selectRow(7)
     page.hide()
-    look(qtbot, page)
+    show_dataset(qtbot, page)
     assert page.table.currentIndex().row() == 7
     page.hide()
-    rows_in(tmp_path, 5)
-    look(qtbot, page)
+    write_rows(tmp_path, 5)
+    show_dataset(qtbot, page)
     assert page.model.rowCount() == 5, "the file is another one now"
 
 
@@ -474,14 +476,14 @@ def test_every_row_is_in_one_bar_of_the_histogram(qapp) -> None:
 def test_the_line_on_train_summarises_a_sample_and_stops_when_hidden(
     qtbot, session: Session, tmp_path: Path, model: Path
 ) -> None:
-    session.draft.update({"data": rows_in(tmp_path), "model": str(model), "max_seq_length": 530, **MAPPED})
+    session.draft.update({"data": write_rows(tmp_path), "model": str(model), "max_seq_length": 530, **MAPPED})
     line = DatasetLine(session.dataset)
     qtbot.addWidget(line)
     line.show()
     assert line.text() == "" and session.service.asked == [], "not at once: the window may still be opening"
     qtbot.waitUntil(lambda: "too long" in line.text(), timeout=PATIENCE_MS)
     assert line.text() == "12 rows · question → prompt, solution → answer · 12 too long"
-    assert session.service.of("preview_counts")[0]["most"] == datasets.GLANCE
+    assert session.service.of("preview_counts")[0]["most"] == datasets.SAMPLE_SIZE
     with qtbot.waitSignal(line.page_requested):
         line.click()
     session.draft.update({"prompt_feature": "prompt"})
@@ -500,7 +502,7 @@ def test_a_page_opened_later_shows_the_rows_that_the_line_requested(
     qtbot, session: Session, tmp_path: Path, model: Path
 ) -> None:
     """Its table stayed empty: the line on Train had requested the rows before the page was connected."""
-    session.draft.update({"data": rows_in(tmp_path), "model": str(model)} | MAPPED)
+    session.draft.update({"data": write_rows(tmp_path), "model": str(model)} | MAPPED)
     line = DatasetLine(session.dataset)
     qtbot.addWidget(line)
     line.show()
@@ -512,25 +514,25 @@ def test_a_page_opened_later_shows_the_rows_that_the_line_requested(
 
 
 def test_rewards_are_tried_on_the_selected_rows(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    rows_in(tmp_path, 12, "train.jsonl")
-    rows_in(tmp_path, 5, "valid.jsonl")
-    look(qtbot, page, data=str(tmp_path), **MAPPED)
+    write_rows(tmp_path, 12, "train.jsonl")
+    write_rows(tmp_path, 5, "valid.jsonl")
+    show_dataset(qtbot, page, data=str(tmp_path), **MAPPED)
     assert page.try_button.text() == "Try rewards on row 1" and page.enabled_actions() == {"try_rows": True}
     pages: list[str] = []
-    wanted: list[list[int]] = []
+    requested: list[list[int]] = []
     page.session.page_requested.connect(pages.append)
-    page.session.reward_rows_requested.connect(wanted.append)
+    page.session.reward_rows_requested.connect(requested.append)
     flags = QItemSelectionModel.SelectionFlag.Select | QItemSelectionModel.SelectionFlag.Rows
     for row in (3, 4, 8):
         page.table.selectionModel().select(page.model.index(row, 0), flags)
     assert page.try_button.text() == "Try rewards on 4 rows"
     page.try_button.click()
-    assert pages == ["rewards"] and wanted == [[1, 4, 5, 9]]
+    assert pages == ["rewards"] and requested == [[1, 4, 5, 9]]
     page.table.selectAll()
     assert page.table.selected_ranges() == [range(12)]
     page.dataset.set_split("valid")
     assert not page.try_button.isEnabled() and "training split" in page.try_button.toolTip()
-    look(qtbot, page, "failed", data=str(tmp_path / "nothing.jsonl"))
+    show_dataset(qtbot, page, "failed", data=str(tmp_path / "nothing.jsonl"))
     assert page.try_button.isHidden() and page.enabled_actions() == {"try_rows": False}
 
 
@@ -538,7 +540,7 @@ def test_no_column_is_cut_in_a_small_window(qtbot, page: DatasetPage, tmp_path: 
     rows = [{"prompt": f"{n}+{n}=", "answer": str(2 * n), "type": "multiplication"} for n in range(9)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page.resize(824, 502)
-    look(qtbot, page, data=str(tmp_path / "rows.jsonl"))
+    show_dataset(qtbot, page, data=str(tmp_path / "rows.jsonl"))
     table, last = page.table, 4
     qtbot.waitUntil(lambda: page.model.text_of(0, last) == "multiplication", timeout=PATIENCE_MS)
     assert table.model().columnCount() == last + 1
@@ -547,26 +549,28 @@ def test_no_column_is_cut_in_a_small_window(qtbot, page: DatasetPage, tmp_path: 
 
 
 def test_every_control_has_a_name_and_a_tab_position(qtbot, page: DatasetPage, tmp_path: Path) -> None:
-    look(qtbot, page, data=rows_in(tmp_path), **MAPPED)
+    show_dataset(qtbot, page, data=write_rows(tmp_path), **MAPPED)
     tab_stops = [
-        one for one in page.findChildren(QWidget) if one.focusPolicy() & Qt.FocusPolicy.TabFocus and one.isVisible()
+        widget
+        for widget in page.findChildren(QWidget)
+        if widget.focusPolicy() & Qt.FocusPolicy.TabFocus and widget.isVisible()
     ]
-    assert [one for one in tab_stops if not (one.accessibleName() or getattr(one, "text", str)())] == []
+    assert [widget for widget in tab_stops if not (widget.accessibleName() or getattr(widget, "text", str)())] == []
     qtbot.waitUntil(lambda: page.detail.title.text() == "Row 1", timeout=5000)
     page.mapping.columns["prompt_feature"].control.setFocus()
     seen = []
     for _ in range(7):
         QApplication.focusWidget().focusNextChild()
         seen.append(QApplication.focusWidget())
-    wanted = [page.mapping.columns[key].control for key in ("answer_feature", "system_feature", "type_feature")]
+    menus = [page.mapping.columns[key].control for key in ("answer_feature", "system_feature", "type_feature")]
     views = list(page.detail.views.buttons.values())
-    assert seen[:5] == [*wanted, page.table, page.try_button] and seen[5] in views, "one stop for the three of them"
+    assert seen[:5] == [*menus, page.table, page.try_button] and seen[5] in views, "one stop for the three of them"
     assert seen[6] is page.detail.pane
 
 
 def test_it_fits_the_smallest_window(qtbot, page: DatasetPage, tmp_path: Path) -> None:
     for settings in ({}, MAPPED):
-        look(qtbot, page, data=rows_in(tmp_path), **settings)
+        show_dataset(qtbot, page, data=write_rows(tmp_path), **settings)
         least = page.minimumSizeHint()
         assert least.width() <= 880 - 56 and least.height() <= 600 - 110
 
@@ -578,7 +582,7 @@ def test_it_fits_the_smallest_window(qtbot, page: DatasetPage, tmp_path: Path) -
 def test_a_hundred_thousand_rows_never_block_the_event_loop(qtbot, tmp_path: Path, model: Path, qapp) -> None:
     theme.apply(qapp, "light")
     session = Session()
-    session.draft.update({"data": rows_in(tmp_path, 100_000), "model": str(model), **MAPPED})
+    session.draft.update({"data": write_rows(tmp_path, 100_000), "model": str(model), **MAPPED})
     page = DatasetPage(session)
     qtbot.addWidget(page)
     page.resize(1060, 700)
@@ -587,8 +591,8 @@ def test_a_hundred_thousand_rows_never_block_the_event_loop(qtbot, tmp_path: Pat
         page.show()
         qtbot.waitUntil(lambda: page.model.rowCount() == 100_000 and cells(page, 0)[2] != PLACEHOLDER, timeout=60_000)
         bar = page.table.verticalScrollBar()
-        for place in range(0, bar.maximum(), bar.maximum() // 30):
-            bar.setValue(place)
+        for index in range(0, bar.maximum(), bar.maximum() // 30):
+            bar.setValue(index)
             qtbot.wait(5)
         bar.setValue(bar.maximum())
         qtbot.waitUntil(lambda: cells(page, 99_999)[2] == "What is 99999 plus 99999?", timeout=30_000)

@@ -51,7 +51,7 @@ def test_a_new_draft_has_the_defaults_and_lacks_model_and_data(draft: Draft):
     assert [fault.setting for fault in draft.problems()] == ["model", "data"]
 
 
-def test_keeps_what_is_half_typed_and_names_the_problem(draft: Draft):
+def test_a_half_typed_value_is_kept_and_is_a_problem(draft: Draft):
     with_model_and_data(draft).set("learning_rate", "1e-")
     assert draft.value("learning_rate") == "1e-"
     assert sentences(draft, "learning_rate") == ["Learning rate must be a number, not '1e-'."]
@@ -81,7 +81,7 @@ def test_update_sets_all_values_before_it_emits_changed(draft: Draft):
     assert seen == [("reward_functions", ["r1_count_xml"], [2.0]), ("reward_weights", ["r1_count_xml"], [2.0])]
 
 
-def test_no_reward_function_is_a_problem_and_never_all(draft: Draft, tmp_path: Path):
+def test_an_empty_list_of_reward_functions_is_a_problem_and_does_not_mean_all(draft: Draft, tmp_path: Path):
     with_model_and_data(draft).set("reward_functions", [])
     assert sentences(draft, "reward_functions") == ["No reward function is ticked; a run needs at least one."]
     draft.save(tmp_path / "none.yaml")
@@ -121,7 +121,7 @@ def test_a_broken_reward_file_is_one_problem_with_its_line(draft: Draft, tmp_pat
     assert "line 3" in sentences(draft, "reward_functions_file")[0]
 
 
-def test_a_path_that_is_not_there_is_a_problem_and_an_id_is_not(draft: Draft, tmp_path: Path):
+def test_a_missing_path_is_a_problem_and_a_hub_id_is_not(draft: Draft, tmp_path: Path):
     with_model_and_data(draft).set("data", str(tmp_path / "absent.jsonl"))
     assert sentences(draft, "data") == [f"There is no file or folder {tmp_path}/absent.jsonl."]
     draft.update({"data": "someone/data", "model": str(tmp_path)})
@@ -276,7 +276,7 @@ def test_iterations_are_kept_beside_epochs(tmp_path: Path, qapp):
     assert "iters" not in second.as_yaml()
 
 
-def test_typing_is_written_to_disk_by_itself(tmp_path: Path, qtbot, monkeypatch: pytest.MonkeyPatch):
+def test_edits_are_autosaved(tmp_path: Path, qtbot, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(drafts, "AUTOSAVE_MS", 1)
     draft = Draft(tmp_path / "draft.yaml")
     draft.set("seed", 11)
@@ -387,13 +387,13 @@ def test_text_that_is_no_mapping_stays_text():
 
 
 @pytest.mark.parametrize("stages", ["x", [3], [{}], [{"iters": "a"}], [{"iters": 5}, {"reward_weights": 1}]])
-def test_half_written_stages_are_a_problem_and_the_summary_still_stands(draft: Draft, stages: object):
+def test_invalid_stages_are_a_problem_and_the_summary_still_works(draft: Draft, stages: object):
     draft.set("stages", stages)
     assert "stages" in [fault.setting for fault in draft.problems()]
     assert "completions" in draft.summary()
 
 
-def test_the_summary_counts_what_a_step_samples_and_how_long_stages_are(draft: Draft):
+def test_the_summary_counts_completions_per_step_and_steps_of_stages(draft: Draft):
     draft.update({"batch_size": 2, "gradient_accumulation_steps": 3, "steps_per_generation": 2, "group_size": 4})
     draft.set("stages", [{"iters": 5}, {"iters": 7}])
     assert draft.summary() == "4 completions for each of 12 prompts a step, 12 steps."

@@ -156,7 +156,7 @@ def page(qtbot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tra
 
 
 def fill(field: fields.Field, value: object) -> None:
-    """Do with the field's own control what a person would do."""
+    """Operate the field's control as the user would."""
     control = field.control
     if isinstance(control, controls.ComboBox):
         control.setCurrentIndex(control.findData(value))
@@ -173,11 +173,11 @@ def fill(field: fields.Field, value: object) -> None:
             QTest.keyClick(control, Qt.Key.Key_Delete)
 
 
-def mend(draft: Draft) -> None:
+def fix_problems(draft: Draft) -> None:
     draft.update({"model": "someone/model", "data": "someone/data"})
 
 
-def plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """With ordinary spaces for those that do not break."""
     return text.replace("\u00a0", " ")
 
@@ -195,7 +195,7 @@ def click_cell(page: TrainPage, row: int, column: int) -> None:
     )
 
 
-def test_every_setting_filled_in_by_hand_comes_back_from_the_file(page: TrainPage, tmp_path: Path, qtbot):
+def test_every_setting_typed_into_the_form_survives_save_and_load(page: TrainPage, tmp_path: Path, qtbot):
     assert set(FILLED) | NOT_TYPED == set(SETTINGS), "a new setting wants a value here"
     assert set(page.form.fields) == set(SETTINGS), "every setting has its field"
     for key, value in FILLED.items():
@@ -229,7 +229,7 @@ def concise(prompts, completions, answer, types=None):
 """
 
 
-def test_a_config_and_a_reward_file_for_mlx_lm_lora_open_as_they_are(page: TrainPage, tmp_path: Path, monkeypatch):
+def test_a_config_and_a_reward_file_of_mlx_lm_lora_open_unchanged(page: TrainPage, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "my_rewards.py").write_text(REWARD_FILE)
     page.session.load_config(GOLDEN / "mlx_lm_lora_grpo.yaml")
@@ -246,14 +246,14 @@ def test_a_config_and_a_reward_file_for_mlx_lm_lora_open_as_they_are(page: Train
     assert not page.left_out.isVisible()
 
 
-def test_each_control_explains_itself(page: TrainPage):
+def test_every_control_has_a_name_and_a_description(page: TrainPage):
     for key, field in page.form.fields.items():
         assert field.label.buddy() is field.control, key
         assert field.control.accessibleName() == SETTINGS[key].label
         assert SETTINGS[key].help in field.control.toolTip()
 
 
-def test_tab_follows_the_eye(page: TrainPage):
+def test_tab_order_is_reading_order(page: TrainPage):
     for key in SETTINGS:
         page.reveal(key)  # opens every Advanced
     QApplication.processEvents()  # lays the opened cards out
@@ -267,7 +267,7 @@ def test_tab_follows_the_eye(page: TrainPage):
     assert all(below - above > -16 for above, below in pairwise(middles)), "Tab never goes up the page"
 
 
-def test_scientific_notation_stays_as_typed(page: TrainPage):
+def test_scientific_notation_is_kept_as_typed(page: TrainPage):
     field = page.form.fields["learning_rate"]
     assert field.control.text() == "1e-5"
     fill(field, "3e-4")
@@ -275,7 +275,7 @@ def test_scientific_notation_stays_as_typed(page: TrainPage):
     assert page.draft.valid_values()["learning_rate"] == 3e-4
 
 
-def test_the_cursor_stays_put_while_typing(page: TrainPage):
+def test_the_cursor_does_not_move_while_typing(page: TrainPage):
     control = page.form.fields["run_name"].control
     QTest.keyClicks(control, "ac")
     control.setCursorPosition(1)
@@ -283,8 +283,8 @@ def test_the_cursor_stays_put_while_typing(page: TrainPage):
     assert (control.text(), control.cursorPosition()) == ("abc", 2)
 
 
-def test_a_problem_stands_below_its_field_and_goes_again(page: TrainPage, qtbot):
-    mend(page.draft)
+def test_a_problem_is_shown_below_its_field_until_it_is_fixed(page: TrainPage, qtbot):
+    fix_problems(page.draft)
     field = page.form.fields["temperature"]
     fill(field, 0)
     qtbot.waitUntil(lambda: field._problem is not None and field._problem.isVisible())
@@ -302,7 +302,7 @@ def test_lora_settings_are_hidden_under_full(page: TrainPage):
     assert not rank.isHidden()
 
 
-def test_a_field_that_depends_on_a_number_typed_as_text(page: TrainPage):
+def test_a_field_whose_condition_is_a_number_typed_as_text_is_shown(page: TrainPage):
     assert page.form.fields["log_kl"].isHidden()
     fill(page.form.fields["beta"], 0)
     assert not page.form.fields["log_kl"].isHidden()
@@ -315,28 +315,28 @@ def test_advanced_opens_for_a_problem_inside(page: TrainPage, qtbot):
     assert timeout._problem.text() == "Reward timeout must be a number, not 'soon'."
 
 
-def test_advanced_stays_as_a_person_left_it(page: TrainPage, tmp_path: Path, qtbot):
+def test_advanced_stays_as_the_user_left_it(page: TrainPage, tmp_path: Path, qtbot):
     page.form.fields["keep_checkpoints"].parentWidget().parentWidget().button.click()
     page.reveal("reward_timeout")
     again = TrainPage(Session(Prefs(tmp_path / "prefs")))
     qtbot.addWidget(again)
     again.show()
     assert again.form.fields["keep_checkpoints"].isVisible()
-    assert not again.form.fields["reward_timeout"].isVisible(), "what a search opened is not what a person opened"
+    assert not again.form.fields["reward_timeout"].isVisible(), "what a search opened, the user did not open"
 
 
-def test_advanced_opens_when_its_field_is_wanted(page: TrainPage):
+def test_revealing_an_advanced_field_opens_advanced(page: TrainPage):
     timeout = page.form.fields["reward_timeout"]
     assert not timeout.isVisible()
     page.reveal("reward_timeout")
     assert timeout.isVisible()
 
 
-def test_a_wanted_field_that_does_not_apply_leads_to_the_one_that_decides(page: TrainPage, qtbot):
+def test_revealing_a_field_that_does_not_apply_leads_to_the_setting_it_depends_on(page: TrainPage, qtbot):
     fill(page.form.fields["train_type"], "full")
-    with qtbot.waitSignal(page.session.message) as heard:
+    with qtbot.waitSignal(page.session.message) as signal:
         page.reveal("rank")
-    assert heard.args == ["Rank applies only with another choice of Fine-tune."]
+    assert signal.args == ["Rank applies only with another choice of Fine-tune."]
 
 
 @pytest.fixture
@@ -363,14 +363,14 @@ def search(qtbot) -> SettingSearch:
 )
 def test_settings_are_found_by_label_key_old_name_menu_and_help(search: SettingSearch, words: str, key: str | None):
     search.setText(words)
-    assert search.found()[:1] == ([key] if key else [])
+    assert search.matching_keys()[:1] == ([key] if key else [])
 
 
 def test_return_in_the_search_chooses_the_first_match_and_clears_the_line(search: SettingSearch, qtbot):
     QTest.keyClicks(search, "group_size")
-    with qtbot.waitSignal(search.chosen) as heard:
+    with qtbot.waitSignal(search.chosen) as signal:
         QTest.keyClick(search, Qt.Key.Key_Return)
-    assert heard.args == ["group_size"]
+    assert signal.args == ["group_size"]
     qtbot.waitUntil(lambda: search.text() == "")
 
 
@@ -386,7 +386,7 @@ def test_the_wheel_scrolls_the_page_and_does_not_change_a_menu(qtbot):
     assert not event.isAccepted(), "an event that is not accepted goes on to the scroll area"
 
 
-def test_a_menu_shows_a_value_it_does_not_know(page: TrainPage):
+def test_a_menu_shows_an_unknown_value(page: TrainPage):
     page.draft.set("optimizer", "adamx")
     assert page.form.fields["optimizer"].control.currentText() == "adamx (unknown)"
     assert page.draft.value("optimizer") == "adamx"
@@ -403,7 +403,7 @@ def test_a_dropped_folder_is_the_model(page: TrainPage, tmp_path: Path):
     assert page.draft.value("model") == str(tmp_path)
 
 
-def test_browsing_takes_what_was_chosen_and_nothing_when_called_off(page: TrainPage, monkeypatch: pytest.MonkeyPatch):
+def test_browsing_sets_the_chosen_path_and_nothing_when_cancelled(page: TrainPage, monkeypatch: pytest.MonkeyPatch):
     chosen = iter(["/some/model", ""])
     monkeypatch.setattr(path_field.QFileDialog, "getExistingDirectory", lambda *_: next(chosen))
     page.form.fields["model"].browse.click()
@@ -414,13 +414,13 @@ def test_browsing_takes_what_was_chosen_and_nothing_when_called_off(page: TrainP
 # Rewards
 
 
-def test_the_table_begins_with_the_five_defaults_ticked(page: TrainPage):
+def test_the_reward_table_starts_with_the_five_defaults_ticked(page: TrainPage):
     assert rows(page) == [(name, True, 1.0) for name in DEFAULT_REWARDS]
     index = page.rewards.model.index(0, LABEL)
     assert index.data() == "Accuracy"
 
 
-def test_the_other_built_in_functions_come_on_demand(page: TrainPage, qtbot):
+def test_the_other_built_in_functions_are_shown_on_demand(page: TrainPage, qtbot):
     known = page.draft.rewards()
     assert len(known) > 5
     assert page.rewards.more.text() == f"Show {len(known) - 5} more"
@@ -433,8 +433,8 @@ def test_the_other_built_in_functions_come_on_demand(page: TrainPage, qtbot):
     assert page.rewards.more.isHidden()
 
 
-def test_a_click_unticks_and_none_ticked_stays_none(page: TrainPage, qtbot):
-    mend(page.draft)
+def test_unticking_every_function_leaves_an_empty_list(page: TrainPage, qtbot):
+    fix_problems(page.draft)
     for row in range(5):
         click_cell(page, row, USE)
     assert page.draft.value("reward_functions") == []
@@ -446,8 +446,8 @@ def test_a_click_unticks_and_none_ticked_stays_none(page: TrainPage, qtbot):
     qtbot.waitUntil(lambda: not page.rewards.problem.isVisible())
 
 
-def test_a_weight_edited_in_the_table_travels_to_yaml_and_back(page: TrainPage, tmp_path: Path, qtbot):
-    mend(page.draft)
+def test_a_weight_edited_in_the_table_survives_save_and_load(page: TrainPage, tmp_path: Path, qtbot):
+    fix_problems(page.draft)
     table = page.rewards.table
     index = table.model().index(2, WEIGHT)
     table.setCurrentIndex(index)
@@ -465,7 +465,7 @@ def test_a_weight_edited_in_the_table_travels_to_yaml_and_back(page: TrainPage, 
     assert rows(page)[2] == ("r1_strict_format_reward_func", True, 2.5)
 
 
-def test_what_we_ship_is_shown_without_where_it_lies(page: TrainPage):
+def test_bundled_files_are_shown_without_their_folder(page: TrainPage):
     ours = str(places.resources() / "demo" / "model")
     page.draft.set("model", ours)
     field = page.form.fields["model"]
@@ -474,27 +474,27 @@ def test_what_we_ship_is_shown_without_where_it_lies(page: TrainPage):
     assert page.draft.value("model") == str(places.resources() / "demo" / "data")
 
 
-def test_the_cursor_in_a_field_brings_its_help(page: TrainPage, qtbot):
+def test_focusing_a_field_shows_its_help(page: TrainPage, qtbot):
     page.activateWindow()
     page.form.fields["top_k"].control.setFocus()
     qtbot.waitUntil(lambda: page.launch._help_title.text() == SETTINGS["top_k"].label)
 
 
-def test_names_typed_tick_the_rows_in_their_order(page: TrainPage):
+def test_typed_names_tick_their_rows_in_that_order(page: TrainPage):
     fill(page.form.fields["reward_functions"], ["r1_count_xml", "r1_accuracy_reward_func"])
     ticked = [name for name, used, _ in rows(page) if used]
     assert ticked == ["r1_count_xml", "r1_accuracy_reward_func"]
     assert len(rows(page)) == 5
 
 
-def test_a_weight_that_cannot_be_read_is_a_dash_and_a_problem(page: TrainPage):
-    mend(page.draft)
+def test_an_invalid_weight_is_a_dash_and_a_problem(page: TrainPage):
+    fix_problems(page.draft)
     fill(page.form.fields["reward_weights"], [1.0, "x", 1.0, 1.0, 1.0])
     assert page.rewards.model.index(1, WEIGHT).data() == "–"
     assert [fault.setting for fault in page.draft.problems()] == ["reward_weights"]
 
 
-def test_a_file_s_functions_get_rows_without_being_run(page: TrainPage, tmp_path: Path):
+def test_the_functions_of_a_reward_file_get_rows_without_running_it(page: TrainPage, tmp_path: Path):
     file = tmp_path / "mine.py"
     file.write_text(
         "raise SystemExit\n\n@register_reward_function('mine')\ndef mine(p, c, a, t=None):\n    '''Ten for all.'''\n"
@@ -508,18 +508,20 @@ def test_a_file_s_functions_get_rows_without_being_run(page: TrainPage, tmp_path
 # The column that stays
 
 
-def test_the_sentence_says_how_long_runs_of_this_model_have_taken(page: TrainPage, monkeypatch: pytest.MonkeyPatch):
-    mend(page.draft)
+def test_the_plan_includes_the_time_that_earlier_runs_of_this_model_took(
+    page: TrainPage, monkeypatch: pytest.MonkeyPatch
+):
+    fix_problems(page.draft)
     fill(page.form.fields["iters"], 600)
     assert page.launch.summary.text() == "4 completions for one prompt a step, 600 steps."
     page.session.time_forecast._known = [CompletionTime({"model": "someone/model", "train_type": "lora"}, 2.0)]
     page.session.time_forecast.changed.emit()
-    text = plain(page.launch.summary.text())
+    text = plain_text(page.launch.summary.text())
     assert text == "4 completions for one prompt a step, 600 steps, about 1 h 20 min."
 
 
-def test_the_memory_stands_in_the_sentence_and_as_a_bar(page: TrainPage, qtbot):
-    mend(page.draft)
+def test_memory_is_shown_in_the_plan_and_as_a_bar(page: TrainPage, qtbot):
+    fix_problems(page.draft)
     parts = (
         MemoryPart("Weights", 4e9),
         MemoryPart("KV cache", 2.8e9, "Keys and values."),
@@ -528,25 +530,27 @@ def test_the_memory_stands_in_the_sentence_and_as_a_bar(page: TrainPage, qtbot):
     )
     page.session.estimate_memory = lambda config: MemoryParts(parts, 16e9, "Shorter completions need less.")
     page._show_problems()
-    assert plain(page.launch.summary.text()).endswith("1,000 steps, 9.8 GB.")
+    assert plain_text(page.launch.summary.text()).endswith("1,000 steps, 9.8 GB.")
     bar = page.launch.memory
     assert bar.isVisible()
-    assert plain(bar.sentence.text()) == "Needs about 9.8 GB of 16.0 GB."
-    assert "Weights 4.0 GB" in plain(bar.accessibleDescription()) and "Other 1 MB" in plain(bar.accessibleDescription())
+    assert plain_text(bar.sentence.text()) == "Needs about 9.8 GB of 16.0 GB."
+    assert "Weights 4.0 GB" in plain_text(bar.accessibleDescription()) and "Other 1 MB" in plain_text(
+        bar.accessibleDescription()
+    )
     assert not bar.advice.isVisible()
     page.session.estimate_memory = lambda config: MemoryParts(parts, 8e9, "Shorter completions need less.")
     page._show_problems()
-    assert plain(bar.sentence.text()) == "Needs about 9.8 GB, and this machine has only 8.0 GB to give."
+    assert plain_text(bar.sentence.text()) == "Needs about 9.8 GB, and this machine has only 8.0 GB to give."
     assert bar.advice.isVisible()
     bar.grab()
 
 
 @pytest.mark.parametrize(("room", "verdict"), [(20e9, "fits"), (11e9, "tight"), (9e9, "tight"), (8e9, "over")])
-def test_only_what_surely_does_not_fit_is_over(room: float, verdict: str):
+def test_the_verdict_is_over_only_if_the_run_surely_does_not_fit(room: float, verdict: str):
     assert MemoryParts((MemoryPart("Weights", 10e9),), room).verdict == verdict
 
 
-def test_no_row_of_memory_says_nothing(qtbot):
+def test_no_row_of_the_memory_bar_says_0_mb(qtbot):
     bar = MemoryBar()
     qtbot.addWidget(bar)
     bar.show_memory(MemoryParts((MemoryPart("Weights", 50e6), MemoryPart("Cursor", 0.2e6)), 8e9))
@@ -555,18 +559,18 @@ def test_no_row_of_memory_says_nothing(qtbot):
     assert "Other 2\u00a0MB" in bar.accessibleDescription()
 
 
-def test_a_run_that_surely_does_not_fit_starts_only_when_a_person_insists(
+def test_a_run_that_surely_does_not_fit_starts_only_after_confirmation(
     page: TrainPage, monkeypatch: pytest.MonkeyPatch
 ):
     started: list[str] = []
     monkeypatch.setattr("app.model.processes.start_training", lambda text, run: started.append(run.name))
-    mend(page.draft)
+    fix_problems(page.draft)
     page.session.estimate_memory = lambda config: MemoryParts((MemoryPart("Weights", 10e9),), 4e9)
-    said: list[str] = []
-    page.session.message.connect(said.append)
+    messages: list[str] = []
+    page.session.message.connect(messages.append)
     page.session.start_run()
     assert not started
-    assert [plain(sentence) for sentence in said] == [
+    assert [plain_text(sentence) for sentence in messages] == [
         "Not started. Needs about 10.0 GB, and this machine has only 4.0 GB to give."
     ]
     page.session.confirm_over_memory = lambda memory_parts: True
@@ -580,18 +584,18 @@ def test_the_plan_follows_the_form(page: TrainPage):
     assert page.launch.summary.text().startswith("8 completions for one prompt a step")
 
 
-def test_help_follows_the_cursor(page: TrainPage):
+def test_help_follows_the_focus(page: TrainPage):
     page.form.focused.emit("top_k")
     assert page.launch._help_title.text() == "Top K"
     assert page.launch._help_key.text() == "top_k"
 
 
-def test_the_command_is_copied_whole(page: TrainPage):
+def test_the_complete_command_is_copied(page: TrainPage):
     page.launch.copy.click()
     assert QGuiApplication.clipboard().text() == page.draft.command_text()
 
 
-def test_one_obvious_button_for_the_demo_and_then_for_run(page: TrainPage):
+def test_exactly_one_button_is_primary_the_demo_s_and_then_run(page: TrainPage):
     page.draft.load(places.demo_config())
     assert page.banner.isVisible()
     assert page.launch.run.property("role") == ""
@@ -600,12 +604,12 @@ def test_one_obvious_button_for_the_demo_and_then_for_run(page: TrainPage):
     assert page.launch.run.property("role") == "primary"
 
 
-def test_run_with_problems_goes_to_the_first_and_says_it(page: TrainPage):
-    said, wanted = [], []
-    page.session.message.connect(said.append)
-    page.session.field_requested.connect(wanted.append)
+def test_run_with_problems_shows_the_first_problem(page: TrainPage):
+    messages, requested = [], []
+    page.session.message.connect(messages.append)
+    page.session.field_requested.connect(requested.append)
     page.launch.run.click()
-    assert wanted == ["model"]
-    assert said == ["Choose a base model: a folder, or an id on Hugging Face. There is one more problem."]
+    assert requested == ["model"]
+    assert messages == ["Choose a base model: a folder, or an id on Hugging Face. There is one more problem."]
     assert page.session.run is None
     assert not places.runs_folder().exists(), "nothing is created"

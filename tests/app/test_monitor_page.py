@@ -54,7 +54,7 @@ def session(page: MonitorPage) -> Session:
 
 
 @pytest.fixture
-def look_at(qtbot, session: Session, page: MonitorPage):
+def show_run(qtbot, session: Session, page: MonitorPage):
     """Open a folder and wait until the page has painted it."""
 
     def open_run(folder: RunFolder) -> None:
@@ -67,10 +67,10 @@ def look_at(qtbot, session: Session, page: MonitorPage):
 
 
 def plot(page: MonitorPage, title: str):
-    return next(one for one in page.grid.plots if one.title == title)
+    return next(candidate for candidate in page.grid.plots if candidate.title == title)
 
 
-def words(page: MonitorPage) -> list[str]:
+def button_texts(page: MonitorPage) -> list[str]:
     return [button.text() for button in page.verdict.buttons()]
 
 
@@ -85,12 +85,12 @@ def test_every_metric_of_the_diary_has_a_chart_of_its_own() -> None:
 
 
 def test_an_unknown_metric_appears_in_other_and_nowhere_else() -> None:
-    found = {
+    titles = {
         chart.title: [c.metric for c in curves_of(chart, ["reward", "mine/own", "time/extra"], [])] for chart in CHARTS
     }
-    assert found["Other"] == ["mine/own"]
-    assert "time/extra" in found["Step time"]
-    assert [title for title, metrics in found.items() if "mine/own" in metrics] == ["Other"]
+    assert titles["Other"] == ["mine/own"]
+    assert "time/extra" in titles["Step time"]
+    assert [title for title, metrics in titles.items() if "mine/own" in metrics] == ["Other"]
 
 
 def test_a_reward_has_the_colour_of_its_index_in_the_config() -> None:
@@ -115,7 +115,9 @@ def test_small_memory_figures_change_their_unit() -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.5])
-def test_a_tile_has_room_for_its_text(qtbot, monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
+def test_the_text_of_a_tile_is_not_cut_off_at_a_larger_text_scale(
+    qtbot, monkeypatch: pytest.MonkeyPatch, scale: float
+) -> None:
     """At a text scale of 1.5 the figure was cut at the top and the caption at the bottom."""
     monkeypatch.setattr(theme, "_scale", [scale])
     tile = MetricTile("Reward", unit="tokens")
@@ -151,37 +153,37 @@ def test_without_a_run_there_is_one_button_and_it_leads_to_train(qtbot, page: Mo
     assert requested.args == ["train"]
 
 
-def test_a_finished_run_shows_its_result_first(page: MonitorPage, look_at, tmp_path: Path, session: Session) -> None:
-    look_at(made_up_runs.make_run(tmp_path / "run", steps=60))
+def test_a_finished_run_shows_its_result_first(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
+    show_run(made_up_runs.make_run(tmp_path / "run", steps=60))
     rewards = session.run.series("reward")[1]
     before, after = monitor_page._changes(session.run)[0].before, monitor_page._changes(session.run)[0].after
     assert (before, after) == (pytest.approx(rewards[:10].mean()), pytest.approx(rewards[-10:].mean()))
     assert page.verdict.isVisible() and page.verdict._title.text().startswith("Finished: 60 steps in 1")
-    assert words(page) == ["Export to LM Studio…", "Open folder", "Completions"]
+    assert button_texts(page) == ["Export to LM Studio…", "Open folder", "Completions"]
     assert page.tiles["reward"].figure() == figure(rewards[-1])
     assert page.tiles["reward"].caption() == f"{signed(rewards[-1] - rewards[0])} since the start"
     assert page.tiles["clip_ratio_total"].figure().endswith("%")
 
 
-def test_tab_goes_from_the_result_to_the_charts_to_the_log(page: MonitorPage, look_at, tmp_path: Path) -> None:
+def test_tab_goes_from_the_result_to_the_charts_to_the_log(page: MonitorPage, show_run, tmp_path: Path) -> None:
     """The buttons of the verdict are created last, and were last in the tab order."""
-    look_at(made_up_runs.make_run(tmp_path / "run", steps=30))
+    show_run(made_up_runs.make_run(tmp_path / "run", steps=30))
     chain = [page.smoothing]
     while chain[-1].nextInFocusChain() is not page.smoothing:
         chain.append(chain[-1].nextInFocusChain())
-    wanted = [page.smoothing, *page.verdict.buttons(), page.grid, page.log._toggle]
-    assert [widget for widget in chain if widget in wanted] == wanted
+    expected_order = [page.smoothing, *page.verdict.buttons(), page.grid, page.log._toggle]
+    assert [widget for widget in chain if widget in expected_order] == expected_order
 
 
-def test_the_reward_charts_are_visible_before_the_first_step(page: MonitorPage, look_at, tmp_path: Path) -> None:
+def test_the_reward_charts_are_visible_before_the_first_step(page: MonitorPage, show_run, tmp_path: Path) -> None:
     """They appeared with the first step, and moved every other chart."""
-    look_at(made_up_runs.make_run(tmp_path / "run", steps=0, ending=None))
+    show_run(made_up_runs.make_run(tmp_path / "run", steps=0, ending=None))
     shown = plot(page, "Rewards per function")
     assert shown.isVisible() and shown._waiting.text() == "Waits for the first step."
 
 
-def test_charts_draw_what_the_diary_says(page: MonitorPage, look_at, tmp_path: Path, session: Session) -> None:
-    look_at(made_up_runs.make_run(tmp_path / "run", steps=30))
+def test_charts_draw_what_the_diary_says(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
+    show_run(made_up_runs.make_run(tmp_path / "run", steps=30))
     reward = plot(page, "Reward").traces[0]
     spread = session.run.series("reward_std")[1]
     assert np.array_equal(reward.y, session.run.series("reward")[1])
@@ -190,25 +192,25 @@ def test_charts_draw_what_the_diary_says(page: MonitorPage, look_at, tmp_path: P
     assert not plot(page, "Other").isVisible()
 
 
-def test_the_kl_chart_and_tile_say_that_kl_is_off(page: MonitorPage, look_at, tmp_path: Path) -> None:
+def test_the_kl_chart_and_tile_say_that_kl_is_off(page: MonitorPage, show_run, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=1, beta=0, ending=None)
     text = folder.events.read_text(encoding="utf-8")
     folder.events.write_text(text.replace('"kl": ', '"other": '), encoding="utf-8")
-    look_at(folder)
+    show_run(folder)
     assert "KL is off" in plot(page, "KL from the reference")._waiting.text()
     assert page.tiles["kl"].caption() == "off: KL weight 0"
 
 
 def test_a_failed_run_says_why_and_can_be_resumed(
-    page: MonitorPage, look_at, tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+    page: MonitorPage, show_run, tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=12, ending="failed")
     (folder.checkpoints / "000010").mkdir(parents=True)
     (folder.checkpoints / "000010" / "state.json").write_text("{}")
-    look_at(folder)
+    show_run(folder)
     assert page.verdict._title.text() == "Failed after step 12"
     assert made_up_runs.SENTENCES["failed"] in page.verdict._sentence.text()
-    assert words(page) == ["Resume from step 10", "Edit settings", "Open log"]
+    assert button_texts(page) == ["Resume from step 10", "Edit settings", "Open log"]
     started = []
     monkeypatch.setattr("app.model.processes.resume_training", started.append)
     page.verdict.buttons()[0].click()
@@ -216,14 +218,14 @@ def test_a_failed_run_says_why_and_can_be_resumed(
     assert not page.verdict.isVisible()
 
 
-def test_a_crashed_run_without_a_checkpoint_offers_to_start_over(page: MonitorPage, look_at, tmp_path: Path) -> None:
-    look_at(made_up_runs.make_run(tmp_path / "run", steps=3, ending=None))
+def test_a_crashed_run_without_a_checkpoint_offers_to_start_over(page: MonitorPage, show_run, tmp_path: Path) -> None:
+    show_run(made_up_runs.make_run(tmp_path / "run", steps=3, ending=None))
     assert page.verdict._title.text() == "Crashed after step 3"
-    assert words(page)[0] == "Start over"
+    assert button_texts(page)[0] == "Start over"
 
 
-def test_closing_the_run_empties_the_page(page: MonitorPage, look_at, tmp_path: Path, session: Session) -> None:
-    look_at(made_up_runs.make_run(tmp_path / "run", steps=3))
+def test_closing_the_run_empties_the_page(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
+    show_run(made_up_runs.make_run(tmp_path / "run", steps=3))
     session.close_run()
     assert page.nothing.isVisible()
 
@@ -240,9 +242,9 @@ def test_a_default_run_name_is_split_into_name_and_time() -> None:
 def test_a_tile_shows_the_change_with_the_precision_of_its_figure(qtbot) -> None:
     tile = MetricTile("Memory", unit="GB")
     qtbot.addWidget(tile)
-    for now, start, said in ((0.1062, 0.1056, "+0.001"), (0.1062, 0.1061, ""), (2.5, 1.0, "+1.50"), (0.0, 0.5, "−0.500"), (0.0467, 0.0441, "+2.6"), (2.5e6, 1e6, "+1.50M")):  # fmt: skip
+    for now, start, expected in ((0.1062, 0.1056, "+0.001"), (0.1062, 0.1061, ""), (2.5, 1.0, "+1.50"), (0.0, 0.5, "−0.500"), (0.0467, 0.0441, "+2.6"), (2.5e6, 1e6, "+1.50M")):  # fmt: skip
         tile.show_value(now, start)
-        assert tile.caption().removesuffix(" since the start") == said
+        assert tile.caption().removesuffix(" since the start") == expected
 
 
 # ── quickness ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -333,12 +335,12 @@ def test_the_export_panel_builds_the_command_and_shows_the_outcome(qtbot, tmp_pa
     arguments = [str(tmp_path), "--to", "lmstudio", "--name", "mine", "--quantize", "4", "--overwrite"]
     assert panel.command()[-9:] == ["export", *arguments]
     panel.start_export()
-    qtbot.waitUntil(panel.said.isVisible, timeout=10_000)
-    assert "/models/mine" in panel.said.text() and panel.reveal.isVisible()
+    qtbot.waitUntil(panel.outcome_label.isVisible, timeout=10_000)
+    assert "/models/mine" in panel.outcome_label.text() and panel.reveal.isVisible()
     assert sorted(panel.output.toPlainText().split("\n")) == ["/models/mine", "Checking.", "Folding."]
     panel.start_export()
-    qtbot.waitUntil(panel.said.isVisible, timeout=10_000)
-    assert panel.said.text() == "It was not found." and not panel.reveal.isVisible()
+    qtbot.waitUntil(panel.outcome_label.isVisible, timeout=10_000)
+    assert panel.outcome_label.text() == "It was not found." and not panel.reveal.isVisible()
     panel.name.setText(" ")
     assert not panel.start.isEnabled()
 
@@ -354,8 +356,8 @@ def test_figures_are_formatted_with_three_digits_and_a_unit() -> None:
     assert moment(None) == "–" and ticks([0, 4000, 12_000]) == ["0", "4k", "12k"] and ticks([0, 2e-5]) == ["0", "2e−5"]
 
 
-def test_values_of_a_chart_can_be_copied(page: MonitorPage, look_at, tmp_path: Path) -> None:
-    look_at(made_up_runs.make_run(tmp_path / "run", steps=3))
+def test_values_of_a_chart_can_be_copied(page: MonitorPage, show_run, tmp_path: Path) -> None:
+    show_run(made_up_runs.make_run(tmp_path / "run", steps=3))
     plot(page, "Clip ratios").copy()
     lines = QGuiApplication.clipboard().text().splitlines()
     assert lines[0] == "step,Total,Low,High" and [line.split(",")[0] for line in lines[1:]] == ["1", "2", "3"]

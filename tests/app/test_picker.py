@@ -47,7 +47,7 @@ HUB: list[dict[str, Any]] = [
 ]
 
 
-class Heard:
+class RecordedSignals:
     def __init__(self, picker: Picker) -> None:
         self.chosen: list[str] = []
         self.searched: list[str] = []
@@ -61,22 +61,22 @@ class Heard:
 
 @pytest.fixture
 def picker(qtbot: QtBot) -> Picker:
-    made = Picker("model")
-    qtbot.addWidget(made)
-    made.open_with_recent(["/m/base"])
-    made.show_local(LOCAL, set())
-    return made
+    widget = Picker("model")
+    qtbot.addWidget(widget)
+    widget.open_with_recent(["/m/base"])
+    widget.show_local(LOCAL, set())
+    return widget
 
 
-def seen(picker: Picker) -> list[str]:
+def row_texts(picker: Picker) -> list[str]:
     """Every row from the top: headings in brackets."""
     return [f"[{row.text}]" if isinstance(row, PickerLine) else row.name for row in picker.model.rows]
 
 
-def key(picker: Picker, *keys: Qt.Key, control: bool = False) -> None:
+def press(picker: Picker, *keys: Qt.Key, control: bool = False) -> None:
     modifier = Qt.KeyboardModifier.ControlModifier if control else Qt.KeyboardModifier.NoModifier
-    for one in keys:
-        QTest.keyClick(picker.search, one, modifier)
+    for qt_key in keys:
+        QTest.keyClick(picker.search, qt_key, modifier)
 
 
 def current(picker: Picker) -> str:
@@ -85,22 +85,22 @@ def current(picker: Picker) -> str:
 
 
 def cell(picker: Picker, name: str, column: int) -> str:
-    place = seen(picker).index(name)
+    place = row_texts(picker).index(name)
     return str(picker.model.index(place, column).data())
 
 
-def test_it_opens_with_what_is_likely(picker: Picker):
-    assert seen(picker) == ["[Recent]", "base", "[On this machine]", "a/small-4bit", "a/gguf", "a/half"]
+def test_the_picker_opens_with_recent_entries_first(picker: Picker):
+    assert row_texts(picker) == ["[Recent]", "base", "[On this machine]", "a/small-4bit", "a/gguf", "a/half"]
     assert current(picker) == "/m/base" and picker.take.isEnabled() and picker.take.text() == "Use"
 
 
-def test_figures_have_units_and_nothing_is_a_dash(picker: Picker):
+def test_sizes_have_units_and_unknown_values_are_a_dash(picker: Picker):
     assert cell(picker, "base", SIZE).replace("\u202f", " ") == "16.1 GB"
     assert cell(picker, "a/small-4bit", CHANGED).startswith("today")
     assert cell(picker, "a/half", SIZE) == "–" and cell(picker, "a/half", WHERE) == "Unfinished"
 
 
-def test_places_are_told_from_home_on(monkeypatch: pytest.MonkeyPatch):
+def test_paths_are_shown_relative_to_the_home_folder(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert (
         display_path("/home/me/.cache/huggingface/hub/models--a--b/snapshots/0123")
@@ -111,89 +111,89 @@ def test_places_are_told_from_home_on(monkeypatch: pytest.MonkeyPatch):
 
 def test_typing_filters_by_every_word(picker: Picker):
     QTest.keyClicks(picker.search, "a/ SMALL")
-    assert seen(picker) == ["[On this machine]", "a/small-4bit", "[Search Hugging Face for “a/ SMALL”]"]
+    assert row_texts(picker) == ["[On this machine]", "a/small-4bit", "[Search Hugging Face for “a/ SMALL”]"]
     picker.search.setText("zzz")
-    assert seen(picker) == ["[Search Hugging Face for “zzz”]"]
+    assert row_texts(picker) == ["[Search Hugging Face for “zzz”]"]
     assert picker.take.text() == "Search", "with nothing here, Enter searches"
 
 
-def test_enter_takes_what_is_selected(picker: Picker):
-    heard = Heard(picker)
-    key(picker, Qt.Key.Key_Down, Qt.Key.Key_Return)
-    assert heard.chosen == ["a/small-4bit"] and not picker.isVisible()
+def test_enter_chooses_the_selected_entry(picker: Picker):
+    recorded = RecordedSignals(picker)
+    press(picker, Qt.Key.Key_Down, Qt.Key.Key_Return)
+    assert recorded.chosen == ["a/small-4bit"] and not picker.isVisible()
 
 
-def test_the_arrows_pass_over_headings_and_stop_at_the_ends(picker: Picker):
-    key(picker, Qt.Key.Key_Up)
+def test_arrow_keys_skip_headings_and_stop_at_the_ends(picker: Picker):
+    press(picker, Qt.Key.Key_Up)
     assert current(picker) == "/m/base"
     passed = []
     for _ in range(5):
-        key(picker, Qt.Key.Key_Down)
+        press(picker, Qt.Key.Key_Down)
         passed.append(current(picker))
     assert passed == ["a/small-4bit", "a/gguf", "a/half", "a/half", "a/half"]
 
 
-def test_what_cannot_be_used_says_why_and_is_not_taken(picker: Picker):
-    heard = Heard(picker)
+def test_an_unusable_entry_says_why_and_cannot_be_chosen(picker: Picker):
+    recorded = RecordedSignals(picker)
     picker.choose_id("a/gguf")
     assert picker.detail.text().startswith("It is a GGUF file.") and not picker.take.isEnabled()
     assert cell(picker, "a/gguf", WHERE) == "Cannot be used"
-    key(picker, Qt.Key.Key_Return)
-    assert not heard.chosen and picker.isVisible()
+    press(picker, Qt.Key.Key_Return)
+    assert not recorded.chosen and picker.isVisible()
 
 
-def test_what_is_unfinished_is_resumed(picker: Picker):
-    heard = Heard(picker)
+def test_an_incomplete_entry_is_resumed(picker: Picker):
+    recorded = RecordedSignals(picker)
     picker.choose_id("a/half")
     assert picker.take.text() == "Resume" and "1.24" in picker.detail.text()
-    key(picker, Qt.Key.Key_Return)
-    assert heard.downloads == ["a/half"] and picker.isVisible()
+    press(picker, Qt.Key.Key_Return)
+    assert recorded.downloads == ["a/half"] and picker.isVisible()
 
 
-def test_a_star_puts_on_top_and_stays_there(picker: Picker):
-    heard = Heard(picker)
+def test_a_starred_entry_stays_on_top(picker: Picker):
+    recorded = RecordedSignals(picker)
     picker.choose_id("a/small-4bit")
-    key(picker, Qt.Key.Key_D, control=True)
-    assert heard.stars == [("a/small-4bit", True)] and seen(picker)[:2] == ["[Favourites]", "a/small-4bit"]
+    press(picker, Qt.Key.Key_D, control=True)
+    assert recorded.stars == [("a/small-4bit", True)] and row_texts(picker)[:2] == ["[Favourites]", "a/small-4bit"]
     assert current(picker) == "a/small-4bit"
     picker.table.clicked.emit(picker.model.index(1, STAR))
-    assert heard.stars[-1] == ("a/small-4bit", False) and "[Favourites]" not in seen(picker)
+    assert recorded.stars[-1] == ("a/small-4bit", False) and "[Favourites]" not in row_texts(picker)
 
 
-def test_a_favourite_that_is_gone_can_be_had_again(picker: Picker):
+def test_a_deleted_favourite_can_be_downloaded_again(picker: Picker):
     picker.show_local(LOCAL, {"c/deleted", "/gone/folder"})
-    assert seen(picker)[:2] == ["[Favourites]", "c/deleted"]
+    assert row_texts(picker)[:2] == ["[Favourites]", "c/deleted"]
     picker.choose_id("c/deleted")
     assert picker.take.text() == "Download"
 
 
-def test_the_hub_is_searched_when_asked(picker: Picker):
-    heard = Heard(picker)
+def test_the_hub_is_searched_on_request(picker: Picker):
+    recorded = RecordedSignals(picker)
     QTest.keyClicks(picker.search, "4bit")
-    key(picker, Qt.Key.Key_Return, control=True)
-    assert heard.searched == ["4bit"] and seen(picker)[-1] == "[Searching…]"
+    press(picker, Qt.Key.Key_Return, control=True)
+    assert recorded.searched == ["4bit"] and row_texts(picker)[-1] == "[Searching…]"
     picker.show_hub("something else", HUB, set())
-    assert seen(picker)[-1] == "[Searching…]", "an answer to an older question"
+    assert row_texts(picker)[-1] == "[Searching…]", "an answer to an older question"
     picker.show_hub("4bit", HUB, set())
-    assert seen(picker) == ["[On this machine]", "a/small-4bit", "[On Hugging Face]", "b/new-4bit", "b/bad"]
+    assert row_texts(picker) == ["[On this machine]", "a/small-4bit", "[On Hugging Face]", "b/new-4bit", "b/bad"]
     picker.choose_id("b/new-4bit")
     assert picker.take.text().replace("\u202f", " ") == "Download 968 MB"
     assert cell(picker, "b/new-4bit", WHERE) == "41.2k downloads"
-    key(picker, Qt.Key.Key_Return)
-    assert heard.downloads == ["b/new-4bit"]
+    press(picker, Qt.Key.Key_Return)
+    assert recorded.downloads == ["b/new-4bit"]
 
 
 def test_a_search_that_fails_or_finds_nothing_says_so(picker: Picker):
     picker.search.setText("x")
     picker._search_hub()
     picker.show_trouble("x", "Hugging Face cannot be reached.")
-    assert seen(picker)[-1] == "[Hugging Face cannot be reached.]"
+    assert row_texts(picker)[-1] == "[Hugging Face cannot be reached.]"
     picker._search_hub()
     picker.show_hub("x", [], set())
-    assert seen(picker)[-1] == "[Hugging Face has no model for “x”.]"
+    assert row_texts(picker)[-1] == "[Hugging Face has no model for “x”.]"
 
 
-def test_the_empty_and_the_loading_state_say_what_to_do(qtbot: QtBot):
+def test_the_empty_and_the_loading_state_have_a_text(qtbot: QtBot):
     picker = Picker("dataset")
     qtbot.addWidget(picker)
     picker.open_with_recent([])
@@ -205,11 +205,11 @@ def test_the_empty_and_the_loading_state_say_what_to_do(qtbot: QtBot):
 
 def test_every_control_has_a_name(picker: Picker):
     row = picker.download_row("a/b")
-    for one in (picker.search, picker.table, row.pause, row.cancel, row.bar):
-        assert one.accessibleName()
+    for widget in (picker.search, picker.table, row.pause, row.cancel, row.bar):
+        assert widget.accessibleName()
 
 
-def test_letters_typed_in_the_table_go_to_the_words(picker: Picker):
+def test_letters_typed_in_the_table_go_to_the_search_line(picker: Picker):
     QTest.keyClick(picker.table, Qt.Key.Key_Q)
     assert picker.search.text() == "q"
 
@@ -218,7 +218,7 @@ def test_letters_typed_in_the_table_go_to_the_words(picker: Picker):
 
 
 class FakeDesk(Service):
-    """Remembers what is asked, and answers when told to."""
+    """Records questions, and answers when a test calls it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,29 +249,29 @@ class FakeDesk(Service):
 def test_a_download_is_paused_resumed_and_done(qtbot: QtBot):
     service = FakeDesk()
     downloads = Downloads(service)
-    one = downloads.start("model", "a/b")
-    assert downloads.start("model", "a/b") is one and len(service.asked) == 1, "not twice at a time"
+    download = downloads.start("model", "a/b")
+    assert downloads.start("model", "a/b") is download and len(service.asked) == 1, "not twice at a time"
     service.last("download")["told"]({"phase": "downloading", "done": 10, "total": 40})
-    assert (one.done, one.total, one.state) == (10, 40, "running")
-    downloads.pause(one)
-    assert service.cancelled == [1] and one.state == "paused" and downloads.of("model") == [one]
+    assert (download.done, download.total, download.state) == (10, 40, "running")
+    downloads.pause(download)
+    assert service.cancelled == [1] and download.state == "paused" and downloads.of("model") == [download]
     downloads.start("model", "a/b")
     with qtbot.waitSignal(downloads.finished):
         service.last("download")["answer"]({"place": "/p"})
-    assert one.state == "done" and downloads.of("model") == []
+    assert download.state == "done" and downloads.of("model") == []
 
 
 def test_a_download_that_fails_keeps_its_sentence_until_it_is_tried_again(qtbot: QtBot):
     service = FakeDesk()
     downloads = Downloads(service)
-    one = downloads.start("model", "a/b")
+    download = downloads.start("model", "a/b")
     service.last("download")["refused"]([Fault("model", "The disk is full.")])
-    assert one.state == "failed" and one.sentence == "The disk is full."
+    assert download.state == "failed" and download.sentence == "The disk is full."
     downloads.start("model", "a/b")
-    assert one.state == "running" and not one.sentence
+    assert download.state == "running" and not download.sentence
 
 
-def test_giving_up_throws_away_what_has_arrived(qtbot: QtBot):
+def test_cancelling_a_download_deletes_its_partial_files(qtbot: QtBot):
     service = FakeDesk()
     downloads = Downloads(service)
     downloads.discard(downloads.start("dataset", "a/b"))
@@ -279,11 +279,11 @@ def test_giving_up_throws_away_what_has_arrived(qtbot: QtBot):
 
 
 def test_speed_and_time_left_are_those_of_the_last_seconds():
-    one = Download("a/b", "model", total=1000)
+    download = Download("a/b", "model", total=1000)
     for t in range(20):
-        one.done = t * 10 if t < 10 else 100 + (t - 10) * 50
-        one.add_sample(float(t))
-    assert one.speed == pytest.approx(50) and one.remaining_s == pytest.approx((1000 - one.done) / 50)
+        download.done = t * 10 if t < 10 else 100 + (t - 10) * 50
+        download.add_sample(float(t))
+    assert download.speed == pytest.approx(50) and download.remaining_s == pytest.approx((1000 - download.done) / 50)
 
 
 # ── in the form, with the real process and a stand-in for the Hub ────────────────────────────────────────────────────
@@ -307,14 +307,16 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]
 def page(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainPage]:
     monkeypatch.setattr(source_picking, "SETTLE_MS", 0)
     session = Session(Prefs(tmp_path / "prefs"))
-    made = TrainPage(session)
-    qtbot.addWidget(made)
-    made.show()
-    yield made
+    widget = TrainPage(session)
+    qtbot.addWidget(widget)
+    widget.show()
+    yield widget
     session.service.close()
 
 
-def test_from_the_field_to_a_model_on_this_machine(qtbot: QtBot, page: TrainPage, hub: HubStandIn):
+def test_a_hub_model_is_searched_downloaded_and_used_with_the_keyboard_alone(
+    qtbot: QtBot, page: TrainPage, hub: HubStandIn
+):
     """Down in the field, a name, the Hub, Enter: with the keyboard alone."""
     field = page.form.fields["model"]
     field.control.setFocus()
@@ -323,25 +325,25 @@ def test_from_the_field_to_a_model_on_this_machine(qtbot: QtBot, page: TrainPage
     assert picker.isVisible()
     qtbot.waitUntil(lambda: "no models on this machine" in picker.message.text(), timeout=10_000)
     QTest.keyClicks(picker.search, "tiny")
-    key(picker, Qt.Key.Key_Return)
-    qtbot.waitUntil(lambda: "someone/tiny-4bit" in seen(picker), timeout=10_000)
+    press(picker, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: "someone/tiny-4bit" in row_texts(picker), timeout=10_000)
     assert cell(picker, "someone/tiny-gguf", WHERE) == "Cannot be used"
     picker.choose_id("someone/tiny-4bit")
-    key(picker, Qt.Key.Key_Return)
+    press(picker, Qt.Key.Key_Return)
     assert page.draft.value("model") == "someone/tiny-4bit", "the field has its name at once"
-    qtbot.waitUntil(lambda: "[On this machine]" in seen(picker) or "[Recent]" in seen(picker), timeout=20_000)
+    qtbot.waitUntil(lambda: "[On this machine]" in row_texts(picker) or "[Recent]" in row_texts(picker), timeout=20_000)
     picker.choose_id("someone/tiny-4bit")
     assert picker.take.text() == "Use" and not picker.has_download("someone/tiny-4bit")
     assert page.session.prefs.used("model") == ["someone/tiny-4bit"]
     qtbot.waitUntil(lambda: "4-bit" in page.form.fields["model"]._note.text(), timeout=10_000)
 
 
-def test_the_process_starts_with_the_first_question_only(qtbot: QtBot, page: TrainPage):
+def test_no_service_process_runs_before_the_first_question(qtbot: QtBot, page: TrainPage):
     assert page.session.service._process is None
 
 
-def strange_model(folder: Path, kind: str = "marvin") -> str:
-    """A folder with weights, of a kind that nobody has heard of."""
+def write_unsupported_model(folder: Path, kind: str = "marvin") -> str:
+    """A folder with weights of an unknown model type."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(f'{{"model_type": "{kind}"}}')
     for name in ("model.safetensors", "tokenizer.json"):
@@ -349,37 +351,37 @@ def strange_model(folder: Path, kind: str = "marvin") -> str:
     return str(folder)
 
 
-def test_a_model_that_cannot_be_loaded_is_a_problem_until_it_is_mended(
+def test_a_model_that_cannot_be_loaded_is_a_problem_until_it_is_fixed(
     qtbot: QtBot, page: TrainPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Run refuses it, and looks again, as it may have been mended on disk."""
     sentence = "strange cannot be trained. This version of mlx-lm knows no model of the kind marvin."
     draft, field = page.draft, page.form.fields["model"]
-    said: list[str] = []
-    page.session.message.connect(said.append)
+    messages: list[str] = []
+    page.session.message.connect(messages.append)
     monkeypatch.setattr(page.session, "_launch", lambda: pytest.fail("it was started"))
     draft.set("data", "a/b")
-    field.take(strange_model(tmp_path / "strange"))
+    field.take(write_unsupported_model(tmp_path / "strange"))
     qtbot.waitUntil(lambda: field._problem is not None and field._problem.text() == sentence, timeout=10_000)
     assert [fault.sentence for fault in draft.problems()] == [sentence]
     page.session.start_run()
-    assert said == [sentence]
-    strange_model(tmp_path / "strange", "llama")
+    assert messages == [sentence]
+    write_unsupported_model(tmp_path / "strange", "llama")
     page.session.start_run()
     qtbot.waitUntil(lambda: not draft.problems(), timeout=10_000)
     draft.set("model", str(tmp_path / "another"))
     assert "cannot be trained" not in draft.problems()[0].sentence
 
 
-def test_a_form_that_is_opened_is_looked_into_as_well(qtbot: QtBot, page: TrainPage, tmp_path: Path):
+def test_the_model_of_an_opened_config_is_checked_too(qtbot: QtBot, page: TrainPage, tmp_path: Path):
     config = tmp_path / "mine.yaml"
-    config.write_text(f"model: {strange_model(tmp_path / 'strange')}\ndata: a/b\n")
+    config.write_text(f"model: {write_unsupported_model(tmp_path / 'strange')}\ndata: a/b\n")
     page.draft.load(config)
     qtbot.waitUntil(lambda: bool(page.draft.problems()), timeout=10_000)
     assert "kind marvin" in page.draft.problems()[0].sentence
 
 
-def test_an_adapter_is_no_refused_reference(qtbot: QtBot, page: TrainPage, tmp_path: Path):
+def test_an_adapter_is_accepted_as_reference(qtbot: QtBot, page: TrainPage, tmp_path: Path):
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     field = page.form.fields["reference_model_path"]
@@ -389,13 +391,13 @@ def test_an_adapter_is_no_refused_reference(qtbot: QtBot, page: TrainPage, tmp_p
 
 
 @pytest.mark.alone
-def test_opening_the_picker_does_not_hold_the_window_up(qtbot: QtBot, page: TrainPage, hub: HubStandIn):
+def test_opening_the_picker_does_not_block_the_event_loop(qtbot: QtBot, page: TrainPage, hub: HubStandIn):
     began = time.process_time()
     page.picking.open(page.form.fields["model"])
     assert time.process_time() - began < 0.1 + 0.2 * (os.environ.get("CI") is not None)
 
 
-def test_recents_and_stars_outlive_the_session(tmp_path: Path):
+def test_recent_and_starred_entries_are_remembered_between_sessions(tmp_path: Path):
     prefs = Prefs(tmp_path / "p")
     for name in ("a/b", "c/d", "a/b"):
         prefs.remember_used("model", name)
@@ -408,7 +410,7 @@ def test_recents_and_stars_outlive_the_session(tmp_path: Path):
     assert again.favourites("dataset") == set()
 
 
-def test_the_table_is_copied_like_every_table(picker: Picker):
+def test_rows_of_the_picker_are_copied_as_text(picker: Picker):
     picker.choose_id("/m/base")
     picker.table.copy()
     from PySide6.QtGui import QGuiApplication

@@ -1,4 +1,4 @@
-"""Plots: nothing is lost in thinning, gaps stay gaps, and pointing or zooming in one plot shows in all."""
+"""Plots: downsampling keeps every peak, gaps stay gaps, and hovering or zooming one plot affects all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.widgets.charts.legend import Legend, LegendEntry
 from app.widgets.charts.plot import Plot, Trace, nearest_index
 
 
-def test_thinning_keeps_every_peak_and_every_wide_gap() -> None:
+def test_downsampling_keeps_every_peak_and_every_wide_gap() -> None:
     x, y = np.arange(100_000), np.random.default_rng(0).normal(size=100_000)
     y[77_777], y[123] = 50, -50
     y[40_000:50_000] = np.nan
@@ -26,13 +26,13 @@ def test_thinning_keeps_every_peak_and_every_wide_gap() -> None:
     assert abs(thin_x[np.nanargmax(thin_y)] - 77_777) < 300
 
 
-def test_short_curves_are_left_alone() -> None:
+def test_short_curves_are_not_downsampled() -> None:
     x, y = np.arange(500), np.arange(500.0)
     assert downsample(x, 1000, y)[0] is x and downsample(x, 1000, y)[1] is y
 
 
 @pytest.mark.parametrize("weight", [0.3, 0.6, 0.9, 0.999])
-def test_smoothing_is_the_unbiased_moving_average(weight: float) -> None:
+def test_smoothing_equals_the_bias_corrected_moving_average(weight: float) -> None:
     values = np.random.default_rng(1).normal(3, 1, size=3000)
     values[::7] = np.nan
     total = count = 0.0
@@ -45,7 +45,7 @@ def test_smoothing_is_the_unbiased_moving_average(weight: float) -> None:
     np.testing.assert_allclose(exponential_average(values, weight), expected, rtol=1e-9)
 
 
-def test_a_lone_point_between_gaps_gets_a_dot() -> None:
+def test_an_isolated_point_gets_a_dot() -> None:
     assert isolated_points(np.array([1, np.nan, 2, np.nan, 3, 4])).tolist() == [True, False, True, False, False, False]
 
 
@@ -56,14 +56,14 @@ def test_the_axis_starts_at_zero_only_where_values_come_near_it() -> None:
     assert low < 5 < high
 
 
-def test_the_nearest_step() -> None:
+def test_nearest_index_finds_the_closest_step() -> None:
     x = np.array([1, 5, 9])
     assert [nearest_index(x, step) for step in (-3, 2, 4, 7.1, 100)] == [0, 0, 1, 2, 2] and nearest_index(
         x[:0], 1
     ) is None
 
 
-def test_a_value_is_told_only_for_a_step_that_has_one() -> None:
+def test_a_step_without_a_value_has_none() -> None:
     trace = Trace("Held-out", "accent", np.array([10, 20]), np.array([1.0, 2.0]))
     assert [trace.at(step) for step in (10, 12, 20, None)] == [1.0, None, 2.0, 2.0]
 
@@ -80,47 +80,47 @@ def grid(qtbot, qapp):
         ChartContent([], "Waits."),
     ]
     plots = [Plot("First", "score"), Plot("Second", "nats", "nats"), Plot("Third")]
-    made = ChartGrid(plots, shown.__getitem__, lambda place: True)
-    qtbot.addWidget(made)
-    made.resize(1000, 300)
-    made.show()
-    made.refresh((1, 40))
-    qtbot.waitUntil(lambda: not made._turns.isActive(), timeout=5000)
-    return made
+    widget = ChartGrid(plots, shown.__getitem__, lambda index: True)
+    qtbot.addWidget(widget)
+    widget.resize(1000, 300)
+    widget.show()
+    widget.refresh((1, 40))
+    qtbot.waitUntil(lambda: not widget._turns.isActive(), timeout=5000)
+    return widget
 
 
-def entries(plot: Plot) -> list[tuple[str, str]]:
+def legend_entries(plot: Plot) -> list[tuple[str, str]]:
     return [(entry.label, entry.value) for entry in plot._legend._entries]
 
 
-def test_the_legend_tells_the_newest_values_and_those_under_the_pointer(grid: ChartGrid) -> None:
+def test_the_legend_shows_the_newest_values_or_those_under_the_pointer(grid: ChartGrid) -> None:
     first, second, third = grid.plots
-    assert entries(first) == [("One", f"{np.sin(8) + 2:.2f}")]
+    assert legend_entries(first) == [("One", f"{np.sin(8) + 2:.2f}")]
     first.hovered.emit(5)
     assert first._step_label.text() == second._step_label.text() == "step 5"
-    assert entries(second) == [("Two", f"−{np.sin(1) + 2:.2f}\u202fnats")]
+    assert legend_entries(second) == [("Two", f"−{np.sin(1) + 2:.2f}\u202fnats")]
     first.hovered.emit(12)
-    assert entries(first) == [("One", "–")], "a gap is a dash"
+    assert legend_entries(first) == [("One", "–")], "a gap is a dash"
     first.hovered.emit(None)
-    assert first._step_label.text() == "" and entries(first) == [("One", f"{np.sin(8) + 2:.2f}")]
-    assert third._waiting.text() == "Waits." and entries(third) == []
+    assert first._step_label.text() == "" and legend_entries(first) == [("One", f"{np.sin(8) + 2:.2f}")]
+    assert third._waiting.text() == "Waits." and legend_entries(third) == []
 
 
-def test_a_long_legend_leaves_room_for_the_curves(qtbot) -> None:
+def test_a_long_legend_has_a_limited_height(qtbot) -> None:
     legend = Legend()
     qtbot.addWidget(legend)
     legend.resize(300, 16)
-    few = [LegendEntry(theme.reward_pen(place), f"metric/number {place}", "0.500") for place in range(2)]
+    few = [LegendEntry(theme.reward_pen(index), f"metric/number {index}", "0.500") for index in range(2)]
     legend.show_entries(few)
     assert not legend.toolTip()
-    many = [LegendEntry(theme.reward_pen(place), f"metric/number {place}", "0.500") for place in range(20)]
+    many = [LegendEntry(theme.reward_pen(index), f"metric/number {index}", "0.500") for index in range(20)]
     legend.show_entries(many)
     assert legend.height() == 4 * 16 and legend.toolTip().count("\n") == 19
 
 
 def test_a_wide_page_has_four_columns_and_a_usual_one_three(qtbot) -> None:
-    plots = [Plot(f"plot {place}") for place in range(8)]
-    grid = ChartGrid(plots, lambda place: ChartContent(), lambda place: True)
+    plots = [Plot(f"plot {index}") for index in range(8)]
+    grid = ChartGrid(plots, lambda index: ChartContent(), lambda index: True)
     qtbot.addWidget(grid)
     grid.show()
     for width, columns in ((1072, 3), (824, 2), (2360, 4), (500, 1)):
@@ -134,14 +134,14 @@ def test_a_gap_stays_a_gap(grid: ChartGrid) -> None:
     assert np.isnan(y[10:14]).all() and np.isfinite(y[:10]).all() and len(x) == 40
 
 
-def test_pointing_finds_the_step_below(qtbot, grid: ChartGrid) -> None:
+def test_moving_the_pointer_marks_the_step_below_it(qtbot, grid: ChartGrid) -> None:
     view = grid.plots[0]._view
-    found: list[int | None] = []
-    grid.plots[0].hovered.connect(found.append)
+    steps: list[int | None] = []
+    grid.plots[0].hovered.connect(steps.append)
     box = view.box
-    place = view.mapFromScene(box.mapViewToScene(QPoint(20, 2)))
-    qtbot.mouseMove(view.viewport(), place)
-    assert found[-1] == 20
+    index = view.mapFromScene(box.mapViewToScene(QPoint(20, 2)))
+    qtbot.mouseMove(view.viewport(), index)
+    assert steps[-1] == 20
 
 
 def test_dragging_zooms_every_plot_and_a_double_click_shows_all(qtbot, grid: ChartGrid) -> None:
@@ -159,7 +159,7 @@ def test_dragging_zooms_every_plot_and_a_double_click_shows_all(qtbot, grid: Cha
     assert grid.plots[0]._view.box.viewRange()[0][1] > 39
 
 
-def test_only_what_can_be_seen_is_drawn(qtbot, grid: ChartGrid) -> None:
+def test_only_visible_plots_are_drawn(qtbot, grid: ChartGrid) -> None:
     grid.resize(330, 230)  # one column, one plot in sight
     grid.refresh((1, 40))
     qtbot.waitUntil(lambda: not grid._turns.isActive(), timeout=5000)
@@ -168,19 +168,19 @@ def test_only_what_can_be_seen_is_drawn(qtbot, grid: ChartGrid) -> None:
     qtbot.waitUntil(lambda: 2 not in grid._stale, timeout=5000)
 
 
-def test_another_theme_recolours_what_is_drawn(qapp, grid: ChartGrid) -> None:
+def test_a_change_of_theme_recolours_the_curves(qapp, grid: ChartGrid) -> None:
     theme.apply(qapp, "dark")
     assert grid.plots[0]._view.backgroundBrush().color() == theme.palette().plot_background
     assert grid.plots[0]._view._curves[0].line.opts["pen"].color() == theme.palette().accent
     theme.apply(qapp, "light")
 
 
-def test_a_plot_is_made_of_few_widgets(grid: ChartGrid) -> None:
-    """pyqtgraph's own had fifty each, for a menu that nobody saw: a change of theme took half a second over them."""
+def test_a_plot_has_few_widgets(grid: ChartGrid) -> None:
+    """A pyqtgraph PlotItem has fifty, for a menu that is never shown: restyling them took half a second at a change of theme."""
     assert len(grid.plots[0]._view.findChildren(QWidget)) < 10
 
 
-def test_a_plot_that_nobody_sees_is_dressed_when_it_is_seen(qapp, qtbot, grid: ChartGrid) -> None:
+def test_a_hidden_plot_takes_the_new_theme_when_it_is_shown(qapp, qtbot, grid: ChartGrid) -> None:
     grid.hide()
     theme.apply(qapp, "dark")
     assert grid.plots[0]._view.backgroundBrush().color() == theme.LIGHT.plot_background
@@ -194,7 +194,7 @@ def test_a_plot_that_nobody_sees_is_dressed_when_it_is_seen(qapp, qtbot, grid: C
     [(0.048, "MB", "48.0\u202fMB", ["0", "20", "40"]), (4.8, "GB", "4.80\u202fGB", ["0", "2", "4"])],
     ids=["a small run", "a large one"],
 )
-def test_axis_and_legend_tell_memory_in_the_same_unit(
+def test_axis_and_legend_show_memory_in_the_same_unit(
     qtbot, largest: float, title: str, told: str, ticks: list[str]
 ) -> None:
     plot = Plot("Memory", "GB", "GB")
@@ -209,7 +209,7 @@ def test_axis_and_legend_tell_memory_in_the_same_unit(
         theme.signals.changed.emit()
 
 
-def test_values_come_out_as_csv(grid: ChartGrid) -> None:
+def test_values_are_copied_as_csv(grid: ChartGrid) -> None:
     rows = grid.plots[0].as_csv().splitlines()
     assert rows[0] == "step,One,One low,One high" and len(rows) == 41
     assert rows[11] == "11,,,", "gaps are empty cells"

@@ -96,7 +96,7 @@ def test_start_training_writes_the_config_first(tmp_path: Path, monkeypatch: pyt
     ]
 
 
-def test_a_program_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
+def test_a_missing_program_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="cannot be started"):
         processes.start_detached([str(tmp_path / "no-such-program")], RunFolder(tmp_path))
 

@@ -35,9 +35,9 @@ ROWS = [{"prompt": "p", "completion": text, "answer": "4"} for text in ("a", "bb
 
 @pytest.fixture(scope="module")
 def service(qapp):
-    made = Service()
-    yield made
-    made.close()
+    client = Service()
+    yield client
+    client.close()
 
 
 @pytest.fixture
@@ -57,23 +57,23 @@ def page(qtbot, qapp, service: Service, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def mine(page: RewardsPage, tmp_path: Path) -> Path:
-    """A reward file of the person's own, chosen and ticked."""
+def user_file(page: RewardsPage, tmp_path: Path) -> Path:
+    """The user's own reward file, named in the settings, its function ticked."""
     file = tmp_path / "mine.py"
     file.write_text(MINE)
     page.draft.update({"reward_functions_file": str(file), "reward_functions": ["long"]})
     return file
 
 
-def scored(qtbot, page: RewardsPage) -> None:
+def wait_for_scores(qtbot, page: RewardsPage) -> None:
     qtbot.waitUntil(lambda: not page.bench.busy and bool(page.bench.functions or page.bench.failed), timeout=PATIENCE)
 
 
-def put_rows(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+def load_rows(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     file = tmp_path / "given.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     page.bench.load_file(file)
-    scored(qtbot, page)
+    wait_for_scores(qtbot, page)
 
 
 def show_scored_rows(page: RewardsPage) -> None:
@@ -97,11 +97,13 @@ def edit(page: RewardsPage, before: str, after: str) -> None:
 
 
 def rewards(page: RewardsPage) -> list[float]:
-    return [one["reward"] for line in page.bench.groups for one in line["completions"]]
+    return [item["reward"] for line in page.bench.groups for item in line["completions"]]
 
 
 def column(page: RewardsPage, name: str) -> list[str]:
-    heads = [page.results.completions.label(each) for each in range(page.results.completions.columnCount())]
+    heads = [
+        page.results.completions.label(column_index) for column_index in range(page.results.completions.columnCount())
+    ]
     return [
         page.results.completions.index(row, heads.index(name)).data()
         for row in range(page.results.completions.rowCount())
@@ -114,40 +116,40 @@ def column(page: RewardsPage, name: str) -> list[str]:
 def test_the_model_is_sampled_and_its_completions_scored(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     raw = small_run.settings_for(tmp_path, group_size=3, max_completion_length=6) | small_run.low_half(tmp_path)
     page.draft.update({key: value for key, value in raw.items() if key in page.draft.values()})
-    assert page.source.each.text() == "3", "the run's own group size"
+    assert page.source.group_size.text() == "3", "the run's own group size"
     page.source.rows.setText("2")
-    told: list[tuple[int, int]] = []
-    page.bench.progress.connect(lambda done, of: told.append((done, of)))
+    emitted: list[tuple[int, int]] = []
+    page.bench.progress.connect(lambda done, of: emitted.append((done, of)))
     page.source.sample.click()
     assert page.bench.busy and page.source.cancel.isVisible()
-    scored(qtbot, page)
+    wait_for_scores(qtbot, page)
     assert page.about.text().startswith("2 prompts, 6 completions sampled from the model; scored in ")
-    assert told[-1][1] == 2 * 3 * 6 and told[-1][0] > 0
+    assert emitted[-1][1] == 2 * 3 * 6 and emitted[-1][0] > 0
     assert page.results.functions.rows[0]["name"] == "low_half" and page.results.completions.rowCount() == 8
     assert page.results.verdict.sentences() and page.results.table.currentIndex().row() == 1
     assert page.detail.text.toPlainText() == page.bench.groups[0]["completions"][0]["text"]
-    first = [one["text"] for one in page.bench.groups[0]["completions"]]
+    first = [item["text"] for item in page.bench.groups[0]["completions"]]
     page.source.how.setCurrentIndex(page.source.how.findData("numbers"))
     page.source.numbers.setText("2, 5")
     page.source.sample.click()
     qtbot.waitUntil(lambda: [line["row"] for line in page.bench.groups] == [2, 5], timeout=PATIENCE)
-    scored(qtbot, page)
-    assert [one["text"] for one in page.bench.groups[0]["completions"]] != first
+    wait_for_scores(qtbot, page)
+    assert [item["text"] for item in page.bench.groups[0]["completions"]] != first
 
 
-def test_what_cannot_be_sampled_is_one_sentence(qtbot, page: RewardsPage) -> None:
+def test_a_refused_sampling_shows_one_sentence(qtbot, page: RewardsPage) -> None:
     page.draft.set("data", "/nowhere/rows.jsonl")
-    with qtbot.waitSignal(page.session.message, timeout=PATIENCE) as said:
+    with qtbot.waitSignal(page.session.message, timeout=PATIENCE) as signal:
         page.source.sample.click()
-    assert said.args[0] == "There is no file or folder /nowhere/rows.jsonl." and page.source.sample.isVisible()
+    assert signal.args[0] == "There is no file or folder /nowhere/rows.jsonl." and page.source.sample.isVisible()
 
 
-def test_row_numbers_are_read() -> None:
+def test_row_numbers_are_parsed() -> None:
     assert row_numbers("1-4, 17,2") == [1, 2, 3, 4, 17]
     assert row_numbers("") == row_numbers("4-") == row_numbers("x") == row_numbers("1-99999") == []
 
 
-def test_rows_chosen_elsewhere_are_sampled(qtbot, page: RewardsPage) -> None:
+def test_rows_selected_on_the_dataset_page_are_sampled(qtbot, page: RewardsPage) -> None:
     page.source.sources.choose("file")
     asked: list[tuple[str, list[int]]] = []
     page.source.sample_requested.connect(lambda how, count, numbers, size: asked.append((how, numbers)))
@@ -156,31 +158,31 @@ def test_rows_chosen_elsewhere_are_sampled(qtbot, page: RewardsPage) -> None:
     assert page.source.sources.key == "model"
 
 
-def test_the_menu_offers_what_can_be_done(qtbot, page: RewardsPage, tmp_path: Path) -> None:
-    told: list[dict[str, bool]] = []
-    page.enabled_actions_changed.connect(told.append)
+def test_the_menu_enables_the_actions_that_apply(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+    emitted: list[dict[str, bool]] = []
+    page.enabled_actions_changed.connect(emitted.append)
     assert not any(page.enabled_actions().values())
     (tmp_path / "mine.py").write_text(MINE)
     page.draft.update({"reward_functions_file": str(tmp_path / "mine.py"), "reward_functions": ["long"]})
-    assert page.enabled_actions()["save_file"] and told[-1] == page.enabled_actions()
+    assert page.enabled_actions()["save_file"] and emitted[-1] == page.enabled_actions()
     (tmp_path / "given.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     page.bench.load_file(tmp_path / "given.jsonl")
-    assert told[-1]["cancel"] and not told[-1]["score"]
-    scored(qtbot, page)
-    assert told[-1] == page.enabled_actions() == {
+    assert emitted[-1]["cancel"] and not emitted[-1]["score"]
+    wait_for_scores(qtbot, page)
+    assert emitted[-1] == page.enabled_actions() == {
         "score": True, "cancel": False, "keep_case": True, "drop_case": False, "save_file": True,
     }  # fmt: skip
     page.results.table.selectRow(0)
     assert not page.enabled_actions()["keep_case"], "a prompt is no completion"
     page.results.table.selectRow(1)
     page.keep_case()
-    qtbot.waitUntil(lambda: told[-1]["drop_case"], timeout=PATIENCE)
+    qtbot.waitUntil(lambda: emitted[-1]["drop_case"], timeout=PATIENCE)
     page.cases.selectRow(0)
     page.drop_case()
-    qtbot.waitUntil(lambda: not told[-1]["drop_case"], timeout=PATIENCE)
+    qtbot.waitUntil(lambda: not emitted[-1]["drop_case"], timeout=PATIENCE)
 
 
-def test_a_run_s_completions_are_scored_anew(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+def test_the_completions_of_a_run_are_scored_again(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "runs" / "one", steps=2)
     page.hide()
     page.show()
@@ -188,17 +190,17 @@ def test_a_run_s_completions_are_scored_anew(qtbot, page: RewardsPage, tmp_path:
     assert page.source.runs.currentText() == "one"
     page.source.step.setText("1")
     page.source.load.click()
-    scored(qtbot, page)
+    wait_for_scores(qtbot, page)
     assert page.about.text().startswith("4 prompts, 32 completions from one, step 1")
-    kept = [one["text"] for line in map(json.loads, folder.completions.read_text().splitlines()[:1]) for one in line["completions"]]  # fmt: skip
-    assert [one["text"] for one in page.bench.groups[0]["completions"]] == kept
+    kept = [item["text"] for line in map(json.loads, folder.completions.read_text().splitlines()[:1]) for item in line["completions"]]  # fmt: skip
+    assert [item["text"] for item in page.bench.groups[0]["completions"]] == kept
 
 
-def test_files_are_dropped_and_text_is_pasted(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+def test_completions_can_be_dropped_as_a_file_and_pasted_as_text(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     file = tmp_path / "given.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     drop(page, file)
-    scored(qtbot, page)
+    wait_for_scores(qtbot, page)
     assert page.bench.count == 4 and len(page.bench.groups) == 1, "one prompt is one group"
     QGuiApplication.clipboard().setText("<answer>4</answer>")
     page.source.sources.choose("file")
@@ -221,14 +223,14 @@ def drop(page: RewardsPage, file: Path) -> None:
 
 
 def test_saving_scores_again_and_an_error_is_marked_on_its_line(
-    qtbot, page: RewardsPage, mine: Path, tmp_path: Path
+    qtbot, page: RewardsPage, user_file: Path, tmp_path: Path
 ) -> None:
-    put_rows(qtbot, page, tmp_path)
+    load_rows(qtbot, page, tmp_path)
     assert rewards(page) == [0.1, 0.2, 0.3, 0.4] and page.views.buttons["file"].text() == "mine.py"
     page.views.choose("file")
     edit(page, "/ 10", "/ 5")
     qtbot.waitUntil(lambda: rewards(page) == [0.2, 0.4, 0.6, 0.8], timeout=PATIENCE)
-    assert mine.read_text() == MINE.replace("/ 10", "/ 5") and not page.panel.is_edited
+    assert user_file.read_text() == MINE.replace("/ 10", "/ 5") and not page.panel.is_edited
     edit(page, "/ 5", "/ 0")
     qtbot.waitUntil(lambda: page.panel.trouble.isVisible(), timeout=PATIENCE)
     assert "raised ZeroDivisionError: division by zero (mine.py, line 6)" in page.panel.trouble.text()
@@ -248,17 +250,17 @@ def test_saving_scores_again_and_an_error_is_marked_on_its_line(
     assert not page.panel.trouble.isVisible()
 
 
-def test_what_the_person_writes_here_needs_no_question_but_what_others_write_does(
-    qtbot, page: RewardsPage, mine: Path, tmp_path: Path
+def test_code_saved_in_the_editor_needs_no_consent_and_code_changed_elsewhere_does(
+    qtbot, page: RewardsPage, user_file: Path, tmp_path: Path
 ) -> None:
     asked: list[str] = []
-    page.session.consent.ask = lambda requests: not asked.extend(one.code.path.name for one in requests)
-    put_rows(qtbot, page, tmp_path)
+    page.session.consent.ask = lambda requests: not asked.extend(item.code.path.name for item in requests)
+    load_rows(qtbot, page, tmp_path)
     assert asked == ["mine.py"]
     edit(page, "/ 10", "/ 5")
     qtbot.waitUntil(lambda: rewards(page)[0] == 0.2, timeout=PATIENCE)
     assert asked == ["mine.py"]
-    mine.write_text(MINE.replace("/ 10", "/ 2"))
+    user_file.write_text(MINE.replace("/ 10", "/ 2"))
     qtbot.waitUntil(lambda: "/ 2" in page.panel.editor.toPlainText(), timeout=PATIENCE)
     assert page.bench.stale and asked == ["mine.py"] and rewards(page)[0] == 0.2, "shown, and not run unasked"
     assert page.results.verdict.sentences()[0] == "Settings or files have changed since these scores."
@@ -267,43 +269,47 @@ def test_what_the_person_writes_here_needs_no_question_but_what_others_write_doe
     assert asked == ["mine.py", "mine.py"]
 
 
-def test_declined_code_does_not_run(qtbot, page: RewardsPage, mine: Path, tmp_path: Path) -> None:
-    mine.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n{MINE}")
+def test_declined_code_does_not_run(qtbot, page: RewardsPage, user_file: Path, tmp_path: Path) -> None:
+    user_file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n{MINE}")
     page.session.consent.ask = lambda requests: False
     (tmp_path / "given.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     with qtbot.waitSignal(page.session.message, timeout=PATIENCE, check_params_cb=lambda text: "not allowed" in text):
         page.bench.load_file(tmp_path / "given.jsonl")
     assert not (tmp_path / "ran").exists() and page.bench.functions == [] and not page.bench.busy
     edit(page, "/ 10", "/ 5")
-    assert "/ 5" in mine.read_text() and not page.bench.busy, "saving what was never allowed does not allow it"
+    assert "/ 5" in user_file.read_text() and not page.bench.busy, "saving what was never allowed does not allow it"
     assert not (tmp_path / "ran").exists()
 
 
-def test_an_edit_is_not_written_over_another_program_s(qtbot, page: RewardsPage, mine: Path) -> None:
+def test_saving_does_not_overwrite_the_changes_of_another_program_unasked(
+    qtbot, page: RewardsPage, user_file: Path
+) -> None:
     page.panel.editor.setPlainText(MINE + "# mine\n")
     page.panel.editor.document().setModified(True)
-    mine.write_text(MINE + "# theirs\n")
+    user_file.write_text(MINE + "# theirs\n")
     page.save_file()
-    assert mine.read_text().endswith("# theirs\n") and page.panel.reload.isVisibleTo(page.panel)
+    assert user_file.read_text().endswith("# theirs\n") and page.panel.reload.isVisibleTo(page.panel)
     page.save_file()
-    assert mine.read_text().endswith("# mine\n"), "the second time it is meant"
+    assert user_file.read_text().endswith("# mine\n"), "the second time it is meant"
 
 
-def test_a_new_file_begins_with_functions_that_work(qtbot, page: RewardsPage, tmp_path: Path) -> None:
+def test_a_new_reward_file_contains_working_functions(qtbot, page: RewardsPage, tmp_path: Path) -> None:
     page.session.consent.ask = lambda requests: pytest.fail("it was asked about what we wrote")
     page.editing.choose_new_file = lambda: tmp_path / "fresh.py"
     page.panel.new.click()
     assert [entry.name for entry in page.draft.rewards()[-2:]] == ["concise", "mentions_answer"]
     page.draft.set("reward_functions", ["concise", "mentions_answer"])
-    put_rows(qtbot, page, tmp_path)
-    assert page.bench.failed is None and not any(one["error"] for one in page.bench.functions)
+    load_rows(qtbot, page, tmp_path)
+    assert page.bench.failed is None and not any(item["error"] for item in page.bench.functions)
 
 
 # ── cases, weights, giving up ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_case_is_kept_fails_after_a_change_and_goes(qtbot, page: RewardsPage, mine: Path, tmp_path: Path) -> None:
-    put_rows(qtbot, page, tmp_path)
+def test_a_kept_case_fails_after_a_change_of_the_function_and_can_be_removed(
+    qtbot, page: RewardsPage, user_file: Path, tmp_path: Path
+) -> None:
+    load_rows(qtbot, page, tmp_path)
     page.results.table.selectRow(3)
     page.keep.click()
     qtbot.waitUntil(lambda: page.views.buttons["cases"].text() == "Cases (1)", timeout=PATIENCE)
@@ -320,11 +326,11 @@ def test_a_case_is_kept_fails_after_a_change_and_goes(qtbot, page: RewardsPage, 
     assert not (tmp_path / "mine.cases.jsonl").exists()
 
 
-def test_a_weight_typed_on_the_bench_moves_rewards_and_the_form(
-    qtbot, page: RewardsPage, mine: Path, tmp_path: Path
+def test_a_weight_edited_on_the_bench_changes_the_rewards_and_the_form(
+    qtbot, page: RewardsPage, user_file: Path, tmp_path: Path
 ) -> None:
     page.draft.update({"reward_functions": ["long", "keyword(word=dd)"], "reward_weights": []})
-    put_rows(qtbot, page, tmp_path)
+    load_rows(qtbot, page, tmp_path)
     assert column(page, "Advantage")[4] == column(page, "Advantage")[-1] and rewards(page)[3] == 1.4
     assert page.session.reward_bench.means == pytest.approx({"long": 0.25, "keyword": 0.25})
     index = page.results.functions.index(1, BOARD_WEIGHT)
@@ -338,21 +344,21 @@ def test_a_weight_typed_on_the_bench_moves_rewards_and_the_form(
     qtbot.waitUntil(lambda: rewards(page)[3] == 3.4, timeout=PATIENCE)
 
 
-def test_a_function_that_hangs_is_given_up(qtbot, page: RewardsPage, mine: Path, tmp_path: Path) -> None:
-    put_rows(qtbot, page, tmp_path)
+def test_a_function_that_hangs_is_stopped(qtbot, page: RewardsPage, user_file: Path, tmp_path: Path) -> None:
+    load_rows(qtbot, page, tmp_path)
     edit(page, "return [", "import re\n    re.match(r'(a+)+$', 'a' * 40 + 'b')\n    return [")
     qtbot.waitUntil(lambda: page.bench.busy == "Scoring with long", timeout=PATIENCE)
     page.source.cancel.click()
     assert not page.bench.busy and page.source.sample.isVisible()
     edit(page, "\n    re.match(r'(a+)+$', 'a' * 40 + 'b')", "")
-    scored(qtbot, page)
+    wait_for_scores(qtbot, page)
     assert rewards(page) == [0.1, 0.2, 0.3, 0.4], "and scoring goes on"
 
 
 # ── by hand, at every size ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_in_a_narrow_page_the_scores_are_one_of_the_views(page: RewardsPage, mine: Path) -> None:
+def test_in_a_narrow_page_the_scores_are_one_of_the_views(page: RewardsPage, user_file: Path) -> None:
     show_scored_rows(page)
     assert page.results.table.isVisible() and page.detail.isVisible() and not page.views.buttons["scores"].isVisible()
     assert page.views.key == "completion" and page.views.buttons["completion"].isChecked()
@@ -366,15 +372,15 @@ def test_in_a_narrow_page_the_scores_are_one_of_the_views(page: RewardsPage, min
     assert page.results.table.isVisible() and page.panel.editor.isVisible()
 
 
-def test_everything_that_takes_the_focus_has_a_name(page: RewardsPage, mine: Path) -> None:
+def test_every_focusable_widget_has_a_name(page: RewardsPage, user_file: Path) -> None:
     kinds = (QAbstractButton, QComboBox, QLineEdit, QPlainTextEdit, QTableView)
-    bare = [one for one in page.findChildren(QWidget) if isinstance(one, kinds) and one.focusPolicy() & Qt.FocusPolicy.TabFocus]  # fmt: skip
+    bare = [item for item in page.findChildren(QWidget) if isinstance(item, kinds) and item.focusPolicy() & Qt.FocusPolicy.TabFocus]  # fmt: skip
     assert len(bare) > 15
-    unnamed = [one for one in bare if not (one.accessibleName() or (hasattr(one, "text") and one.text()))]
+    unnamed = [item for item in bare if not (item.accessibleName() or (hasattr(item, "text") and item.text()))]
     assert unnamed == []
 
 
-def test_copied_rows_have_the_functions_names(page: RewardsPage) -> None:
+def test_copied_rows_have_the_names_of_the_functions(page: RewardsPage) -> None:
     show_scored_rows(page)
     page.results.table.selectRow(1)
     page.results.table.copy()

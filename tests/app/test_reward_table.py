@@ -55,7 +55,7 @@ def click_cell(panel: RewardPanel, row: int, column: int) -> None:
     QTest.mouseClick(table.viewport(), Qt.MouseButton.LeftButton, pos=pos)
 
 
-def test_functions_are_dragged_to_order_with_their_weights(panel: RewardPanel, draft: Draft, tmp_path: Path) -> None:
+def test_dragging_reorders_functions_with_their_weights(panel: RewardPanel, draft: Draft, tmp_path: Path) -> None:
     draft.set("reward_weights", [1.0, 2.0, 3.0, 4.0, 5.0])
     drag(panel, 4, 1)
     assert draft.value("reward_functions") == [A, E, B, C, D]
@@ -71,7 +71,7 @@ def test_functions_are_dragged_to_order_with_their_weights(panel: RewardPanel, d
     assert [row.weight for row in panel.model.ticked] == [5.0, 2.0, 3.0, 4.0, 1.0]
 
 
-def test_only_ticked_rows_have_an_order(panel: RewardPanel, draft: Draft) -> None:
+def test_only_ticked_rows_can_be_reordered(panel: RewardPanel, draft: Draft) -> None:
     draft.set("reward_functions", [A, C, E])
     movable = [
         bool(panel.model.flags(panel.model.index(row, LABEL)) & Qt.ItemFlag.ItemIsDragEnabled) for row in range(5)
@@ -83,7 +83,7 @@ def test_only_ticked_rows_have_an_order(panel: RewardPanel, draft: Draft) -> Non
     assert draft.value("reward_functions") == [A, E, C], "a row without a tick goes nowhere"
 
 
-def test_alt_and_the_arrows_move_the_present_row(panel: RewardPanel, draft: Draft) -> None:
+def test_alt_with_an_arrow_key_moves_the_current_row(panel: RewardPanel, draft: Draft) -> None:
     table = panel.table
     table.setCurrentIndex(panel.model.index(0, LABEL))
     QTest.keyClick(table, Qt.Key.Key_Down, Qt.KeyboardModifier.AltModifier)
@@ -96,7 +96,7 @@ def test_alt_and_the_arrows_move_the_present_row(panel: RewardPanel, draft: Draf
     assert draft.value("reward_functions") == [B, C, D, A, E]
 
 
-def test_means_of_the_bench_stand_beside_the_weights(panel: RewardPanel, draft: Draft) -> None:
+def test_means_of_the_bench_are_shown_beside_the_weights(panel: RewardPanel, draft: Draft) -> None:
     assert panel.table.isColumnHidden(MEAN), "until there are some"
     panel.show_means({A: 0.8125, "says_so": 0.25})
     draft.set("reward_functions", [A, "keyword(word=so, name=says_so)"])
@@ -105,7 +105,9 @@ def test_means_of_the_bench_stand_beside_the_weights(panel: RewardPanel, draft: 
     assert (shown[A], shown["keyword(word=so, name=says_so)"], shown[B]) == ("0.812", "0.250", "–")
 
 
-def test_an_entry_with_arguments_is_its_function(panel: RewardPanel, draft: Draft, tmp_path: Path) -> None:
+def test_an_entry_with_arguments_ticks_the_row_of_its_function(
+    panel: RewardPanel, draft: Draft, tmp_path: Path
+) -> None:
     """It used to say that no such function was found."""
     (tmp_path / "mine.py").write_text('def brevity(completions, limit=9):\n    """Short is good."""\n')
     entry = f"{tmp_path / 'mine.py'}::brevity(limit=20)"
@@ -118,7 +120,7 @@ def test_an_entry_with_arguments_is_its_function(panel: RewardPanel, draft: Draf
     assert any("nothing" in fault.sentence for fault in draft.problems() if fault.setting == "reward_functions")
 
 
-def test_a_file_that_registers_nothing_is_told_what_to_do(draft: Draft, tmp_path: Path) -> None:
+def test_the_problem_of_a_file_without_reward_functions_says_what_to_do(draft: Draft, tmp_path: Path) -> None:
     file = tmp_path / "trl.py"
     file.write_text("def brevity(completions, **kwargs):\n    return []\n")
     draft.set("reward_functions_file", str(file))
@@ -132,7 +134,7 @@ def test_a_file_that_registers_nothing_is_told_what_to_do(draft: Draft, tmp_path
 # ticks, weights and colours
 
 
-def test_space_ticks_the_present_row(panel: RewardPanel, draft: Draft) -> None:
+def test_space_ticks_the_current_row(panel: RewardPanel, draft: Draft) -> None:
     table = panel.table
     table.setCurrentIndex(table.model().index(1, LABEL))
     QTest.keyClick(table, Qt.Key.Key_Space)
@@ -140,7 +142,7 @@ def test_space_ticks_the_present_row(panel: RewardPanel, draft: Draft) -> None:
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
-def test_a_weight_can_be_seen_while_it_is_typed(panel: RewardPanel, qapp, mode: str) -> None:
+def test_a_weight_is_visible_while_it_is_typed(panel: RewardPanel, qapp, mode: str) -> None:
     """The style sheet left a spin box one pixel for its text."""
     theme.apply(qapp, mode)
     table = panel.table
@@ -158,7 +160,7 @@ def test_a_weight_can_be_seen_while_it_is_typed(panel: RewardPanel, qapp, mode: 
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
-def test_a_box_without_its_tick_can_be_seen(panel: RewardPanel, qapp, mode: str) -> None:
+def test_an_unticked_check_box_is_visible(panel: RewardPanel, qapp, mode: str) -> None:
     theme.apply(qapp, mode)
     click_cell(panel, 1, USE)
     table = panel.table
@@ -176,7 +178,7 @@ def test_rows_of_the_reward_table_are_copied(panel: RewardPanel) -> None:
     assert line[:3] == ["yes", "Integer Answer", "r1_int_reward_func"]
 
 
-def test_unticking_takes_the_weight_along_and_remembers_it(panel: RewardPanel, draft: Draft) -> None:
+def test_unticking_removes_the_weight_and_ticking_restores_it(panel: RewardPanel, draft: Draft) -> None:
     draft.set("reward_weights", [1.0, 2.0, 3.0, 4.0, 5.0])
     click_cell(panel, 1, USE)
     assert draft.value("reward_weights") == [1.0, 3.0, 4.0, 5.0]
@@ -184,13 +186,13 @@ def test_unticking_takes_the_weight_along_and_remembers_it(panel: RewardPanel, d
     assert draft.value("reward_weights") == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
-def test_a_name_that_no_function_has_keeps_a_row_that_says_so(panel: RewardPanel, draft: Draft) -> None:
+def test_an_unknown_name_keeps_a_row_that_says_so(panel: RewardPanel, draft: Draft) -> None:
     draft.set("reward_functions", ["r1_int_reward_func", "mine"])
     assert panel.model.rows[-1].known is False
     assert panel.model.index(5, SCORES).data() == NOT_FOUND
 
 
-def test_a_ticked_reward_has_the_colour_of_its_place(panel: RewardPanel) -> None:
+def test_a_ticked_reward_has_the_colour_of_its_index(panel: RewardPanel) -> None:
     click_cell(panel, 0, USE)
     picture = panel.model.index(1, LABEL).data(Qt.ItemDataRole.DecorationRole).toImage()
     assert picture.pixelColor(10, 10).rgb() == theme.reward_colour(0).rgb()

@@ -38,14 +38,14 @@ def locked(folder: RunFolder):
 
 
 @pytest.fixture
-def watch(qtbot):
+def follow_run(qtbot):
     """Open a folder as the window does, and read it to its end."""
     opened: list[Run] = []
 
     def open_run(folder: RunFolder) -> Run:
         run = Run(folder)
         opened.append(run)
-        read_on(run)
+        poll_to_end(run)
         return run
 
     yield open_run
@@ -53,20 +53,20 @@ def watch(qtbot):
         run.close()
 
 
-def read_on(run: Run) -> None:
+def poll_to_end(run: Run) -> None:
     run.poll()
     while not run._at_end:
         run.poll()
 
 
-def make_old(folder: RunFolder) -> None:
+def make_folder_old(folder: RunFolder) -> None:
     """Set the time of every file in the folder to an hour ago."""
     for path in folder.path.iterdir():
         os.utime(path, (time.time() - 3600,) * 2)
 
 
-def test_the_numbers_of_a_finished_run(watch, tmp_path: Path) -> None:
-    run = watch(made_up_runs.make_run(tmp_path / "run", steps=60))
+def test_the_numbers_of_a_finished_run(follow_run, tmp_path: Path) -> None:
+    run = follow_run(made_up_runs.make_run(tmp_path / "run", steps=60))
     steps, reward = run.series("reward")
     assert steps.tolist() == list(range(1, 61)) and reward.dtype == np.float64 and np.isfinite(reward).all()
     assert (run.step, run.iterations, run.state, run.is_live) == (60, 60, "finished", False)
@@ -105,7 +105,7 @@ def test_the_clock_stops_between_a_crash_and_its_resume() -> None:
     assert run_state.elapsed_s() == pytest.approx(14)
 
 
-def test_a_trainer_that_loads_before_it_says_started_does_not_move_the_clock() -> None:
+def test_loading_before_the_started_event_is_not_counted_as_work() -> None:
     """The `loading` phase comes before `started`: forty idle seconds before a resume were counted as work."""
     run_state = RunState()
     phases = ((0, "loading"), (2, "sampling"), (42, "loading"), (44, "sampling"), (47, "saving"))
@@ -125,7 +125,7 @@ def test_null_and_missing_metrics_are_gaps() -> None:
     assert series.latest("kl") == series.first("kl") == 0.5
 
 
-def test_a_step_that_comes_again_replaces_itself_and_all_later_ones() -> None:
+def test_a_repeated_step_replaces_itself_and_all_later_steps() -> None:
     series = Series()
     for step in range(1, 3000):
         series.append(step, {"a": step})
@@ -135,97 +135,97 @@ def test_a_step_that_comes_again_replaces_itself_and_all_later_ones() -> None:
     assert series.latest("b") == 7.0
 
 
-def test_state_comes_from_the_diary_and_the_lock(watch, tmp_path: Path) -> None:
+def test_state_comes_from_the_diary_and_the_lock(follow_run, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=5, ending=None)
     with locked(folder):
-        run = watch(folder)
+        run = follow_run(folder)
         states = []
         run.state_changed.connect(states.append)
         assert run.state == "running"
         diary, clock = Diary(folder.events), made_up_runs.Clock()
         made_up_runs.write(diary, clock, "command", word="pause")
         made_up_runs.write(diary, clock, "phase", phase="paused")
-        read_on(run)
+        poll_to_end(run)
         made_up_runs.write(diary, clock, "command", word="resume")
         made_up_runs.write(diary, clock, "phase", phase="learning")
-        read_on(run)
+        poll_to_end(run)
         run.send("stop")
         assert folder.control.read_text() == "stop"
-    read_on(run)
+    poll_to_end(run)
     assert states == ["paused", "running", "stopping", "crashed"]
     made_up_runs.write(diary, clock, "stopped", step=5, reason="asked", sentence="Stopped.")
-    read_on(run)
+    poll_to_end(run)
     assert states[-1] == "stopped"
 
 
-def test_a_new_folder_is_starting_until_its_grace_is_over(watch, tmp_path: Path) -> None:
+def test_a_new_folder_is_starting_until_its_grace_is_over(follow_run, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     folder.config.write_text("iters: 5\n")
-    run = watch(folder)
+    run = follow_run(folder)
     assert (run.state, run.iterations, run.is_live) == ("starting", 5, True)
     with locked(folder):  # the lock is taken before the diary begins
-        make_old(folder)
-        read_on(run)
+        make_folder_old(folder)
+        poll_to_end(run)
         assert run.state == "starting"
-    read_on(run)
+    poll_to_end(run)
     assert run.state == "crashed"
     folder.log.write_text("Traceback …\nModuleNotFoundError: No module named 'mlx'\n")
-    make_old(folder)
+    make_folder_old(folder)
     assert run.problem == (
         "The training process ended before its first step without saying why. "
         "Its last words: ModuleNotFoundError: No module named 'mlx'"
     )
 
 
-def test_a_stop_that_the_starting_trainer_deleted_is_sent_again(watch, tmp_path: Path) -> None:
+def test_a_stop_that_the_starting_trainer_deleted_is_sent_again(follow_run, tmp_path: Path) -> None:
     # A starting trainer deletes the control words that it finds, so a stop sent while it was loading was lost.
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     folder.config.write_text("iters: 5\n")
-    run = watch(folder)
+    run = follow_run(folder)
     run.send("stop")
     with locked(folder):
         folder.control.unlink()
         diary = Diary(folder.events)
         diary.write("started", iterations=5)
-        read_on(run)
+        poll_to_end(run)
         assert run.state == "stopping" and folder.control.read_text() == "stop"
         folder.control.unlink()
         diary.write("command", word="stop")
-        read_on(run)
+        poll_to_end(run)
         assert run.state == "stopping" and not folder.control.exists()
 
 
-def test_the_problem_of_a_failed_run_leaves_out_the_names_of_settings(watch, tmp_path: Path) -> None:
+def test_the_problem_of_a_failed_run_leaves_out_the_names_of_settings(follow_run, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=1, ending=None)
     two = "data: There is no file rows.jsonl.\nreward_weights: There are 2 weights for 3 functions."
     Diary(folder.events).write("failed", step=1, sentence=two)
-    assert watch(folder).problem == "There is no file rows.jsonl. There are 2 weights for 3 functions."
+    assert follow_run(folder).problem == "There is no file rows.jsonl. There are 2 weights for 3 functions."
 
 
-def test_an_unlocked_run_without_an_ending_is_crashed_at_once(watch, tmp_path: Path) -> None:
+def test_an_unlocked_run_without_an_ending_is_crashed(follow_run, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending=None)
-    assert watch(folder).state == "crashed"
+    assert follow_run(folder).state == "crashed"
 
 
-def test_a_relaunched_run_is_starting_until_the_lock_is_taken(watch, tmp_path: Path) -> None:
+def test_a_relaunched_run_is_starting_until_the_lock_is_taken(follow_run, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=3, ending="failed")
-    run = watch(folder)
+    run = follow_run(folder)
     assert run.state == "failed" and run.problem == made_up_runs.SENTENCES["failed"]
     run.expect_process()
     assert run.state == "starting"
     with locked(folder):
         made_up_runs.write(Diary(folder.events), made_up_runs.Clock(), "started", iterations=60, resumed_from=3)
-        read_on(run)
+        poll_to_end(run)
         assert run.state == "running"
-    read_on(run)
+    poll_to_end(run)
     assert run.state == "crashed", "the grace ended when the lock was taken"
 
 
-def test_a_diary_that_was_cut_back_is_read_again(watch, tmp_path: Path) -> None:
+def test_a_truncated_diary_is_read_again(follow_run, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=40, ending=None)
-    run = watch(folder)
+    run = follow_run(folder)
     restarts = []
     run.restarted.connect(lambda: restarts.append(run.step))
     text = folder.events.read_bytes()
@@ -234,13 +234,13 @@ def test_a_diary_that_was_cut_back_is_read_again(watch, tmp_path: Path) -> None:
     truncate_file(folder.completions, rows.index(b'{"step": 20,'))
     diary = Diary(folder.events)
     made_up_runs.write(diary, made_up_runs.Clock(), "started", iterations=60, resumed_from=19)
-    read_on(run)
+    poll_to_end(run)
     assert restarts == [0] and run.step == 19
     assert run.series("reward")[0].tolist() == list(range(1, 20))
     assert run.completion_steps() == list(range(1, 20))
 
 
-def test_incomplete_lines_wait_and_invalid_ones_are_skipped(watch, tmp_path: Path) -> None:
+def test_incomplete_lines_wait_and_invalid_ones_are_skipped(follow_run, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     folder.config.write_text("iters: 5\n")
@@ -248,32 +248,32 @@ def test_incomplete_lines_wait_and_invalid_ones_are_skipped(watch, tmp_path: Pat
     head = b'{"v": 1, "seq": 0, "t": 1.0, "kind": "started"}\nnot json\n[1, 2]\n\xff\xfe\n'
     head += b'{"v": 1, "seq": 1, "kind": ["odd"]}\n{"kind": "step", "step": "x", "metrics": 3}\n'
     folder.events.write_bytes(head + line[:30])
-    run = watch(folder)
+    run = follow_run(folder)
     assert run.step == 0 and run.started
     with folder.events.open("ab") as file:
         file.write(line[30:] + b"\n")
-    read_on(run)
+    poll_to_end(run)
     assert run.step == 1 and run.latest("reward") == 0.5
 
 
-def test_sending_a_word_to_an_unwritable_folder_is_a_mistake(watch, tmp_path: Path) -> None:
-    run = watch(RunFolder(tmp_path / "gone"))
+def test_sending_a_word_to_an_unwritable_folder_is_a_mistake(follow_run, tmp_path: Path) -> None:
+    run = follow_run(RunFolder(tmp_path / "gone"))
     with pytest.raises(Mistake, match="cannot be written"):
         run.send("stop")
 
 
-def test_the_log_tail_shows_the_last_state_of_a_progress_line(watch, tmp_path: Path) -> None:
+def test_the_log_tail_shows_the_last_state_of_a_progress_line(follow_run, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.log.write_bytes(b"one\ntwo\n 10%\r 60%\r100%\nlast \xc3")
-    run = watch(folder)
+    run = follow_run(folder)
     assert run.log_tail(3) == ["two", "100%", "last �"]
     folder.log.write_text("x" * 70_000 + "\nend\n")
     assert run.log_tail(3) == ["end"]
 
 
-def test_completions_are_found_by_step(watch, tmp_path: Path) -> None:
+def test_completions_are_found_by_step(follow_run, tmp_path: Path) -> None:
     folder = made_up_runs.make_run(tmp_path / "run", steps=30)
-    run = watch(folder)
+    run = follow_run(folder)
     newest = run.groups()
     assert len(newest) == 4 and {row["step"] for row in newest} == {30}
     assert [len(row["completions"]) for row in run.groups(7)] == [8, 8, 8, 8] and run.groups(7)[0]["step"] == 7
@@ -300,7 +300,7 @@ def test_the_index_accepts_rows_of_any_shape_and_size(tmp_path: Path) -> None:
 def test_a_summary_reads_only_the_ends_of_a_diary(tmp_path: Path) -> None:
     long = summary(made_up_runs.make_run(tmp_path / "long", steps=400, total=400))
     run = Run(RunFolder(tmp_path / "long"))
-    read_on(run)
+    poll_to_end(run)
     rewards = run.series("reward")[1]
     run.close()
     assert long.state == "finished" and (long.step, long.iterations, long.model) == (400, 400, "demo/model")

@@ -70,47 +70,47 @@ class Replies:
         )
 
 
-def until(qtbot: QtBot, true: Callable[[], object]) -> None:
-    qtbot.waitUntil(lambda: bool(true()), timeout=10_000)
+def wait_until(qtbot: QtBot, condition: Callable[[], object]) -> None:
+    qtbot.waitUntil(lambda: bool(condition()), timeout=10_000)
 
 
-def test_ask_returns_at_once_and_calls_back_later(qtbot: QtBot, service: Service):
+def test_ask_returns_before_the_answer_is_passed_to_the_callback(qtbot: QtBot, service: Service):
     replies = Replies()
     began = time.monotonic()
     replies.ask(service, "echo", name="é")
     assert time.monotonic() - began < 0.2 and not replies.answers
-    until(qtbot, lambda: replies.answers)
+    wait_until(qtbot, lambda: replies.answers)
     assert replies.answers == [{"name": "é"}] and replies.progress == [{"half": 1}] and not replies.faults
 
 
-def test_one_process_answers_everything(qtbot: QtBot, service: Service):
+def test_one_process_answers_all_questions(qtbot: QtBot, service: Service):
     replies = Replies()
     for _ in range(3):
         replies.ask(service, "pid")
-    until(qtbot, lambda: len(replies.answers) == 3)
+    wait_until(qtbot, lambda: len(replies.answers) == 3)
     assert len(set(replies.answers)) == 1
 
 
 def test_on_refused_gets_the_faults(qtbot: QtBot, service: Service):
     replies = Replies()
     replies.ask(service, "refuse")
-    until(qtbot, lambda: replies.faults)
+    wait_until(qtbot, lambda: replies.faults)
     assert replies.faults == [Fault("model", "There is no model x.")]
 
 
-def test_an_answer_in_pieces_is_joined(qtbot: QtBot, service: Service):
+def test_an_answer_read_in_several_chunks_is_joined(qtbot: QtBot, service: Service):
     replies = Replies()
     replies.ask(service, "slow")
-    until(qtbot, lambda: replies.answers)
+    wait_until(qtbot, lambda: replies.answers)
     assert replies.answers == ["é" * 9]
 
 
-def test_a_cancelled_question_calls_nothing_back(qtbot: QtBot, service: Service, cancelled: Path):
+def test_no_callback_of_a_cancelled_question_is_called(qtbot: QtBot, service: Service, cancelled: Path):
     replies, after = Replies(), Replies()
     number = replies.ask(service, "echo")
     service.cancel(number)
     after.ask(service, "echo")
-    until(qtbot, lambda: after.answers and cancelled.exists())
+    wait_until(qtbot, lambda: after.answers and cancelled.exists())
     assert not replies.answers and not replies.progress
     assert cancelled.read_text() == f"{number}\n"
 
@@ -120,17 +120,17 @@ def test_a_question_is_cancelled_when_its_owner_is_destroyed(qtbot: QtBot, servi
     number = replies.ask(service, "echo", owner=owner)
     del owner
     after.ask(service, "echo")
-    until(qtbot, lambda: after.answers and cancelled.exists())
+    wait_until(qtbot, lambda: after.answers and cancelled.exists())
     assert not replies.answers and cancelled.read_text() == f"{number}\n"
 
 
 def test_a_process_that_dies_refuses_its_questions_and_is_replaced(qtbot: QtBot, service: Service):
     replies, again = Replies(), Replies()
     replies.ask(service, "die")
-    until(qtbot, lambda: replies.faults)
+    wait_until(qtbot, lambda: replies.faults)
     assert "ended before it answered: out of luck." in replies.faults[0].sentence
     again.ask(service, "echo", x=2)
-    until(qtbot, lambda: again.answers)
+    wait_until(qtbot, lambda: again.answers)
     assert again.answers == [{"x": 2}]
 
 
@@ -139,7 +139,7 @@ def test_a_process_that_dies_twice_in_a_row_is_not_started_again(qtbot: QtBot, s
         replies = Replies()
         replies.ask(service, "die")
         assert not replies.faults, "never before ask has returned"
-        until(qtbot, lambda replies=replies: replies.faults)
+        wait_until(qtbot, lambda replies=replies: replies.faults)
         assert ("Open GRPO Studio again" in replies.faults[0].sentence) == (tries > 1)
     assert service._process is None
 
@@ -147,19 +147,19 @@ def test_a_process_that_dies_twice_in_a_row_is_not_started_again(qtbot: QtBot, s
 def test_a_command_that_cannot_be_started_refuses(qtbot: QtBot):
     service, replies = Service(command=["/nowhere/python"]), Replies()
     replies.ask(service, "echo")
-    until(qtbot, lambda: replies.faults)
+    wait_until(qtbot, lambda: replies.faults)
     assert "No such file" in replies.faults[0].sentence or "execve" in replies.faults[0].sentence
 
 
 def test_close_ends_the_process_and_refuses_later_questions(qtbot: QtBot, service: Service):
     replies, late = Replies(), Replies()
     replies.ask(service, "pid")
-    until(qtbot, lambda: replies.answers)
+    wait_until(qtbot, lambda: replies.answers)
     service.close()
     with pytest.raises(ProcessLookupError):
         os.kill(replies.answers[0], signal.SIGCONT)
     late.ask(service, "echo")
-    until(qtbot, lambda: late.faults)
+    wait_until(qtbot, lambda: late.faults)
     assert late.faults == [Fault("", "The window is closing.")]
 
 
@@ -171,6 +171,6 @@ def test_the_session_has_one_service_and_starts_no_process_for_it(qtbot: QtBot, 
 def test_the_real_process_answers(qtbot: QtBot):
     service, replies = Service(), Replies()
     replies.ask(service, "weather")
-    until(qtbot, lambda: replies.faults)
+    wait_until(qtbot, lambda: replies.faults)
     service.close()
     assert replies.faults == [Fault("", "There is no question weather.")]

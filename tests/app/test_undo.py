@@ -1,4 +1,4 @@
-"""Undo and redo: every change of the form is one step, and typing without a pause is one too."""
+"""Undo and redo: every change of the form is a step, and typing without a pause is a single step."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_typing_without_a_pause_is_one_step(draft: Draft, history: History):
     assert draft.value("run_name") == "first"
 
 
-def test_a_pause_or_another_field_begins_a_step(draft: Draft, history: History, clock: Clock):
+def test_a_pause_or_another_field_starts_a_new_step(draft: Draft, history: History, clock: Clock):
     type_into(draft, "run_name", "a")
     clock.now += PAUSE_S
     draft.set("run_name", "ab")
@@ -82,7 +82,7 @@ def test_two_choices_in_a_menu_are_two_steps(draft: Draft, history: History):
     assert draft.value("train_type") == "dora"
 
 
-def test_the_reward_table_is_undone_names_and_weights_together(draft: Draft, history: History):
+def test_undo_restores_reward_names_and_weights_together(draft: Draft, history: History):
     before = draft.value("reward_functions")
     draft.update({"reward_functions": ["r1_count_xml"], "reward_weights": [2.0]})
     assert history.undoText() == "Reward functions"
@@ -90,7 +90,7 @@ def test_the_reward_table_is_undone_names_and_weights_together(draft: Draft, his
     assert (draft.value("reward_functions"), draft.value("reward_weights")) == (before, [])
 
 
-def test_opening_a_file_is_undone_with_the_file_behind_the_form(draft: Draft, history: History, tmp_path: Path):
+def test_undoing_an_opened_file_restores_the_previous_file_too(draft: Draft, history: History, tmp_path: Path):
     (tmp_path / "a.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
     (tmp_path / "b.yaml").write_text("model: a/b\ndata: a/b\nseed: 4\n")
     draft.load(tmp_path / "a.yaml")
@@ -177,7 +177,7 @@ def test_the_menu_names_the_next_undo_step(window: Window):
     assert window.session.draft.value("temperature") == 0.5
 
 
-def test_the_keys_undo_the_form_and_not_the_letters_of_a_line(window: Window, qtbot):
+def test_undo_keys_undo_the_form_and_not_the_line_edit(window: Window, qtbot):
     field = window.pages["train"].form.fields["run_name"]
     field.control.setFocus()
     QTest.keyClicks(field.control, "first")
@@ -189,7 +189,7 @@ def test_the_keys_undo_the_form_and_not_the_letters_of_a_line(window: Window, qt
     assert field.control.text() == "first"
 
 
-def test_prose_is_undone_by_the_form_too(window: Window):
+def test_undo_keys_in_a_prose_field_undo_the_form(window: Window):
     field = window.pages["train"].form.fields["system_prompt"]
     field.suggestion.click()
     assert "<think>" in window.session.draft.value("system_prompt")

@@ -49,7 +49,7 @@ class FakeRun(QObject):
     def latest(self, name: str) -> float | None:
         return {"peak_memory_gb": 1.234}.get(name)
 
-    def become(self, state: str) -> None:
+    def set_state(self, state: str) -> None:
         self.state = state
         self.state_changed.emit(state)
 
@@ -81,7 +81,7 @@ def window(session: Session, qtbot) -> Iterator[Window]:
         session._service.close()
 
 
-def look_at(session: Session, run: FakeRun) -> FakeRun:
+def show_run(session: Session, run: FakeRun) -> FakeRun:
     session.run = run
     run.state_changed.connect(session.run_state_changed)
     session.run_changed.emit()
@@ -200,7 +200,7 @@ def test_menu_entries_switch_pages_and_themes(window: Window):
     window.set_theme("light")
 
 
-def test_icons_exist():
+def test_every_icon_exists():
     names = [page.icon for page in PAGES] + [entry.icon for menu in MENUS.values() for entry in menu if entry]
     assert all((places.resources() / "icons" / f"{name}.svg").exists() for name in names if name)
 
@@ -211,37 +211,37 @@ def test_icons_exist():
 def test_buttons_and_strip_follow_the_run(window: Window, session: Session):
     assert enabled(window) == {"run"}
     assert window.strip.state.text() == "No run"
-    run = look_at(session, FakeRun())
+    run = show_run(session, FakeRun())
     assert enabled(window) == {"pause", "stop", "save_now"}
     assert window.strip.step.text() == "step 12 of 60"
     assert window.strip.left.text().replace("\u202f", " ") == "1 min 15 s left"
     assert window.strip.memory.text().replace("\u202f", " ") == "peak 1.23 GB"
-    run.become("paused")
+    run.set_state("paused")
     assert window.menus["pause"].text() == "Resume"
-    run.become("stopping")
+    run.set_state("stopping")
     assert enabled(window) == set()
     run.problem = "The dataset has no rows."
-    run.become("failed")
+    run.set_state("failed")
     assert enabled(window) == {"run"}
     assert window.strip.sentence.text() == "The dataset has no rows."
     assert not window.strip.left.isVisible()
 
 
-def test_a_sentence_about_a_run_goes_once_its_state_contradicts_it(window: Window, session: Session):
-    """“… is still training” stood beside “Finished”, and the problem of a failed run beside its resumed one."""
-    run = look_at(session, FakeRun("starting"))
+def test_a_sentence_about_a_run_is_removed_when_the_run_changes_state(window: Window, session: Session):
+    """“… is still training” was shown beside “Finished”, and the problem of a failed run beside the resumed run."""
+    run = show_run(session, FakeRun("starting"))
     session.message.emit("first is still training.")
-    run.become("running")
+    run.set_state("running")
     assert window.strip.sentence.text() == "first is still training."
-    run.become("finished")
+    run.set_state("finished")
     assert window.strip.sentence.text() == ""
     run.problem = "The dataset has no rows."
-    run.become("failed")
+    run.set_state("failed")
     run.problem = ""
-    run.become("starting")
+    run.set_state("starting")
     assert window.strip.sentence.text() == ""
     run.problem = "It was killed."
-    run.become("crashed")
+    run.set_state("crashed")
     session.run = None
     session.run_changed.emit()
     assert window.strip.sentence.text() == ""
@@ -249,21 +249,21 @@ def test_a_sentence_about_a_run_goes_once_its_state_contradicts_it(window: Windo
 
 def test_the_strip_has_a_word_for_every_state(window: Window, session: Session):
     for state in filter(None, STATE_LABELS):
-        look_at(session, FakeRun(state))
+        show_run(session, FakeRun(state))
         assert window.strip.state.text() == STATE_LABELS[state]
 
 
 def test_the_toolbar_sends_control_words_to_the_run(window: Window, session: Session):
-    run = look_at(session, FakeRun())
+    run = show_run(session, FakeRun())
     window.menus["pause"].trigger()
-    run.become("paused")
+    run.set_state("paused")
     window.menus["pause"].trigger()
     window.menus["save_now"].trigger()
     window.menus["stop"].trigger()
     assert run.sent == ["pause", "resume", "save", "stop"]
 
 
-def test_run_makes_a_folder_and_starts_a_training_with_the_forms_settings(
+def test_run_creates_a_folder_and_starts_a_training_with_the_settings_of_the_form(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ):
     started: list[tuple[str, RunFolder]] = []
@@ -283,7 +283,7 @@ def test_run_makes_a_folder_and_starts_a_training_with_the_forms_settings(
     assert session.run is None
 
 
-def test_a_runs_folder_that_cannot_be_made_is_one_sentence(session: Session, tmp_path: Path, monkeypatch):
+def test_a_runs_folder_that_cannot_be_created_is_one_sentence(session: Session, tmp_path: Path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "file" / "runs"))
     messages: list[str] = []
@@ -297,7 +297,7 @@ def test_a_runs_folder_that_cannot_be_made_is_one_sentence(session: Session, tmp
 
 def test_a_second_run_is_refused_while_one_is_live(window: Window, session: Session):
     session.restore()
-    look_at(session, FakeRun())
+    show_run(session, FakeRun())
     session.start_run()
     assert window.strip.sentence.text().startswith("One run at a time")
 
@@ -316,7 +316,7 @@ def test_reattach_opens_the_run_that_is_still_training(session: Session, qtbot):
         assert session.run.folder.name == "live"
         session.open_run(old.path)
         qtbot.waitUntil(lambda: not session.run.is_live)
-        assert session.is_training, "also while another run is looked at"
+        assert session.is_training, "also while another run is shown"
         session.stop_training()
         assert live.control.read_text() == "stop"
     finally:
@@ -329,16 +329,16 @@ def test_reattach_opens_the_run_that_is_still_training(session: Session, qtbot):
 # Closing
 
 
-@pytest.mark.parametrize(("answer", "closes", "said"), [("keep", True, []), ("stop", True, ["stop"]), ("cancel", False, [])])  # fmt: skip
-def test_closing_while_a_run_is_live_asks(window: Window, session: Session, monkeypatch, answer, closes, said):
-    run = look_at(session, FakeRun())
+@pytest.mark.parametrize(("answer", "closes", "sent"), [("keep", True, []), ("stop", True, ["stop"]), ("cancel", False, [])])  # fmt: skip
+def test_closing_while_a_run_is_live_asks(window: Window, session: Session, monkeypatch, answer, closes, sent):
+    run = show_run(session, FakeRun())
     monkeypatch.setattr(window, "ask_about_training", lambda: answer)
     assert window.close() is closes
-    assert run.sent == said
+    assert run.sent == sent
 
 
 def test_closing_without_a_live_run_asks_nothing(window: Window, session: Session, monkeypatch):
-    look_at(session, FakeRun("finished"))
+    show_run(session, FakeRun("finished"))
     monkeypatch.setattr(window, "ask_about_training", lambda: pytest.fail("asked"))
     session.draft.set("seed", 5)
     assert window.close()
@@ -377,7 +377,7 @@ def drop(window: Window, path: Path) -> None:
 
 
 def test_rows_dropped_anywhere_become_the_dataset_with_its_columns(window: Window, tmp_path: Path, qtbot):
-    """Beside a model of one's own nothing else changes."""
+    """If the form has a model of the user's, only the data settings change."""
     draft = window.session.draft
     draft.update({"model": "me/mine", "iters": 7})
     (tmp_path / "rows.csv").write_text("Question,Final Answer\n1+1,2\n")
@@ -484,16 +484,16 @@ def test_the_copied_command_runs_in_a_terminal_anywhere(session: Session, tmp_pa
 
 
 def test_two_windows_autosave_to_files_of_their_own(tmp_path: Path, qapp):
-    one, other = Prefs(tmp_path / "shared"), Prefs(tmp_path / "shared")
-    assert (one.claim(), other.claim()) == (1, 2)
-    first, second = Session(one), Session(other)
+    first_prefs, other = Prefs(tmp_path / "shared"), Prefs(tmp_path / "shared")
+    assert (first_prefs.claim(), other.claim()) == (1, 2)
+    first, second = Session(first_prefs), Session(other)
     first.draft.set("seed", 1)
     second.draft.set("seed", 2)
     first.draft.flush()
     second.draft.flush()
-    assert "seed: 1\n" in one.draft_file.read_text()
+    assert "seed: 1\n" in first_prefs.draft_file.read_text()
     assert "seed: 2\n" in other.draft_file.read_text()
-    one.release()
+    first_prefs.release()
     third = Prefs(tmp_path / "shared")
     assert third.claim() == 1, "the form of a window that was closed is the next one's"
 
@@ -504,7 +504,7 @@ def test_a_file_that_cannot_be_opened_is_a_sentence_in_the_strip(window: Window,
     assert window.strip.sentence.text() == "There is no setting temprature. Did you mean temperature?"
 
 
-def test_the_settings_of_a_run_come_into_the_form_and_are_not_saved_over(window: Window, tmp_path: Path, monkeypatch):
+def test_the_settings_of_a_run_are_loaded_and_save_does_not_overwrite_them(window: Window, tmp_path: Path, monkeypatch):
     run = make_run_folder("old")
     run.config.write_text("model: a/b\ndata: a/b\nseed: 3\n")
     window.session.draft.set("seed", 9)
@@ -519,7 +519,9 @@ def test_the_settings_of_a_run_come_into_the_form_and_are_not_saved_over(window:
 
 
 @pytest.mark.parametrize(("answer", "seed"), [("cancel", 9), ("discard", 3), ("save", 3)])
-def test_edits_are_not_lost_unasked(window: Window, tmp_path: Path, monkeypatch, answer: str, seed: int):
+def test_unsaved_edits_are_not_discarded_without_a_question(
+    window: Window, tmp_path: Path, monkeypatch, answer: str, seed: int
+):
     (tmp_path / "other.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
     window.session.draft.set("seed", 9)
     monkeypatch.setattr(window, "ask_about_edits", lambda: answer)
@@ -563,7 +565,7 @@ def test_a_missing_demo_shows_a_message_and_the_defaults(session: Session, demo:
     assert messages == [f"There is no file {demo}. The form shows the defaults."]
 
 
-def test_a_later_launch_shows_the_form_as_it_was(session: Session):
+def test_a_later_launch_restores_the_form(session: Session):
     session.restore()
     session.draft.set("temperature", "0.")
     session.draft.flush()
@@ -581,14 +583,14 @@ def test_prefs_read_back_their_types(tmp_path: Path):
 # Light and dark
 
 
-def contrast(one: QColor, other: QColor) -> float:
+def contrast(first: QColor, second: QColor) -> float:
     """WCAG 2.1's ratio, 1 to 21."""
 
     def luminance(colour: QColor) -> float:
         parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour.getRgbF()[:3]]
         return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
 
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    high, low = sorted((luminance(first), luminance(second)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 
@@ -613,7 +615,7 @@ def test_a_change_of_theme_repaints_the_window(window: Window, qapp: QApplicatio
 
 
 def test_eight_rewards_have_eight_colours_and_the_ninth_is_dashed(qapp: QApplication):
-    assert len({theme.reward_colour(place).name() for place in range(8)}) == 8
+    assert len({theme.reward_colour(index).name() for index in range(8)}) == 8
     assert theme.reward_pen(8).style() != theme.reward_pen(0).style()
     assert theme.reward_pen(8).color() == theme.reward_pen(0).color()
 

@@ -21,7 +21,12 @@ SETTING = "reward_functions_file"
 
 
 class RewardEditing(QObject):
-    """The controller of one RewardFilePanel.
+    """The controller of a RewardFilePanel.
+
+    Attributes:
+        session, draft, bench – the state shared with the pages.
+        panel – the panel.
+        file – the file being edited.
 
     Signals:
         opened(str) – another file is shown: its name, or "".
@@ -108,7 +113,7 @@ class RewardEditing(QObject):
         if path is not None:
             self.draft.set(SETTING, str(path))
 
-    # Questions, each in a method of its own so that tests can answer them
+    # Questions: one method each, which tests replace by an answer
 
     def choose_file(self) -> Path | None:
         start = str(self.session.prefs.last_folder)

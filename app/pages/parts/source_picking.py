@@ -25,7 +25,11 @@ QUESTIONS = {"model": "models", "dataset": "datasets"}
 
 
 class Picking(QObject):
-    """The pickers of one page. Fields of other kinds are ignored."""
+    """The pickers of a page, a dialog each for models and datasets. Fields of other kinds are ignored.
+
+    Attributes:
+        session, prefs – the state shared with the pages.
+    """
 
     def __init__(self, session: Session, fields: Iterable[Field], page: QWidget) -> None:
         super().__init__(page)
@@ -56,16 +60,16 @@ class Picking(QObject):
     # The picker
 
     def open(self, field: PathField) -> None:
-        """Show the picker for this field, and request what is on this machine."""
+        """Show the picker for this field, and request the models or datasets on this machine."""
         self._field = field
         kind = field.setting.kind
-        picker = self._pickers.get(kind) or self._make(kind)
+        picker = self._pickers.get(kind) or self._create_picker(kind)
         picker.open_with_recent(self.prefs.used(kind))
         for download in self.session.downloads.of(kind):
             self._show_download(download)
         self._refresh(kind)
 
-    def _make(self, kind: str) -> Picker:
+    def _create_picker(self, kind: str) -> Picker:
         picker = self._pickers[kind] = Picker(kind, self._page.window())
         picker.chosen.connect(self._take)
         picker.search_requested.connect(lambda words: self._search(kind, words))
@@ -79,7 +83,10 @@ class Picking(QObject):
 
     def _refresh(self, kind: str) -> None:
         picker = self._pickers[kind]
-        used = [*self.prefs.used(kind), *self.prefs.favourites(kind), *self._typed(kind)]
+        in_form = [
+            str(field.value()) for field in self._fields.values() if field.setting.kind == kind and field.value()
+        ]
+        used = [*self.prefs.used(kind), *self.prefs.favourites(kind), *in_form]
         self.session.service.ask(
             QUESTIONS[kind],
             lambda answer: picker.show_local(answer["found"], self.prefs.favourites(kind)),
@@ -87,9 +94,6 @@ class Picking(QObject):
             owner=picker,
             paths=[name for name in dict.fromkeys(used) if _is_path(name)],
         )
-
-    def _typed(self, kind: str) -> list[str]:
-        return [str(field.value()) for field in self._fields.values() if field.setting.kind == kind and field.value()]
 
     def _search(self, kind: str, words: str) -> None:
         picker = self._pickers[kind]
@@ -119,7 +123,7 @@ class Picking(QObject):
     # Downloads
 
     def _download(self, kind: str, id_: str) -> None:
-        """Start a download. The field gets the id at once, as a run would download what is missing."""
+        """Start a download. The field gets the id now: a run that starts earlier downloads the rest itself."""
         self._take(id_)
         self.session.downloads.start(kind, id_)
 
@@ -157,7 +161,7 @@ class Picking(QObject):
     # Facts about the model in a field
 
     def _on_changed(self, key: str) -> None:
-        """Look a model up once typing rests; all of them (`key` empty) when a form was opened."""
+        """Look a model up once typing rests; after all settings changed (`key` empty), all models."""
         for changed in self._rest_timers if key == "" else {key} & self._rest_timers.keys():
             self._fields[changed].show_note("")
             self._rest_timers[changed].start()
@@ -167,13 +171,13 @@ class Picking(QObject):
         if name:
             self.session.service.ask(
                 "model_facts",
-                lambda facts: self._note(field, name, facts),
+                lambda facts: self._show_facts(field, name, facts),
                 on_refused=lambda faults: field.show_note(faults[0].sentence, wrong=True),
                 owner=field,
                 name=name,
             )
 
-    def _note(self, field: PathField, name: str, facts: dict[str, Any] | None) -> None:
+    def _show_facts(self, field: PathField, name: str, facts: dict[str, Any] | None) -> None:
         is_base = field.setting.key == "model"
         if str(self.session.draft.value(field.setting.key)).strip() != name or (
             facts is None and not _could_be_id(name)
@@ -186,7 +190,8 @@ class Picking(QObject):
         elif facts["refusal"] and not is_base and (Path(name).expanduser() / "adapter_config.json").is_file():
             field.show_note("An adapter of the base model.")
         elif facts["refusal"]:
-            field.show_note("" if is_base else facts["refusal"], wrong=True)  # of the base model it is a problem
+            # The base model's refusal is among the form's problems already, which are shown below the same field.
+            field.show_note("" if is_base else facts["refusal"], wrong=True)
         else:
             parts = [
                 facts["kind"],

@@ -12,7 +12,6 @@ from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import (
     QDragEnterEvent,
     QDropEvent,
-    QEnterEvent,
     QFontMetrics,
     QPainter,
     QPaintEvent,
@@ -47,6 +46,7 @@ class NumberEdit(QLineEdit):
         self._unit = unit
         font = theme.figures_font()
         self.setFont(font)
+        # The margin keeps typed text off the unit, which QLineEdit knows nothing of.
         self.setTextMargins(0, 0, QFontMetrics(font).horizontalAdvance(unit) + 8 if unit else 0, 0)
         self.setMinimumWidth(theme.scaled(72))
 
@@ -65,15 +65,15 @@ class ComboBox(QComboBox):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # the default, WheelFocus, would take the focus while scrolling
-        # Else the longest item decides the minimum width, and one long id widens the whole page.
+        # The default makes the longest item the minimum width, and one long id then widens the page.
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
         self.setMinimumContentsLength(6)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        event.ignore()  # goes on to the scroll area
+        event.ignore()  # Qt then offers the event to the parent, and so to the scroll area of the page
 
     def choose(self, value: str) -> None:
-        """Select the item with this value; an unknown value gets an item, so that showing a form never changes it."""
+        """Select the item with this value. An unknown value gets an item of its own, so showing a form never changes it."""
         index = self.findData(value)
         if index < 0:
             self.addItem(f"{value} (unknown)", value)
@@ -94,10 +94,6 @@ class Switch(QAbstractButton):
 
     def sizeHint(self) -> QSize:
         return QSize(self._track.width() + 8 + self.fontMetrics().horizontalAdvance("Off") + 4, theme.scaled(28))
-
-    def enterEvent(self, event: QEnterEvent) -> None:
-        super().enterEvent(event)
-        self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         colours, is_on = theme.palette(), self.isChecked()
@@ -122,7 +118,7 @@ class CheckBox(QCheckBox):
 
     def __init__(self, text: str, parent: QWidget | None = None) -> None:
         super().__init__(text, parent)
-        self.setAttribute(Qt.WidgetAttribute.WA_Hover)
+        self.setAttribute(Qt.WidgetAttribute.WA_Hover)  # Qt repaints it when the pointer enters or leaves
 
     def sizeHint(self) -> QSize:
         text, side = self.fontMetrics().size(0, self.text()), check_box_side()
@@ -131,7 +127,7 @@ class CheckBox(QCheckBox):
     minimumSizeHint = sizeHint
 
     def hitButton(self, pos: QPoint) -> bool:
-        return self.rect().contains(pos)  # Qt's own asks the style, whose box and text lie elsewhere
+        return self.rect().contains(pos)  # QCheckBox asks the style, which would put box and text elsewhere
 
     def paintEvent(self, event: QPaintEvent) -> None:
         colours, painter, side = theme.palette(), QPainter(self), check_box_side()
@@ -142,7 +138,7 @@ class CheckBox(QCheckBox):
 
 
 def draw_check_box(painter: QPainter, box: QRect, ticked: bool, *, focused: bool = False) -> None:
-    """Paint a check box into `box`. The edge is darker than a field's: unticked, the edge is all that there is to see."""
+    """Paint a check box into `box`. Its edge is darker than a field's: of an unticked box only the edge is visible."""
     colours = theme.palette()
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
     edge = colours.text if focused else colours.accent if ticked else colours.muted

@@ -1,4 +1,4 @@
-"""The empty state of a page: what is missing, what to do about it, and one button that does it."""
+"""The empty state of a page: what is missing, what to do about it, and a button that does it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Our line icons (resources/icons, monochrome SVG) as QIcon and QPixmap in a colour of the palette.
 
-The files say `currentColor`; the colour is put in before rendering.
+The files say `currentColor`, which is replaced by the colour before rendering.
 """
 
 from __future__ import annotations

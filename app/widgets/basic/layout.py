@@ -52,7 +52,7 @@ def set_style_property(widget: QWidget, name: str, value: object) -> None:
 def clear_layout(layout: QLayout) -> None:
     """Remove and delete every widget and stretch of `layout`.
 
-    Widgets are hidden at once but deleted later: it may be a click on one of them that is being handled.
+    Widgets are hidden now but deleted later: a click on one of them may be what is being handled.
     """
     while (item := layout.takeAt(0)) is not None:
         widget = item.widget()

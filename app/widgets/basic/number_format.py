@@ -55,15 +55,15 @@ def duration(seconds: object) -> str:
         return DASH
     if number < 1:
         return f"{number:.1f}{THIN}s"
-    whole = round(number)
-    if whole < 60:
-        return f"{whole}{THIN}s"
-    if whole < 3600:
-        return f"{whole // 60}{THIN}min {whole % 60:02d}{THIN}s"
-    minutes = round(whole / 60)
+    total_s = round(number)
+    if total_s < 60:
+        return f"{total_s}{THIN}s"
+    if total_s < 3600:
+        return f"{total_s // 60}{THIN}min {total_s % 60:02d}{THIN}s"
+    minutes = round(total_s / 60)
     if minutes < 24 * 60:
         return f"{minutes // 60}{THIN}h {minutes % 60:02d}{THIN}min"
-    hours = round(whole / 3600)
+    hours = round(total_s / 3600)
     return f"{hours // 24}{THIN}d {hours % 24}{THIN}h"
 
 

@@ -52,6 +52,7 @@ class ChartGrid(QScrollArea):
         self._span: tuple[float, float] | None = None
         self._all_steps: tuple[float, float] | None = None
         self._laid_out: tuple[int, tuple[int, ...]] = (0, ())
+        # One plot per timeout: all visible ones in a single handler would hold up input for the time of the whole refresh.
         self._turns = QTimer(self, interval=TURN_MS)
         self._turns.timeout.connect(self._draw_next)
         self._build()
@@ -75,9 +76,9 @@ class ChartGrid(QScrollArea):
             plot.installEventFilter(self)
 
     def refresh(self, all_steps: tuple[float, float] | None = None) -> None:
-        """Redraw the visible plots now, and each other one when it scrolls into view.
+        """Redraw the visible plots now, and the others when they scroll into view.
 
-        `all_steps` are the first and last step of the run.
+        `all_steps` are the first and last step of the run. A refresh during a refresh starts over with the first plot.
         """
         self._all_steps = all_steps
         self._lay_out()
@@ -111,6 +112,7 @@ class ChartGrid(QScrollArea):
     def _draw_next(self) -> None:
         for i in sorted(self._stale):
             plot = self.plots[i]
+            # isVisible alone is true of a plot that is scrolled out of view; its visible region is then empty.
             if plot.isVisible() and not plot.visibleRegion().isEmpty():
                 self._stale.discard(i)
                 content = self._content_of(i)

@@ -6,10 +6,10 @@ import numpy as np
 
 
 def downsample(x: np.ndarray, most: int, *columns: np.ndarray) -> tuple[np.ndarray, ...]:
-    """`x` `[n]` and the columns `[n]` as about `most` points at most; shorter ones are returned as they are.
+    """Reduce `x` `[n]` and the columns `[n]` to about `most` points; shorter ones are returned unchanged.
 
     Min-max decimation: each bucket of neighbouring points becomes two, its minimum and its maximum, so no spike is lost.
-    A bucket stays a gap (NaN) only if all of it is one.
+    A bucket is a gap (NaN) only if every value in it is NaN.
     """
     size = -(-len(x) // max(1, most // 2))
     if size <= 2:
@@ -17,6 +17,8 @@ def downsample(x: np.ndarray, most: int, *columns: np.ndarray) -> tuple[np.ndarr
     buckets = -(-len(x) // size)
     padding = buckets * size - len(x)
     starts = np.arange(buckets) * size
+    # The minimum is drawn at the start of its bucket and the maximum in the middle, whichever came first: a bucket is about
+    # a pixel wide, so their order cannot be seen.
     steps = np.empty(2 * buckets)
     steps[0::2] = x[np.minimum(starts, len(x) - 1)].astype(float)
     steps[1::2] = x[np.minimum(starts + size // 2, len(x) - 1)]
@@ -50,7 +52,9 @@ def exponential_average(values: np.ndarray, weight: float) -> np.ndarray:
         return values
     finite = np.isfinite(values)
     total = _decayed_sum(np.where(finite, values, 0.0), weight)
-    count = _decayed_sum(finite.astype(float), weight)
+    count = _decayed_sum(
+        finite.astype(float), weight
+    )  # the sum of the decayed weights: dividing by it corrects the bias
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(finite, total / count, np.nan)
 

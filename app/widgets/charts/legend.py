@@ -64,7 +64,7 @@ class Legend(QWidget):
         metrics, line, left = QFontMetricsF(self._font), 0, 0.0
         for entry in self._entries:
             width = self._label_width(metrics, entry) + _GAP + self._value_width(metrics, entry)
-            if left and left + width > self.width():
+            if left and left + width > self.width():  # the first entry of a line stays, however wide: it is elided
                 line, left = line + 1, 0.0
             if line == MAX_LINES:
                 return
@@ -76,6 +76,7 @@ class Legend(QWidget):
         return min(full, max(60.0, self.width() - _GAP - self._value_width(metrics, entry)))
 
     def _value_width(self, metrics: QFontMetricsF, entry: LegendEntry) -> float:
+        # Tabular figures: values of as many digits are equally wide, so only a longer one moves the entries after it.
         return max(metrics.horizontalAdvance(entry.value), metrics.horizontalAdvance(_USUAL_VALUE))
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -89,7 +90,7 @@ class Legend(QWidget):
     def _paint_entry(
         self, painter: QPainter, metrics: QFontMetricsF, entry: LegendEntry, left: float, top: float
     ) -> None:
-        pen = QPen(entry.pen)
+        pen = QPen(entry.pen)  # a copy: the swatch has a width of its own
         pen.setWidthF(2)
         painter.setPen(pen)
         middle = top + self._line / 2

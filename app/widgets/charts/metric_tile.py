@@ -25,8 +25,9 @@ class MetricTile(QFrame):
     def __init__(self, label: str, role: str = "text", unit: str = "", help: str = "") -> None:
         super().__init__()
         self._label, self._role, self._unit, self._help = label, role, unit, help
-        self._figure, self._captions = DASH, ("",)
+        self._figure, self._captions = DASH, ("",)  # captions from long to short; the first that fits is painted
         self.setProperty("role", "card")
+        # Ignored: tiles share the row's width equally, and a longer figure must not widen its tile during a run.
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         theme.signals.changed.connect(self.update)
         self._describe()

@@ -75,7 +75,7 @@ class Plot(QFrame):
 
     Signals:
         hovered(step as int, or None) – the pointer is over a step, or has left the plot.
-        zoomed((first, last), or None) – a range of steps was selected, or the whole run again.
+        zoomed((first, last), or None) – a range of steps was selected, or all steps again.
     """
 
     hovered = Signal(object)
@@ -118,7 +118,7 @@ class Plot(QFrame):
         column.addWidget(self._legend)
         column.addLayout(self._body, 1)
 
-    # ── what it shows ───────────────────────────────────────────────────────────────────────────
+    # ── drawing ─────────────────────────────────────────────────────────────────────────────────
 
     def show_traces(self, traces: Sequence[Trace], waiting: str = "") -> None:
         """Draw these curves; `waiting` is the sentence in their place while none of them has a number."""
@@ -144,8 +144,9 @@ class Plot(QFrame):
 
     def set_step(self, step: int | None) -> None:
         """Mark a step and show the values there in the legend; None goes back to the newest values."""
-        if step != self._step:
+        if step != self._step:  # the grid passes every move of the pointer on to every plot
             self._step = step
+            # While the placeholder is shown there are no curves to read values from.
             if self._view is not None and self._body.currentWidget() is self._view:
                 self._view.mark(step)
                 self._show_values()
@@ -157,23 +158,25 @@ class Plot(QFrame):
         )
 
     def _ready_view(self) -> PlotView:
+        """The pyqtgraph view, created on the first call: a run has data for some of the charts only."""
         if self._view is None:
             self._view = PlotView(self.axis, self.unit)
-            self._view.setFocusProxy(self)
+            self._view.setFocusProxy(self)  # the card handles the keys, so a click on the view must focus the card
             self._view.hovered.connect(self._emit_hovered)
             self._view.span_chosen.connect(self.zoomed)
             self._body.addWidget(self._view)
         return self._view
 
     def _emit_hovered(self, x: float | None) -> None:
+        # Steps of the longest trace: a metric that appeared later has none on the left.
         steps = max((trace.x for trace in self.traces), key=len, default=EMPTY)
         i = None if x is None else nearest_index(steps, x)
         self.hovered.emit(None if i is None else int(steps[i]))
 
     def _restyle_when_visible(self) -> None:
-        """Take the theme's colours, now if the plot is visible, else before it is painted next.
+        """Take the theme's colours: now if the plot is visible, else before it is painted next.
 
-        Restyling all plots at once would block the window for longer than a theme change may take.
+        Restyling every plot in one handler would block the window for longer than a change of theme may take.
         """
         self._is_restyle_due = self._view is not None
         if not self.visibleRegion().isEmpty():
@@ -186,7 +189,7 @@ class Plot(QFrame):
             self.show_traces(self.traces, self._waiting.text())
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        self._restyle()
+        self._restyle()  # does nothing unless the theme changed while this plot was out of view
         super().paintEvent(event)
 
     def leaveEvent(self, event: QEvent) -> None:
@@ -218,11 +221,11 @@ class Plot(QFrame):
         menu.addAction("Copy image", lambda: QGuiApplication.clipboard().setPixmap(self.grab()))
         menu.addAction("Save image…", self._save_image)
         menu.addSeparator()
-        whole = menu.addAction("Show all steps", lambda: self.zoomed.emit(None))
-        whole.setEnabled(self._span is not None)
+        show_all = menu.addAction("Show all steps", lambda: self.zoomed.emit(None))
+        show_all.setEnabled(self._span is not None)
         for action in menu.actions()[:3]:
             action.setEnabled(any(trace.has_data for trace in self.traces))
-        menu.popup(event.globalPos())
+        menu.popup(event.globalPos())  # returns immediately; exec would run an event loop inside this handler
 
     def copy(self) -> None:
         """Put the values on the clipboard, as CSV."""
@@ -241,4 +244,5 @@ def _columns(trace: Trace) -> list[tuple[str, dict[int, float]]]:
 
 
 def _cell(value: float | None) -> str:
+    """An empty cell for a gap (None or NaN); else the shortest text that reads back as the same float."""
     return "" if value is None or value != value else repr(value)

@@ -127,7 +127,7 @@ class PlotView(pg.GraphicsView):
     would be polished again when the theme changes.
 
     Signals:
-        hovered(x as float) – the pointer moved to this place on the step axis.
+        hovered(x as float) – the pointer moved to this position on the step axis.
         span_chosen((first, last), or None) – a range of steps was selected by dragging, or all by a double click.
     """
 
@@ -205,12 +205,12 @@ class PlotView(pg.GraphicsView):
             self._curves.append(_CurveItems(self.box))
         first, last = span or _all_steps(traces)
         fine = sum(len(trace.x) for trace in traces) * (1 + (smoothing > 0)) < SHORT_CURVES
-        drawn: list[np.ndarray] = []
+        columns: list[np.ndarray] = []
         for curve, trace in zip(self._curves, traces, strict=True):
-            drawn += self._draw_trace(curve, trace, (first, last), smoothing, fine)
+            columns += self._draw_trace(curve, trace, (first, last), smoothing, fine)
         margin = (last - first) * 0.01 or 0.5
         self.box.setXRange(first - margin, last + margin, padding=0)
-        low, high = axis_range(*drawn)
+        low, high = axis_range(*columns)
         self._value_axis.set_largest(max(abs(low), abs(high)))
         self.box.setYRange(low - (high - low) * 1e-4, high, padding=0)  # a tick right on the edge would be left out
 
@@ -270,7 +270,7 @@ class PlotView(pg.GraphicsView):
         self.span_chosen.emit(None)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        event.ignore()  # goes on to the scroll area
+        event.ignore()  # Qt then offers the event to the parent, and so to the scroll area of the page
 
 
 def _all_steps(traces: Sequence[CurveData]) -> tuple[float, float]:

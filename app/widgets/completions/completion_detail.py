@@ -61,7 +61,7 @@ class CompletionDetail(QFrame):
         self._scores.setText(self._scores_html(completion) if completion else "")
 
     def _recolour(self) -> None:
-        # Colours are written into the rich text and the formats, so they do not follow the palette by themselves.
+        # Colours are written into the rich text and the formats, which do not follow a change of the palette.
         for highlighter in self._highlighters:
             highlighter.rehighlight()
         if self._shown is not None:

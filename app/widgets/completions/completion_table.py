@@ -71,6 +71,7 @@ class CompletionModel(QAbstractTableModel):
         self.rewards = list(rewards)
         self._headers = ["Completion", *labels, "Reward", "Advantage", "Tokens", "End"]
         self.lines = [line for group, row in enumerate(rows) for line in _lines_of_group(group, row)]
+        # Per function: scores of different functions are on different scales, so one scale would hide the small ones' bars.
         self._max_scores = {
             name: max((abs(_score(line, name) or 0.0) for line in self.lines if line.completion), default=0.0)
             for name in rewards
@@ -162,16 +163,21 @@ class CompletionModel(QAbstractTableModel):
 
 
 class ScoreBarDelegate(QStyledItemDelegate):
-    """Paints under a score a bar in its function's colour, as long as the score is large."""
+    """Paints a bar below each score, in its function's colour and as long as BAR_ROLE says."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        super().paint(painter, option, index)
+        super().paint(
+            painter, option, index
+        )  # text and selection first: painted later, a selection would cover the bar
         bar = index.data(BAR_ROLE)
         if bar is None:
             return
         length, colour = bar
         rect: QRect = option.rect  # pyright: ignore[reportAttributeAccessIssue]
-        width = max(2, round((rect.width() - 2 * CELL_PADDING) * abs(length)))
+        width = max(
+            2, round((rect.width() - 2 * CELL_PADDING) * abs(length))
+        )  # even the smallest score has a visible bar
+        # Aligned with the right-aligned score. QRect.right() is the last pixel inside the cell, hence the + 1.
         painter.fillRect(QRect(rect.right() - CELL_PADDING - width + 1, rect.bottom() - 4, width, 2), colour)
 
 
@@ -206,7 +212,7 @@ class CompletionTable(BaseTable):
 
     def reset_view(self) -> None:
         """After `show_groups`: span the prompts over the scores, size the columns, select the first completion."""
-        self.clearSpans()
+        self.clearSpans()  # Qt keeps spans by row number, also through a model reset
         for row, line in enumerate(self._completions.lines):
             if line.completion is None and self._completions.rewards:
                 self.setSpan(row, 0, 1, 1 + len(self._completions.rewards))
@@ -214,11 +220,13 @@ class CompletionTable(BaseTable):
         first = next((row for row, line in enumerate(self._completions.lines) if line.completion is not None), None)
         if first is not None:
             self.selectRow(first)
-        self.scrollToTop()  # selecting has scrolled to the completion, and its prompt is the line above
+        self.scrollToTop()  # selecting scrolled to the completion, and hid its prompt in the line above
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._resize_columns()
+
+    # `touched` is emitted after the view has handled the event, when the current line is the new one already.
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         super().mousePressEvent(event)
@@ -229,7 +237,10 @@ class CompletionTable(BaseTable):
         self.touched.emit()
 
     def _resize_columns(self) -> None:
-        """Size columns of figures by their headers; the text gets the rest, and in a narrow table the hidden columns'."""
+        """Size columns of figures by their headers; the text column gets the remaining width.
+
+        In a narrow table the optional columns are hidden, and the text gets their width too.
+        """
         widths = {column: self._figure_width(column) for column in range(1, self._completions.columnCount())}
         optional = list(widths)[-OPTIONAL_COLUMNS:]
         available = self.viewport().width()
@@ -237,8 +248,9 @@ class CompletionTable(BaseTable):
         for column, width in widths.items():
             self.setColumnWidth(column, width)
             self.setColumnHidden(column, narrow and column in optional)
-        taken = sum(width for column, width in widths.items() if not (narrow and column in optional))
-        self.setColumnWidth(0, max(self._min_text_width, available - taken))
+        used = sum(width for column, width in widths.items() if not (narrow and column in optional))
+        # Not a Stretch section: it would shrink to the minimum section size where the table should scroll sideways.
+        self.setColumnWidth(0, max(self._min_text_width, available - used))
 
     def _figure_width(self, column: int) -> int:
         """Width of a column of figures: what the longer line of its header needs, within limits."""
@@ -270,15 +282,15 @@ def advantage_colour(value: Any) -> Any:
 
 def _lines_of_group(group: int, row: Mapping[str, Any]) -> list[CompletionLine]:
     listed = row.get("completions")
-    completions = [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list) else []
-    return [CompletionLine(group, row), *(CompletionLine(group, row, each) for each in completions)]
+    completions = [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
+    return [CompletionLine(group, row), *(CompletionLine(group, row, completion) for completion in completions)]
 
 
 def _mean_reward(row: Mapping[str, Any]) -> float | None:
     """Mean reward of a prompt's completions, the group baseline of their advantages."""
     rewards = [finite(line.completion.get("reward")) for line in _lines_of_group(0, row) if line.completion]
-    known = [reward for reward in rewards if reward is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [reward for reward in rewards if reward is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def _score(line: CompletionLine, name: str) -> float | None:

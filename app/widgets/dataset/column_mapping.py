@@ -92,17 +92,17 @@ class ColumnMapping(QFrame):
         form: str,
         names: Sequence[str],
         configs: Sequence[str],
-        found: Mapping[str, Any],
+        used: Mapping[str, Any],
         values: Mapping[str, Any],
     ) -> None:
         """Offer the dataset's splits and configurations.
 
-        `form` is file, folder or hub; `names` are the splits, `found` describes the one read for each use.
+        `form` is file, folder or hub; `names` are the splits, `used` describes the one read for each use.
         """
         self.config.offer(configs, "Default" if form == "hub" else "None")
         self.config.setEnabled(form == "hub")
         for key, field in self.splits.items():
-            field.offer_splits(names, form, found.get(key.removesuffix("_split")), values[key])
+            field.offer_splits(names, form, used.get(key.removesuffix("_split")), values[key])
 
     def show_faults(self, faults: Sequence[Fault]) -> None:
         """Show the faults of its fields below them, in full width, each after its setting's label."""

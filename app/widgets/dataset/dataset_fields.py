@@ -75,19 +75,19 @@ class ColumnField(NameMenuField):
 class SplitField(NameMenuField):
     """The split that is used for training, validation or test."""
 
-    def offer_splits(self, names: Sequence[str], form: str, found: Mapping[str, Any] | None, raw: Any) -> None:
+    def offer_splits(self, names: Sequence[str], form: str, used: Mapping[str, Any] | None, raw: Any) -> None:
         """Offer the dataset's splits.
 
-        `form` is file, folder or hub; `found` describes the split that was read for this use, None if there is none;
+        `form` is file, folder or hub; `used` describes the split that was read for this use, None if there is none;
         `raw` is the setting's value. The default value is labelled with the split that it was resolved to.
         """
-        source = found["source"] if found else ""
+        source = used["source"] if used else ""
         name = source.rpartition(", ")[2] if form == "hub" else PurePath(source).stem
         if raw != self.setting.default:
             label = "Default"
         elif form == "file" and source:
             label = "Whole file"
         else:
-            label = name or ("Held out of train" if found else NONE)
-        self.offer([each for each in names if each != name or raw == name], label)
+            label = name or ("Held out of train" if used else NONE)
+        self.offer([split for split in names if split != name or raw == split], label)
         self.control.setEnabled(form != "file")

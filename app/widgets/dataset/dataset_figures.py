@@ -28,7 +28,7 @@ FIGURES = {
 
 
 class DatasetFigures(QFrame):
-    """Counts above a histogram. An unknown count is a dash; one that is extrapolated from a sample has a “~”.
+    """Counts above a histogram. An unknown count is a dash; a count extrapolated from a sample has a “~”.
 
     Attributes:
         histogram – of prompt lengths in tokens.
@@ -48,8 +48,8 @@ class DatasetFigures(QFrame):
         self._figures = {key: _Figure(word, tip) for key, (word, tip) in FIGURES.items()}
         figures = QHBoxLayout()
         figures.setSpacing(12)
-        for one in self._figures.values():
-            figures.addWidget(one)
+        for widget in self._figures.values():
+            figures.addWidget(widget)
         figures.addStretch(1)
         foot = QHBoxLayout()
         foot.addWidget(self.about, 1)
@@ -64,7 +64,7 @@ class DatasetFigures(QFrame):
     def show_figure(self, key: str, number: int | None, *, sample: bool = False) -> None:
         """Show one of FIGURES; None is unknown. Counts of bad rows above 0 are in the colour of problems."""
         self._figures[key].show_number(number, warn=key not in ("rows", "repeated"), sample=sample)
-        if key == "refused":  # rare, and more important than duplicates: it takes their place
+        if key == "refused":  # rare, and more important than duplicates, which it replaces
             self._figures["refused"].setVisible(bool(number))
             self._figures["repeated"].setVisible(not number)
 

@@ -82,11 +82,12 @@ class RowModel(QAbstractTableModel):
         self._repaint()
 
     def forget(self) -> None:
-        """Request the visible chunks again, as more is known of them now; their rows stay until the answer comes."""
+        """Request the visible chunks again (their tokens can be counted now); their rows stay until the answer comes."""
+        # The most recently used chunks are those on screen. Dropping these too would make the table flash placeholders.
         for start in list(self._chunks)[:-MAX_REQUESTS]:
             del self._chunks[start]
         for start in self._chunks:
-            self._need(start)
+            self._schedule(start)
 
     def add_chunk(self, start: int, rows: Sequence[Mapping[str, str]], tokens: Sequence[int | None]) -> None:
         """Add a requested chunk: cells by column name, and the tokens of each prompt (None if unknown)."""
@@ -95,7 +96,7 @@ class RowModel(QAbstractTableModel):
         self._chunks.move_to_end(start)
         while len(self._chunks) > MAX_CHUNKS:
             self._chunks.popitem(last=False)
-        if self._count:
+        if self._count:  # one signal for the chunk: the view repaints what it shows of it
             last = min(start + CHUNK, self._count) - 1
             self.dataChanged.emit(self.index(start, 0), self.index(last, self.columnCount() - 1))
         self._request()
@@ -105,9 +106,12 @@ class RowModel(QAbstractTableModel):
         self._requested.discard(start)
         self._request()
 
-    def _need(self, start: int) -> None:
-        """Note a visible chunk, the newest last. A running timer is not restarted: a view in motion would never be served."""
-        self._missing = [*(each for each in self._missing if each != start), start][-MAX_REQUESTS:]
+    def _schedule(self, start: int) -> None:
+        """Schedule the request of a visible chunk; of more than MAX_REQUESTS, only the newest are kept.
+
+        A running timer is not restarted: during constant scrolling it would never fire.
+        """
+        self._missing = [*(other for other in self._missing if other != start), start][-MAX_REQUESTS:]
         if not self._request_timer.isActive():
             self._request_timer.start()
 
@@ -119,13 +123,13 @@ class RowModel(QAbstractTableModel):
                 self.chunk_requested.emit(start)
 
     def _row(self, row: int) -> tuple[Mapping[str, str], int | None] | None:
-        """(cells, tokens) of a row; None, and its chunk is requested, if the model does not have it."""
+        """(cells, tokens) of a row; None if the model does not have it, and then its chunk is requested."""
         start = row - row % CHUNK
         chunk = self._chunks.get(start)
         if chunk is None:
             if start not in self._requested:
-                self._need(start)
-            return None
+                self._schedule(start)
+            return None  # the view is painting and cannot wait; `add_chunk` makes it paint the row again
         self._chunks.move_to_end(start)
         rows, tokens = chunk
         return (rows[row - start], tokens[row - start]) if row - start < len(rows) else ({}, None)
@@ -134,7 +138,7 @@ class RowModel(QAbstractTableModel):
         if self._count:
             self.dataChanged.emit(self.index(0, 0), self.index(self._count - 1, self.columnCount() - 1))
 
-    # What the view asks
+    # QAbstractTableModel
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:
         return 0 if parent.isValid() else self._count
@@ -176,10 +180,10 @@ class RowModel(QAbstractTableModel):
     def _text(self, row: int, column: int) -> str:
         if column == ROW:
             return f"{row + 1:,}"
-        known = self._row(row)
-        if known is None:
+        cells_and_tokens = self._row(row)
+        if cells_and_tokens is None:
             return PLACEHOLDER
-        cells, tokens = known
+        cells, tokens = cells_and_tokens
         if column == TOKENS:
             return f"{tokens:,}" if tokens is not None else ""
         return " ".join(cells.get(self.headings[column - FIRST].name, "").split())
@@ -187,6 +191,7 @@ class RowModel(QAbstractTableModel):
     def _colour(self, row: int, column: int) -> QColor:
         colours = theme.palette()
         if column == TOKENS:
+            # Read past `_row`: the text of this cell has requested the chunk already, a colour need not.
             chunk = self._chunks.get(row - row % CHUNK)
             length = chunk[1][row % CHUNK] if chunk and row % CHUNK < len(chunk[1]) else None
             return colours.warning if length is not None and length > self._prompt_limit else colours.muted
@@ -213,6 +218,7 @@ class RowTable(BaseTable):
         self.setTextElideMode(Qt.TextElideMode.ElideRight)
         self.setCornerWidget(QWidget())  # else there is a square of another colour between the scroll bars
         header = self.horizontalHeader()
+        # Not ResizeToContents: to measure cells, Qt would read up to 1,000 rows and so request chunks that are not visible.
         header.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         header.setMinimumSectionSize(48)
         self.selectionModel().currentRowChanged.connect(lambda now, _: now.isValid() and self.chosen.emit(now.row()))
@@ -245,7 +251,7 @@ class RowTable(BaseTable):
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
         if self._placeholder and not self._rows.rowCount():
-            painter = QPainter(self.viewport())
+            painter = QPainter(self.viewport())  # a scroll area's paint event is its viewport's
             painter.setPen(theme.palette().muted)
             painter.setFont(theme.body_font())
             flags = Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap

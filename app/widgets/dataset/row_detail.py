@@ -54,7 +54,7 @@ class RowDetail(QFrame):
         column.addWidget(self.note)
         column.addWidget(self.pane, 1)
 
-    # What is shown
+    # Showing
 
     def show_nothing(self) -> None:
         """Show no row."""
@@ -119,7 +119,7 @@ class RowDetail(QFrame):
         self._write_remainder(cursor, preview)
 
     def _write_remainder(self, cursor: QTextCursor, preview: Mapping[str, Any]) -> None:
-        """Say how many tokens of a very long prompt the service has left out of its answer."""
+        """Append how many tokens of a very long prompt the service has left out of its answer."""
         missing = (preview["tokens"] or 0) - sum(len(piece["ids"]) for piece in preview["pieces"])
         if missing > 0:
             cursor.insertText(f"\n… and {missing:,} more tokens", _muted())

@@ -73,7 +73,7 @@ class FieldGrid(QWidget):
         for field in self.fields:
             self._grid.removeWidget(field)
             set_shown(field, field in self._shown)
-        for field in (each for each in self.fields if each in self._shown):
+        for field in [field for field in self.fields if field in self._shown]:
             span = columns if field.wide else 1
             if column + span > columns:
                 row, column = row + 1, 0
@@ -96,7 +96,12 @@ class FieldGrid(QWidget):
 
 
 class Disclosure(QWidget):
-    """A button with a chevron that shows and hides the widget below it."""
+    """A button with a chevron that shows and hides the widget below it.
+
+    Attributes:
+        button – the button.
+        content – the widget below it, set by `hold`.
+    """
 
     def __init__(self, title: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -16,6 +16,9 @@ from app.widgets.basic.labels_and_buttons import label
 class IgnoredKeysBanner(QFrame):
     """The banner; hidden while no key was ignored.
 
+    Attributes:
+        sentence, close_button – the label with the keys, and the link that closes it.
+
     Signals:
         closed – the user clicked Close.
     """
@@ -37,11 +40,11 @@ class IgnoredKeysBanner(QFrame):
         self.hide()
 
     def show_keys(self, file: Path | None, keys: Mapping[str, str]) -> None:
-        """Keys and why they change nothing; none of them hides the banner."""
+        """List the ignored keys of a file, `keys` → why each is ignored; an empty mapping hides the banner."""
         name = f" of {file.name}" if file is not None else ""
         by_reason: dict[str, list[str]] = {}
         for key, why in keys.items():
             by_reason.setdefault(why, []).append(key)
-        told = "; ".join(f"{', '.join(named)} ({why})" for why, named in by_reason.items())
-        self.sentence.setText(f"Left out{name}: {told}.")
+        listed = "; ".join(f"{', '.join(named)} ({why})" for why, named in by_reason.items())
+        self.sentence.setText(f"Left out{name}: {listed}.")
         self.setVisible(bool(keys))

@@ -1,5 +1,5 @@
 """The column beside the form: a summary of the run, the Run button, the problems, the memory, help on the focused field,
-and the command line. It shows what it is given and emits what was clicked.
+and the command line. It checks and estimates nothing itself: the page sets its content and connects to its signals.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QScrollA
 from app import theme
 from app.model.memory_parts import MemoryParts
 from app.widgets.basic.controls import ElidedLabel, LinkButton
+from app.widgets.basic.layout import clear_layout, set_style_property
 from app.widgets.form.memory_bar import MemoryBar
 from app.widgets.form.value_text import limits_text
 from backend.spec.aliases import other_names
@@ -22,11 +23,19 @@ from backend.spec.faults import Fault
 from backend.spec.setting import Setting
 
 WIDTH, NARROW_WIDTH = 296, 256
+"""Width in pixels before scaling: usual, and in a narrow page."""
 SHOWN_PROBLEMS = 6
+"""Problems listed; of the others only the number is shown."""
 
 
 class LaunchColumn(QScrollArea):
     """The column: plan and Run button, problems, memory, help, command.
+
+    Attributes:
+        summary, details – labels of the plan.
+        run – the Run button.
+        memory – the MemoryBar.
+        command, copy – the elided command line and its Copy button.
 
     Signals:
         run_pressed – the Run button was clicked.
@@ -41,7 +50,9 @@ class LaunchColumn(QScrollArea):
         self.setWidgetResizable(True)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.setFocusPolicy(
+            Qt.FocusPolicy.NoFocus
+        )  # a scroll area takes Tab by default, and this one has nothing to edit
         self.setFixedWidth(theme.scaled(WIDTH))
         page = QWidget()
         page.setObjectName("page")
@@ -56,69 +67,73 @@ class LaunchColumn(QScrollArea):
         self._build_command()
         self.setWidget(page)
 
-    # What is shown
+    # Showing
 
     def show_plan(self, summary: str, details: Sequence[str]) -> None:
+        """Show the run in one sentence and, below it, a paragraph for each of `details`."""
         self.summary.setText(summary)
         lines = (f'<p style="margin: 0px 0px 4px 0px">{html.escape(line)}</p>' for line in details)
         self.details.setText("".join(lines))
 
     def show_problems(self, faults: Sequence[Fault]) -> None:
-        """One line each, the first few; pressing one leads to its field."""
-        self._empty_problems()
+        """List up to SHOWN_PROBLEMS faults, each below a link to its field; no faults hide the list."""
+        clear_layout(self._problem_rows)
         self._problems.setVisible(bool(faults))
         count = len(faults)
         self._problem_title.setText("1 problem to mend" if count == 1 else f"{count} problems to mend")
         for fault in faults[:SHOWN_PROBLEMS]:
             self._problem_rows.addWidget(self._problem_row(fault))
         if count > SHOWN_PROBLEMS:
-            self._problem_rows.addWidget(_muted(f"and {count - SHOWN_PROBLEMS} more"))
+            self._problem_rows.addWidget(_muted_label(f"and {count - SHOWN_PROBLEMS} more"))
 
     def show_command(self, command: str, short: str) -> None:
-        """`short` is what there is room for; the whole is in the tip, and is what is copied."""
-        self._whole_command = command
+        """Show `short`; the tool tip and Copy have the complete `command`."""
+        self._full_command = command
         self.command.setText(short)
         self.command.setToolTip(f"<p>{html.escape(command)}</p>")
 
     def show_help(self, setting: Setting | None) -> None:
-        """Explain one setting; None shows how to get help."""
+        """Explain a setting: its help, its limits, its names in other programs, its choices. None: how to get help."""
         if setting is None:
             self._help_title.setText("About a setting")
             self._help.setText("Its help stands here while the cursor is in it.")
             return
         self._help_title.setText(setting.label)
-        self._help.setText(
-            "\n".join(filter(None, [setting.help, limits_text(setting), *_also(setting), *_choices(setting)]))
-        )
+        names = other_names(setting.key)
+        elsewhere = f"Elsewhere called {', '.join(names)}." if names else ""
+        choices = [f"{choice.label}: {choice.sentence}" for choice in setting.choices if choice.sentence]
+        self._help.setText("\n".join(filter(None, [setting.help, limits_text(setting), elsewhere, *choices])))
         self._help_key.setText(setting.key)
 
     def set_run(self, text: str, primary: bool, enabled: bool) -> None:
-        """Name the Run button, and say whether it is the one that stands out."""
+        """Set the Run button's text and state; `primary` gives it the accent colour."""
         self.run.setText(text)
         self.run.setEnabled(enabled)
-        role = "primary" if primary else ""
-        if self.run.property("role") != role:
-            self.run.setProperty("role", role)
-            self.run.style().unpolish(self.run)
-            self.run.style().polish(self.run)
+        set_style_property(self.run, "role", "primary" if primary else "")
 
     def show_memory(self, memory_parts: MemoryParts | None) -> None:
-        """The memory that the run will need; None where nobody knows."""
+        """Show the estimated memory of the run; None (no estimate) hides it."""
         self.memory.show_memory(memory_parts)
+        # The bar hides itself, but its holder's margins would keep their gap in the column.
         self._memory_holder.setVisible(memory_parts is not None)
 
-    # Parts
+    # Building
 
     def _build_plan(self) -> None:
-        box = self._box()
+        card = QFrame()
+        card.setProperty("role", "card")
+        self._column.addWidget(card)
+        column = QVBoxLayout(card)
+        column.setContentsMargins(2 * theme.SPACE, 12, 2 * theme.SPACE, 2 * theme.SPACE)
+        column.setSpacing(12)
         self.summary = QLabel(wordWrap=True)
         self.summary.setFont(theme.heading_font())
-        self.details = _muted("")
+        self.details = _muted_label("")
         self.run = QPushButton("Run")
         self.run.setToolTip("Trains in a process of its own; closing the window need not stop it.")
         self.run.clicked.connect(self.run_pressed)
         for part in (self.summary, self.details, self.run):
-            box.addWidget(part)
+            column.addWidget(part)
         self.set_run("Run", primary=True, enabled=True)
 
     def _build_memory(self) -> None:
@@ -157,19 +172,12 @@ class LaunchColumn(QScrollArea):
         column.addWidget(sentence)
         return row
 
-    def _empty_problems(self) -> None:
-        while (item := self._problem_rows.takeAt(0)) is not None:
-            widget = item.widget()
-            if widget is not None:
-                widget.hide()
-                widget.deleteLater()
-
     def _build_help(self) -> None:
         holder = QWidget()
         column = QVBoxLayout(holder)
         column.setContentsMargins(theme.SPACE, 0, 0, 0)
         column.setSpacing(theme.SPACE // 2)
-        self._help_title, self._help, self._help_key = QLabel(), _muted(""), _muted("")
+        self._help_title, self._help, self._help_key = QLabel(), _muted_label(""), _muted_label("")
         self._help_title.setFont(theme.heading_font())
         self._help_key.setFont(theme.mono_font(theme.CAPTION))
         self._help_key.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
@@ -184,44 +192,28 @@ class LaunchColumn(QScrollArea):
         column.setContentsMargins(theme.SPACE, 0, 0, 0)
         column.setSpacing(theme.SPACE // 2)
         across = QHBoxLayout()
-        across.addWidget(_muted("From a terminal"), 1)
+        across.addWidget(_muted_label("From a terminal"), 1)
         self.copy = LinkButton("Copy")
         self.copy.setToolTip("Copy the whole command")
         self.copy.setAccessibleName("Copy the command")
         self.copy.clicked.connect(self.copy_command)
         across.addWidget(self.copy)
-        self._whole_command = ""
-        self.command = ElidedLabel(Qt.TextElideMode.ElideMiddle)
+        self._full_command = ""
+        self.command = ElidedLabel(Qt.TextElideMode.ElideMiddle)  # the verb and the file's name are at the two ends
         self.command.setFont(theme.mono_font(theme.CAPTION))
         column.addLayout(across)
         column.addWidget(self.command)
         self._column.addWidget(holder)
 
     def copy_command(self) -> None:
-        QGuiApplication.clipboard().setText(self._whole_command)
+        """Put the complete command on the clipboard."""
+        QGuiApplication.clipboard().setText(self._full_command)
         self.copy.setText("Copied")
+        # With the button as context, Qt drops the call if the button is deleted before the time is up.
         QTimer.singleShot(1500, self.copy, lambda: self.copy.setText("Copy"))
 
-    def _box(self) -> QVBoxLayout:
-        card = QFrame()
-        card.setProperty("role", "card")
-        self._column.addWidget(card)
-        column = QVBoxLayout(card)
-        column.setContentsMargins(2 * theme.SPACE, 12, 2 * theme.SPACE, 2 * theme.SPACE)
-        column.setSpacing(12)
-        return column
 
-
-def _muted(text: str) -> QLabel:
+def _muted_label(text: str) -> QLabel:
     label = QLabel(text, wordWrap=True)
     label.setProperty("role", "muted")
     return label
-
-
-def _also(setting: Setting) -> list[str]:
-    names = other_names(setting.key)
-    return [f"Elsewhere called {', '.join(names)}."] if names else []
-
-
-def _choices(setting: Setting) -> list[str]:
-    return [f"{choice.label}: {choice.sentence}" for choice in setting.choices if choice.sentence]

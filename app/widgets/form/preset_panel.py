@@ -1,4 +1,7 @@
-"""A dialog of presets: each with its sentence and a preview of what it would change in the form."""
+"""A dialog of presets: each with its sentence and a preview of what it would change in the form.
+
+It changes no setting itself: it emits the preset that the user applies.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,16 @@ from backend.spec.setting import Setting
 SIZE = QSize(720, 480)
 LIST_WIDTH = 176
 MAX_CHARS = 60
-"""Characters of a value that are shown."""
+"""Most characters of a value in the table."""
 
 
 class PresetPanel(QDialog):
-    """The dialog.
+    """The dialog over `presets`; `values` are the form's present ones, which the preview compares with.
+
+    Attributes:
+        list, table – the presets, and the changes of the selected one: setting, value now, value then.
+        title, sentence, keeps – labels: its title, its sentence, and what it leaves unchanged.
+        buttons, apply – the button box, and its Apply button.
 
     Signals:
         taken(Preset) – the user applies it.
@@ -44,7 +52,7 @@ class PresetPanel(QDialog):
     def __init__(self, presets: Sequence[Preset], values: dict[str, Any], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setWindowTitle("Presets")
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)  # else every dialog lives on as a child of the window
         self._presets, self._values = list(presets), values
         self.list = QListWidget()
         self.list.setAccessibleName("Presets")
@@ -52,7 +60,7 @@ class PresetPanel(QDialog):
         self.list.addItems([preset.title for preset in presets])
         self.title, self.sentence = label(font=theme.title_font()), label(wrap=True, role="muted")
         self.keeps = label(wrap=True, role="muted")
-        self.table = _table()
+        self.table = _change_table()
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
         self.apply = self.buttons.addButton("Apply", QDialogButtonBox.ButtonRole.AcceptRole)
         self.apply.setProperty("role", "primary")
@@ -63,7 +71,8 @@ class PresetPanel(QDialog):
 
     @property
     def chosen(self) -> Preset:
-        return self._presets[max(0, self.list.currentRow())]
+        """The selected preset."""
+        return self._presets[max(0, self.list.currentRow())]  # −1 while nothing is selected
 
     def sizeHint(self) -> QSize:
         return theme.scaled_size(SIZE)
@@ -71,14 +80,14 @@ class PresetPanel(QDialog):
     def _lay_out(self) -> None:
         choices, changes = wrap_in_card(self.list), wrap_in_card(self.table)
         choices.setFixedWidth(theme.scaled(LIST_WIDTH))
-        right = QVBoxLayout()
-        right.setSpacing(theme.SPACE)
+        preview = QVBoxLayout()
+        preview.setSpacing(theme.SPACE)
         for part in (self.title, self.sentence, changes, self.keeps):
-            right.addWidget(part, 1 if part is changes else 0)
+            preview.addWidget(part, 1 if part is changes else 0)
         across = QHBoxLayout()
         across.setSpacing(2 * theme.SPACE)
         across.addWidget(choices)
-        across.addLayout(right, 1)
+        across.addLayout(preview, 1)
         column = QVBoxLayout(self)
         column.setContentsMargins(*(2 * theme.SPACE,) * 4)
         column.setSpacing(2 * theme.SPACE)
@@ -86,32 +95,34 @@ class PresetPanel(QDialog):
         column.addWidget(self.buttons)
 
     def _connect(self) -> None:
-        self.list.currentRowChanged.connect(self._show)
-        self.list.itemActivated.connect(self._take)
-        self.buttons.accepted.connect(self._take)
+        self.list.currentRowChanged.connect(self._show_chosen)
+        self.list.itemActivated.connect(self._apply)
+        self.buttons.accepted.connect(self._apply)
         self.buttons.rejected.connect(self.reject)
 
-    def _show(self, _row: int = 0) -> None:
+    def _show_chosen(self, _row: int = 0) -> None:
         preset = self.chosen
         changes = preset.changes(self._values)
         self.title.setText(preset.title)
         self.sentence.setText(preset.sentence)
         self.table.setRowCount(len(changes))
-        for row, change in enumerate(changes):
-            for place, text in enumerate(_told(*change)):
+        for row, (setting, before, after) in enumerate(changes):
+            for column, text in enumerate((setting.label, value_label(setting, before), value_label(setting, after))):
                 item = QTableWidgetItem(text)
-                item.setToolTip(text)
-                self.table.setItem(row, place, item)
+                item.setToolTip(text)  # the view elides what is wider than its column
+                self.table.setItem(row, column, item)
         self.apply.setEnabled(bool(changes))
-        self.keeps.setText(_what_stays(preset, len(changes)))
+        self.keeps.setText(_kept_sentence(preset, len(changes)))
 
-    def _take(self, _item: QListWidgetItem | None = None) -> None:
-        if self.apply.isEnabled():
+    def _apply(self, _item: QListWidgetItem | None = None) -> None:
+        if (
+            self.apply.isEnabled()
+        ):  # activating a row of the list, by Return or a double click, does not go through the button
             self.taken.emit(self.chosen)
             self.accept()
 
 
-def _table() -> QTableWidget:
+def _change_table() -> QTableWidget:
     table = QTableWidget(0, 3)
     table.setHorizontalHeaderLabels(["Setting", "Now", "Then"])
     table.setAccessibleName("What the preset changes")
@@ -119,6 +130,7 @@ def _table() -> QTableWidget:
     table.setShowGrid(False)
     table.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
     table.setSelectionMode(QTableWidget.SelectionMode.NoSelection)
+    # Reachable by Tab, to scroll it with the arrows; but Tab leads out of it again and not from cell to cell.
     table.setFocusPolicy(Qt.FocusPolicy.TabFocus)
     table.setTabKeyNavigation(False)
     header = table.horizontalHeader()
@@ -128,7 +140,7 @@ def _table() -> QTableWidget:
     return table
 
 
-def _what_stays(preset: Preset, changes: int) -> str:
+def _kept_sentence(preset: Preset, changes: int) -> str:
     if not changes:
         return "The form is like this already."
     if preset.replaces:
@@ -136,18 +148,14 @@ def _what_stays(preset: Preset, changes: int) -> str:
     return "Model, data, columns and rewards stay as they are. Undo brings everything back."
 
 
-def _told(setting: Setting, before: Any, after: Any) -> tuple[str, str, str]:
-    return setting.label, value_label(setting, before), value_label(setting, after)
-
-
 def value_label(setting: Setting, value: Any) -> str:
-    """A value as the form shows it, cut to one line."""
+    """A value as the form shows it, on one line of at most MAX_CHARS characters."""
     if setting.kind == "choice":
         text = next((choice.label for choice in setting.choices if choice.value == value), str(value))
     elif setting.kind == "bool":
         text = "On" if value is True else "Off"
     elif isinstance(value, list):
-        text = value_text.list_text([str(one) for one in value])
+        text = value_text.list_text([str(item) for item in value])
     elif setting.kind in ("int", "float"):
         text = value_text.number_text(value)
     else:

@@ -1,5 +1,6 @@
-"""Search over settings: by label, key, what other programs call them, their menus' words, and their help; choosing one
-leads to its field.
+"""Search over settings by label, key, name in other programs, labels of their choices, and help.
+
+It emits the key of the chosen setting; the page scrolls to its field.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from backend.spec.aliases import other_names
 from backend.spec.setting import Setting
 
 KEY = Qt.ItemDataRole.UserRole
+"""Item role: the setting's key."""
 WIDTH = 220
 
 
@@ -36,30 +38,33 @@ class SettingSearch(QLineEdit):
         self.setClearButtonEnabled(True)
         self.setProperty("role", "search")
         self.setFixedWidth(theme.scaled(WIDTH))
-        self._glass: QAction = self.addAction(icons.icon("search"), QLineEdit.ActionPosition.LeadingPosition)
-        self._draw()
+        self._icon_action: QAction = self.addAction(icons.icon("search"), QLineEdit.ActionPosition.LeadingPosition)
+        self._update_icon()
         self._model = QStandardItemModel(self)
-        self.textChanged.connect(self._look)  # before the completer, which shows what then stands in the model
+        # Connected before the completer connects to the line: it opens its popup with what the model then contains.
+        self.textChanged.connect(self._update_matches)
         self._completer = QCompleter(self._model, self)
+        # Unfiltered: the model is already reduced to the matches; a QCompleter compares only one role with the whole text.
         self._completer.setCompletionMode(QCompleter.CompletionMode.UnfilteredPopupCompletion)
         self._completer.setMaxVisibleItems(12)
         popup = self._completer.popup()
         assert popup is not None
         popup.setMinimumWidth(theme.scaled(320))
         self.setCompleter(self._completer)
-        self._completer.activated[QModelIndex].connect(self._choose)  # pyright: ignore[reportIndexIssue]
+        self._completer.activated[QModelIndex].connect(self._choose_row)  # pyright: ignore[reportIndexIssue]
         self.returnPressed.connect(self._choose_first)
-        theme.signals.changed.connect(self._draw)
+        theme.signals.changed.connect(self._update_icon)
 
     def take_focus(self) -> None:
+        """Focus the line and select its text, so that typing replaces it."""
         self.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.selectAll()
 
-    def found(self) -> list[str]:
-        """Keys of the settings that match what stands in the field, the best first."""
+    def matching_keys(self) -> list[str]:
+        """Keys of the settings that match the text, best match first."""
         return [setting.key for setting in matching_settings(self.text(), self._settings)]
 
-    def _look(self, text: str) -> None:
+    def _update_matches(self, text: str) -> None:
         self._model.clear()
         for setting in matching_settings(text, self._settings):
             item = QStandardItem(f"{setting.label}  –  {setting.key}")
@@ -67,21 +72,21 @@ class SettingSearch(QLineEdit):
             item.setToolTip(f"<p>{setting.help}</p>")
             self._model.appendRow(item)
 
-    def _choose(self, index: QModelIndex) -> None:
-        self._go_to(index.data(KEY))
+    def _choose_row(self, index: QModelIndex) -> None:
+        self._choose(index.data(KEY))
 
     def _choose_first(self) -> None:
-        keys = self.found()
+        keys = self.matching_keys()
         if keys:
-            self._go_to(keys[0])
+            self._choose(keys[0])
 
-    def _go_to(self, key: str) -> None:
+    def _choose(self, key: str) -> None:
         # The completer writes its own text into the line after this signal; clear it once it has.
         QTimer.singleShot(0, self, self.clear)
         self.chosen.emit(key)
 
-    def _draw(self) -> None:
-        self._glass.setIcon(icons.icon("search", theme.palette().muted, 16))
+    def _update_icon(self) -> None:
+        self._icon_action.setIcon(icons.icon("search", theme.palette().muted, 16))
 
 
 def matching_settings(text: str, settings: Sequence[Setting]) -> list[Setting]:
@@ -89,25 +94,27 @@ def matching_settings(text: str, settings: Sequence[Setting]) -> list[Setting]:
     words = [word for word in text.lower().replace("–", " ").split() if word]
     if not words:
         return []
-    ranked = [
-        (rank, place, setting) for place, setting in enumerate(settings) if (rank := _rank(words, setting)) is not None
-    ]
-    return [setting for _, _, setting in sorted(ranked, key=lambda one: one[:2])]
+    ranked = [(rank, setting) for setting in settings if (rank := _rank(words, setting)) is not None]
+    return [setting for _, setting in sorted(ranked, key=lambda pair: pair[0])]  # stable: equals keep the form's order
 
 
 def _rank(words: Sequence[str], setting: Setting) -> int | None:
-    """0 for the name itself, then its beginning, names, other programs' names, menus, help; None for no match."""
-    whole, label, key = " ".join(words), setting.label.lower(), setting.key
-    elsewhere = [name.lower() for name in other_names(setting.key)]
-    others = " ".join(elsewhere)
-    menu = " ".join(f"{choice.label} {choice.value} {choice.sentence}" for choice in setting.choices).lower()
-    if whole in (label, key, *elsewhere):
+    """How well a setting matches, 0 the best; None if a word occurs nowhere.
+
+    0: the words are its label, its key or a name in another program; 1: its label or key begins with them. From 2 on: every
+    word occurs in the label or key (2), or with the names in other programs (3), the choices (4), the help (5) added.
+    """
+    phrase, label, key = " ".join(words), setting.label.lower(), setting.key
+    other_programs = [name.lower() for name in other_names(setting.key)]
+    choices = " ".join(f"{choice.label} {choice.value} {choice.sentence}" for choice in setting.choices).lower()
+    if phrase in (label, key, *other_programs):
         return 0
-    if label.startswith(whole) or key.startswith(whole):
+    if label.startswith(phrase) or key.startswith(phrase):
         return 1
     text = ""
-    for rank, more in enumerate((f"{label} {key} {key.replace('_', ' ')}", others, menu, setting.help.lower()), 2):
-        text = f"{text} {more}"
+    names = f"{label} {key} {key.replace('_', ' ')}"
+    for rank, part in enumerate((names, " ".join(other_programs), choices, setting.help.lower()), 2):
+        text = f"{text} {part}"  # summed up: one word may be in the label and the next one in the help
         if all(word in text for word in words):
             return rank
     return None

@@ -28,13 +28,13 @@ def number_text(value: Any) -> str:
     return f"{mantissa.removesuffix('.0')}{f'e{int(exponent)}' if exponent else ''}"
 
 
-def number_value(text: str, whole: bool) -> float | str:
-    """Parse a number, an integer if `whole`. Scientific notation stays text, so that 1e-5 is kept as typed; so does
+def number_value(text: str, is_integer: bool) -> float | str:
+    """Parse a number, an integer if `is_integer`. Scientific notation stays text, so that 1e-5 is kept as typed; so does
     anything that is not such a number."""
     text = text.strip().replace("−", "-")
     if "e" in text.lower():
         return text
-    for kind in (int,) if whole else (int, float):
+    for kind in (int,) if is_integer else (int, float):
         try:
             number = kind(text)
         except ValueError:

@@ -16,7 +16,13 @@ from app.widgets.runs.state_chip import STATE_LABELS, StateDot
 
 
 class StatusStrip(QFrame):
-    """A state dot, four labels of figures and a sentence that is elided when the window is narrow."""
+    """A state dot, four labels of figures and a sentence that is elided when the window is narrow.
+
+    Attributes:
+        state – the label of the state.
+        step, left, memory – labels of the step, the time left and the peak memory.
+        sentence – the elided label.
+    """
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -17,7 +17,11 @@ _PHASES = {"asking": "Asking the Hub", "checking": "Checking", "linking": "Almos
 
 
 class DownloadRow(QWidget):
-    """One download.
+    """A download.
+
+    Attributes:
+        name, status, bar, trouble – labels and progress bar; `trouble` says why it failed.
+        pause, cancel – the buttons; `pause` resumes a download that is not running.
 
     Signals:
         paused, resumed, given_up – the button was clicked.

@@ -1,6 +1,7 @@
 """The picker: a dialog to choose a model or dataset on this machine, or to find one on Hugging Face and download it.
 
-Typing filters, the arrow keys move, Enter takes. It shows what it is given and emits signals; it uses no disk and no network.
+Typing filters, the arrow keys move the selection, Enter takes it. It shows the answers passed to it and emits signals; it uses
+neither disk nor network.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ class Picker(QDialog):
     """The dialog for one `repo_type`, "model" or "dataset".
 
     Attributes:
-        contents – what is known on this machine and on the Hub; the model shows the part that matches the words.
+        contents – entries on this machine and on the Hub; the table model shows those that match the search words.
 
     Signals:
-        chosen(id) – taken; the value for the form's field.
+        chosen(id) – the user chose it; the value for the form's field.
         search_requested(words) – search the Hub; answer with `show_hub` or `show_trouble`.
         star_changed(id, whether it is a favourite now).
         download_requested(id).
@@ -73,19 +74,19 @@ class Picker(QDialog):
         self._rows: dict[str, DownloadRow] = {}
         self.setWindowTitle(f"Choose a {self._one}")
         self.resize(theme.scaled(WIDTH), theme.scaled(HEIGHT))
-        self._make()
+        self._create_widgets()
         self._lay_out()
         self._connect()
         self._show()
 
     # Composition
 
-    def _make(self) -> None:
+    def _create_widgets(self) -> None:
         self.search = QLineEdit(placeholderText=f"Find a {self._one} here or on Hugging Face")
         self.search.setAccessibleName(f"Find a {self._one}")
         self.search.setClearButtonEnabled(True)
         self.search.setProperty("role", "search")
-        self._glass = self.search.addAction(icons.icon("search"), QLineEdit.ActionPosition.LeadingPosition)
+        self._icon_action = self.search.addAction(icons.icon("search"), QLineEdit.ActionPosition.LeadingPosition)
         self.table = PickerTable(self.model, precision=self.repo_type == "model")
         self.table.setAccessibleName(self._many.capitalize())
         middle = Qt.AlignmentFlag.AlignCenter
@@ -99,8 +100,8 @@ class Picker(QDialog):
         self.star = button("Star", self._toggle_star, tip="Keep this one on top (Ctrl+D)")
         self.leave = button("Close", self.reject)
         self.take = button("Use", self._take, primary=True)
-        for each in (self.folder, self.file, self.star, self.leave):
-            each.setAutoDefault(False)  # else Enter clicks the button that has the focus, and not Use
+        for secondary in (self.folder, self.file, self.star, self.leave):
+            secondary.setAutoDefault(False)  # a focused button with autoDefault would take Enter from Use
         self.take.setDefault(True)
 
     def _lay_out(self) -> None:
@@ -114,8 +115,8 @@ class Picker(QDialog):
         self.downloads.setSpacing(12)
         buttons = QHBoxLayout()
         buttons.setSpacing(theme.SPACE)
-        for each in (self.folder, self.file, self.star):
-            buttons.addWidget(each)
+        for widget in (self.folder, self.file, self.star):
+            buttons.addWidget(widget)
         buttons.addStretch(1)
         buttons.addWidget(self.leave)
         buttons.addWidget(self.take)
@@ -135,10 +136,10 @@ class Picker(QDialog):
         self.table.activated.connect(lambda _: self._take())
         self.table.star_pressed.connect(lambda _: self._toggle_star())
         self.table.selectionModel().currentRowChanged.connect(self._show_detail)
-        theme.signals.changed.connect(self._draw)
-        self._draw()
+        theme.signals.changed.connect(self._update_icon)
+        self._update_icon()
 
-    # What is shown
+    # Showing
 
     def open_with_recent(self, recent: Sequence[str]) -> None:
         """Open the dialog in its loading state; `show_local` ends it. `recent` are ids, the newest first."""
@@ -148,25 +149,25 @@ class Picker(QDialog):
         self.search.setFocus(Qt.FocusReason.PopupFocusReason)
         self.open()
 
-    def show_local(self, found: Sequence[Mapping[str, Any]], favourites: set[str]) -> None:
-        """Show what is on this machine, and favourites that are not, so that they can be downloaded again."""
-        local_ids = {each["id"] for each in found}
-        self.contents.local = [entry_from(each, starred=each["id"] in favourites) for each in found]
+    def show_local(self, items: Sequence[Mapping[str, Any]], favourites: set[str]) -> None:
+        """Show the entries on this machine, and favourites that are not here any more, to be downloaded again."""
+        local_ids = {item["id"] for item in items}
+        self.contents.local = [entry_from(item, starred=item["id"] in favourites) for item in items]
         missing = sorted(id_ for id_ in favourites if id_ not in local_ids and _is_hub_id(id_))
         self.contents.local += [PickerEntry(id_, id_, "hub", starred=True) for id_ in missing]
         self._loading = False
         self._show()
 
-    def show_hub(self, words: str, found: Sequence[Mapping[str, Any]], favourites: set[str]) -> None:
-        """Show what the Hub has for these words; an answer to an earlier search is ignored."""
+    def show_hub(self, words: str, items: Sequence[Mapping[str, Any]], favourites: set[str]) -> None:
+        """Show the Hub's entries for these words; an answer to an earlier search is ignored."""
         if words == self.contents.hub_words:
-            self.contents.hub = [entry_from(each, starred=each["id"] in favourites) for each in found]
+            self.contents.hub = [entry_from(item, starred=item["id"] in favourites) for item in items]
             nothing = PickerLine(f"Hugging Face has no {self._one} for “{words}”.", "note")
-            self.contents.hub_line = None if found else nothing
+            self.contents.hub_line = None if items else nothing
             self._show()
 
     def show_trouble(self, words: str, sentence: str) -> None:
-        """Say why the search for `words` failed, or, with no words, why this machine could not be searched."""
+        """Show why the search for `words` failed, or, with no words, why this machine could not be searched."""
         if not words:
             self._loading = False
             self.detail.setText(sentence)
@@ -175,7 +176,7 @@ class Picker(QDialog):
         self._show()
 
     def download_row(self, id_: str) -> DownloadRow:
-        """The row of a download, created when it is first asked for."""
+        """The row of a download, created on the first call."""
         if id_ not in self._rows:
             self._rows[id_] = DownloadRow(id_)
             self.downloads.addWidget(self._rows[id_])
@@ -240,11 +241,11 @@ class Picker(QDialog):
             row is not None and not is_unusable and not (isinstance(row, PickerLine) and row.role != "offer")
         )
 
-    def _draw(self) -> None:
-        self._glass.setIcon(icons.icon("search", theme.palette().muted, 16))
+    def _update_icon(self) -> None:
+        self._icon_action.setIcon(icons.icon("search", theme.palette().muted, 16))
         self.table.viewport().update()
 
-    # What is done
+    # Actions
 
     def _take(self) -> None:
         """Do what the primary button says: take the selected entry, download it, or search the Hub."""
@@ -302,7 +303,7 @@ class Picker(QDialog):
         return [i for i, row in enumerate(self.model.rows) if isinstance(row, PickerEntry) or row.role == "offer"]
 
     def _step(self, by: int) -> None:
-        """Move the selection by so many selectable rows: headings and notes are skipped."""
+        """Move the selection by `by` selectable rows; headings and notes are skipped."""
         rows = self._selectable_rows()
         if rows:
             current = self.table.currentIndex().row()
@@ -313,7 +314,9 @@ class Picker(QDialog):
             self.table.scrollTo(self.model.index(above if by < 0 else target, NAME))
 
     def done(self, result: int) -> None:
-        self.table.setCurrentIndex(QModelIndex())
+        self.table.setCurrentIndex(
+            QModelIndex()
+        )  # the dialog is kept: the next opening must not start with this selection
         super().done(result)
 
 

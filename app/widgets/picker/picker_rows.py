@@ -138,13 +138,13 @@ class _PickerColumn:
 
 
 COLUMNS = (
-    _PickerColumn("", lambda one: "", 28),
-    _PickerColumn("Name", lambda one: one.name, 0),
-    _PickerColumn("Type", lambda one: one.kind or DASH, 108),
-    _PickerColumn("Weights", lambda one: one.precision or DASH, 68),
-    _PickerColumn("Size", lambda one: size_text(one.size), 76, True),
-    _PickerColumn("Changed", lambda one: moment(one.changed or None), 134, True),
-    _PickerColumn("Where", lambda one: _where(one), 136),
+    _PickerColumn("", lambda entry: "", 28),
+    _PickerColumn("Name", lambda entry: entry.name, 0),
+    _PickerColumn("Type", lambda entry: entry.kind or DASH, 108),
+    _PickerColumn("Weights", lambda entry: entry.precision or DASH, 68),
+    _PickerColumn("Size", lambda entry: size_text(entry.size), 76, True),
+    _PickerColumn("Changed", lambda entry: moment(entry.changed or None), 134, True),
+    _PickerColumn("Where", lambda entry: _where(entry), 136),
 )
 
 

@@ -38,7 +38,7 @@ class BenchFunctionModel(QAbstractTableModel):
         rows – the functions, in order.
 
     Signals:
-        weighed(all weights) – the user changed one.
+        weighed(all weights) – the user changed a weight.
     """
 
     weighed = Signal(list)
@@ -54,7 +54,7 @@ class BenchFunctionModel(QAbstractTableModel):
         self.rows = list(functions)
         scores = [completion.get("rewards") or {} for group in groups for completion in group["completions"]]
         names = [function["name"] for function in functions]
-        self._scores = {name: [each[name] for each in scores if each.get(name) is not None] for name in names}
+        self._scores = {name: [row[name] for row in scores if row.get(name) is not None] for name in names}
         self.endResetModel()
 
     def _recolour(self) -> None:

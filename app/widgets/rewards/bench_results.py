@@ -23,7 +23,7 @@ STALE = {
 
 
 class BenchState(Protocol):
-    """What is shown of the bench; `app.model.reward_bench.RewardBench` has it."""
+    """The attributes of the bench that are shown; `app.model.reward_bench.RewardBench` has them."""
 
     groups: list[dict[str, Any]]
     findings: list[dict[str, str]]

@@ -48,6 +48,9 @@ class LineNumbers(QWidget):
 class CodeEditor(QPlainTextEdit):
     """An editor for Python. Tab indents, so Escape leaves the editor.
 
+    Attributes:
+        colours – the syntax highlighter.
+
     Signals:
         save_requested – Ctrl+S.
         run_requested – Ctrl+Return.

@@ -1,6 +1,6 @@
 """The source of the completions on the bench: the model, an earlier run, or a file; and the progress while it is busy.
 
-It emits what the user asks for; the page asks the bench.
+It emits the user's requests; the page passes them to the bench.
 """
 
 from __future__ import annotations
@@ -30,11 +30,15 @@ from app.widgets.basic.segments import Segments
 SOURCES = {"model": "Model", "run": "Run", "file": "File"}
 ROW_CHOICES = (("random", "Random rows"), ("first", "First rows"), ("numbers", "These rows"))
 MAX_ROWS = 1000
+"""Most rows that can be sampled in one request."""
 _RANGES = re.compile(r"\s*\d+\s*(-\s*\d+\s*)?(,\s*\d+\s*(-\s*\d+\s*)?)*")
 
 
 class CompletionSource(QFrame):
     """A card with a segmented control of sources, the inputs of the chosen one, and a progress bar in their place.
+
+    Attributes:
+        sources – the segmented control.
 
     Signals:
         sample_requested(how, count of rows, row numbers, completions of each).
@@ -82,7 +86,7 @@ class CompletionSource(QFrame):
             self.how.addItem(text, key)
         self.how.setMinimumContentsLength(12)
         self.how.setAccessibleName("Which rows")
-        self.rows, self.each = _count_edit("8", "Rows"), _count_edit("8", "Completions of each row")
+        self.rows, self.group_size = _count_edit("8", "Rows"), _count_edit("8", "Completions of each row")
         self.numbers = QLineEdit()
         self.numbers.setPlaceholderText("1-4, 17")
         self.numbers.setAccessibleName("Row numbers")
@@ -91,7 +95,7 @@ class CompletionSource(QFrame):
             "Sample", self._request_sample, primary=True, tip="Draw completions from the chosen model (Ctrl+D)"
         )
         self.how.currentIndexChanged.connect(lambda _: self._show_rows())
-        for line in (self.rows, self.numbers, self.each):
+        for line in (self.rows, self.numbers, self.group_size):
             line.returnPressed.connect(self._request_sample)
         return _row(
             [
@@ -99,7 +103,7 @@ class CompletionSource(QFrame):
                 self.rows,
                 self.numbers,
                 label("×", role="muted"),
-                self.each,
+                self.group_size,
                 label("completions", role="muted"),
                 self.sample,
             ]
@@ -147,7 +151,7 @@ class CompletionSource(QFrame):
         self.how.setCurrentIndex(self.how.findData("numbers"))
         self.numbers.setText(rows_text(numbers))
 
-    # What they show
+    # Showing
 
     def show_runs(self, runs: Sequence[Path]) -> None:
         """Offer these runs, the newest first; the selected one stays selected."""
@@ -160,8 +164,8 @@ class CompletionSource(QFrame):
 
     def show_size(self, size: int) -> None:
         """Show the form's group size as number of completions, until the user types another."""
-        if not self.each.isModified():
-            self.each.setText(str(size))
+        if not self.group_size.isModified():
+            self.group_size.setText(str(size))
 
     def show_busy(self, what: str) -> None:
         """Show what is being done in place of the inputs; "" brings them back."""
@@ -169,14 +173,14 @@ class CompletionSource(QFrame):
         self.bar.setRange(0, 0)
         had_focus = self.isAncestorOf(self.focusWidget()) if self.focusWidget() else False
         self._stack.setCurrentWidget(self._working if what else self._choosing)
-        if had_focus and what:  # the focused widget is hidden now, and Qt would pass the focus on to anything
+        if had_focus and what:  # the focused widget is hidden now, and Qt would move the focus to any widget after it
             self.cancel.setFocus()
 
     def show_progress(self, done: int, of: int) -> None:
         self.bar.setRange(0, of)
         self.bar.setValue(done)
 
-    # What a person wants
+    # Requests
 
     def _show_rows(self) -> None:
         named = self.how.currentData() == "numbers"
@@ -189,7 +193,9 @@ class CompletionSource(QFrame):
             self.refused.emit("Row numbers are written as 1-4, 17.")
             return
         count = len(numbers) if how == "numbers" else int(self.rows.text() or 8)
-        self.sample_requested.emit(how, count, numbers if how == "numbers" else [], max(1, int(self.each.text() or 8)))
+        self.sample_requested.emit(
+            how, count, numbers if how == "numbers" else [], max(1, int(self.group_size.text() or 8))
+        )
 
     def _request_run(self) -> None:
         if self.runs.currentData():

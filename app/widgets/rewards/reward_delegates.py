@@ -16,7 +16,7 @@ Index = QModelIndex | QPersistentModelIndex
 USE, LABEL, FUNCTION, SCORES, SOURCE, MEAN, WEIGHT = range(7)
 """The table's columns."""
 DECIMALS = 3
-"""Of a weight."""
+"""Decimals of a weight."""
 NUMBER = QRegularExpression(r"[-−]?\d{0,3}(\.\d{0,3})?")
 
 
@@ -29,7 +29,7 @@ class TickDelegate(QStyledItemDelegate):
     def paint(self, painter: QPainter, option: Any, index: Index) -> None:
         box = QRect(0, 0, check_box_side(), check_box_side())
         box.moveCenter(option.rect.center())
-        painter.save()
+        painter.save()  # the view paints every cell with this painter: a pen or hint left behind would show in the next
         if option.state & QStyle.StateFlag.State_Selected:
             painter.fillRect(option.rect, theme.palette().selection)
         draw_check_box(painter, box, index.data(Qt.ItemDataRole.CheckStateRole) == Qt.CheckState.Checked)
@@ -39,7 +39,7 @@ class TickDelegate(QStyledItemDelegate):
         if event.type() == QEvent.Type.MouseButtonRelease:
             toggle_tick(model, index.row())
             return True
-        # Pressing and double-clicking are taken too, else the view would start editing or drag the row.
+        # Presses and double clicks count as handled too, or the view would start editing or dragging the row.
         return event.type() in (QEvent.Type.MouseButtonPress, QEvent.Type.MouseButtonDblClick)
 
 
@@ -68,13 +68,14 @@ class WeightDelegate(QStyledItemDelegate):
 
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
         edit = WeightEdit(parent=parent)
-        edit.setMinimumWidth(0)
+        edit.setMinimumWidth(0)  # that of a NumberEdit in a form is wider than the column
         edit.setValidator(QRegularExpressionValidator(NUMBER, edit))
         edit.setAlignment(Qt.AlignmentFlag.AlignRight)
         edit.setAccessibleName(f"Weight of {index.model().index(index.row(), LABEL).data()}")
         return edit
 
     def updateEditorGeometry(self, editor: QWidget, option: Any, index: Index) -> None:
+        # Lower than the cell, so that its frame does not touch those of the rows above and below.
         editor.setGeometry(option.rect.adjusted(2, 5, -1, -5))
 
     def setEditorData(self, editor: QWidget, index: Index) -> None:
@@ -86,6 +87,7 @@ class WeightDelegate(QStyledItemDelegate):
     def setModelData(self, editor: QWidget, model: Any, index: Index) -> None:
         assert isinstance(editor, WeightEdit)
         weight = editor.weight()
+        # Leaving a cell unchanged must not reach the draft: it would be an empty step of undo.
         if weight is not None and weight != index.data(Qt.ItemDataRole.EditRole):
             model.setData(index, weight, Qt.ItemDataRole.EditRole)
 
@@ -94,5 +96,5 @@ def toggle_tick(model: Any, row: int) -> None:
     """Tick the row, or untick it."""
     index = model.index(row, USE)
     ticked = index.data(Qt.ItemDataRole.CheckStateRole) == Qt.CheckState.Checked
-    wanted = Qt.CheckState.Unchecked if ticked else Qt.CheckState.Checked
-    model.setData(index, wanted, Qt.ItemDataRole.CheckStateRole)
+    toggled = Qt.CheckState.Unchecked if ticked else Qt.CheckState.Checked
+    model.setData(index, toggled, Qt.ItemDataRole.CheckStateRole)

@@ -96,18 +96,18 @@ class RewardModel(QAbstractTableModel):
             self.endResetModel()
 
     def use_only(self, names: Sequence[str]) -> None:
-        """Tick exactly these, each with weight 1."""
+        """Tick exactly these functions, each with weight 1."""
         for row in self.rows:
             row.ticked, row.weight = row.entry.name in names, 1.0
         self._emit_picked()
 
     def move(self, row: int, to: int) -> bool:
-        """Move a ticked row before row `to`, among the ticked rows alone; False if that changes nothing."""
-        ticked = [i for i, each in enumerate(self.rows) if each.ticked]
+        """Move a ticked row before row `to`, counting only ticked rows; False if that changes nothing."""
+        ticked = [i for i, other in enumerate(self.rows) if other.ticked]
         if row not in ticked:
             return False
         old, new = ticked.index(row), sum(i < to for i in ticked)
-        new -= new > old  # its own place is vacated first
+        new -= new > old  # removing the row shifts those after it
         if new == old:
             return False
         order = [self.rows[i] for i in ticked]
@@ -121,7 +121,7 @@ class RewardModel(QAbstractTableModel):
     def ticked(self) -> list[RewardRow]:
         return [row for row in self.rows if row.ticked]
 
-    # Qt's model
+    # QAbstractTableModel
 
     def rowCount(self, parent: Index = _ROOT) -> int:
         return 0 if parent.isValid() else len(self.rows)
@@ -201,7 +201,7 @@ class RewardModel(QAbstractTableModel):
             return False
         to = row if row >= 0 else parent.row() if parent.isValid() else len(self.rows)
         self.move(int(bytes(data.data(_MIME).data())), to)
-        return False  # the row has moved already; on True the view would remove it from where it was
+        return False  # the row has moved already; on True the view would delete the row that was dragged
 
     def _emit_picked(self) -> None:
         self._all_changed()
@@ -210,7 +210,7 @@ class RewardModel(QAbstractTableModel):
         self.picked.emit([row.entry.name for row in self.ticked], [] if all_one else weights)
 
     def _all_changed(self) -> None:
-        # Not one row only: a tick changes the colours of all rows below it.
+        # All rows: a tick changes the colours of every ticked row below it.
         if self.rows:
             self.dataChanged.emit(self.index(0, 0), self.index(len(self.rows) - 1, len(HEADERS) - 1))
 
@@ -221,7 +221,7 @@ class RewardModel(QAbstractTableModel):
         painter = QPainter(pixmap)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
-        index = next((i for i, each in enumerate(self.ticked) if each is row), None)
+        index = next((i for i, other in enumerate(self.ticked) if other is row), None)
         painter.setBrush(theme.palette().hairline if index is None else theme.reward_colour(index))
         painter.drawRoundedRect(QRect(0, 0, 10 * ratio, 10 * ratio), 3 * ratio, 3 * ratio)
         painter.end()
@@ -288,9 +288,9 @@ class RewardTable(BaseTable):
         if not 0 <= row < len(model.rows):
             return
         name, column = model.rows[row].entry.name, self.currentIndex().column()
-        others = [i for i, each in enumerate(model.rows) if each.ticked and (i - row) * by > 0]
+        others = [i for i, other in enumerate(model.rows) if other.ticked and (i - row) * by > 0]
         if others and model.move(row, others[0] + 1 if by > 0 else others[-1]):
-            moved = next(i for i, each in enumerate(model.rows) if each.entry.name == name)
+            moved = next(i for i, other in enumerate(model.rows) if other.entry.name == name)
             self.setCurrentIndex(model.index(moved, column))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:

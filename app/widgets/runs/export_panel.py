@@ -61,6 +61,7 @@ class ExportPanel(QDialog):
 
     Attributes:
         run – the run folder to export.
+        outcome_label – how the export ended, in a sentence.
     """
 
     def __init__(self, run: RunFolder, make_task: MakeTask, parent: QWidget | None = None) -> None:
@@ -93,8 +94,8 @@ class ExportPanel(QDialog):
         self.output.hide()
         self.output.setFont(theme.mono_font(theme.CAPTION))
         self.output.setFixedHeight(96)
-        self.said = label(wrap=True, selectable=True)
-        self.said.hide()
+        self.outcome_label = label(wrap=True, selectable=True)
+        self.outcome_label.hide()
         self.close_button = button("Close", self.close)
         self.reveal = button("Show folder", self._show_exported)
         self.reveal.hide()
@@ -111,8 +112,8 @@ class ExportPanel(QDialog):
         form.setColumnStretch(1, 1)
         right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
         fields = (("To", self.destination), ("Name", self.name), ("Precision", self.precision), ("", self.overwrite))
-        for at, (name, field) in enumerate(fields):
-            row = at + (at > 0)  # the folder stands below “To”
+        for index, (name, field) in enumerate(fields):
+            row = index + (index > 0)  # row 1, below “To”, is the folder's
             caption = label(name, role="muted", align=right)
             caption.setBuddy(field)
             if name:
@@ -122,14 +123,14 @@ class ExportPanel(QDialog):
         form.addLayout(place, 1, 1)
         buttons = QHBoxLayout()
         buttons.addStretch(1)
-        for one in (self.close_button, self.reveal, self.start):
-            buttons.addWidget(one)
+        for widget in (self.close_button, self.reveal, self.start):
+            buttons.addWidget(widget)
         column = QVBoxLayout(self)
         column.setContentsMargins(*(2 * theme.SPACE,) * 4)
         column.setSpacing(theme.SPACE * 2)
         column.addLayout(form)
         column.addWidget(self.output)
-        column.addWidget(self.said)
+        column.addWidget(self.outcome_label)
         column.addLayout(buttons)
 
     def open_beside(self) -> None:
@@ -139,7 +140,7 @@ class ExportPanel(QDialog):
         self.name.setFocus()
         self.name.selectAll()
 
-    # ── what is asked for ───────────────────────────────────────────────────────────────────────
+    # ── choices ─────────────────────────────────────────────────────────────────────────────────
 
     def command(self) -> list[str]:
         """The command line for the dialog's present choices."""
@@ -171,7 +172,7 @@ class ExportPanel(QDialog):
     def _show_ready(self) -> None:
         self.start.setEnabled(bool(self.name.text().strip()) and not self._is_running)
 
-    # ── what comes of it ────────────────────────────────────────────────────────────────────────
+    # ── the export ──────────────────────────────────────────────────────────────────────────────
 
     @property
     def _is_running(self) -> bool:
@@ -181,7 +182,7 @@ class ExportPanel(QDialog):
         """Start the command; the Close button becomes Cancel."""
         self.output.clear()
         self.output.show()
-        self.said.hide()
+        self.outcome_label.hide()
         self.reveal.hide()
         self._task = self._make_task(self.command(), self)
         self._task.line.connect(self.output.appendPlainText)
@@ -195,16 +196,16 @@ class ExportPanel(QDialog):
         self.output.setVisible("\n" in outcome.output)  # a single line is the sentence below
         if outcome.ok:
             self._exported = Path(outcome.sentence)
-            self._say(f"The model is at {outcome.sentence}, loaded back and compared.", "good")
+            self._show_result(f"The model is at {outcome.sentence}, loaded back and compared.", "good")
             self.reveal.show()
         else:
-            self._say(_SETTING_PREFIX.sub("", outcome.sentence), "bad")
+            self._show_result(_SETTING_PREFIX.sub("", outcome.sentence), "bad")
         self.start.setEnabled(True)
 
-    def _say(self, sentence: str, role: str) -> None:
-        self.said.setText(sentence)
-        self.said.setStyleSheet(f"color: {getattr(theme.palette(), role).name()};")
-        self.said.show()
+    def _show_result(self, sentence: str, role: str) -> None:
+        self.outcome_label.setText(sentence)
+        self.outcome_label.setStyleSheet(f"color: {getattr(theme.palette(), role).name()};")
+        self.outcome_label.show()
 
     def _show_exported(self) -> None:
         if self._exported is not None:
@@ -212,7 +213,7 @@ class ExportPanel(QDialog):
 
     def closeEvent(self, event: QCloseEvent) -> None:
         if self._task is not None and self._is_running:
-            # Closing deletes the process object, which kills the process: let it clean up first, then close.
+            # Closing deletes the process object, which kills the process. So terminate it, let it clean up, and close then.
             self._task.done.connect(self.close)
             self._task.cancel()
             event.ignore()

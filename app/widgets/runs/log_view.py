@@ -109,7 +109,7 @@ class LogView(QFrame):
 
     def _append(self, lines: list[str]) -> None:
         bar = self.text.verticalScrollBar()
-        at_end = bar.value() >= bar.maximum() - 4  # who has scrolled up is reading, and is left there
+        at_end = bar.value() >= bar.maximum() - 4  # a user who has scrolled up is reading, and must not be moved
         self.text.appendPlainText("\n".join(lines))
         if at_end:
             bar.setValue(bar.maximum())

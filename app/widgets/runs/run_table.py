@@ -68,7 +68,7 @@ NARROW, _MIN_NAME_WIDTH = 820, 160
 
 
 class RunModel(QAbstractTableModel):
-    """Runs as rows. `set_row` replaces one in place, so that the selection and the scroll position survive.
+    """Runs as rows. `set_row` replaces a row in place, so that the selection and the scroll position survive.
 
     Attributes:
         rows – unsorted; the view sorts.
@@ -157,16 +157,16 @@ class RunTable(BaseTable):
         head = self.horizontalHeader()
         head.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         head.setMinimumSectionSize(64)
-        for place, column in enumerate(_COLUMNS[1:], 1):
-            self.setColumnWidth(place, theme.scaled(column.width))
+        for index, column in enumerate(_COLUMNS[1:], 1):
+            self.setColumnWidth(index, theme.scaled(column.width))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         width = self.viewport().width()
         for column in _OPTIONAL:
             self.setColumnHidden(column, width < theme.scaled(NARROW))
-        taken = sum(self.columnWidth(column) for column in range(1, len(_COLUMNS)) if not self.isColumnHidden(column))
-        self.setColumnWidth(0, max(theme.scaled(_MIN_NAME_WIDTH), width - taken))
+        used = sum(self.columnWidth(column) for column in range(1, len(_COLUMNS)) if not self.isColumnHidden(column))
+        self.setColumnWidth(0, max(theme.scaled(_MIN_NAME_WIDTH), width - used))
 
     def selected_run(self) -> RunRow | None:
         """The selected run, if any."""
