@@ -63,8 +63,8 @@ def _model(folder: Path, kind: str, bits: int, size: float, days: float) -> None
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     for name, millions in (("model.safetensors", size), ("tokenizer.json", 11)):
         _file(folder / name, millions, days)
-    for one in folder.iterdir():
-        os.utime(one, (time.time() - days * DAY_S,) * 2)
+    for file in folder.iterdir():
+        os.utime(file, (time.time() - days * DAY_S,) * 2)
 
 
 def _file(path: Path, millions: float, days: float) -> None:

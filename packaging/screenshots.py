@@ -46,9 +46,9 @@ def main() -> None:
         prepare(apart, options.text)
         made_up.fill(apart / "home")
         runs = [Path(run) for run in options.runs] or [trained(apart / "trained", options.iters)]
-        shown = [shutil.copytree(run, apart / "runs" / run.name) for run in runs]
+        copies = [shutil.copytree(run, apart / "runs" / run.name) for run in runs]
         options.out.mkdir(parents=True, exist_ok=True)
-        draw(shown[0], options.out)
+        draw(copies[0], options.out)
     finally:
         shutil.rmtree(apart)
 
@@ -83,8 +83,8 @@ def trained(folder: Path, iters: int) -> Path:
     from backend.spec.places import default_run_name, demo_config
 
     name = default_run_name("demo", "full", "grpo")
-    told = ("--runs-dir", str(folder), "--name", name, "--set", f"iters={iters}")
-    command = backend_command("train", str(demo_config()), *told)
+    flags = ("--runs-dir", str(folder), "--name", name, "--set", f"iters={iters}")
+    command = backend_command("train", str(demo_config()), *flags)
     subprocess.run(command, check=True, env=backend_environment(), stdout=sys.stderr)
     return next(folder.iterdir())
 
@@ -135,7 +135,7 @@ def dialogs(window):
         prefs.set_favourite(kind, made_up.FAVOURITE[kind], True)
         prefs.remember_used(kind, made_up.RECENT[kind])
         page.picking.open(page.form.fields[key])
-        yield f"picker-{kind}", next(one for one in window.findChildren(Picker) if one.repo_type == kind)
+        yield f"picker-{kind}", next(picker for picker in window.findChildren(Picker) if picker.repo_type == kind)
     window.show_presets()
     panel = window.findChild(PresetPanel)
     panel.list.setCurrentRow(1)
@@ -159,7 +159,7 @@ def telling_step(run) -> int:
 
 
 def _is_mixed(group: dict) -> bool:
-    advantages = [one["advantage"] or 0.0 for one in group["completions"]]
+    advantages = [completion["advantage"] or 0.0 for completion in group["completions"]]
     return min(advantages) < 0 < max(advantages)
 
 
@@ -181,10 +181,10 @@ def in_few_colours(image):
     colours = colours[np.argsort(counts)[::-1]]
     parts = np.stack([colours >> shift & 255 for shift in (16, 8, 0)], axis=1).astype(int)
     chosen = list(range(min(COMMON, len(colours))))
-    for place in range(len(chosen), len(colours)):
-        if len(chosen) < 256 and np.abs(parts[chosen] - parts[place]).sum(axis=1).min() > UNLIKE:
-            chosen.append(place)
-    table = [int(colours[place]) for place in chosen]
+    for index in range(len(chosen), len(colours)):
+        if len(chosen) < 256 and np.abs(parts[chosen] - parts[index]).sum(axis=1).min() > UNLIKE:
+            chosen.append(index)
+    table = [int(colours[index]) for index in chosen]
     return image.convertToFormat(QImage.Format.Format_Indexed8, table, Qt.ImageConversionFlag.ThresholdDither)
 
 

@@ -75,13 +75,13 @@ class Work:
 def counted(*split_models: SplitModel) -> Iterator[Work]:
     """Count inside. Enter it before the first compiled step is made."""
     work, compile_ = Work(), mx.compile
-    hidden = {id(each): each.hidden for each in split_models}
+    hidden = {id(split_model): split_model.hidden for split_model in split_models}
 
-    def count(each: SplitModel) -> Callable[..., mx.array]:
+    def count(split_model: SplitModel) -> Callable[..., mx.array]:
         def body(tokens: mx.array, cache: Any = None) -> mx.array:
             work.passes += 1
             work.tokens += tokens.size
-            return hidden[id(each)](tokens, cache)
+            return hidden[id(split_model)](tokens, cache)
 
         return body
 
@@ -97,8 +97,8 @@ def counted(*split_models: SplitModel) -> Iterator[Work]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mx, "compile", counting_compile)
-        for each in split_models:
-            patch.setattr(each, "hidden", count(each))
+        for split_model in split_models:
+            patch.setattr(split_model, "hidden", count(split_model))
         yield work
 
 
@@ -197,14 +197,14 @@ def peak(run: Run) -> float:
 
 def ratio(fast: Run, slow: Run, rounds: int) -> float:
     """CPU seconds of `fast` over those of `slow`: the least of each over interleaved rounds, after one to warm up."""
-    took: dict[Run, list[float]] = {fast: [], slow: []}
+    seconds: dict[Run, list[float]] = {fast: [], slow: []}
     for _ in range(rounds + 1):
         for run in (fast, slow):
             began = time.process_time()
             run()
             mx.synchronize()
-            took[run].append(time.process_time() - began)
-    return min(took[fast][1:]) / min(took[slow][1:])
+            seconds[run].append(time.process_time() - began)
+    return min(seconds[fast][1:]) / min(seconds[slow][1:])
 
 
 def sampling_of(case: Case, folder: Path, off: Off = nullcontext) -> Run:
@@ -286,8 +286,8 @@ def test_learning_beats_the_log_softmax_of_everything(models: Path):
     """A prompt six times as long as each of its eight completions."""
     case = Case("guard", "train", prompt=192, completion=32, hidden=128, layers=2, beta=0.0)
     folder = model_folder(case, models)
-    took = {run: min(one["train_s"] for one in steps_of(run, case, folder, 3)[1:]) for run in RUNS}
-    assert took[our_contenders.training_steps] < 0.25 * took[baseline_contenders.log_softmax]
+    seconds = {run: min(step["train_s"] for step in steps_of(run, case, folder, 3)[1:]) for run in RUNS}
+    assert seconds[our_contenders.training_steps] < 0.25 * seconds[baseline_contenders.log_softmax]
 
 
 RUNS: tuple[Contender, ...] = (our_contenders.training_steps, baseline_contenders.log_softmax)
@@ -397,7 +397,9 @@ def test_a_switched_off_technique_changes_no_result(models: Path, technique: str
         if technique not in LEARNING_ONLY:
             rollout = Rollout(load_policy(our_contenders.settings(TINY, model_folder(TINY, models))), TINY.completion)
             groups = sample(rollout, TINY)
-            assert [len(each.tokens) for group in groups for each in group.completions] == [TINY.completion] * TINY.rows
+            assert [len(completion.tokens) for group in groups for completion in group.completions] == [
+                TINY.completion
+            ] * TINY.rows
         if technique not in SAMPLING_ONLY:
             assert tiny_loss(models) == pytest.approx(plain_loss, abs=1e-5)
 
@@ -415,7 +417,12 @@ def test_every_peer_has_a_contender_and_a_note_on_how_it_differs():
 
 
 def test_case_names_are_unique():
-    for cases in ([match.case for match in MATCHES], SMALL, ABLATED, [one for axis in SWEEPS.values() for one in axis]):
+    for cases in (
+        [match.case for match in MATCHES],
+        SMALL,
+        ABLATED,
+        [swept for axis in SWEEPS.values() for swept in axis],
+    ):
         assert len({case.name for case in cases}) == len(cases)
     assert all(bar.against in match.contenders for match in MATCHES for bar in match.bars)
 

@@ -50,7 +50,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*arguments: object) -> Result:
-    return CliRunner().invoke(VERBS, [str(one) for one in arguments])
+    return CliRunner().invoke(VERBS, [str(argument) for argument in arguments])
 
 
 def well(*arguments: object) -> Result:
@@ -87,10 +87,10 @@ def _file(name: str, text: str) -> Callable[[Path], str]:
 
 def _model(change: Callable[[Path], None]) -> Callable[[Path], str]:
     def make(folder: Path) -> str:
-        made = folder / "broken-model"
-        shutil.copytree(small_run.settings_for(folder.parent / "shared")["model"], made)
-        change(made)
-        return str(made)
+        model = folder / "broken-model"
+        shutil.copytree(small_run.settings_for(folder.parent / "shared")["model"], model)
+        change(model)
+        return str(model)
 
     return make
 
@@ -158,12 +158,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 def test_bad_input_is_refused_in_one_sentence_and_leaves_no_file(
     name: str, parts: Path, runs: Path, tmp_path: Path
 ) -> None:
-    made = {key: value(tmp_path) if callable(value) else value for key, value in BAD[name][0].items()}
-    file = config(parts, tmp_path, **made)
+    changes = {key: value(tmp_path) if callable(value) else value for key, value in BAD[name][0].items()}
+    file = config(parts, tmp_path, **changes)
     before = sorted(tmp_path.rglob("*"))
-    said = refused("train", file)
-    assert BAD[name][1] in said
-    assert refused("check", file) == said
+    message = refused("train", file)
+    assert BAD[name][1] in message
+    assert refused("check", file) == message
     assert sorted(tmp_path.rglob("*")) == before and not runs.exists()
 
 
@@ -186,8 +186,8 @@ def test_a_file_that_holds_no_settings_is_refused_in_one_sentence(
 def test_a_runs_folder_that_cannot_be_written_is_refused_in_one_sentence(parts: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file")
     for folder in (tmp_path / "file", tmp_path / "file" / "deeper"):
-        said = refused("train", config(parts, tmp_path), "--runs-dir", folder)
-        assert said == f"runs_dir: The runs folder {folder} cannot be written: Not a directory."
+        message = refused("train", config(parts, tmp_path), "--runs-dir", folder)
+        assert message == f"runs_dir: The runs folder {folder} cannot be written: Not a directory."
     assert (tmp_path / "file").read_text() == "a file"
 
 
@@ -203,8 +203,8 @@ def test_check_prints_every_fault_at_once(parts: Path, tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["unknown", "group_size", "temperature"]
     file = config(parts, tmp_path, model="/nowhere", data="/nowhere.jsonl", reward_functions=["a", "b"])
     result = call("check", file)
-    said = [line.partition(":")[0] for line in result.stderr.splitlines()]
-    assert said == ["model", "data", "reward_functions", "reward_functions"] and result.exit_code == 2
+    keys = [line.partition(":")[0] for line in result.stderr.splitlines()]
+    assert keys == ["model", "data", "reward_functions", "reward_functions"] and result.exit_code == 2
 
 
 # ── check, rewards ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -221,8 +221,8 @@ def test_check_json_is_a_list_of_faults_on_stdout(parts: Path, tmp_path: Path) -
 def test_check_reads_the_columns_of_every_split(parts: Path, tmp_path: Path) -> None:
     small_run.write_rows(tmp_path / "data" / "train.jsonl")
     (tmp_path / "data" / "valid.jsonl").write_text('{"question": "x", "answer": "y"}\n')
-    said = refused("check", config(parts, tmp_path, data=str(tmp_path / "data")))
-    assert said.startswith("prompt_feature: There is no column prompt; ") and "valid.jsonl" in said
+    message = refused("check", config(parts, tmp_path, data=str(tmp_path / "data")))
+    assert message.startswith("prompt_feature: There is no column prompt; ") and "valid.jsonl" in message
 
 
 MINE = '''
@@ -244,11 +244,11 @@ def broken(prompts, completions, answer, types=None):
 
 
 def test_reward_functions_are_listed_without_being_run(tmp_path: Path) -> None:
-    built_in = [one["name"] for one in json.loads(well("rewards", "list", "--json").stdout)]
+    built_in = [function["name"] for function in json.loads(well("rewards", "list", "--json").stdout)]
     assert built_in[:5] == list(DEFAULT_REWARDS)
     (tmp_path / "mine.py").write_text(MINE + f"\nopen({str(tmp_path / 'was run')!r}, 'w')\n")
     listed = json.loads(well("rewards", "list", "--file", tmp_path / "mine.py", "--json").stdout)
-    assert [one["name"] for one in listed] == [*built_in, "shout", "silent", "broken"]
+    assert [function["name"] for function in listed] == [*built_in, "shout", "silent", "broken"]
     assert listed[-3]["scores"] == "1.0 for capitals." and not (tmp_path / "was run").exists()
     assert "shout" in well("rewards", "list", "--file", tmp_path / "mine.py").stdout
     (tmp_path / "bad.py").write_text("def f(:")
@@ -272,8 +272,8 @@ def bench(tmp_path: Path) -> Callable[..., list[object]]:
 
 def test_score_prints_scores_and_weighted_rewards(bench: Callable[..., list[object]]) -> None:
     """Of the settings only those of the rewards matter: there is no model and no dataset here."""
-    said = well(*bench("shout", "silent", reward_weights=[2.0, 1.0], temperature=0), "--json").stdout.splitlines()
-    assert json.loads(said[-1]) == {
+    output = well(*bench("shout", "silent", reward_weights=[2.0, 1.0], temperature=0), "--json").stdout.splitlines()
+    assert json.loads(output[-1]) == {
         "rows": [{"scores": {"shout": 1.0, "silent": None}, "reward": 2.0}, {"scores": {"shout": 0.0, "silent": None}, "reward": 0.0}]
     }  # fmt: skip
     assert well(*bench("shout", "silent")).stdout == "1  shout 1  silent –\n0  shout 0  silent –\n"
@@ -310,12 +310,14 @@ def test_score_refuses_broken_functions_settings_and_rows_in_one_sentence(
 def test_train_list_resume_and_score_a_named_run(parts: Path, runs: Path, tmp_path: Path) -> None:
     assert json.loads(well("runs", "--json").stdout) == [] and "There are no runs yet." in well("runs").stdout
     file = config(parts, tmp_path, num_iterations=2)
-    said = well("train", file, "--name", "mine", "--set", "iters=2", "--set", "learning_rate=1e-4").stdout.splitlines()
+    output = well(
+        "train", file, "--name", "mine", "--set", "iters=2", "--set", "learning_rate=1e-4"
+    ).stdout.splitlines()
     run = RunFolder(runs / "mine")
-    assert said[0] == str(run.path) and said[-1] == "Finished after 2 steps."
+    assert output[0] == str(run.path) and output[-1] == "Finished after 2 steps."
     settings = load(run.config)
     assert (settings.iters, settings.learning_rate, settings.run_name) == (2, 1e-4, "mine")
-    assert small_run.kinds(run) == ["started", "step", "step", "checkpoint", "finished"] and "step 2" not in said
+    assert small_run.kinds(run) == ["started", "step", "step", "checkpoint", "finished"] and "step 2" not in output
     assert "Finished after 2 steps." not in run.log.read_text() and "BLAS" in run.log.read_text()
 
     (row,) = json.loads(well("runs", "--json").stdout)
@@ -329,9 +331,13 @@ def test_train_list_resume_and_score_a_named_run(parts: Path, runs: Path, tmp_pa
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
     scored = well("rewards", "score", run.config, "--completions", run.completions, "--json").stdout.splitlines()
-    rows = [one for line in run.completions.read_text().splitlines() for one in json.loads(line)["completions"]]
-    assert [(one["scores"], one["reward"]) for one in json.loads(scored[-1])["rows"]] == [
-        (one["rewards"], one["reward"]) for one in rows
+    rows = [
+        scored_row
+        for line in run.completions.read_text().splitlines()
+        for scored_row in json.loads(line)["completions"]
+    ]
+    assert [(scored_row["scores"], scored_row["reward"]) for scored_row in json.loads(scored[-1])["rows"]] == [
+        (scored_row["rewards"], scored_row["reward"]) for scored_row in rows
     ]
 
 
@@ -341,14 +347,16 @@ def test_runs_without_a_name_get_a_folder_each_and_training_gives_ctrl_c_back(
     """The demo measures accuracy after training; Ctrl-C must end that too."""
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     folders = [well("train", config(parts, tmp_path, iters=1)).stdout.splitlines()[0] for _ in range(2)]
-    assert len(set(folders)) == 2 and all(Path(one).name.startswith(f"{parts.name}-lora-grpo-") for one in folders)
+    assert len(set(folders)) == 2 and all(
+        Path(folder).name.startswith(f"{parts.name}-lora-grpo-") for folder in folders
+    )
     assert len(list(all_runs())) == 2
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
 def test_stream_prints_the_diary_and_nothing_else(parts: Path, runs: Path, tmp_path: Path) -> None:
-    said = well("train", config(parts, tmp_path), "--name", "streamed", "--stream").stdout.splitlines()
-    assert [json.loads(line) for line in said] == list(read_events(runs / "streamed" / "events.jsonl"))
+    output = well("train", config(parts, tmp_path), "--name", "streamed", "--stream").stdout.splitlines()
+    assert [json.loads(line) for line in output] == list(read_events(runs / "streamed" / "events.jsonl"))
 
 
 def test_train_run_trains_in_a_folder_that_the_window_made(parts: Path, runs: Path, tmp_path: Path) -> None:
@@ -475,11 +483,17 @@ def test_a_folder_named_backend_in_the_working_directory_is_not_run(parts: Path,
         (tmp_path / "backend" / f"{name}.py").write_text("print('not ours')\nraise SystemExit(7)\n")
     file = config(parts, tmp_path, temperature=0)
     command = backend_command("train", str(file))
-    ours = subprocess.run(command, cwd=tmp_path, env=backend_environment(), capture_output=True, text=True, timeout=60)
-    assert (ours.returncode, ours.stdout, ours.stderr) == (2, "", "temperature: Temp must be above 0, not 0.\n")
+    installed = subprocess.run(
+        command, cwd=tmp_path, env=backend_environment(), capture_output=True, text=True, timeout=60
+    )
+    assert (installed.returncode, installed.stdout, installed.stderr) == (
+        2,
+        "",
+        "temperature: Temp must be above 0, not 0.\n",
+    )
     naive = [part for part in command if part != "-P"]
-    theirs = subprocess.run(naive, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=60)
-    assert theirs.stdout == "not ours\n", "or this test shows nothing"
+    shadowed = subprocess.run(naive, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=60)
+    assert shadowed.stdout == "not ours\n", "or this test shows nothing"
 
 
 @contextmanager

@@ -85,12 +85,12 @@ def test_a_tokenizer_that_takes_one_chat_gets_one_at_a_time_and_says_why(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = tokenized(tokenizer, ROWS).first(-1)
-    whole = type(tokenizer).apply_chat_template
+    original = type(tokenizer).apply_chat_template
 
-    def one(self: Any, chat: Any, **options: Any) -> Any:
-        return whole(self, chat if isinstance(chat[0], dict) else chat[0], **options)
+    def single_chat_only(self: Any, chat: Any, **options: Any) -> Any:
+        return original(self, chat if isinstance(chat[0], dict) else chat[0], **options)
 
-    monkeypatch.setattr(type(tokenizer), "apply_chat_template", one)
+    monkeypatch.setattr(type(tokenizer), "apply_chat_template", single_chat_only)
     alone = tokenized(tokenizer, ROWS)
     assert not alone._takes_batches and alone.first(-1) == plain
     assert alone.slow_paths == [

@@ -38,8 +38,10 @@ def both_threads() -> list[int]:
 
 def test_the_thread_found_is_the_one_that_multiplies():
     (mlx_thread,) = affinity._mlx_threads()
-    ours = {thread.native_id for thread in threading.enumerate()}
-    others = [int(task.name) for task in affinity.TASKS.iterdir() if int(task.name) not in ours | {mlx_thread}]
+    python_threads = {thread.native_id for thread in threading.enumerate()}
+    others = [
+        int(task.name) for task in affinity.TASKS.iterdir() if int(task.name) not in python_threads | {mlx_thread}
+    ]
     x = mx.random.normal((1024, 1024))
     mx.eval(x)
     before = affinity._cpu_seconds([mlx_thread]), affinity._cpu_seconds(others)

@@ -181,7 +181,7 @@ def test_a_run_with_lora_resumes_to_the_weights_of_an_unbroken_one(models: Path,
     assert small_run.train_here(raw, broken).kind == "finished"
     saved = [checkpoint.newest(run) for run in (unbroken, broken)]
     assert saved[0] and saved[1] and saved[0].state.step == saved[1].state.step == 2
-    weights, resumed = (each.weights() for each in saved if each)
+    weights, resumed = (checkpoint_.weights() for checkpoint_ in saved if checkpoint_)
     assert all(np.array_equal(np.array(x), np.array(resumed[name])) for name, x in weights.items())
     steps = [event["metrics"] for event in read_events(unbroken.events) if event["kind"] == "step"]
     assert all(step["sampling/sampling_logp_difference/max"] < 1e-4 for step in steps)
@@ -313,10 +313,10 @@ def test_an_operation_without_a_gradient_is_a_sentence(models: Path) -> None:
 
 def test_docs_architectures_shows_the_table_of_all_families() -> None:
     rows = [line.strip("| ").split("|") for line in PAGE.read_text().splitlines() if line.count("|") == 7]
-    shown = {cells[0].strip(" `"): [cell.strip() for cell in cells[2:]] for cells in rows if "`" in cells[0]}
-    assert shown.keys() == FAMILIES.keys()
+    documented = {cells[0].strip(" `"): [cell.strip() for cell in cells[2:]] for cells in rows if "`" in cells[0]}
+    assert documented.keys() == FAMILIES.keys()
     for arch, family in FAMILIES.items():
         tuned = "LoRA, DoRA, full" if family.dora else "LoRA, full"
         decoded = "all rows together" if family.together else "a group at a time"
-        assert shown[arch][:3] == [", ".join(family.caches), decoded, tuned], arch
-        assert family.whole == ("Whole logits." in " ".join(shown[arch][3:])), arch
+        assert documented[arch][:3] == [", ".join(family.caches), decoded, tuned], arch
+        assert family.whole == ("Whole logits." in " ".join(documented[arch][3:])), arch

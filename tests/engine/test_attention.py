@@ -118,17 +118,19 @@ def test_values_and_gradients_are_the_plain_ones(name: str, block: int | None) -
     assert out.dtype == mx.float32
     np.testing.assert_allclose(np.array(out), np.array(plain), atol=1e-5)
     assert len(grads) == len(plain_grads) == (5 if case.prompt else 3)
-    for mine, plain_grad, array in zip(grads, plain_grads, arrays, strict=True):
-        assert mine.shape == array.shape and error(mine, plain_grad) < 1e-5
+    for gradient, plain_grad, array in zip(grads, plain_grads, arrays, strict=True):
+        assert gradient.shape == array.shape and error(gradient, plain_grad) < 1e-5
 
 
 @pytest.mark.parametrize("block", [2, None])
 def test_padding_gets_no_gradient_and_what_it_holds_does_not_matter(block: int | None) -> None:
     case = Case(each=2, lengths=(5, 2))
     arrays = case.arrays()
-    other = [*arrays[:3], *(mx.concatenate([x[:, :, :2], 50 + 9 * x[:, :, 2:]], axis=2) for x in arrays[3:])]
-    other = [*other[:3], *(mx.stack([x[0], y[1]]) for x, y in zip(arrays[3:], other[3:], strict=True))]
-    (out, grads), (other_out, other_grads) = (out_and_gradients(case.ours(block), each) for each in (arrays, other))
+    repadded = [*arrays[:3], *(mx.concatenate([x[:, :, :2], 50 + 9 * x[:, :, 2:]], axis=2) for x in arrays[3:])]
+    repadded = [*repadded[:3], *(mx.stack([x[0], y[1]]) for x, y in zip(arrays[3:], repadded[3:], strict=True))]
+    (out, grads), (other_out, other_grads) = (
+        out_and_gradients(case.ours(block), inputs) for inputs in (arrays, repadded)
+    )
     np.testing.assert_array_equal(np.array(out), np.array(other_out))
     for grad, other_grad in zip(grads, other_grads, strict=True):
         np.testing.assert_array_equal(np.array(grad), np.array(other_grad))
@@ -150,8 +152,8 @@ def test_sixteen_bits_stay_within_their_own_rounding(name: str) -> None:
     for block in (3, None):
         out, grads = out_and_gradients(case.ours(block), arrays)
         assert out.dtype == mx.bfloat16 and all(x.dtype == mx.bfloat16 for x in grads)
-        for mine, mlx_own, truth in zip([out, *grads], [plain, *plain_grads], [exact, *exact_grads], strict=True):
-            assert noise(mine, truth) < 1.5 * noise(mlx_own, truth)
+        for ours, mlx_own, truth in zip([out, *grads], [plain, *plain_grads], [exact, *exact_grads], strict=True):
+            assert noise(ours, truth) < 1.5 * noise(mlx_own, truth)
 
 
 @pytest.mark.parametrize("block", [3, None])

@@ -34,9 +34,9 @@ with_openblas = pytest.mark.skipif(not openblas_is_installed(), reason=f"{blas.L
 
 def output_of(*lines: str, **environment: str) -> str:
     """What a fresh interpreter prints on stdout."""
-    kept = {key: value for key, value in os.environ.items() if key != blas.THREADS}
+    variables = {key: value for key, value in os.environ.items() if key != blas.THREADS}
     done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)], env=kept | environment, cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", "\n".join(lines)], env=variables | environment, cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

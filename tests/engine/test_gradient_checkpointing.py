@@ -35,7 +35,7 @@ def test_it_changes_no_gradient(models: Path, trained: str) -> None:
 
 
 def test_the_layer_class_is_patched_inside_and_restored_afterwards(models: Path) -> None:
-    model, other = model_of(models), model_of(models)
+    model, other_model = model_of(models), model_of(models)
     layer_class = type(model.layers[0])
     before = layer_class.__call__
     name = f"{layer_class.__module__}.{layer_class.__name__}.__call__"
@@ -49,7 +49,7 @@ def test_the_layer_class_is_patched_inside_and_restored_afterwards(models: Path)
     assert layer_class.__call__ is before
     with gradient_checkpointing(model, False):
         assert layer_class.__call__ is before
-    assert mx.array_equal(model(mx.array([[5, 6]])), other(mx.array([[5, 6]])))
+    assert mx.array_equal(model(mx.array([[5, 6]])), other_model(mx.array([[5, 6]])))
 
 
 def test_each_layer_runs_a_second_time_in_the_backward_pass(models: Path) -> None:

@@ -76,8 +76,8 @@ def patched_as_before() -> Iterator[None]:
     before = [(r.owner, r.attribute, getattr(r.owner, r.attribute)) for r in patches._active]
     yield
     patches.uninstall()
-    for owner, attribute, ours in before:
-        patches.replace(owner, attribute, ours)
+    for owner, attribute, value in before:
+        patches.replace(owner, attribute, value)
 
 
 def without_patches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +115,8 @@ def test_install_patches_the_files_of_the_model_and_no_others(models: Path, arch
     assert own.scaled_dot_product_attention is patches.MLX_LM_ATTENTION
     assert experts.swiglu is getattr(own, "swiglu", experts.swiglu) is patches.MLX_LM_SWIGLU
     patches.install(model_of(models, arch))
-    for name, _, ours in patches.FUNCTIONS:
-        assert (getattr(own, name, None) is ours) == (arch in FILES[name])
+    for name, _, replacement in patches.FUNCTIONS:
+        assert (getattr(own, name, None) is replacement) == (arch in FILES[name])
     assert base.scaled_dot_product_attention is patches.MLX_LM_ATTENTION
     assert activations.swiglu is patches.MLX_LM_SWIGLU
     assert (experts.swiglu is patches.swiglu) == (arch in ("qwen3_moe", "mixtral"))
@@ -132,14 +132,14 @@ def test_a_part_from_mlx_lm_s_own_file_leaves_that_file_alone() -> None:
 
 def everything_of_mlx_lm() -> dict[tuple[str, str], Any]:
     """Every attribute of every module of mlx-lm that is loaded, and of every class in them."""
-    found: dict[tuple[str, str], Any] = {}
+    attributes: dict[tuple[str, str], Any] = {}
     for name, module in sorted(sys.modules.items()):
         if name.partition(".")[0] != "mlx_lm" or module is None:
             continue
-        found |= {(name, key): value for key, value in vars(module).items()}
+        attributes |= {(name, key): value for key, value in vars(module).items()}
         for kind in [value for value in vars(module).values() if isinstance(value, type)]:
-            found |= {(f"{name}.{kind.__qualname__}", key): value for key, value in vars(kind).items()}
-    return found
+            attributes |= {(f"{name}.{kind.__qualname__}", key): value for key, value in vars(kind).items()}
+    return attributes
 
 
 def test_after_uninstall_mlx_lm_is_untouched(models: Path) -> None:
@@ -240,10 +240,12 @@ def test_log_probabilities_and_gradients_are_those_without_patches(
         np.testing.assert_allclose(grads[name], grad, atol=1e-5 * np.abs(grad).max() + 1e-6, rtol=0, err_msg=name)
 
 
-def sampled(rollout: Rollout, problems: int, each: int) -> list[Group]:
+def sampled(rollout: Rollout, problems: int, group_size: int) -> list[Group]:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(60, 320, 1 + 3 * n % 40).tolist() for n in range(problems)]
-    return rollout.sample([Problem(i, "", [], tokens, "") for i, tokens in enumerate(prompts)], each, GREEDY, 0, 0)
+    return rollout.sample(
+        [Problem(i, "", [], tokens, "") for i, tokens in enumerate(prompts)], group_size, GREEDY, 0, 0
+    )
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen3_moe"])
@@ -266,9 +268,9 @@ def test_many_rows_decode_with_decode_attention_to_the_same_tokens(
     plain = sampled(Rollout(policy, 12), 32, 4)
     assert not calls["decode_attention"]
     for a, b in zip(fast, plain, strict=True):
-        for one, other in zip(a.completions, b.completions, strict=True):
-            assert one.tokens == other.tokens
-            np.testing.assert_allclose(one.logps, other.logps, atol=1e-4)
+        for completion, other in zip(a.completions, b.completions, strict=True):
+            assert completion.tokens == other.tokens
+            np.testing.assert_allclose(completion.logps, other.logps, atol=1e-4)
 
 
 # ---- what is left to mlx-lm ------------------------------------------------------------------------------------
@@ -368,10 +370,10 @@ def test_swiglu_is_ours_from_min_swiglu_on(calls: Counter[str], monkeypatch: pyt
     monkeypatch.setattr(patches, "exp_is_scalar", lambda: True)
     monkeypatch.setattr(swiglu, "swiglu", lambda gate, up: calls.update(["swiglu"]) or up)
     worth = patches.MIN_SWIGLU
-    for size, up, ours in ((worth - 1, worth - 1, False), (worth, worth, True), (worth, 1, False)):
+    for size, up, is_ours in ((worth - 1, worth - 1, False), (worth, worth, True), (worth, 1, False)):
         calls.clear()
         x = [mx.array(np.random.default_rng(0).normal(size=n), mx.float32) for n in (size, up)]
         out = patches.swiglu(*x)
-        assert bool(calls) == ours
-        if not ours:
+        assert bool(calls) == is_ours
+        if not is_ours:
             assert mx.array_equal(out, patches.MLX_LM_SWIGLU(*x))

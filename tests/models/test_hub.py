@@ -80,7 +80,7 @@ def point_at(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
 
 
-def said(mistake: Any) -> str:
+def sentence_of(mistake: Any) -> str:
     return mistake.value.faults[0].sentence
 
 
@@ -92,9 +92,9 @@ class Listener(QuestionCall):
         self.until = until
         super().__init__(self._hear)
 
-    def _hear(self, told: dict[str, Any]) -> None:
-        self.heard.append(told)
-        if told["done"] >= self.until:
+    def _hear(self, progress: dict[str, Any]) -> None:
+        self.heard.append(progress)
+        if progress["done"] >= self.until:
             self.cancel()
 
 
@@ -102,17 +102,17 @@ class Listener(QuestionCall):
 
 
 def test_a_search_tells_what_a_person_chooses_by(hub: HubStandIn):
-    found = {one["id"]: one for one in hub_search.search("tiny", "model")}
-    assert next(iter(found)) == "someone/tiny-4bit", "models in MLX form come first, however many download another"
-    first = found["someone/tiny-4bit"]
+    hits = {hit["id"]: hit for hit in hub_search.search("tiny", "model")}
+    assert next(iter(hits)) == "someone/tiny-4bit", "models in MLX form come first, however many download another"
+    first = hits["someone/tiny-4bit"]
     assert (first["size"], first["kind"], first["precision"], first["downloads"]) == (4020, "qwen3", "4-bit", 7000)
-    assert first["changed"] == 1772359200 and not first["refusal"] and not found["someone/tiny"]["refusal"]
-    assert "no model of the kind marvin" in found["someone/tiny-strange"]["refusal"]
-    assert "GGUF" in found["someone/tiny-gguf"]["refusal"]
+    assert first["changed"] == 1772359200 and not first["refusal"] and not hits["someone/tiny"]["refusal"]
+    assert "no model of the kind marvin" in hits["someone/tiny-strange"]["refusal"]
+    assert "GGUF" in hits["someone/tiny-gguf"]["refusal"]
 
 
 def test_datasets_are_searched_too(hub: HubStandIn):
-    assert [(one["id"], one["size"], one["kind"]) for one in hub_search.search("sums", "dataset")] == [
+    assert [(hit["id"], hit["size"], hit["kind"]) for hit in hub_search.search("sums", "dataset")] == [
         ("someone/sums", 33, "1K<rows<10K")
     ]
 
@@ -129,11 +129,11 @@ def test_a_plan_is_what_mlx_lm_loads(hub: HubStandIn):
 def test_a_download_is_a_model_in_the_cache(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hub_download, "PROGRESS_S", 0.0)
     listener = Listener()
-    place = hub_download.download("someone/tiny", "model", listener)
-    assert {path.name: path.read_bytes() for path in place.iterdir()} == {
+    folder = hub_download.download("someone/tiny", "model", listener)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         name: data for name, data in FILES.items() if name != "README.md"
     }
-    done = [told["done"] for told in listener.heard]
+    done = [progress["done"] for progress in listener.heard]
     assert done == sorted(done) and done[-1] == listener.heard[-1]["total"] == sum(map(len, FILES.values())) - 20
     assert len(set(done)) > 10, "progress, not only a beginning and an end"
     hub.down = True  # what mlx-lm asks for is all there, without asking anybody
@@ -143,19 +143,21 @@ def test_a_download_is_a_model_in_the_cache(hub: HubStandIn, monkeypatch: pytest
                 "someone/tiny", allow_patterns=list(hub_search.DOWNLOADED["model"]), local_files_only=True
             )
         )
-        == place
+        == folder
     )
-    (found,) = inventory.models()
-    assert (found.id, found.kind, found.precision, found.refusal, found.where) == (
+    (model,) = inventory.models()
+    assert (model.id, model.kind, model.precision, model.refusal, model.where) == (
         "someone/tiny", "qwen3", "4-bit", "", "cache",
     )  # fmt: skip
-    assert found.size == done[-1]
+    assert model.size == done[-1]
 
 
 def test_a_dataset_is_downloaded_whole(hub: HubStandIn):
-    place = hub_download.download("someone/sums", "dataset", QuestionCall())
-    assert (place / "train.jsonl").read_bytes().startswith(b'{"prompt"')
-    assert [(one.id, one.kind, one.refusal) for one in inventory.datasets()] == [("someone/sums", "jsonl", "")]
+    folder = hub_download.download("someone/sums", "dataset", QuestionCall())
+    assert (folder / "train.jsonl").read_bytes().startswith(b'{"prompt"')
+    assert [(dataset.id, dataset.kind, dataset.refusal) for dataset in inventory.datasets()] == [
+        ("someone/sums", "jsonl", "")
+    ]
 
 
 def test_nothing_is_fetched_twice(hub: HubStandIn):
@@ -166,8 +168,8 @@ def test_nothing_is_fetched_twice(hub: HubStandIn):
 
 def test_a_connection_that_breaks_once_is_tried_again_from_there(hub: HubStandIn):
     hub.break_after = 100_000
-    place = hub_download.download("someone/tiny", "model", QuestionCall())
-    assert (place / "model.safetensors").read_bytes() == BIG
+    folder = hub_download.download("someone/tiny", "model", QuestionCall())
+    assert (folder / "model.safetensors").read_bytes() == BIG
     assert hub.sent["model.safetensors"] == len(BIG)
 
 
@@ -175,19 +177,19 @@ def test_a_hub_that_goes_away_leaves_a_download_that_can_go_on(hub: HubStandIn):
     hub.down_after = 150_000
     with pytest.raises(Mistake) as mistake:
         hub_download.download("someone/tiny", "model", QuestionCall())
-    assert "broke off" in said(mistake) and "what has arrived is kept" in said(mistake)
+    assert "broke off" in sentence_of(mistake) and "what has arrived is kept" in sentence_of(mistake)
     assert_unfinished("someone/tiny")
     hub.down, hub.down_after = False, 0
-    place = hub_download.download("someone/tiny", "model", QuestionCall())
-    assert (place / "model.safetensors").read_bytes() == BIG
+    folder = hub_download.download("someone/tiny", "model", QuestionCall())
+    assert (folder / "model.safetensors").read_bytes() == BIG
     assert hub.sent["model.safetensors"] == len(BIG), "what had arrived was fetched again"
-    assert not list(place.parents[1].rglob("*.incomplete"))
+    assert not list(folder.parents[1].rglob("*.incomplete"))
 
 
 def assert_unfinished(id_: str) -> None:
     """The cache is sound: the model is not taken for whole, by us or by the library, and what has arrived is there."""
-    (found,) = inventory.models()
-    assert found.id == id_ and found.partial > 0 and "unfinished" in found.refusal
+    (model,) = inventory.models()
+    assert model.id == id_ and model.partial > 0 and "unfinished" in model.refusal
     assert not isinstance(try_to_load_from_cache(id_, "model.safetensors"), str)
 
 
@@ -197,23 +199,23 @@ def test_a_pause_keeps_what_has_arrived(hub: HubStandIn, monkeypatch: pytest.Mon
         hub_download.download("someone/tiny", "model", Listener(until=200_000))
     assert_unfinished("someone/tiny")
     again = Listener()
-    place = hub_download.download("someone/tiny", "model", again)
-    began = next(told["done"] for told in again.heard if told["phase"] == "downloading")
+    folder = hub_download.download("someone/tiny", "model", again)
+    began = next(progress["done"] for progress in again.heard if progress["phase"] == "downloading")
     assert began >= 190_000, "progress goes on where it was"
-    assert (place / "model.safetensors").read_bytes() == BIG
+    assert (folder / "model.safetensors").read_bytes() == BIG
 
 
 def test_a_server_without_ranges_is_read_from_the_start(hub: HubStandIn):
     hub.break_after, hub.knows_ranges = 100_000, False
-    place = hub_download.download("someone/tiny", "model", QuestionCall())
-    assert (place / "model.safetensors").read_bytes() == BIG
+    folder = hub_download.download("someone/tiny", "model", QuestionCall())
+    assert (folder / "model.safetensors").read_bytes() == BIG
 
 
 def test_damage_is_thrown_away(hub: HubStandIn):
     hub.damage = True
     with pytest.raises(Mistake) as mistake:
         hub_download.download("someone/tiny", "model", QuestionCall())
-    assert "arrived damaged" in said(mistake)
+    assert "arrived damaged" in sentence_of(mistake)
     assert not list(Path(constants.HF_HUB_CACHE).rglob("model.safetensors"))
     assert not [
         path for path in Path(constants.HF_HUB_CACHE).rglob("*") if path.is_file() and path.stat().st_size > 9999
@@ -270,8 +272,8 @@ def test_what_is_private(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_gate(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
-    told = refused("someone/gated")
-    assert "is gated: accept its conditions at" in told and f"{hub.url}/someone/gated" in told
+    sentence = refused("someone/gated")
+    assert "is gated: accept its conditions at" in sentence and f"{hub.url}/someone/gated" in sentence
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert hub_download.download("someone/gated", "model", QuestionCall()).is_dir()
 
@@ -293,8 +295,8 @@ def test_no_token_is_ever_written(hub: HubStandIn, monkeypatch: pytest.MonkeyPat
 def test_a_full_disk_is_seen_beforehand(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     usage = shutil.disk_usage(".")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=hub_download.SPARE + 1000))
-    told = refused("someone/tiny")
-    assert "needs 0.4 MB more, and the disk" in told and "has 67.1 MB free" in told
+    sentence = refused("someone/tiny")
+    assert "needs 0.4 MB more, and the disk" in sentence and "has 67.1 MB free" in sentence
     assert hub.sent["model.safetensors"] == 0
 
 
@@ -307,7 +309,7 @@ def test_a_disk_that_fills_up_meanwhile(hub: HubStandIn, monkeypatch: pytest.Mon
         patch.setattr(hub_download._Download, "_count", full)
         with pytest.raises(Mistake) as mistake:
             hub_download.download("someone/tiny", "model", QuestionCall())
-    assert "is full" in said(mistake)
+    assert "is full" in sentence_of(mistake)
     assert_unfinished("someone/tiny")
     assert (hub_download.download("someone/tiny", "model", QuestionCall()) / "model.safetensors").read_bytes() == BIG
 
@@ -324,15 +326,15 @@ def test_without_a_network_it_takes_a_moment_and_a_sentence(tmp_path: Path, monk
         began = time.monotonic()
         with pytest.raises(Mistake) as mistake:
             ask()
-        assert "cannot be reached" in said(mistake) and time.monotonic() - began < 5
+        assert "cannot be reached" in sentence_of(mistake) and time.monotonic() - began < 5
 
 
 def test_what_is_cached_is_found_without_a_network(hub: HubStandIn):
     hub_download.download("someone/tiny", "model", QuestionCall())
     hub.down = True
-    asked = len(hub.asked)
+    requests = len(hub.asked)
     assert hub_search.config_file("someone/tiny").read_bytes() == FILES["config.json"]
-    assert len(hub.asked) == asked
+    assert len(hub.asked) == requests
 
 
 def test_a_downloaded_dataset_is_read_without_a_network(hub: HubStandIn):

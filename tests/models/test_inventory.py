@@ -73,8 +73,8 @@ def cached(home: Path, id_: str, *names: str, config: dict[str, Any] | None = No
     ],
 )
 def test_why_a_model_cannot_be_loaded(config: dict[str, Any] | None, names: tuple[str, ...], words: str):
-    told = support.refusal(config, names)
-    assert words in told and bool(told) == bool(words) and (not told or told.endswith("."))
+    sentence = support.refusal(config, names)
+    assert words in sentence and bool(sentence) == bool(words) and (not sentence or sentence.endswith("."))
 
 
 @pytest.mark.parametrize(
@@ -126,28 +126,30 @@ def test_every_place_is_looked_at(home: Path, monkeypatch: pytest.MonkeyPatch):
     run = home / "runs" / "first"
     model(run / "fused", {"model_type": "qwen3"})
     (run / "config.yaml").write_text("")
-    found = {one.where: one for one in inventory.models([str(home / "mine"), "~/mine", str(home / "gone")])}
-    assert {where: (one.id, one.name) for where, one in found.items()} == {
+    by_place = {entry.where: entry for entry in inventory.models([str(home / "mine"), "~/mine", str(home / "gone")])}
+    assert {where: (entry.id, entry.name) for where, entry in by_place.items()} == {
         "cache": ("someone/tiny", "someone/tiny"),
         "lmstudio": (str(home / ".lmstudio/models/them/theirs"), "them/theirs"),
         "folder": (str(home / "mine"), "mine"),
         "run": (str(run / "fused"), "first"),
     }
-    assert not any(one.refusal or one.remarks for one in found.values())
-    assert found["folder"].precision == "fp32" and found["folder"].kind == "llama" and found["folder"].size > 20
+    assert not any(entry.refusal or entry.remarks for entry in by_place.values())
+    assert (
+        by_place["folder"].precision == "fp32" and by_place["folder"].kind == "llama" and by_place["folder"].size > 20
+    )
 
 
 def test_the_newest_comes_first(home: Path):
     for name, t in (("a/old", 1000), ("a/new", 3000), ("a/middle", 2000)):
         for file in cached(home, name).iterdir():
             os.utime(file, (t, t))
-    assert [one.name for one in inventory.models()] == ["a/new", "a/middle", "a/old"]
+    assert [model.name for model in inventory.models()] == ["a/new", "a/middle", "a/old"]
 
 
 def test_a_folder_of_models_gives_each(home: Path):
     model(home / "many" / "one", {"model_type": "llama"})
     model(home / "many" / "two", {"model_type": "qwen3"})
-    assert {one.name for one in inventory.models([str(home / "many")])} == {"one", "two"}
+    assert {entry.name for entry in inventory.models([str(home / "many")])} == {"one", "two"}
 
 
 def test_missing_shards_are_counted(home: Path):
@@ -160,16 +162,16 @@ def test_missing_shards_are_counted(home: Path):
 def test_a_missing_chat_template_is_a_remark(home: Path):
     folder = cached(home, "a/base")
     (folder / "tokenizer_config.json").write_text("{}")
-    (found,) = inventory.models()
-    assert not found.refusal and "no chat template" in found.remarks[0]
+    (model,) = inventory.models()
+    assert not model.refusal and "no chat template" in model.remarks[0]
 
 
 def test_a_leftover_beside_a_whole_model_does_no_harm(home: Path):
     repo = cached(home, "a/whole").parents[1]
     (repo / "blobs").mkdir()
     (repo / "blobs" / "abc.incomplete").write_bytes(b"x" * 100)
-    (found,) = inventory.models()
-    assert found.refusal == "" and found.partial == 0
+    (model,) = inventory.models()
+    assert model.refusal == "" and model.partial == 0
 
 
 def test_a_model_of_which_only_the_description_was_fetched_is_not_listed(home: Path):
@@ -194,9 +196,9 @@ def test_what_a_run_would_fetch_is_no_reason_against_a_model(
 ):
     folder = cached(home, "a/b", *names, config=config)
     assert inventory.is_incomplete(folder) is begun
-    facts = model_facts({"name": "a/b"}, QuestionCall(lambda said: None))
+    facts = model_facts({"name": "a/b"}, QuestionCall(lambda report: None))
     assert (facts is None) is begun
-    assert model_facts({"name": str(folder)}, QuestionCall(lambda said: None)) is not None, "a folder is all there is"
+    assert model_facts({"name": str(folder)}, QuestionCall(lambda report: None)) is not None, "a folder is all there is"
 
 
 def test_shards_that_are_missing_in_the_cache_are_fetched(home: Path):
@@ -215,7 +217,7 @@ def test_broken_things_do_not_break_the_list(home: Path):
     (broken / "model.safetensors").symlink_to("nowhere")
     (home / "hub" / "models--").mkdir()
     (home / "hub" / "a file").write_text("")
-    assert {one.name: bool(one.refusal) for one in inventory.models()} == {"a/fine": False, "a/broken": True}
+    assert {model.name: bool(model.refusal) for model in inventory.models()} == {"a/fine": False, "a/broken": True}
 
 
 def test_datasets_are_told_by_their_rows(home: Path):
@@ -224,11 +226,13 @@ def test_datasets_are_told_by_their_rows(home: Path):
     (repo / "snapshots" / COMMIT / "data" / "train.parquet").write_bytes(b"x" * 50)
     (home / "rows.csv").write_text("a,b\n")
     (home / "empty").mkdir()
-    found = {one.name: one for one in inventory.datasets([str(home / "rows.csv"), str(home / "empty"), "/gone"])}
-    assert {name: (one.id, one.kind, one.size) for name, one in found.items() if not one.refusal} == {
+    by_name = {
+        dataset.name: dataset for dataset in inventory.datasets([str(home / "rows.csv"), str(home / "empty"), "/gone"])
+    }
+    assert {name: (dataset.id, dataset.kind, dataset.size) for name, dataset in by_name.items() if not dataset.refusal} == {
         "a/sums": ("a/sums", "parquet", 50), "rows.csv": (str(home / "rows.csv"), "csv", 4),
     }  # fmt: skip
-    assert "holds no rows" in found["empty"].refusal
+    assert "holds no rows" in by_name["empty"].refusal
 
 
 def test_what_the_pictures_show_is_found(home: Path, monkeypatch: pytest.MonkeyPatch):
@@ -238,9 +242,9 @@ def test_what_the_pictures_show_is_found(home: Path, monkeypatch: pytest.MonkeyP
 
     made_up.fill(home)
     monkeypatch.setenv("HF_HUB_CACHE", str(home / ".cache" / "huggingface" / "hub"))
-    found = inventory.models()
-    usable = {one.id for one in found if not one.refusal}
+    models = inventory.models()
+    usable = {model.id for model in models if not model.refusal}
     assert {made_up.FAVOURITE["model"], made_up.RECENT["model"]} <= usable and len(usable) == 6
-    assert sorted(bool(one.partial) for one in found if one.refusal) == [False, True]
-    assert {one.id for one in inventory.datasets()} == {id_ for id_, *_ in made_up.DATASETS}
+    assert sorted(bool(model.partial) for model in models if model.refusal) == [False, True]
+    assert {dataset.id for dataset in inventory.datasets()} == {id_ for id_, *_ in made_up.DATASETS}
     assert sum(file.stat().st_blocks * 512 for file in home.rglob("*")) < 1e6, "weights are holes"

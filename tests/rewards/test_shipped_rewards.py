@@ -123,11 +123,14 @@ def test_an_endless_comparison_scores_0_and_the_next_one_is_compared() -> None:
 
 
 def test_after_five_endless_comparisons_the_rest_is_compared_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(math_equality, "_math_verify_verdict", lambda right, given: asked.append(given))
+    comparisons = []
+    monkeypatch.setattr(math_equality, "_math_verify_verdict", lambda right, given: comparisons.append(given))
     texts = [f"\\boxed{{{n}!!}}" for n in range(8)] + ["\\boxed{x+1}"]
     assert correct([texts[0], *texts], ["x+1"] * 10) == [False] * 9 + [True]
-    assert asked == ["0!!", *(f"{n}!!" for n in range(math_equality.PATIENCE))]  # one text that comes twice counts once
+    assert comparisons == [
+        "0!!",
+        *(f"{n}!!" for n in range(math_equality.PATIENCE)),
+    ]  # one text that comes twice counts once
 
 
 def test_math_verify_that_cannot_start_raises_instead_of_scoring_0(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,8 +244,8 @@ def test_arithmetic_is_exact_within_its_limits(text: str, number) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="0123456789+-*/%^().=eE ", max_size=40))
 def test_arithmetic_never_fails_and_never_hangs(text: str) -> None:
-    found = value(text)
-    assert found is None or isinstance(found, Fraction)
+    number = value(text)
+    assert number is None or isinstance(number, Fraction)
 
 
 def test_math_eval_scores_the_value_of_the_expression() -> None:

@@ -48,11 +48,11 @@ def words(run: RunFolder) -> list[str]:
     return [event["word"] for event in read_events(run.events) if event["kind"] == "command"]
 
 
-def after(run: RunFolder, step: int, *said: str) -> Any:
+def after(run: RunFolder, step: int, *commands: str) -> Any:
     """An echo that writes these commands, each once the one before was claimed, when `step` is in the diary."""
 
     def speak() -> None:
-        for word in said:
+        for word in commands:
             run.say(word)
             while run.control.exists():
                 time.sleep(0.005)
@@ -183,7 +183,7 @@ def test_a_stopped_run_has_saved_its_last_finished_step(parts: Path, run: RunFol
 def test_a_requested_save_is_a_checkpoint_of_the_step_that_was_running(parts: Path, run: RunFolder) -> None:
     ending = small_run.train_here(small_run.settings_for(parts, iters=4), run, after(run, 2, "save"))
     assert ending.kind == "finished"
-    steps = [one.state.step for one in checkpoint.all_checkpoints(run)]
+    steps = [saved.state.step for saved in checkpoint.all_checkpoints(run)]
     assert steps[-1] == 4 and len(steps) == 2 and steps[0] in (2, 3)
 
 

@@ -120,8 +120,8 @@ def weights(run: RunFolder) -> dict[str, np.ndarray]:
     return {name: np.array(x) for name, x in saved.weights().items()}
 
 
-def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
+    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
 
 
 def completion_steps(run: RunFolder) -> list[int]:
@@ -151,11 +151,12 @@ def assert_equals(run: RunFolder, uninterrupted: RunFolder) -> None:
     assert same(weights(run), weights(uninterrupted))
     assert small_run.steps(run) == small_run.steps(uninterrupted) == list(range(1, WHOLE["iters"] + 1))
     assert run.completions.read_text() == uninterrupted.completions.read_text()
-    for one, other in zip(events(run, "step"), events(uninterrupted, "step"), strict=True):
-        mine, theirs = untimed(one["metrics"]), untimed(other["metrics"])
-        assert mine == theirs, [name for name in mine | theirs if mine.get(name) != theirs.get(name)]
+    for step, expected_step in zip(events(run, "step"), events(uninterrupted, "step"), strict=True):
+        actual, expected = untimed(step["metrics"]), untimed(expected_step["metrics"])
+        assert actual == expected, [name for name in actual | expected if actual.get(name) != expected.get(name)]
     evaluated = [
-        [(event["step"], untimed(event["metrics"])) for event in events(one, "eval")] for one in (run, uninterrupted)
+        [(event["step"], untimed(event["metrics"])) for event in events(folder, "eval")]
+        for folder in (run, uninterrupted)
     ]
     assert evaluated[0] == evaluated[1]
     numbers = [event["seq"] for event in read_events(run.events)]
@@ -178,14 +179,14 @@ def test_every_step_carries_every_metric(uninterrupted: RunFolder) -> None:
 
 
 def test_the_diary_has_every_event_in_order(uninterrupted: RunFolder) -> None:
-    told = list(read_events(uninterrupted.events))
+    diary = list(read_events(uninterrupted.events))
     assert small_run.kinds(uninterrupted) == [
         "started", "eval", "step", "step", "checkpoint", "step", "eval", "step", "checkpoint", "step", "step", "eval",
         "checkpoint", "finished",
     ]  # fmt: skip
-    assert [event["seq"] for event in told] == list(range(len(told)))
-    assert all(event["v"] == 1 and event["t"] > 1.7e9 for event in told)
-    assert told[0] | {"phase": "loading"} == told[0] and {e["phase"] for e in told if e["kind"] == "phase"} <= set(
+    assert [event["seq"] for event in diary] == list(range(len(diary)))
+    assert all(event["v"] == 1 and event["t"] > 1.7e9 for event in diary)
+    assert diary[0] | {"phase": "loading"} == diary[0] and {e["phase"] for e in diary if e["kind"] == "phase"} <= set(
         PHASES
     )
     (started,) = events(uninterrupted, "started")
@@ -204,10 +205,14 @@ def test_completions_jsonl_has_every_group_with_its_rewards_and_advantages(unint
     assert [line["step"] for line in lines] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
     for line in lines:
         assert line["prompt"].startswith("What is") and line["answer"].isdigit() and len(line["completions"]) == 4
-        for one in line["completions"]:
-            assert one["tokens"] <= 10 and one["stop"] in ("eos", "length") and isinstance(one["text"], str)
-            assert one["reward"] == one["rewards"]["share"]
-        assert sum(one["advantage"] for one in line["completions"]) == pytest.approx(0, abs=1e-3)
+        for completion in line["completions"]:
+            assert (
+                completion["tokens"] <= 10
+                and completion["stop"] in ("eos", "length")
+                and isinstance(completion["text"], str)
+            )
+            assert completion["reward"] == completion["rewards"]["share"]
+        assert sum(completion["advantage"] for completion in line["completions"]) == pytest.approx(0, abs=1e-3)
 
 
 def test_epochs_decide_the_number_of_steps(parts: Path, run: RunFolder) -> None:
@@ -222,7 +227,7 @@ def test_a_row_that_comes_again_is_sampled_with_new_random_numbers(parts: Path, 
     row = small_run.write_rows(parts / "one_row.jsonl", count=1)
     small_run.train_here(settings(parts, data=str(row), learning_rate=1e-9, batch_size=2), run)
     lines = [json.loads(line) for line in run.completions.read_text().splitlines()]
-    texts = [one["text"] for line in lines for one in line["completions"]]
+    texts = [completion["text"] for line in lines for completion in line["completions"]]
     assert len({line["prompt"] for line in lines}) == 1 and len(set(texts)) == len(texts) == 12
 
 
@@ -501,7 +506,7 @@ def test_a_failure_before_the_first_step_is_in_the_diary(parts: Path, run: RunFo
 def test_the_best_checkpoint_survives_the_rotation(parts: Path, run: RunFolder) -> None:
     raw = settings(parts, "rises_and_falls", iters=6, save_every=1, keep_checkpoints=2)
     assert small_run.train_here(raw, run).kind == "finished"
-    assert [one.state.step for one in checkpoint.all_checkpoints(run)] == [2, 5, 6]
+    assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [2, 5, 6]
 
 
 def test_the_held_out_reward_decides_which_checkpoint_is_best(parts: Path, run: RunFolder) -> None:
@@ -514,8 +519,8 @@ def test_the_held_out_reward_decides_which_checkpoint_is_best(parts: Path, run: 
         "keep_checkpoints": 1,
     }
     assert small_run.train_here(settings(parts, "best_at_first", iters=4, **one_batch), run).kind == "finished"
-    kept = {one.state.step: one.state.score for one in checkpoint.all_checkpoints(run)}
-    assert kept == {1: 1.0, 4: 0.0}
+    scores = {saved.state.step: saved.state.score for saved in checkpoint.all_checkpoints(run)}
+    assert scores == {1: 1.0, 4: 0.0}
 
 
 @pytest.mark.parametrize("train_type", ["lora", "dora", "full"])
@@ -541,6 +546,6 @@ def test_a_reward_that_fails_in_the_first_step_leaves_a_checkpoint_to_resume_fro
     """Nothing was learned yet, but the run can be resumed all the same."""
     raw = settings(parts, "raises_at_once", iters=2, steps_per_eval=0)
     assert small_run.train_here(raw, run).exit_code == 2
-    assert [one.state.step for one in checkpoint.all_checkpoints(run)] == [0]
+    assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [0]
     assert small_run.train_here(settings(parts, iters=2, steps_per_eval=0), run).kind == "finished"
     assert small_run.steps(run) == [1, 2] and events(run, "started")[-1]["resumed_from"] == 0

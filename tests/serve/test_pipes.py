@@ -31,9 +31,9 @@ for request in pipes.requests():
 
 @pytest.fixture
 def child() -> Iterator[ChildProcess]:
-    made = ChildProcess([sys.executable, "-c", CHILD], grace_s=0.5)
-    yield made
-    made.stop()
+    process = ChildProcess([sys.executable, "-c", CHILD], grace_s=0.5)
+    yield process
+    process.stop()
 
 
 def test_prints_of_python_and_c_never_become_answers(child: ChildProcess) -> None:

@@ -81,13 +81,13 @@ def test_a_setting_has_a_label_a_help_and_a_unit_in_proper_form(about: Setting) 
 
 @for_every_setting
 def test_a_default_is_valid_and_of_the_right_type(about: Setting) -> None:
-    given = about.default or SOUND.get(about.key, about.default)
-    assert not sentences({about.key: given}, about.key)
+    value = about.default or SOUND.get(about.key, about.default)
+    assert not sentences({about.key: value}, about.key)
     types = {
         "int": int, "float": float, "bool": bool, "list": list, "rewards": list, "numbers": list, "mapping": dict, "stages": list,
     }  # fmt: skip
-    wanted = bool if about.kind == "fact" else types.get(about.kind, str)
-    assert about.default is None or type(about.default) is wanted
+    type_ = bool if about.kind == "fact" else types.get(about.kind, str)
+    assert about.default is None or type(about.default) is type_
     assert about.default is not None or about.optional
 
 
@@ -105,10 +105,10 @@ def test_the_setting_that_another_depends_on_exists(about: Setting) -> None:
     if about.when is None:
         assert about.applies({})
         return
-    key, wanted = about.when
+    key, values = about.when
     other = SETTINGS[key]
-    assert not other.choices or {*wanted} <= {choice.value for choice in other.choices}
-    assert about.applies({key: wanted[0]}) and not about.applies({key: object()})
+    assert not other.choices or {*values} <= {choice.value for choice in other.choices}
+    assert about.applies({key: values[0]}) and not about.applies({key: object()})
 
 
 def beyond(about: Setting, limit: float, towards: int) -> float:
@@ -123,9 +123,9 @@ def test_limits_are_enforced_on_both_sides(about: Setting) -> None:
             continue
         refused = limit if is_open else beyond(about, limit, outward)
         allowed = beyond(about, limit, -outward) if is_open else limit
-        said = sentences({about.key: refused}, about.key)
-        assert len(said) == 1 and said[0].startswith(f"{about.label} must be ") and "e+" not in said[0]
-        assert not [one for one in sentences({about.key: allowed}, about.key) if "must be" in one]
+        faults = sentences({about.key: refused}, about.key)
+        assert len(faults) == 1 and faults[0].startswith(f"{about.label} must be ") and "e+" not in faults[0]
+        assert not [sentence for sentence in sentences({about.key: allowed}, about.key) if "must be" in sentence]
 
 
 @for_every_setting
@@ -136,14 +136,17 @@ def test_a_value_of_another_type_is_refused_with_the_label(about: Setting) -> No
         "stages": ["a", [1], {"iters": 1}],
     }  # fmt: skip
     for value in odd.get(about.kind, [True, {"a": 1}] if about.kind not in ("choice", "fact") else []):
-        said = sentences({about.key: value}, about.key)
-        assert len(said) == 1 and said[0].startswith(f"{about.label} must be ") and said[0].endswith("."), (value, said)
+        faults = sentences({about.key: value}, about.key)
+        assert len(faults) == 1 and faults[0].startswith(f"{about.label} must be ") and faults[0].endswith("."), (
+            value,
+            faults,
+        )
 
 
 def test_sections_hold_every_setting_once_in_order() -> None:
-    found = sections()
-    assert list(found) == list(SECTIONS) and all(found.values())
-    assert [one.key for members in found.values() for one in members] == list(SETTINGS)
+    by_section = sections()
+    assert list(by_section) == list(SECTIONS) and all(by_section.values())
+    assert [setting.key for members in by_section.values() for setting in members] == list(SETTINGS)
     assert not set(NOT_BUILT) & set(SETTINGS)
 
 
@@ -205,8 +208,8 @@ def test_the_settings_of_a_use_are_those_that_were_listed_by_hand(use: Use) -> N
 
 
 def test_settings_of_several_uses_come_once_and_in_the_forms_order() -> None:
-    found = keys_used_by("scoring", "rewards")
-    assert list(found) == [key for key in SETTINGS if key in BY_USE["scoring"] | BY_USE["rewards"]]
+    keys = keys_used_by("scoring", "rewards")
+    assert list(keys) == [key for key in SETTINGS if key in BY_USE["scoring"] | BY_USE["rewards"]]
     assert not keys_used_by()
 
 
@@ -284,10 +287,10 @@ SPELLINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("written", "meant"), SPELLINGS)
-def test_keys_of_other_programs_are_translated(written: dict[str, Any], meant: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("written", "canonical"), SPELLINGS)
+def test_keys_of_other_programs_are_translated(written: dict[str, Any], canonical: dict[str, Any]) -> None:
     config = parse(SOUND | {"data": written.get("data", "owner/rows" if "dataset" not in written else None)} | written)
-    assert {key: getattr(config, key) for key in meant} == meant
+    assert {key: getattr(config, key) for key in canonical} == canonical
 
 
 def test_a_schedule_mapping_means_what_it_means_in_mlx_lm() -> None:
@@ -429,11 +432,11 @@ def test_an_invalid_field_hides_no_other_fault() -> None:
         "dataset": [1, 2],
         "optimizer": "x",
     }
-    found = [fault.setting for fault in problems(raw)]
-    assert set(found) == {*limited, "model", "unknown", "reward_weights", "lm_studio_name", "data", "optimizer"}
-    assert len(found) == len(set(found))
-    order = [key for key in SETTINGS if key in found]
-    assert found == ["unknown", *order], "in the form's order, what is not in the form first"
+    settings = [fault.setting for fault in problems(raw)]
+    assert set(settings) == {*limited, "model", "unknown", "reward_weights", "lm_studio_name", "data", "optimizer"}
+    assert len(settings) == len(set(settings))
+    order = [key for key in SETTINGS if key in settings]
+    assert settings == ["unknown", *order], "in the form's order, what is not in the form first"
 
 
 def test_a_cross_check_runs_only_if_its_settings_are_valid() -> None:
@@ -473,8 +476,8 @@ def _another(about: Setting) -> Any:
         return not about.default
     if about.kind in ("int", "float"):
         return 3 if about.default is None else about.default + 1 if about.kind == "int" else about.default * 0.5 + 0.01
-    made = {"list": ["x"], "numbers": [1.0], "rewards": ["x"], "mapping": {"a": 1}, "stages": [{"iters": 3}]}
-    return made.get(about.kind, "another")
+    values = {"list": ["x"], "numbers": [1.0], "rewards": ["x"], "mapping": {"a": 1}, "stages": [{"iters": 3}]}
+    return values.get(about.kind, "another")
 
 
 @pytest.mark.parametrize(
@@ -545,8 +548,8 @@ def test_the_example_yaml_of_mlx_lora_studio_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((resources() / "presets").glob("*.yaml")), ids=lambda path: path.name)
 def test_a_preset_loads_and_its_paths_are_in_the_repository(path: Path) -> None:
     config = parse({"model": "a/b", "data": "a/b"} | read(path))  # most presets leave both to whoever takes them
-    for place in (config.model, config.data):
-        assert not place.startswith(".") and (not Path(place).is_absolute() or project_root() in Path(place).parents)
+    for folder in (config.model, config.data):
+        assert not folder.startswith(".") and (not Path(folder).is_absolute() or project_root() in Path(folder).parents)
 
 
 def test_the_first_launch_has_a_preset() -> None:

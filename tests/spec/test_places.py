@@ -149,7 +149,7 @@ def test_a_runs_folder_that_cannot_be_written_is_a_mistake_and_leaves_nothing(tm
     if Path("/proc/self").exists():
         with pytest.raises(Mistake, match="The runs folder /proc/runs cannot be written: No such file or directory"):
             make_run_folder("mine", Path("/proc/runs"), reuse=reuse)
-    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_file_in_place_of_the_run_folder_is_a_mistake(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_control_word_is_written_atomically(run: RunFolder, monkeypatch: pytes
     run.say("pause")
     run.say("stop")
     assert run.control.read_text() == "stop", "the newer word counts"
-    assert sorted(one.name for one in run.path.iterdir()) == ["config.yaml", "control"]
+    assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "control"]
     run.control.unlink()
     moved = []
     monkeypatch.setattr(Path, "replace", lambda draft, target: moved.append((draft.read_text(), target)))
@@ -257,11 +257,11 @@ def test_a_bundled_app_re_enters_itself(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_environment_puts_our_packages_first() -> None:
-    ours = str(places.project_root())
-    assert backend_environment({})["PYTHONPATH"] == ours
-    found = backend_environment({"PYTHONPATH": "/theirs", "HOME": "/h"})
-    assert found["PYTHONPATH"] == f"{ours}{os.pathsep}/theirs" and found["HOME"] == "/h"
-    assert found["PYTHONUNBUFFERED"] == "1" and found["PYTHONIOENCODING"] == "utf-8"
+    root = str(places.project_root())
+    assert backend_environment({})["PYTHONPATH"] == root
+    environment = backend_environment({"PYTHONPATH": "/theirs", "HOME": "/h"})
+    assert environment["PYTHONPATH"] == f"{root}{os.pathsep}/theirs" and environment["HOME"] == "/h"
+    assert environment["PYTHONUNBUFFERED"] == "1" and environment["PYTHONIOENCODING"] == "utf-8"
 
 
 # Hugging Face's caches

@@ -91,7 +91,7 @@ def test_the_docs_list_every_shipped_function() -> None:
     for entry in builtin_rewards():
         cells = [cell.strip() for cell in rows[entry.name].strip("|").split(" | ")]
         assert cells[1] == entry.label
-        assert cells[3] == ", ".join(_told(one) for one in entry.parameters) or (
+        assert cells[3] == ", ".join(_documented(parameter) for parameter in entry.parameters) or (
             cells[3] == "–" and not entry.parameters
         )
     # every number of the first sentence stands in the row
@@ -100,7 +100,7 @@ def test_the_docs_list_every_shipped_function() -> None:
         assert all(number in rows[entry.name] for number in {*numbers} - {"0.0"}), (entry.name, numbers)
 
 
-def _told(parameter: Parameter) -> str:
+def _documented(parameter: Parameter) -> str:
     return f"`{parameter.name}`" if parameter.default is None else f"`{parameter.name}={parameter.default}`"
 
 

@@ -221,9 +221,9 @@ def assert_equal_steps(config: Config) -> tuple[Reference, list[dict[str, float]
     weights, metrics = learned(config, steps)
     assert weights.keys() == reference.weights.keys()
     for name, x in weights.items():
-        theirs, allowed = np.array(reference.weights[name]), reference.rounding[name]
-        assert (np.abs(x - theirs) < allowed).all(), f"{name}: {np.abs(x - theirs).max():.1e} apart"
-        changes = np.abs(theirs - start[name])
+        expected, allowed = np.array(reference.weights[name]), reference.rounding[name]
+        assert (np.abs(x - expected) < allowed).all(), f"{name}: {np.abs(x - expected).max():.1e} apart"
+        changes = np.abs(expected - start[name])
         assert changes.max() > 1e-4, f"{name} has hardly changed, so this shows nothing"
         assert np.median(allowed) < 3e-2 * changes.max(), f"{name}: more is allowed than this comparison is worth"
     mu = config.num_iterations
@@ -332,7 +332,7 @@ def test_recomputing_activations_and_chunking_logits_change_no_weight(model: Pat
     settings = SGD | {"train_type": train_type, "num_iterations": 2}
     steps = away_from_ties(config_of(model, **settings))[1]
     slim = {"grad_checkpoint": True, "efficient_long_context": True, "seq_step_size": 16}
-    plain, recomputed = (learned(config_of(model, **how), steps)[0] for how in (settings, settings | slim))
+    plain, recomputed = (learned(config_of(model, **options), steps)[0] for options in (settings, settings | slim))
     assert_same_weights(plain, recomputed)
 
 
@@ -453,8 +453,8 @@ def test_dropout_depends_on_the_seed_and_the_update_alone(model: Path) -> None:
 
     plain = first_step()
     assert all(np.array_equal(x, plain[name]) for name, x in first_step().items())
-    for other in (first_step(seed=1), first_step(updates=1)):
-        assert any(not np.array_equal(x, plain[name]) for name, x in other.items())
+    for changed in (first_step(seed=1), first_step(updates=1)):
+        assert any(not np.array_equal(x, plain[name]) for name, x in changed.items())
 
 
 # ── prompts prefilled once for several micro-batches ─────────────────────────────────────────────────────────────────
@@ -470,11 +470,11 @@ def test_prefilling_a_prompt_once_for_several_micro_batches_changes_no_weight(
 ) -> None:
     config = config_of(model, num_iterations=2, **SGD, **settings)
     steps = away_from_ties(config)[1]
-    whole, metrics = learned(config, steps)
+    unsplit, metrics = learned(config, steps)
     split, split_metrics = learned(config, steps, micro_batch_tokens=12)
-    assert_same_weights(whole, split)
-    for one, other in zip(metrics, split_metrics, strict=True):
-        assert one == pytest.approx(other, rel=1e-3, abs=1e-5, nan_ok=True)
+    assert_same_weights(unsplit, split)
+    for step, split_step in zip(metrics, split_metrics, strict=True):
+        assert step == pytest.approx(split_step, rel=1e-3, abs=1e-5, nan_ok=True)
 
 
 def test_a_prompt_is_prefilled_once_however_many_micro_batches_it_is_in(model: Path) -> None:

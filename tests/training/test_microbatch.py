@@ -139,7 +139,7 @@ def test_the_estimate_counts_with_the_same_micro_batches(
 def test_the_plan_is_the_cheapest_split_by_length(lengths: list[int], prompt: int, groups: int, shared: bool) -> None:
     """Against every way of splitting between buckets of like length."""
     many = rows(prompt, *lengths, groups=groups)
-    mine = sum(
+    planned = sum(
         cost + PASS_OVERHEAD
         for cost in costs(plan_micro_batches(many, prompts="per_micro_batch" if shared else "per_row"), many, shared)
     )
@@ -153,5 +153,5 @@ def test_the_plan_is_the_cheapest_split_by_length(lengths: list[int], prompt: in
     for count in range(len(steps) + 1):
         for chosen in combinations(steps, count):
             borders = [0, *chosen, len(many)]
-            other = [falling[a:b] for a, b in pairwise(borders)]
-            assert mine <= sum(MicroBatchRows(shared, part).tokens + PASS_OVERHEAD for part in other)
+            split = [falling[a:b] for a, b in pairwise(borders)]
+            assert planned <= sum(MicroBatchRows(shared, part).tokens + PASS_OVERHEAD for part in split)
