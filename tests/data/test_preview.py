@@ -105,7 +105,7 @@ def test_held_out_rows_are_a_split_without_a_source_file(ask, tmp_path: Path) ->
         "train": (2, True), "valid": (1, False)}  # fmt: skip
 
 
-def test_kinds_of_cells(ask, tmp_path: Path) -> None:
+def test_each_column_has_the_kind_of_its_cells(ask, tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Yes?"}]
     rows = [{"prompt": chat, "answer": None, "n": 1, "yes": True, "tags": ["a"], "more": {"b": 1}}]
     data = str(write(tmp_path / "rows.jsonl", rows))
@@ -304,7 +304,9 @@ def test_the_order_begins_with_an_even_sample_and_has_every_row_once() -> None:
     assert list(prompt_preview.preview_order(3)) == [0, 1, 2]
 
 
-def test_measuring_is_cancelled_and_continued(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_measurement_continues_where_it_stopped(
+    ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [{"prompt": "word " * (1 + n % 7), "answer": "1"} for n in range(400)]
     settings = {"data": str(write(tmp_path / "rows.jsonl", rows))}
     assert ask("preview_counts", settings, most=50)["seen"] == 50

@@ -20,7 +20,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("trained", ["adapters", "everything"])
-def test_it_changes_no_gradient(models: Path, trained: str) -> None:
+def test_gradient_checkpointing_changes_no_gradient(models: Path, trained: str) -> None:
     case = Case()
     model = lora_policy(models).model if trained == "adapters" else model_of(models)
     if trained == "everything":
@@ -67,7 +67,7 @@ def test_each_layer_runs_a_second_time_in_the_backward_pass(models: Path) -> Non
             assert sum(calls) == (4 if on else 2)  # prompts and completions
 
 
-def test_the_second_pass_draws_the_same_dropout_mask(models: Path) -> None:
+def test_the_second_pass_samples_the_same_dropout_mask(models: Path) -> None:
     """Else the gradient belongs to another function: it is compared with a finite difference of the very loss it came with."""
     policy, case = lora_policy(models, dropout=0.5), Case()
     policy.model.train()

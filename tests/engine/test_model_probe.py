@@ -123,7 +123,7 @@ def test_code_that_breaks_on_a_shared_prompt_is_a_slow_path_with_its_error() -> 
     assert split_model.slow_paths[1].endswith(").")
 
 
-def test_a_model_that_is_only_wrong_with_a_shared_prompt_reads_whole_rows(
+def test_a_model_that_is_wrong_only_with_a_shared_prompt_reads_whole_rows(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is raised where a model takes its positions from elsewhere than the cache's offset."""

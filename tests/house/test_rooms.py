@@ -215,7 +215,7 @@ def test_every_import_keeps_to_the_rooms():
         ("backend.__main__", "PySide6.QtCore"),
     ],
 )
-def test_the_walk_would_notice(importer: str, imported: str):
+def test_a_forbidden_import_is_an_offence(importer: str, imported: str):
     assert offence(importer, imported)
 
 
@@ -229,7 +229,7 @@ def test_a_module_that_no_rule_names_is_an_offence() -> None:
     assert offence("backend.training.losses", "backend.corridor") == "backend.training.losses may not import backend"
 
 
-def test_every_rule_names_a_room_that_is_there() -> None:
+def test_every_rule_names_a_room_that_exists() -> None:
     assert not [room for room in RULES if room not in modules()]
 
 

@@ -101,7 +101,7 @@ class Listener(QuestionCall):
 # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_search_tells_what_a_person_chooses_by(hub: HubStandIn):
+def test_a_search_returns_size_kind_precision_and_downloads(hub: HubStandIn):
     hits = {hit["id"]: hit for hit in hub_search.search("tiny", "model")}
     assert next(iter(hits)) == "someone/tiny-4bit", "models in MLX form come first, however many download another"
     first = hits["someone/tiny-4bit"]
@@ -111,13 +111,13 @@ def test_a_search_tells_what_a_person_chooses_by(hub: HubStandIn):
     assert "GGUF" in hits["someone/tiny-gguf"]["refusal"]
 
 
-def test_datasets_are_searched_too(hub: HubStandIn):
+def test_a_dataset_search_returns_size_and_kind(hub: HubStandIn):
     assert [(hit["id"], hit["size"], hit["kind"]) for hit in hub_search.search("sums", "dataset")] == [
         ("someone/sums", 33, "1K<rows<10K")
     ]
 
 
-def test_a_plan_is_what_mlx_lm_loads(hub: HubStandIn):
+def test_a_plan_lists_the_files_that_mlx_lm_loads(hub: HubStandIn):
     plan = hub_search.plan("someone/tiny", "model")
     assert plan.commit == COMMIT and set(plan.files) == set(FILES) - {"README.md"}
     assert plan.total == sum(len(FILES[name]) for name in plan.files)
@@ -126,7 +126,7 @@ def test_a_plan_is_what_mlx_lm_loads(hub: HubStandIn):
 # ── downloading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_download_is_a_model_in_the_cache(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+def test_a_downloaded_model_is_listed_from_the_cache(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hub_download, "PROGRESS_S", 0.0)
     listener = Listener()
     folder = hub_download.download("someone/tiny", "model", listener)
@@ -166,14 +166,14 @@ def test_nothing_is_fetched_twice(hub: HubStandIn):
     assert hub.sent["model.safetensors"] == len(BIG)
 
 
-def test_a_connection_that_breaks_once_is_tried_again_from_there(hub: HubStandIn):
+def test_a_broken_connection_is_resumed_from_the_same_byte(hub: HubStandIn):
     hub.break_after = 100_000
     folder = hub_download.download("someone/tiny", "model", QuestionCall())
     assert (folder / "model.safetensors").read_bytes() == BIG
     assert hub.sent["model.safetensors"] == len(BIG)
 
 
-def test_a_hub_that_goes_away_leaves_a_download_that_can_go_on(hub: HubStandIn):
+def test_a_download_that_broke_off_can_be_resumed(hub: HubStandIn):
     hub.down_after = 150_000
     with pytest.raises(Mistake) as mistake:
         hub_download.download("someone/tiny", "model", QuestionCall())
@@ -193,7 +193,7 @@ def assert_unfinished(id_: str) -> None:
     assert not isinstance(try_to_load_from_cache(id_, "model.safetensors"), str)
 
 
-def test_a_pause_keeps_what_has_arrived(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+def test_a_cancelled_download_resumes_from_its_bytes(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hub_download, "PROGRESS_S", 0.0)
     with pytest.raises(Cancelled):
         hub_download.download("someone/tiny", "model", Listener(until=200_000))
@@ -211,7 +211,7 @@ def test_a_server_without_ranges_is_read_from_the_start(hub: HubStandIn):
     assert (folder / "model.safetensors").read_bytes() == BIG
 
 
-def test_damage_is_thrown_away(hub: HubStandIn):
+def test_a_damaged_download_is_deleted(hub: HubStandIn):
     hub.damage = True
     with pytest.raises(Mistake) as mistake:
         hub_download.download("someone/tiny", "model", QuestionCall())
@@ -224,7 +224,9 @@ def test_damage_is_thrown_away(hub: HubStandIn):
     assert (hub_download.download("someone/tiny", "model", QuestionCall()) / "model.safetensors").read_bytes() == BIG
 
 
-def test_two_downloads_of_one_model_do_not_write_into_one_another(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+def test_a_second_download_of_the_same_model_is_refused_while_one_runs(
+    hub: HubStandIn, monkeypatch: pytest.MonkeyPatch
+):
     plan = hub_search.plan("someone/tiny", "model")
     blob = hub_download._Download(plan, QuestionCall()).blobs / hub.repos["models"]["someone/tiny"].etag(
         "model.safetensors"
@@ -236,7 +238,7 @@ def test_two_downloads_of_one_model_do_not_write_into_one_another(hub: HubStandI
         hub_download.download("someone/tiny", "model", QuestionCall())
 
 
-def test_what_is_given_up_leaves_nothing(hub: HubStandIn):
+def test_discarding_deletes_unfinished_files_and_keeps_whole_ones(hub: HubStandIn):
     hub.down_after = 150_000
     with pytest.raises(Mistake):
         hub_download.download("someone/tiny", "model", QuestionCall())
@@ -261,24 +263,24 @@ def refused(id_: str) -> str:
     return fault.sentence
 
 
-def test_what_is_not_there(hub: HubStandIn):
+def test_a_missing_repository_is_refused(hub: HubStandIn):
     assert "has no model someone/nothing" in refused("someone/nothing")
 
 
-def test_what_is_private(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+def test_a_private_model_needs_a_token(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     assert "it is private: then log in" in refused("someone/private")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert hub_download.download("someone/private", "model", QuestionCall()).is_dir()
 
 
-def test_a_gate(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+def test_a_gated_model_needs_a_token(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     sentence = refused("someone/gated")
     assert "is gated: accept its conditions at" in sentence and f"{hub.url}/someone/gated" in sentence
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert hub_download.download("someone/gated", "model", QuestionCall()).is_dir()
 
 
-def test_a_wrong_token(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+def test_a_wrong_token_is_refused(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert "does not accept the token" in refused("someone/tiny")
     with pytest.raises(Mistake, match="does not accept the token"):
@@ -292,7 +294,7 @@ def test_no_token_is_ever_written(hub: HubStandIn, monkeypatch: pytest.MonkeyPat
     assert written and not [path for path in written if TOKEN.encode() in path.read_bytes()]
 
 
-def test_a_full_disk_is_seen_beforehand(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+def test_too_little_disk_space_is_refused_before_anything_is_fetched(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     usage = shutil.disk_usage(".")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=hub_download.SPARE + 1000))
     sentence = refused("someone/tiny")
@@ -300,7 +302,7 @@ def test_a_full_disk_is_seen_beforehand(hub: HubStandIn, monkeypatch: pytest.Mon
     assert hub.sent["model.safetensors"] == 0
 
 
-def test_a_disk_that_fills_up_meanwhile(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+def test_a_disk_that_fills_up_during_a_download_is_one_sentence(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     def full(download: Any, etag: str, size: int) -> None:
         if size > 100_000:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -314,7 +316,7 @@ def test_a_disk_that_fills_up_meanwhile(hub: HubStandIn, monkeypatch: pytest.Mon
     assert (hub_download.download("someone/tiny", "model", QuestionCall()) / "model.safetensors").read_bytes() == BIG
 
 
-def test_without_a_network_it_takes_a_moment_and_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_network_every_question_is_refused_within_5_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The library alone tries for some twenty seconds."""
     point_at("http://127.0.0.1:9", tmp_path / "cache", monkeypatch)
     for ask in (
@@ -329,7 +331,7 @@ def test_without_a_network_it_takes_a_moment_and_a_sentence(tmp_path: Path, monk
         assert "cannot be reached" in sentence_of(mistake) and time.monotonic() - began < 5
 
 
-def test_what_is_cached_is_found_without_a_network(hub: HubStandIn):
+def test_a_cached_config_file_is_found_without_a_network(hub: HubStandIn):
     hub_download.download("someone/tiny", "model", QuestionCall())
     hub.down = True
     requests = len(hub.asked)
@@ -345,7 +347,7 @@ def test_a_downloaded_dataset_is_read_without_a_network(hub: HubStandIn):
     assert splits.train == [{"prompt": "1+1", "answer": "2"}] and time.monotonic() - began < 10
 
 
-def test_a_dataset_that_is_nowhere_takes_a_moment_and_a_sentence(hub: HubStandIn):
+def test_an_uncached_dataset_is_refused_within_5_seconds_without_a_network(hub: HubStandIn):
     hub.down = True
     began = time.monotonic()
     with pytest.raises(Mistake, match="cannot be reached"):
@@ -353,7 +355,7 @@ def test_a_dataset_that_is_nowhere_takes_a_moment_and_a_sentence(hub: HubStandIn
     assert time.monotonic() - began < 5
 
 
-def test_offline_by_wish_is_said_as_such(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+def test_a_refusal_under_hf_hub_offline_names_the_variable(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE is set" in refused("someone/tiny")
 
@@ -367,7 +369,7 @@ def test_offline_by_wish_is_said_as_such(hub: HubStandIn, monkeypatch: pytest.Mo
         (418, "error (418)"),
     ],
 )
-def test_other_answers_of_the_hub_have_their_sentence(status: int, words: str):
+def test_each_error_status_of_the_hub_has_its_sentence(status: int, words: str):
     request = httpx2.Request("GET", "https://huggingface.co/api/models/a/b")
     error = hub_errors.HfHubHTTPError("", response=httpx2.Response(status, request=request))
     assert words in hub_errors.explain(error, "a/b", "model")

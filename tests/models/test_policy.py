@@ -308,7 +308,7 @@ def test_a_model_that_comes_quantised_trains_as_it_is(models: Path) -> None:
     assert not mx.allclose(policy.model(TOKENS), before, atol=1e-3)
 
 
-def test_quantising_what_cannot_be_quantised_is_refused(models: Path) -> None:
+def test_quantising_a_model_that_cannot_be_quantised_is_refused(models: Path) -> None:
     quantised = folder_of(models, hidden=64, bits=4)
     assert "quantised already" in refused("quantization", model=quantised, quantization="4")
     assert "LoRA" in refused("train_type", model=quantised, train_type="full", beta=0)

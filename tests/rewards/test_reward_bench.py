@@ -259,7 +259,7 @@ def asked_score(file: Path, **about: Any) -> dict[str, Any]:
     return {"settings": settings, "groups": [line("a", "bbb")], **about}
 
 
-def test_code_runs_only_with_the_content_that_the_user_allowed(mine: Path, tmp_path: Path) -> None:
+def test_code_runs_only_if_the_user_allowed_its_content(mine: Path, tmp_path: Path) -> None:
     mine.write_text(HEAD + f"open({str(tmp_path / 'ran')!r}, 'w')\n" + LENGTH)
     trusted = {str(mine): read_code(mine).fingerprint}
     for consent in ({}, {"trusted": {str(mine): "0"}}):

@@ -216,7 +216,7 @@ def test_a_score_of_zero_is_an_opinion() -> None:
     assert group.completions[0].reward == 0.0 and report.unscored == 0
 
 
-def test_a_function_is_called_once_with_all_groups_laid_end_to_end() -> None:
+def test_a_function_is_called_once_with_the_completions_of_all_groups() -> None:
     calls = []
 
     def mine(prompts, completions, answer, types):
@@ -246,7 +246,7 @@ def test_columns_and_token_ids_are_passed_by_name() -> None:
     assert scored(mine, difficulty=3, topic="sums", prompt="raw", answer="4") == [5.0, 5.0]
 
 
-def test_a_column_that_some_rows_lack_is_none_there() -> None:
+def test_a_column_is_none_in_rows_that_lack_it() -> None:
     seen = []
     groups = [make_group("a", level=1), make_group("b")]
     mine = reward_function("mine", lambda level: seen.extend(level) or [0, 0])

@@ -525,7 +525,7 @@ def test_any_text_gets_a_finite_score_or_none_from_each(texts: list[str], answer
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_only_the_comparing_rewards_look_at_the_answer(entry: str) -> None:
+def test_only_the_comparing_rewards_depend_on_the_answer(entry: str) -> None:
     state = TrainerState(max_completion_length=512)
     texts = ["<think>a</think><answer>A</answer>", "<answer>4</answer>", "", '{"so": 1}', "A"]
     seen = {

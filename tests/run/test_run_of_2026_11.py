@@ -40,7 +40,7 @@ def test_the_archive_summary_reads_the_run(run: RunFolder) -> None:
     assert (result.reward_before, result.reward) == (0.29528862341362344, 0.3536270442520442)
 
 
-def test_the_diary_is_read_whole(run: RunFolder) -> None:
+def test_every_event_of_the_diary_is_read(run: RunFolder) -> None:
     events = list(read_events(run.events))
     assert [event["seq"] for event in events] == list(range(13))
     assert [event["kind"] for event in events if event["kind"] != "phase"] == [
@@ -115,7 +115,7 @@ def test_a_finished_run_is_not_resumed(run: RunFolder) -> None:
     assert has_finished(run)
 
 
-def test_the_run_goes_on_from_its_checkpoint_to_the_step_it_had_and_further(run: RunFolder) -> None:
+def test_the_run_resumes_from_its_checkpoint_past_its_last_step(run: RunFolder) -> None:
     """As if it had been killed in its third step: the diary ends within a line, and the last checkpoint is missing."""
     before = rows_of(run)
     third = next(event for event in read_events(run.events) if event.get("step") == 3)

@@ -88,13 +88,13 @@ def test_more_than_a_pipe_holds_goes_through_in_both_directions_and_on_stderr() 
     child.stop()
 
 
-def test_a_line_is_strict_unless_told_what_to_do() -> None:
+def test_non_json_values_raise_unless_a_fallback_is_passed() -> None:
     with pytest.raises(TypeError):
         json_line({1, 2})
     assert json_line({"so": {1}}, default=str) == '{"so": "{1}"}\n'
 
 
-def test_a_bundled_app_is_its_own_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundled_app_starts_itself_as_its_child(monkeypatch: pytest.MonkeyPatch) -> None:
     assert module_command("backend.some.module", "verb") == [sys.executable, "-P", "-m", "backend.some.module"]
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     assert module_command("backend.some.module", "verb") == [sys.executable, "--backend", "verb"]

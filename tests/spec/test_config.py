@@ -459,7 +459,7 @@ def written(folder: Path, text: str | bytes, name: str = "config.yaml") -> Path:
 
 
 @for_every_setting
-def test_a_value_given_beats_a_default(about: Setting) -> None:
+def test_a_value_in_the_file_replaces_the_default(about: Setting) -> None:
     """mlx-lm-lora lets the defaults of its command line win over the file without a word."""
     other = _another(about)
     assert getattr(parse(SOUND | {about.key: other}), about.key) == other

@@ -291,7 +291,7 @@ def test_the_summary_of_a_long_diary_is_right_and_reads_only_its_ends(
     assert sum(read) < 3 * archive.TAIL_BYTES < run.events.stat().st_size
 
 
-def test_the_last_step_is_found_behind_thousands_of_phases(run: RunFolder) -> None:
+def test_the_summary_finds_the_last_step_before_thousands_of_phases(run: RunFolder) -> None:
     """A long rollout or evaluation writes two phases a second: after six minutes the step before was out of sight."""
     diary = Diary(run.events)
     diary.write("started", iterations=9)

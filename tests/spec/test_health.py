@@ -26,7 +26,7 @@ def codes(steps: list[dict[str, Any]]) -> list[str]:
     return [finding.code for finding in findings(steps)]
 
 
-def test_nothing_is_found_in_a_healthy_run() -> None:
+def test_a_healthy_run_has_no_findings() -> None:
     assert codes(run(LONG)) == []
 
 

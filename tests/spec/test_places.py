@@ -121,7 +121,7 @@ def test_a_taken_run_name_gets_a_number(tmp_path: Path) -> None:
     assert names == ["mine", "mine-2", "mine-3"]
 
 
-def test_a_given_run_name_is_reused_until_it_has_a_diary(tmp_path: Path) -> None:
+def test_a_chosen_run_name_is_reused_until_it_has_a_diary(tmp_path: Path) -> None:
     run = make_run_folder("mine", tmp_path, reuse=True)
     assert make_run_folder("mine", tmp_path, reuse=True) == run
     run.events.touch()
@@ -131,7 +131,7 @@ def test_a_given_run_name_is_reused_until_it_has_a_diary(tmp_path: Path) -> None
         make_run_folder("mine", tmp_path, reuse=True)
 
 
-def test_a_given_run_name_is_not_reused_while_its_lock_is_held(tmp_path: Path) -> None:
+def test_a_chosen_run_name_is_not_reused_while_its_lock_is_held(tmp_path: Path) -> None:
     """Between taking the lock and the first line of the diary a trainer loads a model; its config must stay its own."""
     run = make_run_folder("mine", tmp_path, reuse=True)
     handle = hold_lock(run)

@@ -64,7 +64,7 @@ def test_the_preview_of_a_preset_is_what_it_changes(candidate: Preset, draft: Dr
     assert candidate.changes(draft.values()) == []
 
 
-def test_the_demo_as_a_preset_is_the_demo(draft: Draft):
+def test_the_demo_preset_gives_the_settings_of_the_demo(draft: Draft):
     draft.apply(ALL[0])
     assert draft.is_demo and draft.path is None
 
@@ -118,7 +118,7 @@ def test_the_panel_previews_and_changes_nothing_until_apply(panel: PresetPanel, 
     assert draft.value("beta") == 0.1
 
 
-def test_apply_by_keyboard(panel: PresetPanel, draft: Draft):
+def test_a_preset_is_chosen_and_applied_by_keyboard(panel: PresetPanel, draft: Draft):
     panel.list.setFocus()
     for _ in range(5):
         QTest.keyClick(panel.list, Qt.Key.Key_Down)

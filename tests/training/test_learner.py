@@ -376,7 +376,7 @@ def test_measuring_the_kl_at_weight_0_changes_no_weight(model: Path) -> None:
     assert measured[0]["kl"] == pytest.approx(0, abs=1e-8) and measured[1]["kl"] > 1e-7
 
 
-def test_the_metrics_of_a_step_are_there(model: Path) -> None:
+def test_a_step_reports_every_metric(model: Path) -> None:
     _, metrics = learned(config_of(model, num_iterations=2), random_steps())
     for step in metrics:
         assert {

@@ -372,7 +372,7 @@ def test_the_adaptive_bonus_is_adapted_after_each_update_and_applies_at_or_below
             assert ("policy_loss" in metrics) == (coefficient > 0)
 
 
-def test_an_adaptive_bonus_may_start_at_zero(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adaptive_bonus_that_starts_at_zero_grows(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(model, entropy_adaptive=True, entropy_target=9.0, beta=0, num_iterations=1)
     policy = perturbed(config)
     learner = grpo_learner(policy, config, 2)
@@ -553,7 +553,7 @@ def test_the_gap_between_sampler_and_policy_is_measured_with_and_without_correct
 @pytest.mark.parametrize(
     ("key", "table"), [("grpo_loss_type", LOSSES), ("importance_sampling_level", LEVELS)], ids=["losses", "levels"]
 )
-def test_the_menu_is_the_table(key: str, table: dict[str, Any]) -> None:
+def test_the_choices_of_a_menu_are_the_rows_of_its_table(key: str, table: dict[str, Any]) -> None:
     menu = [(choice.value, choice.label, choice.sentence) for choice in SETTINGS[key].choices]
     assert menu == [(name, row.name, row.sentence) for name, row in table.items()]
 

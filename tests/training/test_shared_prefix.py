@@ -83,7 +83,7 @@ def micro_batches_of(config: Config, batch: list[Group], budget: int) -> tuple[L
 # ── whether it pays ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_it_pays_where_a_prompt_and_its_completions_exceed_the_budget(model: Path) -> None:
+def test_prefilling_pays_where_a_prompt_and_its_completions_exceed_the_budget(model: Path) -> None:
     _, parts = micro_batches_of(config_of(model), groups(PROMPT), BUDGET)
     assert len(parts) == 1, "completions alone fit, so they go together, and no prompt is read twice"
     both = PROMPT + G * COMPLETION
@@ -91,7 +91,7 @@ def test_it_pays_where_a_prompt_and_its_completions_exceed_the_budget(model: Pat
     assert not SharedPrefix.pays(parts, both)
 
 
-def test_it_pays_where_more_than_a_third_of_the_prompts_would_be_read_again(model: Path) -> None:
+def test_prefilling_pays_where_more_than_a_third_of_the_prompts_would_be_read_again(model: Path) -> None:
     config = config_of(model, gradient_accumulation_steps=6)
     _, parts = micro_batches_of(config, groups(*[5] * 4), G * COMPLETION)
     assert len(parts) == 4 and not SharedPrefix.pays(parts, 10**6), "no prompt in two parts"

@@ -65,7 +65,7 @@ def test_a_mask_of_ones_changes_no_bit(model: Path) -> None:
     assert all(np.array_equal(x, same_changes[name]) for name, x in changes.items())
 
 
-def test_what_is_known_of_masked_tokens_never_matters(model: Path) -> None:
+def test_logps_of_masked_tokens_change_nothing(model: Path) -> None:
     """A tool's tokens have no log-probability: NaN there reaches no gradient and no metric."""
     changes, metrics = learnt(model, with_tool_results(random_groups(model)))
     groups = with_tool_results(random_groups(model))
@@ -82,7 +82,7 @@ def test_what_is_known_of_masked_tokens_never_matters(model: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "luspo", "vespo"])
-def test_masked_tokens_after_the_last_trained_one_count_as_if_they_were_not_there(model: Path, loss: str) -> None:
+def test_masked_tokens_after_the_last_trained_token_change_nothing(model: Path, loss: str) -> None:
     """Weights, KL, entropy, threshold, bonus and importance correction divide by trained tokens alone."""
     settings = {"grpo_loss_type": loss, "importance_sampling_level": "sequence" if loss == "luspo" else "token"}
     groups = random_groups(model)
