@@ -37,7 +37,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A runs folder and preferences for this test alone; the folder that holds both."""
+    """Give each test its own runs folder and preferences; returns the folder that holds both."""
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("GRPO_STUDIO_PREFS", str(tmp_path / "prefs"))
     _bury_closed_windows()

@@ -1,8 +1,8 @@
-"""The engine's fast paths do less work than the plain ones; and the benchmark measures, stores and shows what it says.
+"""The engine's fast paths do less work than the plain ones; the benchmark measures, stores and renders correctly.
 
 In CI work is *counted* (passes over the model, tokens in them, rows of decoding steps): exact on any machine, and a fast path
-that silently falls back to the plain one is noticed. `make proofs` measures CPU seconds: the least of several interleaved runs
-in this process, so that a busy machine does not decide.
+that silently falls back to the plain one is noticed. `make proofs` measures CPU seconds: the minimum of several interleaved runs
+in this process, so that a busy machine does not decide the result.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Work:
-    """What a run asked of the model."""
+    """How much work a run made the model do."""
 
     passes: int = 0
     """Calls of the model's body from Python; a compiled step is traced once for each number of rows."""
@@ -73,7 +73,7 @@ class Work:
 
 @contextmanager
 def counted(*split_models: SplitModel) -> Iterator[Work]:
-    """Count inside. Enter it before the first compiled step is made."""
+    """Count inside the context. Enter it before the first compiled step is built."""
     work, compile_ = Work(), mx.compile
     hidden = {id(split_model): split_model.hidden for split_model in split_models}
 
@@ -106,7 +106,7 @@ def sampling_work(case: Case, folder: Path, off: Off = nullcontext) -> Work:
     with off(), counted() as work:
         rollout = Rollout(load_policy(our_contenders.settings(case, folder)), case.completion)
         with counted(rollout.fused.split_model) as passes:
-            before = work.compiled_rows  # the rollout tries itself out when it is made
+            before = work.compiled_rows  # building a rollout runs its trial decode
             sample(rollout, case)
     return Work(passes.passes, passes.tokens, work.compiled_rows - before + passes.compiled_rows)
 
@@ -196,7 +196,7 @@ def peak(run: Run) -> float:
 
 
 def ratio(fast: Run, slow: Run, rounds: int) -> float:
-    """CPU seconds of `fast` over those of `slow`: the least of each over interleaved rounds, after one to warm up."""
+    """CPU seconds of `fast` over those of `slow`: the minimum of each over interleaved rounds, after one warm-up round."""
     seconds: dict[Run, list[float]] = {fast: [], slow: []}
     for _ in range(rounds + 1):
         for run in (fast, slow):
@@ -264,7 +264,7 @@ GUARDED: dict[str, tuple[Callable[..., Run], Case, float]] = {
     "prompt sharing": (learning_of, Case("", prompt=128, completion=16), 0.75),
     "no old-policy pass": (learning_of, Case("", prompt=128, completion=16, beta=0.0), 0.9),
 }
-"""Technique → what it speeds up, at which sizes, and the most of the plain way's seconds that it may take."""
+"""Technique → what it speeds up, at which sizes, and the largest share of the plain path's seconds that it may take."""
 
 
 @pytest.mark.proof
@@ -294,7 +294,7 @@ RUNS: tuple[Contender, ...] = (our_contenders.training_steps, baseline_contender
 
 
 def steps_of(run: Contender, case: Case, folder: Path, count: int) -> list[dict[str, float]]:
-    """What the stopwatch reports of `count` steps, taken in this process."""
+    """The stopwatch's reports of `count` steps run in this process."""
     requests, replies = io.StringIO("\n" * count), io.StringIO()
     with pytest.raises(SystemExit):
         run(case, folder, Stopwatch(requests, replies))
@@ -441,7 +441,7 @@ def test_a_bar_is_a_share_of_the_other_contender_s_median(monkeypatch: pytest.Mo
 
 
 def test_the_document_shows_the_numbers_of_the_json():
-    """The tables are rendered from the JSON, to the letter: no number is edited by hand."""
+    """The tables are exactly those rendered from the JSON: no number is edited by hand."""
     text = results_file.document().read_text("utf-8")
     assert results_file.rendered(text, results_file.read()) == text
     assert {*report.DOCUMENTED, "differs"} == {name for _, name, _ in results_file.MARKED.findall(text)}

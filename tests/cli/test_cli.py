@@ -1,6 +1,6 @@
 """The command line: bad input is refused in one sentence with exit code 2 and leaves no file; everything else works.
 
-Verbs run in this process (typer's CliRunner) wherever the process itself is not what is tested.
+Verbs run in this process (typer's CliRunner) unless the test is about the process itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ VERBS = app()
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model and rows that work; `write` and `call` make settings of them."""
+    """A folder with a model and rows, shared by all tests of this file."""
     folder = tmp_path_factory.mktemp("parts")
     small_run.settings_for(folder)
     return folder
@@ -42,7 +42,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The runs folder, not made yet; the test stands in an empty folder of its own."""
+    """The runs folder, which does not exist yet; the working directory is an empty folder."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "runs"))
@@ -61,7 +61,7 @@ def well(*arguments: object) -> Result:
 
 
 def refused(*arguments: object) -> str:
-    """Call a verb that must exit with 2; the one line that it says, on stderr."""
+    """Call a verb that must exit with 2, and return its only line on stderr."""
     result = call(*arguments)
     assert isinstance(result.exception, SystemExit) and result.exit_code == 2, (result.output, result.exception)
     assert result.stdout == "" and "Traceback" not in result.stderr
@@ -257,7 +257,7 @@ def test_reward_functions_are_listed_without_being_run(tmp_path: Path) -> None:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Callable[..., list[object]]:
-    """The arguments that score two completions with functions of one's own."""
+    """Command-line arguments that score two completions with functions of a user's file."""
     (tmp_path / "mine.py").write_text(MINE)
     rows = [{"prompt": "p", "completion": "LOUD", "answer": "1"}, {"prompt": "p", "completion": "soft", "answer": "1"}]
     (tmp_path / "given.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -281,7 +281,7 @@ def test_score_prints_scores_and_weighted_rewards(bench: Callable[..., list[obje
 
 
 def test_scoring_imports_no_mlx(bench: Callable[..., list[object]]) -> None:
-    """The advantages once came from a module that imported it: 0.4 s of waiting for an answer of milliseconds."""
+    """Advantages once came from a module that imports mlx: 0.4 s of waiting for a result that takes milliseconds."""
     arguments = list(map(str, bench("shout")))
     code = f"import sys; from backend.__main__ import app; app()({arguments!r}, standalone_mode=False); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=backend_environment(), capture_output=True, text=True)
@@ -467,7 +467,7 @@ def test_set_that_cannot_be_read_is_refused_in_one_sentence(parts: Path, runs: P
 def test_relative_paths_of_the_command_line_are_absolute_in_the_runs_config(
     parts: Path, runs: Path, tmp_path: Path
 ) -> None:
-    """They are relative to the working directory, while config.yaml is read again in the run's folder."""
+    """Paths are relative to the working directory, but config.yaml is read again in the run's folder."""
     small_run.write_rows(Path("mine.jsonl"))
     run = new_run(apply_changes(read(config(parts, tmp_path)), ["data=mine.jsonl"]), None, None)
     assert yaml.safe_load(run.folder.config.read_text())["data"] == str(Path("mine.jsonl").absolute())
@@ -477,7 +477,7 @@ def test_relative_paths_of_the_command_line_are_absolute_in_the_runs_config(
 
 
 def test_a_folder_named_backend_in_the_working_directory_is_not_run(parts: Path, tmp_path: Path) -> None:
-    """`python -m backend` would run the one in the working directory."""
+    """Without `-P`, `python -m backend` would run the folder in the working directory."""
     (tmp_path / "backend").mkdir()
     for name in ("__init__", "__main__"):
         (tmp_path / "backend" / f"{name}.py").write_text("print('not ours')\nraise SystemExit(7)\n")

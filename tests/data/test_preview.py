@@ -1,5 +1,5 @@
-"""What the Dataset page is told: rows, columns, splits and gaps of every kind of file, faults in the words of `check`, and
-prompts that are token for token those of training."""
+"""The answers behind the Dataset page: rows, columns, splits and missing values of every file format, the faults of `check`,
+and prompts that are token for token those of training."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return tiny_tokenizer(tmp_path / "model-files")  # a tokenizer is all of a model that a preview needs
+    return tiny_tokenizer(tmp_path / "model-files")  # a preview needs only the tokenizer of a model
 
 
 @pytest.fixture
 def ask(tmp_path: Path, model: Path):
-    """Ask a question as the loop would."""
+    """Call the handler of a question as the event loop of `serve` does."""
     (model / "config.json").write_text("{}")
     reports: list[dict[str, Any]] = []
 
@@ -322,7 +322,7 @@ def test_a_cancelled_measurement_continues_where_it_stopped(
         dataset_questions.preview_counts({"settings": settings | {"model": ""}, "split": "train"}, call)
     measured.clear()
     ask("preview_counts", settings | {"model": ""})
-    assert 0 < len(measured) < 250 and len(set(measured)) == len(measured), "no row is looked at twice"
+    assert 0 < len(measured) < 250 and len(set(measured)) == len(measured), "no row is measured twice"
 
 
 def test_another_system_prompt_is_measured_again(ask, tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_a_dataset_that_is_not_cached_is_not_downloaded(ask, caches: Path, monke
 
 @pytest.mark.parametrize("cache", ["hub/datasets--owner--MySums/snapshots", "datasets/owner___my_sums"])
 def test_a_dataset_in_a_cache_is_read(ask, caches: Path, monkeypatch: pytest.MonkeyPatch, cache: str) -> None:
-    """`datasets` would look for it on the network here, so what it gives is put in its place."""
+    """`datasets` would query the network, so its `load_dataset` is replaced."""
     import datasets
 
     (caches / cache).mkdir(parents=True)
@@ -389,7 +389,7 @@ def test_configurations_and_splits_come_from_the_hub(ask, monkeypatch: pytest.Mo
 
 @pytest.mark.alone
 def test_a_hundred_thousand_rows_are_previewed_in_two_seconds(ask, tmp_path: Path) -> None:
-    """Seconds of work, not of the clock: this machine may be busy with other things."""
+    """CPU seconds, not wall time: the machine may be busy."""
     line = json.dumps({"question": "What is the sum of %d and 4, and why is it so?", "solution": "12", "id": 1})
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(line.replace("%d", str(n)) for n in range(100_000)))

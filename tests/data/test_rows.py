@@ -30,7 +30,7 @@ def settings(data: Any = "unused", **raw: Any) -> Config:
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """The rows as a file of the kind that the path's ending says."""
+    """Write the rows in the format of the path's suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
@@ -161,7 +161,7 @@ def test_nothing_is_held_out_beside_a_valid_split(tmp_path: Path) -> None:
     assert read_splits(settings(tmp_path, validation_split=0.5)).train == ROWS
 
 
-# ── a dataset on the Hub, from a stand-in on this machine ────────────────────────────────────────────────────────────
+# ── a dataset on the Hub, from a server on this machine ────────────────────────────────────────────────────────────
 
 HUB_FILES = {
     "README.md": b"# Sums\n",
@@ -172,7 +172,7 @@ COMMIT = "c0ffee" + "0" * 34
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of Hugging Face as `datasets` asks of it: one dataset of plain files, owner/sums."""
+    """The part of the Hugging Face API that `datasets` uses, with one dataset of plain files, owner/sums."""
 
     protocol_version = "HTTP/1.1"
 

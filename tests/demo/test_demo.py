@@ -1,4 +1,4 @@
-"""The bundled demo: its files are what our script makes, nothing held out was ever shown, and it needs no network."""
+"""The bundled demo: its files are those of the script, no held-out row is in the training data, and it needs no network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHIPPED_SEED = 0
 
 @pytest.fixture(scope="module")
 def shipped() -> Any:
-    """(model, tokenizer) as mlx-lm opens them, with every way out of the machine shut."""
+    """(model, tokenizer) as mlx-lm loads them, with all network access blocked."""
 
     def shut(*_: object) -> None:
         raise AssertionError("opening the demo's model looked for the network")
@@ -214,7 +214,7 @@ def test_the_same_seed_makes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(warmup, "ROWS", 4)
     messages: list[str] = []
     rebuild(tmp_path / "once", steps=2, progress=messages.append)
-    mx.random.normal((3,))  # what was drawn before must not matter
+    mx.random.normal((3,))  # earlier random numbers must not matter
     rebuild(tmp_path / "again", steps=2)
     rebuild(tmp_path / "other", seed=1, steps=2)
     once, again, other = (digests(tmp_path / name) for name in ("once", "again", "other"))

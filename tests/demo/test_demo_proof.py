@@ -1,4 +1,4 @@
-"""The demo's promise, too long for CI: `make proofs` runs it."""
+"""What the demo learns; too long for CI, run by `make proofs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python's thread and mlx's share one core while they sample and train; no other thread does, and not a moment longer."""
+"""Python's thread and mlx's share one core while they sample and train. Other threads keep all cores, and so do these two afterwards."""
 
 from __future__ import annotations
 

@@ -39,10 +39,10 @@ CACHES = {"KVCache": KEYS, "RotatingKVCache": WINDOW, "ArraysCache": STATE, "Cac
 
 @dataclass(frozen=True)
 class Family:
-    """What a family's config.json says beside the usual, and what is expected of it."""
+    """A family's additional config.json keys, and what is expected of it."""
 
     caches: tuple[str, ...]
-    """What its layers keep, in the words of docs/architectures.md."""
+    """Kinds of its layers' caches, in the words of docs/architectures.md."""
     own: dict[str, Any] = field(default_factory=dict)
     together: bool = True
     """Whether rows of unequal length are decoded in one batch."""
@@ -202,7 +202,9 @@ def test_a_family_is_what_the_table_says(models: Path, arch: str) -> None:
     assert (policy.split_model.head is None) == family.whole
     shared = family.shared and family.caches == PLAIN
     assert policy.split_model.prefix_layers == (family.layers if shared else 0)
-    assert len(policy.split_model.slow_paths) == family.whole + (not shared), "each slow path is told, and nothing else"
+    assert len(policy.split_model.slow_paths) == family.whole + (not shared), (
+        "each slow path is reported, and nothing else"
+    )
     after = dict(tree_flatten(policy.model.parameters()))
     assert all(np.array_equal(np.array(after[name]), x) for name, x in before.items()), "the trial changed the weights"
 
@@ -210,7 +212,7 @@ def test_a_family_is_what_the_table_says(models: Path, arch: str) -> None:
 def test_a_model_that_is_only_wrong_with_rows_of_unequal_length_is_decoded_by_the_group(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is raised where a model takes one mask or one position for all rows and their number happens to fit."""
+    """A model that takes one mask or one position for all rows raises nothing when the shapes happen to broadcast."""
     plain = rollout_module.BatchKVCache
     monkeypatch.setattr(rollout_module, "BatchKVCache", lambda pads: plain([0] * len(pads)))
     assert not Rollout(load_policy(config_of(models, "qwen3", "lora")), 4).has_continuous_batching
@@ -222,7 +224,7 @@ def config_of(models: Path, arch: str, train_type: str) -> Any:
 
 
 def assert_it_learns(models: Path, arch: str, train_type: str) -> None:
-    """Two updates on made-up completions change every trainable array, and nothing else."""
+    """Two updates on synthetic completions change every trainable array, and nothing else."""
     config = config_of(models, arch, train_type)
     policy = load_policy(config)
     before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
@@ -262,7 +264,7 @@ def refused(folder: Path) -> str:
 
 
 def test_a_family_whose_code_is_broken_is_refused(models: Path) -> None:
-    """RecurrentGemma loads with mlx-lm 0.32 and then fails at the first look at its weights: its `__init__` skips nn.Module's."""
+    """RecurrentGemma loads with mlx-lm 0.32 and then fails as soon as its weights are read: its `__init__` skips nn.Module's."""
     own = {"attention_window_size": 8, "block_types": ["recurrent", "attention"], "conv1d_width": 4, "logits_soft_cap": 30.0,
            "attention_bias": False}  # fmt: skip
     try:
@@ -273,7 +275,7 @@ def test_a_family_whose_code_is_broken_is_refused(models: Path) -> None:
 
 
 def test_a_family_that_wants_a_package_is_refused(models: Path) -> None:
-    """The first OLMo's code ends the process where a package is missing; a run must not end without a word."""
+    """The first OLMo's code ends the process where a package is missing; a run must not end without a message."""
     pytest.importorskip("mlx_lm.models.olmo2")
     folder = random_models.tiny_model(models / "first-olmo")
     text = (folder / "config.json").read_text()

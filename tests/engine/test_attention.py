@@ -21,8 +21,8 @@ Attention = Callable[..., mx.array]
 
 @dataclass(frozen=True)
 class Case:
-    """Prompts, `each` with so many rows; query and key heads; tokens of a row and of a prompt; sizes of a head's keys and
-    values; the length of each prompt where they differ."""
+    """Sizes: prompts, rows of each prompt (`each`), query and key heads, tokens of a row and of a prompt, key and value
+    dimensions of a head, and the length of each prompt where they differ."""
 
     prompts: int = 2
     each: int = 1
@@ -58,7 +58,7 @@ class Case:
         return attention
 
     def plain(self) -> Attention:
-        """mlx's own, with every prompt's keys and values repeated in front of each of its rows'."""
+        """mlx's attention over the keys and values of each row, with its prompt's repeated in front."""
         B, N, K = self.prompts * self.each, self.tokens, self.prompt
         length_B = np.repeat(self.lengths or (K,) * self.prompts, self.each)
         in_prompt = np.broadcast_to((np.arange(K) < length_B[:, None])[:, None], (B, N, K))
@@ -74,7 +74,7 @@ class Case:
 
 
 def out_and_gradients(attention: Attention, arrays: list[mx.array]) -> tuple[mx.array, list[mx.array]]:
-    """The output, and the gradients of a loss in which every number of it has its own weight."""
+    """The output, and the gradients of a loss that weighs every element of it differently."""
     out = attention(*arrays)
     weight = mx.array(np.random.default_rng(1).normal(size=out.shape), mx.float32).astype(out.dtype)
     return out, mx.vjp(attention, arrays, [weight])[1]
@@ -140,7 +140,7 @@ def test_padding_gets_no_gradient_and_what_it_holds_does_not_matter(block: int |
 
 @pytest.mark.parametrize("name", ["several rows of a prompt", "ragged prompts", "no prompts", "wide values"])
 def test_sixteen_bits_stay_within_their_own_rounding(name: str) -> None:
-    """Against the same numbers in float32, no farther off than mlx's own in 16 bits."""
+    """Compared with float32, the error is no larger than that of mlx's attention in 16 bits."""
     case = CASES[name]
     arrays = case.arrays(mx.bfloat16)
     exact, exact_grads = out_and_gradients(case.plain(), [x.astype(mx.float32) for x in arrays])
@@ -158,7 +158,7 @@ def test_sixteen_bits_stay_within_their_own_rounding(name: str) -> None:
 
 @pytest.mark.parametrize("block", [3, None])
 def test_extreme_scores_give_no_nan(block: int | None) -> None:
-    """Scores of ±10,000 and more, whose exponentials no float32 holds: all weight is on one key, or none on a whole segment."""
+    """Scores of ±10,000 and more, whose exponentials overflow float32: all weight is on one key, or none on a whole segment."""
     case = Case(each=2, lengths=(5, 2))
     arrays = case.arrays(size=100.0)
     scores = case.scale * arrays[0] @ mx.repeat(arrays[1], 2, axis=1).swapaxes(-1, -2)

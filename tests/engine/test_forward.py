@@ -48,8 +48,8 @@ def test_log_probabilities_and_entropies_are_those_of_the_definition(
 def test_every_weight_gets_the_gradient_of_the_definition_the_head_too(
     models: Path, layout: str, tie: bool, chunk: int | None
 ) -> None:
-    """In chunks, the head was once closed over by the checkpointed function: no gradient reached it, and full fine-tuning
-    of any model with a real vocabulary never moved its output layer."""
+    """The checkpointed function of a chunk once closed over the head: no gradient reached it, and full fine-tuning of any
+    model with a real vocabulary never changed its output layer."""
     model, case = model_of(models, tie=tie), Case(LAYOUTS[layout])
     model.unfreeze()
     split_model = split(model)

@@ -1,4 +1,4 @@
-"""Recomputing activations changes no gradient, really happens, and leaves the model's class as it was."""
+"""Gradient checkpointing changes no gradient, does recompute each layer, and restores the layer class afterwards."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_each_layer_runs_a_second_time_in_the_backward_pass(models: Path) -> Non
 
 
 def test_the_second_pass_samples_the_same_dropout_mask(models: Path) -> None:
-    """Else the gradient belongs to another function: it is compared with a finite difference of the very loss it came with."""
+    """With another mask the gradient would be that of another function: it is compared with a finite difference of its own loss."""
     policy, case = lora_policy(models, dropout=0.5), Case()
     policy.model.train()
 

@@ -1,4 +1,5 @@
-"""The monkeypatches of mlx-lm: where they are, that they can be undone, which calls they take, and that no number changes."""
+"""The monkeypatches of mlx-lm: which names they replace, that uninstall restores them, which calls they handle, and that no
+number changes."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ FILES = {
     "scaled_dot_product_attention": ARCHES,
     "swiglu": ["qwen3", "llama", "qwen3_moe", "switch_layers"],
 }
-"""Where a model's code looks a function up."""
+"""The module in which a model's code looks a function up."""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def model_of(models: Path, arch: str = "qwen3") -> nn.Module:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each of our functions was called; as on x86, and with the least work they take set to nothing for swiglu."""
+    """Calls of each of our functions, as on x86, with swiglu's minimum size set to 0."""
     counted: Counter[str] = Counter()
 
     def spied(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,7 +73,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.fixture(autouse=True)
 def patched_as_before() -> Iterator[None]:
-    """Other tests' models stay patched: what was active before the test is active after it."""
+    """Restore the patches that were active before the test, since models of other tests rely on them."""
     before = [(r.owner, r.attribute, getattr(r.owner, r.attribute)) for r in patches._active]
     yield
     patches.uninstall()
@@ -123,7 +124,7 @@ def test_install_patches_the_files_of_the_model_and_no_others(models: Path, arch
 
 
 def test_a_part_from_mlx_lm_s_own_file_leaves_that_file_alone() -> None:
-    """Else whoever imports the original from there later would be given ours."""
+    """Otherwise a later import of the original from that file would get ours."""
     patches.uninstall()
     patches.install(activations.SwigluOAI())
     assert activations.swiglu is patches.MLX_LM_SWIGLU
@@ -143,7 +144,7 @@ def everything_of_mlx_lm() -> dict[tuple[str, str], Any]:
 
 
 def test_after_uninstall_mlx_lm_is_untouched(models: Path) -> None:
-    """With models of several families patched, some of them twice, and one in the middle of gradient checkpointing."""
+    """Models of several families are patched, some of them twice, and one during gradient checkpointing."""
     patches.uninstall()
     trees = [model_of(models, arch) for arch in ARCHES]
     before = everything_of_mlx_lm()
@@ -287,7 +288,7 @@ def arrays(rows: int, queries: int, columns: int) -> list[mx.array]:
 def assert_taken(
     calls: Counter[str], ours: bool, q: mx.array, keys: mx.array, values: mx.array, cache: Any, mask: Any, **how: Any
 ) -> None:
-    """Whichever function answers, the numbers are mlx's for just these arrays and this mask."""
+    """Whichever function handles the call, the result equals mlx's for these arrays and this mask."""
     calls.clear()
     out = patches.scaled_dot_product_attention(q, keys, values, cache=cache, scale=0.3, mask=mask, **how)
     assert bool(calls) == ours

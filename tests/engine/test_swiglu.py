@@ -21,7 +21,7 @@ def gate_and_up(dtype: mx.Dtype = mx.float32, shape: tuple[int, ...] = (3, 7, 64
 
 
 def value_and_gradients(function: Callable[..., mx.array], gate: mx.array, up: mx.array) -> list[mx.array]:
-    """The value, and the gradients in gate and up of a loss in which every number has its own weight."""
+    """The value, and the gradients in gate and up of a loss that weighs every element differently."""
     weight = mx.array(np.random.default_rng(1).normal(size=up.shape), mx.float32).astype(up.dtype)
     out, grads = mx.vjp(function, [gate, up], [weight])
     return [*out, *grads]

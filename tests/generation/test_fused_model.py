@@ -32,7 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def policy_of(models: Path, arch: str = "qwen3", train_type: str = "lora", **how: Any) -> Policy:
-    """A policy whose adapters matter. `bits`, `tie`, `own` make the model; the rest are settings."""
+    """A policy with non-zero adapters. `bits`, `tie` and `own` are options of the model; the rest are settings."""
     making = {key: how.pop(key) for key in ("bits", "tie", "own", "dtype") if key in how}
     folder = models / "-".join(
         [arch, *(f"{key}{value}" for key, value in making.items() if key != "own"), str("own" in making)]
@@ -107,7 +107,7 @@ def test_the_fused_model_has_the_log_probabilities_of_the_policy(
     assert fused.slow_paths == []
     for seed in (2, 3):  # before and after the policy was trained
         fused.refresh()
-        # Which experts a token goes to, and with what share, magnifies rounding.
+        # Routing to experts amplifies rounding.
         assert distance(policy, fused) < (3e-4 if "moe" in arch else 1e-4)
         tokens = mx.array([[5, 70, 200, 9]])
         split_model = fused.split_model.logits(fused.split_model.hidden(tokens))
@@ -149,7 +149,7 @@ def test_greedy_rollouts_are_those_without_fusing(
 
 
 def test_sixteen_bits_stay_within_their_own_rounding(models: Path) -> None:
-    """Against the same weights in float32, the merged and the packed model are no farther off than the policy itself."""
+    """Compared with float32, the error of the merged and the packed model is no larger than the policy's."""
     policy = policy_of(models, dtype="bfloat16")
     exact = copy.deepcopy(policy.model)
     exact.set_dtype(mx.float32)
@@ -183,7 +183,7 @@ def test_layers_that_read_the_same_input_become_one_product(models: Path) -> Non
 
 
 def test_layers_with_other_quantisation_are_not_fused(models: Path) -> None:
-    """Published models keep some layers in more bits than others, or in none."""
+    """Published models keep some layers in more bits than others, or unquantised."""
     policy = policy_of(models, tie=False)
     base = policy.reference_model or policy.model
     for layer in base.layers:
@@ -248,7 +248,7 @@ def test_a_model_that_reads_its_layers_weights_itself_is_not_fused_and_says_why(
 def test_a_fused_model_with_other_logits_is_not_used_and_says_why(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fresh adapter is zero, so a mistake would not show in the logits without the noise of the trial."""
+    """A fresh adapter's update is zero: without the noise that the trial adds, a wrong fusion would not change the logits."""
     fresh = policy_of(models)
     for module in fresh.model.modules():
         if "lora_b" in module:

@@ -27,11 +27,11 @@ from tests.support import random_models
 BATCHED, BY_GROUP = ["qwen3", "qwen3_moe"], ["gemma3_text", "mamba"]
 """Architectures that are decoded by continuous batching, and others (a sliding window, a state space)."""
 FILTERED = Sampling(temperature=0.9, top_p=0.95, top_k=200)
-"""Sampling with filters. One for all tests: mlx compiles constants into its CPU kernels, and g++ takes its time."""
+"""Sampling with filters. The same for all tests: mlx compiles constants into its CPU kernels, so each other value costs a g++ run."""
 LENGTHS = [1, 3, 70, 9]
 """Prompt lengths of one batch: the longest exceeds a capacity bucket and the sliding window."""
 MANY_ENDS = list(range(1, 20))
-"""End-of-sequence ids, so many that rows end at every step and the batch is compacted often."""
+"""Many end-of-sequence ids: rows end at every step, so the batch is compacted often."""
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def rollouts(models: Path) -> Callable[..., Rollout]:
 
 
 def shake(policy: Policy, seed: int) -> None:
-    """Add noise to the adapters, so that they matter."""
+    """Add noise to the adapters: fresh ones change nothing."""
     mx.random.seed(seed)
     noise = tree_map(lambda x: x + 0.05 * mx.random.normal(x.shape), policy.model.trainable_parameters())
     policy.model.update(noise)
@@ -83,7 +83,7 @@ def problems(lengths: list[int] = LENGTHS, seed: int = 0) -> list[Problem]:
 
 
 def full_logits(policy: Policy, prompt: list[int], tokens: list[int]) -> np.ndarray:
-    """[T, V]: what predicts each token, by one pass of the whole model over one unpadded row."""
+    """Logits [T, V] that predict each token, by one pass of the unsplit model over one unpadded row."""
     policy.model.eval()
     logits = np.array(policy.model(mx.array([prompt + tokens]))[0])
     return logits[len(prompt) - 1 : -1] if prompt else np.roll(logits, 1, axis=0)
@@ -128,7 +128,7 @@ def test_tokens_and_log_probabilities_follow_from_a_full_forward_pass(
 
 
 def test_log_probabilities_without_the_prompt_or_with_another_one_are_far_off(rollouts: Callable[..., Rollout]) -> None:
-    """What the test above measures if the prompt were left out, or a row attended to another one's."""
+    """The test above would fail if the prompt were left out or a row attended to another row's prompt."""
     rollout = rollouts("qwen3", 20)
     policy = rollout.policy
     sampled = with_problems(rollout.sample(problems(), 2, Sampling(), seed=0, first_number=0))
@@ -282,7 +282,7 @@ def test_an_end_of_sequence_id_as_first_token_ends_a_completion(rollouts: Callab
 
 
 def stop_across_tokens(policy: Policy, completion: Completion) -> str | None:
-    """Two letters of the text, the last of one token and the first of the next, that are no tokens of this row."""
+    """A two-letter string that spans two adjacent tokens and occurs nowhere earlier in the completion, or None."""
     for t in range(6, len(completion.tokens) - 1):
         left, right = (policy.tokenizer.decode([token]) for token in completion.tokens[t : t + 2])
         word = left[-1:] + right[:1]
@@ -353,7 +353,7 @@ def test_poll_receives_the_token_count_and_may_raise_to_stop(rollouts: Callable[
 
 
 def recorded_steps(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
-    """(rows, columns written, capacity) of every decoding step to come."""
+    """Record (rows, columns written, capacity) of every decoding step from now on."""
     seen: list[tuple[int, int, int]] = []
     real = rollout.compiled_step
 
@@ -371,7 +371,7 @@ def recorded_steps(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> list[tu
 
 
 def test_the_batch_is_compacted_as_rows_end(rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows live long, and the last steps must not be computed for all of them. Row counts are few: few traces."""
+    """Few rows are long, and the last steps must not be computed for all rows. Few distinct row counts mean few traces."""
     rollout = rollouts("qwen3", 64, MANY_ENDS)
     seen = recorded_steps(rollout, monkeypatch)
     sampled = with_problems(rollout.sample(problems([4] * 6), 8, Sampling(), 0, 0))
@@ -412,7 +412,7 @@ def test_the_number_of_rows_decoded_at_once_changes_nothing(
         for (_, completion), (_, other) in zip(all_at_once, some, strict=True):
             assert (completion.tokens, completion.text, completion.stop) == (other.tokens, other.text, other.stop)
             np.testing.assert_allclose(completion.logps, other.logps, atol=1e-4)
-            # A token at the very edge of the nucleus falls to either side of it by a rounding.
+            # A token at the edge of the nucleus may be kept or not by rounding.
             np.testing.assert_allclose(completion.log_kept, other.log_kept, atol=5e-3)
 
 
@@ -451,7 +451,7 @@ def test_prompts_are_prefilled_once_and_when_they_are_admitted(
 def test_capacity_is_bounded_by_the_longest_living_row(
     rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Columns that only ended rows used are dropped, or the arrays would grow with every refill."""
+    """Columns that only finished rows used are dropped; otherwise the arrays would grow with every refill."""
     rollout = rollouts("qwen3", 100, MANY_ENDS, rows=8)
     seen = recorded_steps(rollout, monkeypatch)
     sampled = with_problems(rollout.sample(problems([4] * 16), 4, Sampling(), 0, 0))
@@ -464,7 +464,7 @@ def test_capacity_is_bounded_by_the_longest_living_row(
 def test_the_columns_of_the_longest_row_are_dropped_when_it_ends(
     rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too few rows have ended to reduce the row count, and none waits; still the others must not keep its columns."""
+    """Too few rows have finished to reduce the row count, and none waits; the columns must be dropped nevertheless."""
     prompts = problems([270, 3, 4, 5, 6, 7, 8, 9])
     free = [
         completion.tokens
@@ -497,7 +497,7 @@ def test_prefill_chunks_count_the_tokens_of_every_row(models: Path, monkeypatch:
 
 
 def test_a_stop_string_across_two_chunks_is_found(models: Path) -> None:
-    """Only the neighbourhood of the new tokens is decoded first, and it must reach into the tokens before them."""
+    """Stop strings are first looked for in the text around the new tokens, which must include the tokens before them."""
     tokenizer = policy_of(models).tokenizer
     ids = tokenizer.encode("0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 30 40", add_special_tokens=False)
     for word in ("13 14", "9 10 11", "30"):

@@ -1,4 +1,4 @@
-"""What tokens are really sampled with when top-p, top-k and min-p filter the policy, and what the metrics say about it."""
+"""The distribution that tokens are sampled from under top-p, top-k and min-p, and the metrics that compare it with the policy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def prompts() -> list[Problem]:
 
 
 def filtered(logits_V: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """The distribution that is sampled from, in float64: top-k, then top-p over what is left, then min-p."""
+    """The filtered distribution, in float64: top-k, then top-p over what is left, then min-p."""
     mass_V = np.exp((logits_V - logits_V.max()) / sampling.temperature)
     if sampling.top_k:
         mass_V = np.where(mass_V >= np.sort(mass_V)[-sampling.top_k], mass_V, 0)
@@ -80,7 +80,7 @@ def test_logp_minus_log_kept_is_the_filtered_distribution_s_log_probability(
 
 
 def gaps(models: Path, sampling: Sampling, **settings: Any) -> tuple[dict[str, float], list[float]]:
-    """The metrics of a training step on completions that are sampled so, and log_kept of each of their tokens."""
+    """The metrics of a training step on completions sampled with `sampling`, and log_kept of each of their tokens."""
     filters = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

@@ -32,7 +32,7 @@ def logits(size: int = 24, seed: int = 0) -> np.ndarray:
 
 
 def exact(values: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """The distribution to sample from, in float64, token by token: top-k, then top-p over what is left, then min-p."""
+    """The filtered distribution, in float64, token by token: top-k, then top-p over what is left, then min-p."""
     mass = np.exp(values / sampling.temperature - np.max(values / sampling.temperature))
     kept = np.ones(len(mass), bool)
     if 0 < sampling.top_k < len(mass):
@@ -61,7 +61,7 @@ def sampled(
 
 @pytest.mark.parametrize("sampling", FILTERS, ids=str)
 def test_a_grid_of_uniforms_gives_the_exact_filtered_distribution(sampling: Sampling) -> None:
-    """Inverse CDF is a function of the uniform, so a grid leaves no sampling noise to hide a small error."""
+    """The inverse CDF is a function of the uniform, so a grid has no sampling noise that could hide a small error."""
     values = logits(seed=5)
     grid_B = mx.array((np.arange(GRID) + 0.5) / GRID, mx.float32)
     token_B, _, _ = sample_tokens(mx.broadcast_to(mx.array(values, mx.float32), (GRID, len(values))), grid_B, sampling)
@@ -95,7 +95,7 @@ def test_a_filter_that_leaves_one_token_always_samples_it(index: int) -> None:
 
 
 def in_blocks(x_BV: mx.array, axis: int = -1) -> mx.array:
-    """A running sum as a GPU takes it: blocks of four, each on top of a total that was added up in another order."""
+    """A running sum as on a GPU: blocks of four, each added to a total that was summed in another order."""
     rows = np.array(x_BV, np.float32)
     before = [rows[:, :start].sum(axis=1, dtype=np.float32) for start in range(0, rows.shape[1], 4)]  # pairwise
     inside = [np.cumsum(rows[:, start : start + 4], axis=1, dtype=np.float32) for start in range(0, rows.shape[1], 4)]
@@ -103,8 +103,8 @@ def in_blocks(x_BV: mx.array, axis: int = -1) -> mx.array:
 
 
 def test_a_running_sum_in_blocks_never_samples_a_filtered_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU the edges of the running sum waver by a rounding where nothing was kept; counting the edges below the
-    target then landed on tokens that top-k had thrown away, a few draws in a million."""
+    """On a GPU the running sum varies by a rounding where no token was kept. Counting the edges below the target then gave
+    tokens that top-k had removed, for a few samples in a million."""
     values = np.random.default_rng(2).normal(0, 0.5, 4096)
     sampling = Sampling(top_k=2000)
     kept = exact(values, sampling) > 0
@@ -138,7 +138,7 @@ def test_every_vocabulary_size_is_split_into_blocks_without_padding(size: int) -
 def test_bisection_finds_the_nucleus_that_sorting_finds(
     size: int, top_p: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a CPU bisection replaces the sort; the smallest mass inside the nucleus is the very same number."""
+    """On a CPU bisection replaces the sort; the smallest mass inside the nucleus is the same number, bit for bit."""
     rows = np.stack([logits(size, seed) * (0.2 + seed / 4) for seed in range(12)])
     rows[3, : size // 2] = rows[3, 0]  # half of one row is a tie
     mass = mx.softmax(mx.array(rows, mx.float32), axis=-1)
@@ -183,7 +183,7 @@ def test_the_log_probability_is_the_tempered_one_before_any_filter() -> None:
 
 @pytest.mark.parametrize("sampling", FILTERS, ids=str)
 def test_log_kept_is_the_share_of_the_policy_s_mass_that_the_filters_kept(sampling: Sampling) -> None:
-    """logp − log_kept is what the token was really sampled with. Read at the last token's edge, it was NaN wherever the last
+    """logp − log_kept is the log-probability that the token was sampled with. Read at the last token's edge, it was NaN wherever the last
     token of the vocabulary was filtered, and the importance correction did nothing."""
     for seed in range(5):
         values = logits(seed=seed)

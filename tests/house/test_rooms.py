@@ -95,7 +95,7 @@ def imports_of(path: Path) -> list[tuple[int, str]]:
 
 
 def imports(source: str) -> Iterator[tuple[int, str]]:
-    """(line, module) of every import that can run, wherever it stands; `import_module("…")` with a plain name too."""
+    """(line, module) of every import that can run, at any depth; `import_module("…")` with a plain name too."""
     tree = ast.parse(source)
     for_typing = {id(node) for block in _typing_blocks(tree) for node in ast.walk(block)}
     for node in ast.walk(tree):
@@ -130,7 +130,7 @@ def module_of(imported: str) -> str | None:
     return next(known, None)
 
 
-# Whether it may be
+# Whether it is allowed
 
 
 def lies_in(module: str, rooms: set[str]) -> bool:
@@ -138,7 +138,7 @@ def lies_in(module: str, rooms: set[str]) -> bool:
 
 
 def room_of(module: str) -> str | None:
-    """The longest name in RULES that `module` lies in; the roots `app` and `backend` stand for their `__init__` alone."""
+    """The longest name in RULES that `module` lies in; the roots `app` and `backend` mean only their `__init__`."""
     if module in ("app", "backend"):
         return module
     rooms = (room for room in RULES if room not in ("app", "backend") and lies_in(module, {room}))

@@ -1,4 +1,4 @@
-"""Export: the written model computes what the trained one did, is found by LM Studio, and is written whole or not at all."""
+"""Export: the written model computes what the trained one does, LM Studio finds it, and it is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def train(
 
 @pytest.fixture
 def quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """A run whose export writes two small files in no time: for tests of where a model goes, not of what is in it."""
+    """A run whose export writes two small files in no time: for tests of the destination, not of the content."""
     run = RunFolder(tmp_path / "runs" / "first")
     run.adapters.mkdir(parents=True)
     for name in ("adapters.safetensors", "adapter_config.json"):
@@ -166,7 +166,7 @@ def test_a_quantised_base_is_written_in_full_precision_without_loss(
 def test_a_base_that_the_trainer_quantised_is_the_one_that_is_fused(
     trained_run: TrainedRun, tmp_path: Path, quantization: str
 ) -> None:
-    """The adapters were trained on the quantised weights; on the weights as they lie on disk they mean another model."""
+    """The adapters were trained on the quantised weights; merged into the weights on disk they would give another model."""
     run, trained = trained_run(quantization=quantization, hidden=64)
     assert furthest(logits_of(export.fuse_run(run)), trained) < 1e-4
 
@@ -210,7 +210,7 @@ def test_a_quantised_export_reports_the_share_of_training_that_is_lost(
 
 
 def test_adapters_with_a_tensor_missing_are_refused(trained_run: TrainedRun, tmp_path: Path) -> None:
-    """mlx-lm loads what there is and leaves the rest at random: a model nobody trained."""
+    """mlx-lm loads what there is and leaves the rest at random: a model that was never trained."""
     run, _ = trained_run()
     file = run.adapters / "adapters.safetensors"
     weights = dict(mx.load(str(file)))  # pyright: ignore
@@ -385,7 +385,7 @@ def test_a_name_that_cannot_be_a_folder_is_refused(tmp_path: Path, home: Path, n
 
 @pytest.fixture
 def taken(home: Path) -> Path:
-    """Another model of that name, at LM Studio already."""
+    """A model of that name that is in LM Studio's folder already."""
     existing = home / ".lmstudio" / "models" / "grpo-studio" / "mine"
     existing.mkdir(parents=True)
     (existing / "config.json").write_text("older", encoding="utf-8")

@@ -1,6 +1,4 @@
-"""Hugging Face, played by a stand-in on 127.0.0.1: search, download, resume; and whatever goes wrong ends in one plain
-sentence and leaves the cache sound.
-"""
+"""Search, download and resume against a Hub on 127.0.0.1; every failure ends in one sentence and leaves the cache valid."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ GGUF = {"tags": ["gguf"], "downloads": 6}
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
-    """The stand-in, in place of Hugging Face, and a cache of our own."""
+    """A Hub on this machine in place of Hugging Face, and an empty cache."""
     stand_in = HubStandIn(
         {
             "someone/tiny-4bit": Repo(FILES, MLX),
@@ -67,7 +65,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]
 
 
 def point_at(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have huggingface_hub, which reads its environment once, ask there and keep here."""
+    """Point huggingface_hub, which reads its environment at import, at this URL and this cache."""
     monkeypatch.setattr(constants, "ENDPOINT", url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
@@ -85,7 +83,7 @@ def sentence_of(mistake: Any) -> str:
 
 
 class Listener(QuestionCall):
-    """Hears progress, and takes the question back once so many bytes have come."""
+    """Records progress, and cancels the question once `until` bytes have arrived."""
 
     def __init__(self, until: float = float("inf")) -> None:
         self.heard: list[dict[str, Any]] = []
@@ -98,7 +96,7 @@ class Listener(QuestionCall):
             self.cancel()
 
 
-# ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── searching ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_search_returns_size_kind_precision_and_downloads(hub: HubStandIn):
@@ -136,7 +134,7 @@ def test_a_downloaded_model_is_listed_from_the_cache(hub: HubStandIn, monkeypatc
     done = [progress["done"] for progress in listener.heard]
     assert done == sorted(done) and done[-1] == listener.heard[-1]["total"] == sum(map(len, FILES.values())) - 20
     assert len(set(done)) > 10, "progress, not only a beginning and an end"
-    hub.down = True  # what mlx-lm asks for is all there, without asking anybody
+    hub.down = True  # all files that mlx-lm loads are in the cache: no request is needed
     assert (
         Path(
             snapshot_download(
@@ -187,7 +185,7 @@ def test_a_download_that_broke_off_can_be_resumed(hub: HubStandIn):
 
 
 def assert_unfinished(id_: str) -> None:
-    """The cache is sound: the model is not taken for whole, by us or by the library, and what has arrived is there."""
+    """The cache is valid: neither we nor the library take the model for complete, and the bytes that arrived are kept."""
     (model,) = inventory.models()
     assert model.id == id_ and model.partial > 0 and "unfinished" in model.refusal
     assert not isinstance(try_to_load_from_cache(id_, "model.safetensors"), str)
@@ -201,7 +199,7 @@ def test_a_cancelled_download_resumes_from_its_bytes(hub: HubStandIn, monkeypatc
     again = Listener()
     folder = hub_download.download("someone/tiny", "model", again)
     began = next(progress["done"] for progress in again.heard if progress["phase"] == "downloading")
-    assert began >= 190_000, "progress goes on where it was"
+    assert began >= 190_000, "progress continues from the kept bytes"
     assert (folder / "model.safetensors").read_bytes() == BIG
 
 
@@ -259,7 +257,7 @@ def refused(id_: str) -> str:
         hub_download.download(id_, "model", QuestionCall())
     (fault,) = mistake.value.faults
     assert fault.setting == "model" and fault.sentence.endswith(".") and fault.sentence.count(". ") == 0
-    assert inventory.models() == [], "something is taken for a model"
+    assert inventory.models() == [], "an unusable folder is listed as a model"
     return fault.sentence
 
 
@@ -317,7 +315,7 @@ def test_a_disk_that_fills_up_during_a_download_is_one_sentence(hub: HubStandIn,
 
 
 def test_without_a_network_every_question_is_refused_within_5_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The library alone tries for some twenty seconds."""
+    """The library alone retries for some twenty seconds."""
     point_at("http://127.0.0.1:9", tmp_path / "cache", monkeypatch)
     for ask in (
         lambda: hub_search.search("tiny", "model"),

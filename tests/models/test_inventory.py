@@ -1,4 +1,4 @@
-"""What is on this machine, and whether mlx-lm can load it: told from names, sizes and config.json alone."""
+"""Models and datasets on this machine, and whether mlx-lm can load them, from file names, sizes and config.json alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMIT = "a" * 40
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home and a cache of our own."""
+    """An empty home folder and Hugging Face cache."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path
@@ -50,7 +50,7 @@ def cached(home: Path, id_: str, *names: str, config: dict[str, Any] | None = No
     ("config", "names", "words"),
     [
         ({"model_type": "qwen3"}, PLAIN, ""),
-        ({"model_type": "mistral"}, PLAIN, ""),  # by its second name, which mlx-lm remaps
+        ({"model_type": "mistral"}, PLAIN, ""),  # an alias, which mlx-lm remaps
         ({"model_type": "lfm2-vl"}, PLAIN, ""),  # a module whose name is no identifier
         ({"model_type": "bailing_hybrid", "architectures": ["BailingMoeV3ForCausalLM"]}, PLAIN, ""),
         ({"model_type": "marvin"}, PLAIN, "no model of the kind marvin"),
@@ -93,7 +93,7 @@ def test_precision_is_read_from_the_config(config: dict[str, Any], precision: st
 
 
 def test_known_architectures_are_those_that_mlx_lm_itself_resolves():
-    """Read from the names of its files; asking mlx-lm itself must give the same for every second name."""
+    """We read the names of mlx-lm's files; mlx-lm itself must resolve every alias in the same way."""
     from mlx_lm.utils import MODEL_REMAPPING, _get_classes
 
     assert support._remappings()[0] == MODEL_REMAPPING
@@ -236,7 +236,7 @@ def test_datasets_are_recognised_by_their_row_files(home: Path):
 
 
 def test_the_sample_home_of_the_screenshots_is_listed(home: Path, monkeypatch: pytest.MonkeyPatch):
-    """The pickers in docs/screenshots/: models and datasets that were never downloaded, one of each kind of trouble."""
+    """The pickers in docs/screenshots/ show these models and datasets, usable and unusable ones."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "packaging"))
     import sample_home  # type: ignore[import-not-found]
 
@@ -247,4 +247,4 @@ def test_the_sample_home_of_the_screenshots_is_listed(home: Path, monkeypatch: p
     assert {sample_home.FAVOURITE["model"], sample_home.RECENT["model"]} <= usable and len(usable) == 6
     assert sorted(bool(model.partial) for model in models if model.refusal) == [False, True]
     assert {dataset.id for dataset in inventory.datasets()} == {id_ for id_, *_ in sample_home.DATASETS}
-    assert sum(file.stat().st_blocks * 512 for file in home.rglob("*")) < 1e6, "weights are holes"
+    assert sum(file.stat().st_blocks * 512 for file in home.rglob("*")) < 1e6, "weights are sparse files"

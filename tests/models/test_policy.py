@@ -151,7 +151,7 @@ def test_assign_restores_saved_weights_and_refuses_those_of_another_model(models
 
 @pytest.fixture
 def twins(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
-    """Every reference made from the model itself, as it is made."""
+    """Collects every reference model that is copied from the policy."""
     models: list[nn.Module] = []
     copy = policy_module.copy_sharing_arrays
     monkeypatch.setattr(policy_module, "copy_sharing_arrays", lambda model: models.append(copy(model)) or models[-1])
@@ -256,7 +256,7 @@ def test_float32_masters_keep_updates_that_bfloat16_would_swallow(models: Path) 
 
 
 def test_arrays_that_came_in_float32_are_saved_in_float32(models: Path, tmp_path: Path) -> None:
-    """Router biases and state-space decays come in 32 bits beside 16-bit weights; casting them all alike lost them."""
+    """Router biases and state-space decays come in 32 bits beside 16-bit weights; casting all arrays to one type lost their precision."""
     mixed = random_models.tiny_model(tmp_path / "mixed", dtype="bfloat16")
     arrays: Any = mx.load(str(mixed / "model.safetensors"))
     name = "model.norm.weight"
@@ -272,7 +272,7 @@ def test_arrays_that_came_in_float32_are_saved_in_float32(models: Path, tmp_path
 def test_saving_a_model_from_the_hub_needs_no_network(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """mlx-lm fetches a model card where it is given an id: a run that ended offline lost its last minute's work."""
+    """mlx-lm fetches a model card where it is given an id: a run that ended offline failed to save."""
     policy = load_policy(config_of(folder_of(models), train_type="full", beta=0))
     monkeypatch.setattr(mlx_lm_utils, "hf_repo_to_path", lambda name: folder_of(models))
     monkeypatch.setattr("huggingface_hub.ModelCard.load", lambda name: pytest.fail("it went to the Hub"))
@@ -312,7 +312,7 @@ def test_quantising_a_model_that_cannot_be_quantised_is_refused(models: Path) ->
     quantised = folder_of(models, hidden=64, bits=4)
     assert "quantised already" in refused("quantization", model=quantised, quantization="4")
     assert "LoRA" in refused("train_type", model=quantised, train_type="full", beta=0)
-    # Nothing is 64 wide in a model that is 32 wide: it used to train unquantised and say nothing.
+    # No layer of a 32-wide model has groups of 64: it was once trained unquantised without a message.
     narrow = random_models.tiny_model(models / "narrow", "qwen3_moe")
     sentence = refused("quantization", model=narrow, quantization="8")
     assert "64" in sentence and "None" in sentence

@@ -1,4 +1,4 @@
-"""Scoring outside a run: the sandbox, whose process a user's code may hang, crash or end; cases; the window's questions; the command line."""
+"""Scoring outside a run: the sandbox process, which user code may hang, crash or end; cases; the window's questions; the command line."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def scores(sandbox: SandboxClient, names: list[str], file: Path | None, timeout:
 
 
 def processor_s() -> float:
-    """Processor time of this process and of those that it has ended."""
+    """CPU seconds of this process and of its finished children."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + ended.ru_utime + ended.ru_stime
 
@@ -68,7 +68,7 @@ def test_a_function_that_exits_or_holds_the_gil_does_not_take_the_others_along(
     request = sandbox.child.request
 
     def impatient(message: Any, timeout_s: float, poll: Any) -> Any:
-        """Wait for the function that hangs for a moment instead of its 4 s; starting a child may take its time."""
+        """Shorten the timeout of the hanging function, but not that of starting a child."""
         assert timeout_s == 4.0, "the function's limit and what the child may take to report it"
         return request(message, 0.3 if message == {"score": 1} else timeout_s, poll)
 

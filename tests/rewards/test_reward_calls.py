@@ -1,4 +1,4 @@
-"""An entry of `reward_functions` is read as it is meant, written in one way, and refused in a sentence; nothing is run."""
+"""Entries of `reward_functions` are parsed, written in one canonical form, and refused in one sentence, without running any code."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_each_entry_has_one_canonical_spelling_and_one_metric_name(text: str, wr
     assert canonical_entry(written) == written
 
 
-# What is wrong with arguments, told alike by the text and by the functions themselves
+# Faults of arguments: the same from the source text and from the functions
 
 
 ARGUMENT_MISTAKES = [

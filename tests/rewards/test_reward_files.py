@@ -60,7 +60,7 @@ def write(tmp_path: Path):
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
-    """Whatever a test loads, the built-in table and the library's place in sys.modules stay as they were."""
+    """No test changes the built-in table or the library's entries in sys.modules."""
     table, library = dict(REWARD_REGISTRY), library_modules()
     yield
     assert table == REWARD_REGISTRY

@@ -1,4 +1,4 @@
-"""Reward weights change as their schedule says, to the last digit, and go on exactly after a resume."""
+"""Reward weights follow their schedule exactly, also after a resume."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_success_is_a_score_above_the_middle_of_the_range_so_far() -> None:
         hit=[2.0, 0.0, 1.0, None], penalty=[0.0, -0.1, -0.6, -1.0], mixed=[-1.0, 1.0, 0.0, 0.5], mute=[None] * 4
     )
     assert schedule.observe_scores(1, step) == {"hit": pytest.approx(1 / 3), "penalty": 0.5, "mixed": 0.5}
-    # the range is the run's: a step where all score alike is judged by what was seen before
+    # the range is that of the whole run: a step of equal scores is compared with earlier ones
     again = graded(hit=[0.0, 0.0], penalty=[0.0, 0.0], mixed=[1.0, 1.0], mute=[0.0, 0.0])
     assert schedule.observe_scores(2, again) == {"hit": 0.0, "penalty": 1.0, "mixed": 1.0}
 

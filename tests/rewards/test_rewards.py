@@ -61,8 +61,8 @@ def failure(call, *texts: str, timeout_s: float = 5.0) -> str:
     ],
 )
 def test_a_well_formed_completion_earns_every_r1_reward_in_full(text: str) -> None:
-    # The library these names come from asked for "<think>\n" in one function and "<think> " in another: nobody could
-    # have both.
+    # The library these names come from required "<think>\n" in one function and "<think> " in another:
+    # no completion could have both.
     assert r1(text) == (2.0, 0.5, 0.5, 0.5, 0.5)
 
 
@@ -93,7 +93,7 @@ def test_each_edge_scores_as_the_table_says(text: str, expected: tuple[float, ..
 
 
 @pytest.mark.parametrize(
-    ("text", "whole"),
+    ("text", "is_integer"),
     [
         *((text, True) for text in ("4", "-3", " 007\n")),
         *((text, False) for text in ("²", "٣", "4.0", "+4", "--4", "- 4", "1 2", "−3", "4\n5", "-")),
@@ -255,7 +255,7 @@ def test_a_column_is_none_in_rows_that_lack_it() -> None:
 
 
 def test_an_unknown_required_argument_is_named_with_the_nearest_input() -> None:
-    # A real complaint about this family of trainers: `answers` where the trainer passes `answer`.
+    # Reported by users of such trainers: the function takes `answers` where the trainer passes `answer`.
     sentence = failure(lambda completions, answers: [0, 0])
     assert "asks for answers" in sentence and "the nearest is answer," in sentence
 
@@ -362,7 +362,7 @@ def test_a_function_that_hangs_is_interrupted_and_named(call) -> None:
     sentence = failure(call, timeout_s=0.2)
     assert "was still running after 0.2 s (reward_timeout)" in sentence
     assert time.perf_counter() - began < 3.0
-    assert workers() == []  # its loop does not go on beside the run
+    assert workers() == []  # its event loop does not outlive the call
 
 
 def test_a_function_that_cannot_be_interrupted_still_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The shipped rewards beyond the five score as their tables say, and no text makes them slow or makes them fail."""
+"""The shipped rewards besides the five r1 functions score as their tables say, and no text makes them slow or fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from backend.spec.command import backend_environment
 from backend.spec.rewards.catalog import COMPARING_REWARDS, builtin_rewards
 from tests.support.scoring import score_of, scores_of
 
-# Where the answer stands
+# Extracting the answer
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_accuracy_has_no_opinion_without_a_dataset_answer() -> None:
 
 
 def test_an_endless_comparison_scores_0_and_the_next_one_is_compared() -> None:
-    # sympy works out 9^{9^9} in one call into C, which no thread and no Python signal handler can end.
+    # sympy computes 9^{9^9} in one call into C, which no thread and no Python signal handler can end.
     began = time.perf_counter()
     assert correct(["\\boxed{9^{9^{9}}}", "\\boxed{\\frac{14}{4}}"], ["7/2", "7/2"]) == [False, True]
     assert time.perf_counter() - began < 15
@@ -183,7 +183,7 @@ def _gone(pid: int) -> bool:
             return True
         if os.path.exists(f"/proc/{pid}/stat"):
             with open(f"/proc/{pid}/stat") as stat:
-                if stat.read().split()[2] == "Z":  # dead, and nobody has asked how
+                if stat.read().split()[2] == "Z":  # dead, and its exit status has not been collected
                     return True
         time.sleep(0.05)
     return False
@@ -387,7 +387,7 @@ TRL_THINK = re.compile(r"<think>(?!.*<think>).*?</think>", re.DOTALL)
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), st.sampled_from(["", " ", "\n\n"]))
 def test_think_format_is_trls_with_white_space_free_before_it(text: str, before: str) -> None:
-    # Said as the regular expression that it replaces, which backtracks: what it asks of text without leading space.
+    # The regular expression that it replaces, which backtracks, on text without leading white space.
     expected = float(TRL_THINK.match(text.lstrip()) is not None)
     assert score_of("think_format_reward", before + text) == expected
 

@@ -60,7 +60,7 @@ def failure(calls, *groups: Group, timeout_s: float = 5.0) -> str:
 
 # Files
 
-# What TRL's documentation and the guides to it show, in their manner.
+# Functions in the style of TRL's documentation and guides.
 TRL_FILE = '''
     import re
 
@@ -430,7 +430,7 @@ def test_of_several_async_functions_the_failing_one_is_named(call, words: str) -
     assert words in failure({"good": good, "bad": call, "later": good}, timeout_s=0.3)
     assert time.perf_counter() - began < 3.5
     group = make_group("a")
-    scored({"good": good}, group)  # the loop goes on, or a new one does
+    scored({"good": good}, group)  # the event loop still works, or a new one is started
     assert group.completions[0].scores == {"good": 1.0}
     loops = [thread for thread in threading.enumerate() if "event loop of reward" in thread.name]
     assert all(thread.daemon for thread in loops)

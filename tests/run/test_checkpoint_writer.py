@@ -1,4 +1,4 @@
-"""A run samples on while a checkpoint is written, and what is written is the step at which it was begun."""
+"""A run samples while a checkpoint is written, and the checkpoint is that of the step at which writing began."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def snapshot_of(step: int, weights: dict[str, mx.array]) -> Snapshot:
 
 
 def slowed(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[int]]:
-    """Writing waits for the event. Returns it and the threads that wrote."""
+    """Make the writer wait for an event. Returns the event and the list of threads that wrote."""
     go, threads, write = threading.Event(), [], mx.save_safetensors
 
     def slow(*args: Any, **more: Any) -> None:

@@ -24,7 +24,7 @@ from tests.support import small_run
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """Training in this process installs handlers for SIGINT and SIGTERM; restore those of before."""
+    """Training in this process installs handlers for SIGINT and SIGTERM; restore the previous ones."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -33,7 +33,7 @@ def handlers() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds a model and rows for all tests here."""
+    """A folder with a model and rows, shared by all tests of this file."""
     return tmp_path_factory.mktemp("parts")
 
 
@@ -49,7 +49,7 @@ def words(run: RunFolder) -> list[str]:
 
 
 def after(run: RunFolder, step: int, *commands: str) -> Any:
-    """An echo that writes these commands, each once the one before was claimed, when `step` is in the diary."""
+    """An echo that writes these commands once `step` is in the diary, each after the previous one was claimed."""
 
     def speak() -> None:
         for word in commands:

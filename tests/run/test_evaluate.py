@@ -25,7 +25,7 @@ SAMPLING = Sampling(1.0, 1.0, 0, 0.0)
 
 
 class Sampled:
-    """Stands in for Rollout: groups without a model, and a list of what happened when."""
+    """A fake Rollout: groups without a model, and a log of calls in order."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log

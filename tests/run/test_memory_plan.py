@@ -1,4 +1,4 @@
-"""The estimate is within 15 % of the measured peak, plans keep to their limit, and what cannot fit is refused in a sentence."""
+"""The estimate is within 15 % of the measured peak, plans keep to their limit, and runs that cannot fit are refused in a sentence."""
 
 from __future__ import annotations
 

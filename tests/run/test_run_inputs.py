@@ -40,7 +40,7 @@ def plain(completions, **kwargs):
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """Training in this process installs handlers for SIGINT and SIGTERM; restore those of before."""
+    """Training in this process installs handlers for SIGINT and SIGTERM; restore the previous ones."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():

@@ -41,9 +41,9 @@ def seldom(prompts, completions, answer, types=None, completion_ids=None):
 
 @register_reward_function("even_prompts")
 def even_prompts(prompts, completions, answer, types=None):
-    """Tells the completions of "What is 4 plus 4?" apart, and those of odd numbers not."""
+    """Scores vary over the completions of even prompts ("What is 4 plus 4?") and are all 1 for odd ones."""
     even = [int(prompt.split()[2]) % 2 == 0 for prompt in prompts]
-    return [float(i % 2) if tells else 1.0 for i, tells in enumerate(even)]
+    return [float(i % 2) if is_even else 1.0 for i, is_even in enumerate(even)]
 
 @register_reward_function("all_alike")
 def all_alike(prompts, completions, answer, types=None):
@@ -218,13 +218,13 @@ def compared(scores: list[list[float | None]], weights: list[float], size: int, 
 
 SCORES: list[list[float | None]] = [
     [1, 0], [None, 1], [0, None], [None, None],  # weighed 1 and 2: rewards 1, 2, 0 and none
-    [3, 0], [None, None], [None, None], [None, None],  # one opinion: there is nobody to compare with
+    [3, 0], [None, None], [None, None], [None, None],  # only one score in the group: nothing to compare it with
     [1, 1], [1, 1], [None, 1.5], [3, 0],  # 3, 3, 3, 3
 ]  # fmt: skip
 
 
 def test_leave_one_out_with_missing_scores_computed_by_hand() -> None:
-    # Against the mean of the others: 1 − (2 + 0)/2, 2 − (1 + 0)/2, 0 − (1 + 2)/2; nothing for who has no reward.
+    # Against the mean of the others: 1 − (2 + 0)/2, 2 − (1 + 0)/2, 0 − (1 + 2)/2; 0 for a completion without a reward.
     unscaled = [0, 1.5, -1.5, 0] + [0] * 8
     about = {"advantage_baseline": "leave_one_out"}
     assert compared(SCORES, [1, 2], 4, scale_rewards="none", **about) == pytest.approx(unscaled)
@@ -248,7 +248,7 @@ def test_normalize_then_sum_computed_by_hand() -> None:
 
 
 def test_a_group_has_a_gradient_when_two_scored_completions_differ() -> None:
-    """A completion without a score beside one that has one was once taken for a difference."""
+    """A scored and an unscored completion were once taken for a difference."""
     for rows, has_gradient in (
         ([[1, 0], [None, 1]], True),
         ([[1, 0], [None, None]], False),

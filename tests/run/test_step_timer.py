@@ -90,7 +90,7 @@ def test_phases_add_up_to_steps_and_steps_to_the_time_between_their_events(tmp_p
 def test_a_run_sets_the_wired_limit_once_where_the_device_recommends_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a Mac, where what is not wired may be paged out under the GPU."""
+    """As on a Mac, where memory that is not wired may be paged out."""
     limits: list[int] = []
     monkeypatch.setattr(mx, "device_info", lambda *_: {"max_recommended_working_set_size": 12_345})
     monkeypatch.setattr(mx, "set_wired_limit", limits.append)

@@ -79,12 +79,12 @@ WHOLE: dict[str, Any] = {
     "epsilon": 1e-3, "dropout": 0.1, "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 1e-5, "save_every": 2,
     "steps_per_eval": 3, "validation_split": 0.25, "max_completion_length": 10, "top_p": 0.9, "top_k": 0,
 }  # fmt: skip
-"""Everything a resumed run could get wrong: schedule, moments, dropout, random numbers, order of the rows, evaluation."""
+"""Settings with everything that a resumed run could get wrong: schedule, moments, dropout, random numbers, order of the rows, evaluation."""
 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """Training in this process installs handlers for SIGINT and SIGTERM; restore those of before."""
+    """Training in this process installs handlers for SIGINT and SIGTERM; restore the previous ones."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -271,7 +271,7 @@ def rewards_of(run: RunFolder, raw: dict[str, Any]) -> list[float]:
     "seed", [0, pytest.param(1, marks=pytest.mark.proof), pytest.param(2, marks=pytest.mark.proof)]
 )
 def test_full_fine_tuning_learns_to_write_one_token(parts: Path, run: RunFolder, seed: int) -> None:
-    """From chance (1 in 320) to hardly anything else."""
+    """The share of the token rises from chance (1 in 320) to nearly 1."""
     full = {"train_type": "full", "learning_rate": 1e-2, "seed": seed}
     rewards = rewards_of(run, settings(parts, "one_token", **LEARNING | full))
     assert rewards[0] < 0.05 and np.mean(rewards[-3:]) > 0.8
@@ -280,7 +280,7 @@ def test_full_fine_tuning_learns_to_write_one_token(parts: Path, run: RunFolder,
 @pytest.mark.proof
 @pytest.mark.parametrize("train_type", ["lora", "dora"])
 def test_adapters_learn_a_reward(parts: Path, run: RunFolder, train_type: str) -> None:
-    """A frozen random head cannot favour one token much, or half of them entirely: this is near what it can do."""
+    """With a frozen random head, adapters cannot favour one token much, or half of them entirely: this is near their limit."""
     adapters = {"train_type": train_type, "learning_rate": 5e-3, "beta": 0.01}
     rewards = rewards_of(run, settings(parts, "share", **LEARNING | adapters))
     assert rewards[0] < 0.55 and np.mean(rewards[-5:]) > 0.7
@@ -302,7 +302,7 @@ def test_a_killed_run_that_is_resumed_equals_the_uninterrupted_one(
 ) -> None:
     """A child process, SIGKILL at a random moment after the first checkpoint, then resumed."""
     chance = random.Random()
-    step = chance.randint(3, 5)  # the checkpoint of step 2 stands by then
+    step = chance.randint(3, 5)  # the checkpoint of step 2 exists by then
     wait = chance.uniform(0, 0.05) if moment == "after a step" else chance.uniform(0, 0.01)
     small_run.write_config(run.config, settings(parts, **WHOLE))
     command = backend_command("train", "--run", str(run.path), "--stream")
@@ -341,7 +341,8 @@ def stop_in(run: RunFolder, phase: str, step: int) -> Callable[[dict[str, Any]],
 def test_a_stop_leaves_the_last_finished_step_and_loses_nothing(
     parts: Path, uninterrupted: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch, phase: str, last_step: int
 ) -> None:
-    """Before its updates step 3 is given up; once they have begun it is finished; evaluating and saving are made up for."""
+    """A stop before the updates of step 3 discards it; after they began, it is finished. An evaluation or save that was due is repeated
+    after the resume."""
     monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
     asked_in = {"evaluating": 3, "saving": 4}.get(phase, 2)
     ending = small_run.train_here(settings(parts, **WHOLE), run, stop_in(run, phase, asked_in))

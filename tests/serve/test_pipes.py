@@ -1,5 +1,5 @@
-"""The one protocol of our child processes: an answer for each request, a fresh child after a death, and no print in
-between."""
+"""The protocol of all child processes: one answer for each request, a new child after one died, and no printed text among
+the answers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_request_that_times_out_kills_the_child_so_that_its_answer_cannot_answ
 
 
 def test_poll_may_give_up_on_a_request(child: ChildProcess) -> None:
-    """Ctrl-C and a cancelled question come this way."""
+    """Ctrl-C and cancelled questions raise from `poll`."""
     child.request(1)
     calls: list[float] = []
 

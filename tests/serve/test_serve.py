@@ -1,4 +1,5 @@
-"""The warm process: every question gets exactly one last message, only answers reach stdout, and none can block another."""
+"""`python -m backend serve`: every question gets exactly one final message, only messages reach stdout, and no question
+blocks another."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ ASKED = {
 
 
 def answers_to(*questions: dict[str, Any]) -> list[dict[str, Any]]:
-    """Everything the server says to these, in order."""
+    """All messages of the server in reply to these lines, in order."""
     lines: list[str] = []
     Server(lines.append, ASKED).serve([json.dumps(question).encode() for question in questions])
     return [json.loads(line) for line in lines]

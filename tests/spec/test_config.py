@@ -1,4 +1,4 @@
-"""Every setting describes itself, refuses what it says it refuses, and means the same in a file as in the form."""
+"""Every setting has a label and help, refuses invalid values, and means the same in a file as in the form."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def for_every_setting(check: Callable[[Setting], None]) -> Callable[[], None]:
 
 
 def sentences(raw: dict[str, Any], key: str | None = None) -> list[str]:
-    """What is wrong with `raw` over sound settings; with `key`, only what is wrong with that setting."""
+    """The fault sentences of valid settings changed by `raw`; with `key`, only those of that setting."""
     return [fault.sentence for fault in problems(SOUND | raw) if key in (None, fault.setting)]
 
 
 def one_sentence(raw: dict[str, Any], key: str) -> str:
-    """The only fault there is, which must be about `key`."""
+    """The sentence of the only fault, which must be about `key`."""
     (fault,) = problems(SOUND | raw)
     assert fault.setting == key
     return fault.sentence
@@ -168,7 +168,7 @@ SPEC_FORM: dict[str, Any] = {
     "scale_rewards": "group", "num_iterations": 1, "keep_checkpoints": 3,
     "reward_functions": list(DEFAULT_REWARDS), "reward_weights": [], "reward_functions_file": "", "reward_timeout": 60.0,
 }  # fmt: skip
-"""The keys and defaults that users were promised."""
+"""The keys and defaults in the documentation."""
 
 
 def test_documented_keys_have_their_documented_defaults() -> None:
@@ -351,7 +351,7 @@ def test_a_schedule_counted_in_steps_is_refused_with_epochs() -> None:
     ],
 )
 def test_contradicting_keys_are_one_fault(raw: dict[str, Any], key: str, says: str) -> None:
-    """Not a second one about the default that was never meant, and never a silent choice."""
+    """No second fault about a default that the user did not choose, and no silent choice between the two keys."""
     assert says in one_sentence(raw, key)
 
 
@@ -460,14 +460,14 @@ def written(folder: Path, text: str | bytes, name: str = "config.yaml") -> Path:
 
 @for_every_setting
 def test_a_value_in_the_file_replaces_the_default(about: Setting) -> None:
-    """mlx-lm-lora lets the defaults of its command line win over the file without a word."""
+    """In mlx-lm-lora, command-line defaults silently override the file."""
     other = _another(about)
     assert getattr(parse(SOUND | {about.key: other}), about.key) == other
     assert other != about.default or len(about.choices) == 1
 
 
 def _another(about: Setting) -> Any:
-    """A value that is not the default, and goes with the other defaults."""
+    """A valid value other than the default."""
     if about.key == "reward_weights":
         return [0.5] * len(DEFAULT_REWARDS)
     if about.kind == "choice":
@@ -547,7 +547,7 @@ def test_the_example_yaml_of_mlx_lora_studio_loads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((resources() / "presets").glob("*.yaml")), ids=lambda path: path.name)
 def test_a_preset_loads_and_its_paths_are_in_the_repository(path: Path) -> None:
-    config = parse({"model": "a/b", "data": "a/b"} | read(path))  # most presets leave both to whoever takes them
+    config = parse({"model": "a/b", "data": "a/b"} | read(path))  # most presets set neither
     for folder in (config.model, config.data):
         assert not folder.startswith(".") and (not Path(folder).is_absolute() or project_root() in Path(folder).parents)
 
@@ -560,7 +560,7 @@ def test_the_first_launch_has_a_preset() -> None:
 
 
 def values_of(about: Setting) -> st.SearchStrategy[Any]:
-    """Values that this setting takes by itself."""
+    """Valid values of this setting alone."""
     low, high = about.low if about.low is not None else -1e6, about.high if about.high is not None else 1e6
     text = st.text(max_size=20) | st.sampled_from(
         ["1e-5", "null", "yes", "0x1F", "2001-01-01", "12:30", "~", "#", "- a", "next\x85line", "a\u2028b\r\n "]
@@ -585,7 +585,7 @@ SOME = st.fixed_dictionaries({}, optional={key: values_of(about) for key, about 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=SOME)
 def test_dumped_settings_load_to_the_same_settings(raw: dict[str, Any], tmp_path: Path) -> None:
-    while faults := problems(SOUND | raw):  # values that do not go together: drop the ones that are complained of
+    while faults := problems(SOUND | raw):  # contradicting values: drop those that have a fault
         wrong = {fault.setting for fault in faults} & raw.keys() or {next(iter(raw))}  # the other may be a default
         raw = {key: value for key, value in raw.items() if key not in wrong}
     config = parse(SOUND | raw)

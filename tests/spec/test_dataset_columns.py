@@ -1,4 +1,4 @@
-"""The columns of a file at a glance, and which of them are meant."""
+"""The columns of a dataset file, read from its first line, and the guess which of them are prompt and answer."""
 
 from __future__ import annotations
 

@@ -205,8 +205,8 @@ def test_a_file_truncated_below_the_readers_offset_restarts_it(path: Path) -> No
 
 @pytest.mark.parametrize("shift", range(-30, 31, 3))
 def test_a_file_truncated_and_grown_past_the_reader_restarts_it(path: Path, shift: int) -> None:
-    """Between two looks, a resumed run may pass the reader's place; whatever line then straddles it, the reader must
-    not go on. Numbers alone do not tell: the line after the place may well have the very number that was awaited."""
+    """Between two reads, a resumed run may truncate the file and grow it past the reader's offset. The reader must then
+    restart. Sequence numbers alone do not show it: the line after the offset may have the number that was expected."""
     sizes = diary_of(path, 10)
     follower = Follower(path)
     follower.read()
@@ -292,7 +292,7 @@ def test_the_summary_of_a_long_diary_is_right_and_reads_only_its_ends(
 
 
 def test_the_summary_finds_the_last_step_before_thousands_of_phases(run: RunFolder) -> None:
-    """A long rollout or evaluation writes two phases a second: after six minutes the step before was out of sight."""
+    """A long rollout or evaluation writes two phases a second: after six minutes the last step was farther from the end than the summary reads."""
     diary = Diary(run.events)
     diary.write("started", iterations=9)
     diary.append({"kind": "step", "step": 1, "metrics": {"reward": 0.25}})

@@ -1,4 +1,4 @@
-"""Where things are: run folders and their names, the lock that dies with its process, control words, LM Studio."""
+"""Paths: run folders and their names, the lock that ends with its process, control words, LM Studio."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_one_process_cannot_lock_a_run_twice(run: RunFolder) -> None:
 
 
 def test_a_window_that_tests_the_lock_does_not_keep_a_trainer_out(run: RunFolder) -> None:
-    """Looking takes a shared lock for an instant; a trainer that starts in that instant must not be told it is second."""
+    """Testing the lock takes a shared lock for a moment; a trainer that starts in that moment must not be refused."""
     run.lock.touch()
     glance = os.open(run.lock, os.O_RDONLY)
     fcntl.flock(glance, fcntl.LOCK_SH)

@@ -1,4 +1,4 @@
-"""Presets: every one loads, says what it is, changes only what it may, and shows its changes before it makes them."""
+"""Presets: each loads, has a title and a sentence, changes only the settings it may, and previews its changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalogue reads names and sentences from source text, and what it reads is what running the text would give."""
+"""The catalogue reads names and sentences from source text, and reads the same as running the source would register."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_docs_list_every_shipped_function() -> None:
         assert cells[3] == ", ".join(_documented(parameter) for parameter in entry.parameters) or (
             cells[3] == "–" and not entry.parameters
         )
-    # every number of the first sentence stands in the row
+    # every number of the first sentence is in the row
     for entry in builtin_rewards():
         numbers = re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?", entry.scores)
         assert all(number in rows[entry.name] for number in {*numbers} - {"0.0"}), (entry.name, numbers)

@@ -1,4 +1,4 @@
-"""How long a completion takes, learnt from the diaries of earlier runs of the same model."""
+"""The seconds per completion, from the diaries of earlier runs of the same model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_no_forecast_for_a_model_with_no_or_few_steps():
 
 
 def test_the_archive_is_read_a_run_at_a_time_in_the_event_loop(qtbot):
-    """A thread did it once, and cleared widgets of other windows away while it was at it: a segmentation fault."""
+    """A thread once read the archive and garbage-collected widgets of other windows: a segmentation fault."""
     for number in range(4):
         run_of(f"run-{number}", [2.0, 16.0, 16.0])
     threads = threading.active_count()

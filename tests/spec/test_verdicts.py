@@ -1,4 +1,4 @@
-"""The verdict in words: every rule sees what it should, says it in one sentence, and keeps quiet about health."""
+"""Verdicts: every rule recognises its case, states it in one sentence, and reports nothing for healthy scores."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_groups_without_signal_are_counted() -> None:
 
 
 def test_no_signal_comes_with_its_likely_reason() -> None:
-    """A sum that is constant though its parts vary is the reason that nobody thinks of (trl#3857)."""
+    """A weighted sum that is constant although its parts vary is easily overlooked (trl#3857)."""
     advice = {
         finding.code: finding.advice
         for finding in verdicts(sample(function_scores(MIXED, "a"), function_scores(MIXED, "b", -1.0)))

@@ -19,12 +19,12 @@ from urllib.parse import parse_qs, unquote, urlsplit
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_right"
 LARGE = 4096
-"""From this size on a file is one of LFS: named by its SHA-256, and served from another path, as from a CDN."""
+"""Files of at least this size are LFS files: their ETag is the SHA-256, and they are served from another path, as by a CDN."""
 
 
 @dataclass
 class Repo:
-    """One repository: its files, and what a search says of it."""
+    """One repository: its files, and its entry in a search."""
 
     files: dict[str, bytes]
     about: dict[str, Any] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Repo:
 class HubStandIn:
     """Serve with `with HubStandIn({...}) as hub:`; `hub.url` is what HF_ENDPOINT should be.
 
-    `break_after` breaks the connection once after so many bytes of a large file, `down_after` from then on for good;
+    `break_after` breaks the connection once after that many bytes of a large file, `down_after` then stays down;
     `damage` flips a byte of what is sent; `sent` counts bytes by file, `asked` requests by path.
     """
 

@@ -71,7 +71,7 @@ def make_run(
 ) -> RunFolder:
     """A run folder with `steps` steps of `total`; `ending` is the kind of the last event, None for none.
 
-    `now`: its last events are of the last seconds; `config` overrides settings.
+    `now`: its last events are a few seconds old; `config` overrides settings.
     """
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)

@@ -1,4 +1,4 @@
-"""Random completions, and their log-probabilities by a plain forward pass: no micro-batches, no cache, nothing shared."""
+"""Random completions, and their log-probabilities by a plain forward pass: no micro-batches, no cache, no shared prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completions to be scored, for tests."""
+"""Builds completions and scores them with `reward_functions` entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advantages: another implementation's numbers, numbers worked by hand, and what must not matter."""
+"""Advantages: TRL's numbers, numbers computed by hand, and invariances."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_order_shift_and_centring_for_any_rewards(
 def test_scaling_the_rewards_of_a_group_changes_no_advantage(
     rewards: list[list[float | None]], factor: float, baseline: str
 ) -> None:
-    """Up to the 1e-4 that keeps the division finite: a group that hardly differs is nearly nothing to either."""
+    """Up to the 1e-4 that keeps the division finite: rewards that hardly differ have advantages near 0 either way."""
     larger = [[None if x is None else x * factor for x in row] for row in rewards]
     actual, again = (np.array(advantages(rows, 4, baseline=baseline)[0]).reshape(-1, 4) for rows in (rewards, larger))
     totals = [[x for x in row if x is not None] for row in rewards]

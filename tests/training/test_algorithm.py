@@ -81,7 +81,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 
 def policy_of(config: Config) -> Policy:
-    """A policy whose adapters are not zero, the same one at every call."""
+    """A policy with non-zero adapters, the same at every call."""
     policy = load_policy(config)
     mx.random.seed(0)
     policy.assign({name: x + 0.05 * mx.random.normal(x.shape) for name, x in policy.trainable().items()})

@@ -47,7 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(model: Path, **settings: Any) -> Config:
-    """Losses that the form does not offer yet are put in behind the checks."""
+    """Losses that the form does not offer are set after the checks."""
     loss = settings.pop("grpo_loss_type", "grpo")
     return parse({"model": str(model)} | BASE | settings).model_copy(update={"grpo_loss_type": loss})
 
@@ -61,7 +61,7 @@ class Step:
     rewards: np.ndarray
 
     def groups(self, config: Config) -> list[Group]:
-        """As the trainer passes them on."""
+        """The groups as the trainer passes them to the learner."""
         advantage_B, _ = advantages(self.rewards.reshape(-1, 1), G, scale_rewards=config.scale_rewards)
         each = iter(advantage_B.tolist())
         return [
@@ -203,8 +203,8 @@ class Reference:
 
 
 def away_from_ties(config: Config) -> tuple[Reference, list[Step]]:
-    """The first data on which no ratio comes near a corner of the clip, and the reference after it: at a corner rounding
-    decides which of two gradients there is, and two right answers diverge."""
+    """The first random data on which no ratio comes near a corner of the clip, and the reference after it: at a corner
+    rounding decides between two gradients, and two correct implementations diverge."""
     for seed in range(20):
         reference, steps = Reference(config), random_steps(seed)
         for step in steps:
@@ -411,7 +411,7 @@ def test_poll_is_called_after_every_micro_batch(model: Path, monkeypatch: pytest
     monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, False, 1)
     learner = grpo_learner(load_policy(config), config, 1)
     learner.learn(pack(random_steps()[0].groups(config), pad_id=0), lambda: calls.append(learner.updates))
-    assert calls == [0] * 2 * P * G + [1] * P * G  # the reference's pass, then each update's
+    assert calls == [0] * 2 * P * G + [1] * P * G  # the reference pass, then one pass per update
 
 
 # ── resuming ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -440,7 +440,7 @@ def test_a_restored_learner_continues_bit_for_bit(model: Path, optimizer: str) -
 
 
 def test_dropout_depends_on_the_seed_and_the_update_alone(model: Path) -> None:
-    """Not on the random state left by earlier code: a resumed run must drop what the uninterrupted one would have."""
+    """Not on mlx's global random state: a resumed run must sample the same dropout masks as the uninterrupted one."""
     config = config_of(model, dropout=0.3)
 
     def first_step(seed: int = 0, updates: int = 0) -> dict[str, np.ndarray]:

@@ -1,5 +1,5 @@
 """Every loss and every setting of the objective, through the learner: an update equals plain automatic differentiation of
-`policy_loss` over the whole batch, with a forward pass that splits, skips and shares nothing.
+`policy_loss` over the whole batch, with a forward pass without micro-batches, skipped rows or shared prompts.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def loaded(model: str, train_type: str, reference: bool, whose: str) -> tuple[Po
 
 
 def perturbed(config: Config, whose: str = "the learner's") -> Policy:
-    """A policy whose adapters are not zero, some way from its reference; the same one at every call."""
+    """A policy with non-zero adapters, different from its reference; the same at every call."""
     policy, initial = loaded(config.model, config.train_type, config.needs_reference, whose)
     mx.random.seed(0)
     policy.assign({name: x + 0.05 * mx.random.normal(x.shape) for name, x in initial.items()})
@@ -214,7 +214,7 @@ def assert_equal_updates(
 
 
 def mask_some_tokens(groups: list[Group], seed: int) -> None:
-    """A third of the tokens of every completion are a tool's, wherever they stand."""
+    """A third of the tokens of every completion are a tool's, at random positions."""
     rng = np.random.default_rng(seed)
     for _, completion in rows_of(groups):
         completion.mask = (rng.random(len(completion.tokens)) > 1 / 3).astype(int).tolist()
@@ -499,7 +499,7 @@ def test_old_log_probabilities_are_computed_once_and_before_the_policy_changes(
         ({"steps_per_generation": 2}, [0, 0]),
         ({"steps_per_generation": 2, "ratio_against": "reference"}, []),
         ({"sampling_correction": "token_truncate"}, [0]),
-        ({"num_iterations": 4}, []),  # the first update has them for nothing
+        ({"num_iterations": 4}, []),  # the first update's forward pass gives them
     ):
         config = config_of(model, **settings)
         policy = perturbed(config)

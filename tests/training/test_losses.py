@@ -260,7 +260,7 @@ def test_the_entropy_bonus_is_the_mean_entropy_whatever_the_loss(loss_type: str)
 
 
 def settings_of(loss_type: str, seed: int) -> dict[str, Any]:
-    """Settings that switch everything on that depends on the whole batch."""
+    """Settings that turn on every term that depends on the whole batch."""
     level = list(LEVELS)[seed % 3]
     return {
         "loss_type": loss_type,
@@ -313,7 +313,7 @@ def run(batch: dict[str, np.ndarray], **settings: Any) -> tuple[float, Tally, np
 
 
 def totals_of(batch: dict[str, np.ndarray], settings: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
-    """What an algorithm computes over the optimizer batch before it is split."""
+    """The totals that an algorithm computes over the optimizer batch before it is split."""
     mask, entropies = mx.array(batch["mask"]), mx.array(batch["entropies"].astype(np.float32))
     names = ("loss_type", "max_completion_length")
     threshold = entropy_quantile(entropies, mask, settings["top_entropy_quantile"])

@@ -57,7 +57,7 @@ def test_a_limit_keeps_the_rows_of_a_prompt_together() -> None:
 
 
 def test_a_prefilled_prompt_costs_a_micro_batch_nothing() -> None:
-    """It neither counts against the budget nor keeps rows of one prompt together."""
+    """A prefilled prompt neither counts against the budget nor keeps the rows of its group together."""
     assert plan_micro_batches(rows(4000, 500, *[20] * 7), prompts="prefilled") == [[0], [1, 2, 3, 4, 5, 6, 7]]
     assert plan_micro_batches(rows(4000, *[64] * 4, groups=2), token_budget=4 * 64, prompts="prefilled") == [
         [0, 1, 2, 3]
@@ -137,7 +137,7 @@ def test_the_estimate_counts_with_the_same_micro_batches(
     groups=st.integers(1, 3),
 )
 def test_the_plan_is_the_cheapest_split_by_length(lengths: list[int], prompt: int, groups: int, shared: bool) -> None:
-    """Against every way of splitting between buckets of like length."""
+    """Compared with every split of the rows sorted by length."""
     many = rows(prompt, *lengths, groups=groups)
     planned = sum(
         cost + PASS_OVERHEAD

@@ -59,7 +59,7 @@ def largest_difference(first: dict[str, np.ndarray], second: dict[str, np.ndarra
 
 
 def perturb(policy: Policy, amount: float = 0.1) -> None:
-    """Make the adapters something other than zero."""
+    """Add noise to the adapters, which start at zero."""
     mx.random.seed(1)
     policy.assign({name: x + amount * mx.random.normal(x.shape) for name, x in policy.trainable().items()})
     mx.eval(policy.model.parameters())
@@ -163,7 +163,7 @@ def test_a_resumed_run_has_the_same_reference(tmp_path: Path, train_type: str) -
 
 
 def adapter(models: Path, folder: Path, arch: str = "qwen3", **settings: Any) -> Path:
-    """An adapter as a run leaves it in its folder."""
+    """An adapter folder as a finished run has it."""
     config = config_of(models, arch, beta=0, **settings)
     policy = load_policy(config)
     perturb(policy)

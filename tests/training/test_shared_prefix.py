@@ -38,7 +38,7 @@ def config_of(model: Path, **settings: Any) -> Config:
 
 
 def groups(*prompts: int) -> list[Group]:
-    """A group for each prompt, of so many tokens; completions of unequal lengths, the first as long as may be."""
+    """One group for each prompt length; completions of unequal lengths, the first of the maximum length."""
     rng = np.random.default_rng(0)
     groups_ = []
     for number, length in enumerate(prompts):
@@ -151,7 +151,7 @@ def test_prompts_that_fit_are_read_in_the_micro_batch(model: Path) -> None:
 
 
 def test_with_dropout_prompts_are_never_prefilled(model: Path) -> None:
-    """A second pass would drop other inputs than the first. So prompts count against the budget, and each row goes alone."""
+    """A second pass would drop other inputs than the first. So prompts count against the budget, and each row gets its own micro-batch."""
     config = config_of(model, dropout=0.2)
     _, metrics, reads = learned(config, groups(PROMPT), micro_batch_tokens=BUDGET)
     assert [kind for kind, _ in reads] == [PrefixRecorder, PrefixReader] * G
