@@ -44,6 +44,12 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder for the random models of one test file."""
+    return tmp_path_factory.mktemp("models")
+
+
 def _bury_closed_windows() -> None:
     """Windows of earlier tests wait for an event loop to delete them; until then every change of theme redraws them."""
     core = sys.modules.get("PySide6.QtCore")

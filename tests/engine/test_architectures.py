@@ -143,11 +143,6 @@ def families(in_ci: Iterable[str] = REPRESENTATIVE) -> list[Any]:
     return [pytest.param(arch, marks=() if arch in in_ci else pytest.mark.proof) for arch in FAMILIES]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def folder_of(models: Path, arch: str) -> Path:
     folder, family = models / arch, FAMILIES[arch]
     if not folder.exists():

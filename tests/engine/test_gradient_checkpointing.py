@@ -14,11 +14,6 @@ from backend.engine.model_probe import split
 from tests.support.forward_cases import Case, assert_same_gradients, gradients, lora_policy, model_of
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 @pytest.mark.parametrize("trained", ["adapters", "everything"])
 def test_gradient_checkpointing_changes_no_gradient(models: Path, trained: str) -> None:
     case = Case()

@@ -25,11 +25,6 @@ SIZES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def capped(cap: float, **own: Any) -> nn.Module:
     sizes = SIZES | {"model_type": "gemma2", "final_logit_softcapping": cap} | own
     return gemma2.Model(gemma2.ModelArgs.from_dict(sizes))

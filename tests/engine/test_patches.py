@@ -42,11 +42,6 @@ FILES = {
 """The module in which a model's code looks a function up."""
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def folder_of(models: Path, arch: str) -> Path:
     return models / arch if (models / arch).exists() else random_models.tiny_model(models / arch, arch)
 

@@ -26,11 +26,6 @@ from tests.support import random_models
 BIASED = {"attention_bias": True}
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def policy_of(models: Path, arch: str = "qwen3", train_type: str = "lora", **how: Any) -> Policy:
     """A policy with non-zero adapters. `bits`, `tie` and `own` are options of the model; the rest are settings."""
     making = {key: how.pop(key) for key in ("bits", "tie", "own", "dtype") if key in how}

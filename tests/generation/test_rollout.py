@@ -34,11 +34,6 @@ MANY_ENDS = list(range(1, 20))
 """Many end-of-sequence ids: rows end at every step, so the batch is compacted often."""
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def policy_of(models: Path, arch: str = "qwen3", eos: list[int] | None = None, **settings: Any) -> Policy:
     """A policy with random adapters. `eos` replaces the model's own end-of-sequence ids."""
     folder = models / arch

@@ -29,11 +29,6 @@ FILTERS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def policy_of(models: Path, arch: str = "qwen3", **settings: Any) -> Policy:
     folder = models / arch
     if not folder.exists():

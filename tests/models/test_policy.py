@@ -26,11 +26,6 @@ from tests.support.adapters import save_adapters
 TOKENS = mx.array([[5, 6, 70, 8]])
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def folder_of(models: Path, arch: str = "qwen3", **how: Any) -> Path:
     folder = models / "-".join([arch, *(f"{key}={value}" for key, value in how.items())])
     return folder if folder.exists() else random_models.tiny_model(folder, arch, **how)

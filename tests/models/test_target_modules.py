@@ -21,11 +21,6 @@ from tests.support.adapters import save_adapters
 from tests.support.reference_forward import sampled_groups
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def config_of(models: Path, arch: str = "qwen3", **settings: Any) -> Config:
     folder = models / arch
     if not folder.exists():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import keyword
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 from hypothesis import given, settings
@@ -24,16 +23,6 @@ from backend.spec.rewards.catalog import (
 )
 from backend.spec.rewards.entry import RewardCall, read_call, split_names
 from tests.support.scoring import make_group
-
-
-@pytest.fixture
-def write(tmp_path: Path):
-    def write(text: str, name: str = "mine.py") -> Path:
-        path = tmp_path / name
-        path.write_text(dedent(text))
-        return path
-
-    return write
 
 
 def sentence_of(text: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from textwrap import dedent
 from types import ModuleType
 
 import pytest
@@ -46,16 +45,6 @@ PASTED = f"""
         types = types or [None] * len(completions)
         return [2.0 if t == "math" else 0.5 for t in types]
 """
-
-
-@pytest.fixture
-def write(tmp_path: Path):
-    def write(text: str, name: str = "mine.py") -> Path:
-        path = tmp_path / name
-        path.write_text(dedent(text))
-        return path
-
-    return write
 
 
 @pytest.fixture(autouse=True)

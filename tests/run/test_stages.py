@@ -52,20 +52,15 @@ def all_alike(prompts, completions, answer, types=None):
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("parts")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
     (folder / "rewards.py").write_text(REWARDS)
     return folder
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    return RunFolder(tmp_path / "runs" / "mine")
-
-
-def settings(parts: Path, rewards: list[str], **changes: Any) -> dict[str, Any]:
-    about = {"reward_functions": rewards, "reward_weights": [], "reward_functions_file": str(parts / "rewards.py")}
-    return small_run.settings_for(parts, **about | {"learning_rate": 1e-3} | changes)
+def settings(inputs: Path, rewards: list[str], **changes: Any) -> dict[str, Any]:
+    about = {"reward_functions": rewards, "reward_weights": [], "reward_functions_file": str(inputs / "rewards.py")}
+    return small_run.settings_for(inputs, **about | {"learning_rate": 1e-3} | changes)
 
 
 def stages_of(config: Config, steps: int) -> ScoringStages:
@@ -114,8 +109,8 @@ STAGES: list[dict[str, Any]] = [
 ]
 
 
-def test_stages_switch_at_their_step_and_decide_the_length_of_the_run(parts: Path, run: RunFolder) -> None:
-    raw = settings(parts, ["low", "high"], reward_weights=[0.5, 0.25], stages=STAGES, iters=1000)
+def test_stages_switch_at_their_step_and_decide_the_length_of_the_run(inputs: Path, run: RunFolder) -> None:
+    raw = settings(inputs, ["low", "high"], reward_weights=[0.5, 0.25], stages=STAGES, iters=1000)
     assert small_run.train_here(raw, run).step == 6
     (started,) = [event for event in read_events(run.events) if event["kind"] == "started"]
     assert started["iterations"] == 6
@@ -131,18 +126,18 @@ def test_stages_switch_at_their_step_and_decide_the_length_of_the_run(parts: Pat
 
 
 def test_a_run_resumed_at_the_border_of_two_stages_and_within_one_equals_the_uninterrupted_one(
-    parts: Path, run: RunFolder, tmp_path: Path
+    inputs: Path, run: RunFolder, tmp_path: Path
 ) -> None:
     uninterrupted = RunFolder(tmp_path / "uninterrupted")
-    raw = settings(parts, ["low", "high"], stages=STAGES, num_iterations=2, lr_schedule="cosine", lr_final=0.0)
+    raw = settings(inputs, ["low", "high"], stages=STAGES, num_iterations=2, lr_schedule="cosine", lr_final=0.0)
     assert small_run.train_here(raw, uninterrupted).kind == "finished"
     train_interrupted(raw, run, 2, 3)
     assert_same_run(run, uninterrupted)
 
 
-def test_the_learning_rate_schedule_spans_all_stages(parts: Path, run: RunFolder) -> None:
+def test_the_learning_rate_schedule_spans_all_stages(inputs: Path, run: RunFolder) -> None:
     falls = {"lr_schedule": "linear", "lr_warmup_steps": 0, "lr_decay_fraction": 1.0, "lr_final": 0.0, "iters": 1000}
-    assert small_run.train_here(settings(parts, ["low", "high"], stages=STAGES, **falls), run).kind == "finished"
+    assert small_run.train_here(settings(inputs, ["low", "high"], stages=STAGES, **falls), run).kind == "finished"
     assert [step["learning_rate"] for step in metrics(run)] == pytest.approx([1e-3 * (1 - i / 6) for i in range(6)])
 
 
@@ -154,24 +149,24 @@ def test_the_learning_rate_schedule_spans_all_stages(parts: Path, run: RunFolder
     ],
     ids=["unknown", "count"],
 )
-def test_a_stage_that_cannot_be_scored_is_a_fault_of_check(parts: Path, stage: dict[str, Any], says: str) -> None:
-    (fault,) = check(settings(parts, ["low"], stages=[stage]))
+def test_a_stage_that_cannot_be_scored_is_a_fault_of_check(inputs: Path, stage: dict[str, Any], says: str) -> None:
+    (fault,) = check(settings(inputs, ["low"], stages=[stage]))
     assert fault.sentence.startswith(says) and fault.sentence.endswith(".")
 
 
-def test_a_stage_without_weights_weighs_each_function_1(parts: Path) -> None:
+def test_a_stage_without_weights_weighs_each_function_1(inputs: Path) -> None:
     for written in ({}, {"reward_weights": []}, {"reward_weights": None}):
         stages = [{"iters": 1, "reward_functions": ["low", "high"]} | written]
-        scoring = stages_of(parse(settings(parts, ["low"], stages=stages)), 9)
+        scoring = stages_of(parse(settings(inputs, ["low"], stages=stages)), 9)
         assert scoring.steps == 1 and scoring.stage(1).weights.at(1) == [1.0, 1.0]
 
 
 # ---- changing weights ------------------------------------------------------------------------------------------
 
 
-def test_linear_weights_end_at_reward_weights_final(parts: Path, run: RunFolder) -> None:
+def test_linear_weights_end_at_reward_weights_final(inputs: Path, run: RunFolder) -> None:
     about = {"reward_weight_schedule": "linear", "reward_weights_final": [0.0, 3.0], "iters": 4}
-    assert small_run.train_here(settings(parts, ["low", "high"], **about), run).kind == "finished"
+    assert small_run.train_here(settings(inputs, ["low", "high"], **about), run).kind == "finished"
     weights = [[step[f"reward_weights/{name}"] for name in ("low", "high")] for step in metrics(run)]
     assert weights[0] == [1, 1] and weights[-1] == [0, 3]
     assert np.array(weights) == pytest.approx(np.linspace([1, 1], [0, 3], 4))
@@ -181,11 +176,11 @@ def test_linear_weights_end_at_reward_weights_final(parts: Path, run: RunFolder)
             assert completion["reward"] == pytest.approx(reward)
 
 
-def test_adaptive_weights_survive_a_resume(parts: Path, run: RunFolder, tmp_path: Path) -> None:
+def test_adaptive_weights_survive_a_resume(inputs: Path, run: RunFolder, tmp_path: Path) -> None:
     """`seldom` succeeds in 1 of 4 completions: after ten steps its weight is 1.2 times as large."""
     uninterrupted = RunFolder(tmp_path / "uninterrupted")
     about = {"reward_weight_schedule": "adaptive", "iters": 13, "group_size": 4, "max_completion_length": 3}
-    raw = settings(parts, ["seldom", "low"], reward_weights=[0.5, 1.0], **about)
+    raw = settings(inputs, ["seldom", "low"], reward_weights=[0.5, 1.0], **about)
     assert small_run.train_here(raw, uninterrupted).kind == "finished"
     weights = [step["reward_weights/seldom"] for step in metrics(uninterrupted)]
     assert weights == pytest.approx([0.5] * 10 + [0.6] * 3)
@@ -307,15 +302,15 @@ DYNAMIC: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def dynamic(parts: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def dynamic(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """An uninterrupted run with dynamic sampling."""
     run = RunFolder(tmp_path_factory.mktemp("dynamic") / "run")
-    assert small_run.train_here(settings(parts, ["even_prompts"], **DYNAMIC), run).kind == "finished"
+    assert small_run.train_here(settings(inputs, ["even_prompts"], **DYNAMIC), run).kind == "finished"
     return run
 
 
-def test_dynamic_sampling_takes_prompts_until_every_group_has_a_gradient(parts: Path, dynamic: RunFolder) -> None:
-    raw, run = settings(parts, ["even_prompts"], **DYNAMIC), dynamic
+def test_dynamic_sampling_takes_prompts_until_every_group_has_a_gradient(inputs: Path, dynamic: RunFolder) -> None:
+    raw, run = settings(inputs, ["even_prompts"], **DYNAMIC), dynamic
     chosen, cursors = by_hand(parse(raw), 4, 3, 10)
     assert numbers(run, 3) == chosen and all(n % 2 == 0 for step in chosen for n in step)
     assert [saved.state.cursor for saved in checkpoint.all_checkpoints(run)] == cursors and cursors[-1] > 4 * 3
@@ -323,17 +318,17 @@ def test_dynamic_sampling_takes_prompts_until_every_group_has_a_gradient(parts: 
     assert np.cumsum([step_metrics["dynamic_sampling/prompts"] for step_metrics in metrics(run)]).tolist() == cursors
 
 
-def test_a_step_is_filled_up_after_dynamic_sampling_rounds(parts: Path, run: RunFolder) -> None:
+def test_a_step_is_filled_up_after_dynamic_sampling_rounds(inputs: Path, run: RunFolder) -> None:
     rounds = 2
-    raw = settings(parts, ["even_prompts"], **DYNAMIC | {"dynamic_sampling_rounds": rounds})
+    raw = settings(inputs, ["even_prompts"], **DYNAMIC | {"dynamic_sampling_rounds": rounds})
     assert small_run.train_here(raw, run).kind == "finished"
     chosen, cursors = by_hand(parse(raw), 4, 3, rounds)
     assert numbers(run, 3) == chosen and any(n % 2 for step in chosen for n in step)
     assert [saved.state.cursor for saved in checkpoint.all_checkpoints(run)] == cursors
 
 
-def test_without_any_gradient_every_step_takes_all_its_rounds(parts: Path, run: RunFolder) -> None:
-    raw = settings(parts, ["all_alike"], **DYNAMIC | {"dynamic_sampling_rounds": 3, "iters": 2})
+def test_without_any_gradient_every_step_takes_all_its_rounds(inputs: Path, run: RunFolder) -> None:
+    raw = settings(inputs, ["all_alike"], **DYNAMIC | {"dynamic_sampling_rounds": 3, "iters": 2})
     assert small_run.train_here(raw, run).kind == "finished"
     assert [len(step) for step in numbers(run, 3)] == [3, 3]
     assert [saved.state.cursor for saved in checkpoint.all_checkpoints(run)] == [9, 18]
@@ -341,27 +336,27 @@ def test_without_any_gradient_every_step_takes_all_its_rounds(parts: Path, run: 
 
 
 def test_random_numbers_belong_to_the_position_in_the_stream_whatever_the_round(
-    parts: Path, run: RunFolder, tmp_path: Path
+    inputs: Path, run: RunFolder, tmp_path: Path
 ) -> None:
     """The first step's completions are those that the same positions give without dynamic sampling."""
     plain = RunFolder(tmp_path / "plain")
-    small_run.train_here(settings(parts, ["even_prompts"], **DYNAMIC | {"iters": 1}), run)
-    small_run.train_here(settings(parts, ["even_prompts"], batch_size=8, iters=1, beta=0.02), plain)
+    small_run.train_here(settings(inputs, ["even_prompts"], **DYNAMIC | {"iters": 1}), run)
+    small_run.train_here(settings(inputs, ["even_prompts"], batch_size=8, iters=1, beta=0.02), plain)
     texts = {line["prompt"]: [completion["text"] for completion in line["completions"]] for line in lines(plain)}
     assert len(texts) == 8
     for line in lines(run):
         assert [completion["text"] for completion in line["completions"]] == texts[line["prompt"]]
 
 
-def test_a_resumed_dynamic_run_equals_the_uninterrupted_one(parts: Path, run: RunFolder, dynamic: RunFolder) -> None:
-    train_interrupted(settings(parts, ["even_prompts"], **DYNAMIC), run, 2)
+def test_a_resumed_dynamic_run_equals_the_uninterrupted_one(inputs: Path, run: RunFolder, dynamic: RunFolder) -> None:
+    train_interrupted(settings(inputs, ["even_prompts"], **DYNAMIC), run, 2)
     assert_same_run(run, dynamic)
 
 
 def test_a_stop_between_two_rounds_takes_nothing_from_the_stream(
-    parts: Path, run: RunFolder, dynamic: RunFolder, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, run: RunFolder, dynamic: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raw = settings(parts, ["even_prompts"], **DYNAMIC)
+    raw = settings(inputs, ["even_prompts"], **DYNAMIC)
     scored, calls = ScoringStages.score, []
 
     def score(scoring: ScoringStages, *args: Any, **more: Any) -> Any:
@@ -394,7 +389,7 @@ def _rounds(raw: dict[str, Any], step: int) -> int:
 # ---- several batches a rollout ---------------------------------------------------------------------------------
 
 
-def test_several_batches_and_iterations_of_a_rollout(parts: Path, run: RunFolder, tmp_path: Path) -> None:
+def test_several_batches_and_iterations_of_a_rollout(inputs: Path, run: RunFolder, tmp_path: Path) -> None:
     """2 batches of 2 prompts, each learned from twice: 4 updates and 4 prompts a step; resumed, the same run."""
     uninterrupted = RunFolder(tmp_path / "uninterrupted")
     about = {
@@ -405,7 +400,7 @@ def test_several_batches_and_iterations_of_a_rollout(parts: Path, run: RunFolder
         "epsilon": 1e-4,
         "group_size": 4,
     }
-    raw = settings(parts, ["low"], **about)
+    raw = settings(inputs, ["low"], **about)
     assert small_run.train_here(raw, uninterrupted).kind == "finished"
     saved = checkpoint.newest(uninterrupted)
     assert saved and (saved.state.updates, saved.state.cursor) == (12, 12)
@@ -415,12 +410,12 @@ def test_several_batches_and_iterations_of_a_rollout(parts: Path, run: RunFolder
     assert_same_run(run, uninterrupted)
 
 
-def test_masked_truncated_completions_give_no_gradient(parts: Path, tmp_path: Path) -> None:
+def test_masked_truncated_completions_give_no_gradient(inputs: Path, tmp_path: Path) -> None:
     """With a limit of two tokens nearly every completion is cut off; the reward of each still counts in its group."""
     for masked in (False, True):
         run = RunFolder(tmp_path / str(masked))
         about = {"mask_truncated_completions": masked, "max_completion_length": 2, "seed": 3}
-        assert small_run.train_here(settings(parts, ["low"], group_size=4, **about), run).kind == "finished"
+        assert small_run.train_here(settings(inputs, ["low"], group_size=4, **about), run).kind == "finished"
         steps = metrics(run)
         assert all(step["hit_max_tokens_ratio"] == 1 for step in steps) and any(
             step["reward_std"] > 0 for step in steps

@@ -22,9 +22,9 @@ def scores_of(entry: str, texts: list[str], answer: str = "4", ids: list[list[in
     group = make_group(*texts, answer=answer)
     for completion, tokens in zip(group.completions, ids or [[] for _ in texts], strict=True):
         completion.tokens = tokens
-    run(group, [entry], **about)
+    report_of(group, [entry], **about)
     return [next(iter(completion.scores.values())) for completion in group.completions]
 
 
-def run(group: Group, entries: list[str], timeout_s: float = 20.0, **about) -> ScoreReport:
+def report_of(group: Group, entries: list[str], timeout_s: float = 20.0, **about) -> ScoreReport:
     return score([group], resolve(entries), [1.0] * len(entries), timeout_s, **about)

@@ -32,11 +32,6 @@ FOLLOWING: dict[str, Any] = {
 TRAIN_TYPES = ["lora", "dora", "full"]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def config_of(models: Path, arch: str = "qwen3", **settings: Any) -> Config:
     folder = models / arch
     if not folder.exists():
