@@ -55,7 +55,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Draw every page of the window into PNG files.")
-    parser.add_argument("runs", nargs="*", type=Path, help="run folders; the first is looked at")
+    parser.add_argument("runs", nargs="*", type=Path, help="run folders; the first is opened")
     parser.add_argument("--iters", type=int, default=32, help="steps of the demo that is trained where no run is given")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "screenshots")
     parser.add_argument("--text", type=float, default=1.0, help="how much larger than usual text is, 1 to 2")

@@ -50,10 +50,10 @@ def tiny_model(
 ) -> Path:
     """Write a random model of `arch` with its tokenizer into `folder` (made if absent) and return the folder.
 
-    `arch`: qwen3, llama, gemma3_text, mixtral, qwen3_moe or mamba; any other of mlx-lm's, with its additional config.json keys as `own`.
-    `vocab` is at least 259: 256 bytes, 3 special
-    tokens, then merges. `hidden` is a multiple of 32. With `bits`, linear and embedding weights are quantised in groups of 32.
-    `tie` says nothing for gemma3_text, which decides by itself. Sets mlx's random seed.
+    `arch`: qwen3, llama, gemma3_text, mixtral, qwen3_moe or mamba, or any other of mlx-lm's with its additional config.json
+    keys as `own`. `vocab` is at least 259: 256 bytes, 3 special tokens, then merges. `hidden` is a multiple of 32. With `bits`,
+    linear and embedding weights are quantised in groups of 32.
+    gemma3_text ignores `tie`. Sets mlx's random seed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tiny_tokenizer(folder, vocab=vocab)
