@@ -53,8 +53,8 @@ def missing_required() -> list[str]:
 
 
 def missing_advised() -> dict[str, str]:
-    there = {"libopenblas.so.0": loads("libopenblas.so.0"), "g++": shutil.which("g++") is not None}
-    return {package: why for name, (package, why) in ADVISED.items() if not there[name]}
+    available = {"libopenblas.so.0": loads("libopenblas.so.0"), "g++": shutil.which("g++") is not None}
+    return {package: why for name, (package, why) in ADVISED.items() if not available[name]}
 
 
 def main() -> int:

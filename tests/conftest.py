@@ -37,11 +37,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A runs folder and preferences for this test alone; the folder that holds both."""
+    """Give each test its own runs folder and preferences; returns the folder that holds both."""
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("GRPO_STUDIO_PREFS", str(tmp_path / "prefs"))
     _bury_closed_windows()
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder for the random models of one test file."""
+    return tmp_path_factory.mktemp("models")
 
 
 def _bury_closed_windows() -> None:

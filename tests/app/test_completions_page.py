@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from PySide6.QtCore import QModelIndex, QPoint, Qt
@@ -12,9 +13,10 @@ from PySide6.QtGui import QGuiApplication
 from app import theme
 from app.model.session import Session
 from app.pages.completions_page import CompletionsPage
-from app.widgets.completions.completion_table import BAR_ROLE, CompletionModel
+from app.widgets.completions.completion_table import BAR_ROLE, STOP_LABELS, CompletionModel
 from backend.spec.events import JsonLines
 from backend.spec.places import hold_lock
+from backend.types import Stop
 from tests.support import made_up_runs
 
 ROLE = Qt.ItemDataRole
@@ -157,3 +159,8 @@ def test_a_score_has_a_bar_in_the_colour_of_its_function(qtbot) -> None:
     assert cell(model, 2, "F", BAR_ROLE) == (-1.0, theme.reward_colour(0))
     assert cell(model, 1, "G", BAR_ROLE) is None and cell(model, 1, "Reward", BAR_ROLE) is None
     assert QModelIndex() != model.index(0, 0)
+
+
+def test_every_stop_reason_that_a_trainer_writes_has_a_label() -> None:
+    """A completion that a stop string had ended was shown with the raw word of the file."""
+    assert set(get_args(Stop)) == set(STOP_LABELS)

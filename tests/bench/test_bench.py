@@ -1,8 +1,8 @@
-"""The engine's fast paths do less work than the plain ones; and the benchmark measures, stores and shows what it says.
+"""The engine's fast paths do less work than the plain ones; the benchmark measures, stores and renders correctly.
 
 In CI work is *counted* (passes over the model, tokens in them, rows of decoding steps): exact on any machine, and a fast path
-that silently falls back to the plain one is noticed. `make proofs` measures CPU seconds: the least of several interleaved runs
-in this process, so that a busy machine does not decide.
+that silently falls back to the plain one is noticed. `make proofs` measures CPU seconds: the minimum of several interleaved runs
+in this process, so that a busy machine does not decide the result.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Work:
-    """What a run asked of the model."""
+    """How much work a run made the model do."""
 
     passes: int = 0
     """Calls of the model's body from Python; a compiled step is traced once for each number of rows."""
@@ -73,15 +73,15 @@ class Work:
 
 @contextmanager
 def counted(*split_models: SplitModel) -> Iterator[Work]:
-    """Count inside. Enter it before the first compiled step is made."""
+    """Count inside the context. Enter it before the first compiled step is built."""
     work, compile_ = Work(), mx.compile
-    hidden = {id(each): each.hidden for each in split_models}
+    hidden = {id(split_model): split_model.hidden for split_model in split_models}
 
-    def count(each: SplitModel) -> Callable[..., mx.array]:
+    def count(split_model: SplitModel) -> Callable[..., mx.array]:
         def body(tokens: mx.array, cache: Any = None) -> mx.array:
             work.passes += 1
             work.tokens += tokens.size
-            return hidden[id(each)](tokens, cache)
+            return hidden[id(split_model)](tokens, cache)
 
         return body
 
@@ -97,8 +97,8 @@ def counted(*split_models: SplitModel) -> Iterator[Work]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mx, "compile", counting_compile)
-        for each in split_models:
-            patch.setattr(each, "hidden", count(each))
+        for split_model in split_models:
+            patch.setattr(split_model, "hidden", count(split_model))
         yield work
 
 
@@ -106,7 +106,7 @@ def sampling_work(case: Case, folder: Path, off: Off = nullcontext) -> Work:
     with off(), counted() as work:
         rollout = Rollout(load_policy(our_contenders.settings(case, folder)), case.completion)
         with counted(rollout.fused.split_model) as passes:
-            before = work.compiled_rows  # the rollout tries itself out when it is made
+            before = work.compiled_rows  # building a rollout runs its trial decode
             sample(rollout, case)
     return Work(passes.passes, passes.tokens, work.compiled_rows - before + passes.compiled_rows)
 
@@ -196,15 +196,15 @@ def peak(run: Run) -> float:
 
 
 def ratio(fast: Run, slow: Run, rounds: int) -> float:
-    """CPU seconds of `fast` over those of `slow`: the least of each over interleaved rounds, after one to warm up."""
-    took: dict[Run, list[float]] = {fast: [], slow: []}
+    """CPU seconds of `fast` over those of `slow`: the minimum of each over interleaved rounds, after one warm-up round."""
+    seconds: dict[Run, list[float]] = {fast: [], slow: []}
     for _ in range(rounds + 1):
         for run in (fast, slow):
             began = time.process_time()
             run()
             mx.synchronize()
-            took[run].append(time.process_time() - began)
-    return min(took[fast][1:]) / min(took[slow][1:])
+            seconds[run].append(time.process_time() - began)
+    return min(seconds[fast][1:]) / min(seconds[slow][1:])
 
 
 def sampling_of(case: Case, folder: Path, off: Off = nullcontext) -> Run:
@@ -264,7 +264,7 @@ GUARDED: dict[str, tuple[Callable[..., Run], Case, float]] = {
     "prompt sharing": (learning_of, Case("", prompt=128, completion=16), 0.75),
     "no old-policy pass": (learning_of, Case("", prompt=128, completion=16, beta=0.0), 0.9),
 }
-"""Technique → what it speeds up, at which sizes, and the most of the plain way's seconds that it may take."""
+"""Technique → what it speeds up, at which sizes, and the largest share of the plain path's seconds that it may take."""
 
 
 @pytest.mark.proof
@@ -286,15 +286,15 @@ def test_learning_beats_the_log_softmax_of_everything(models: Path):
     """A prompt six times as long as each of its eight completions."""
     case = Case("guard", "train", prompt=192, completion=32, hidden=128, layers=2, beta=0.0)
     folder = model_folder(case, models)
-    took = {run: min(one["train_s"] for one in steps_of(run, case, folder, 3)[1:]) for run in RUNS}
-    assert took[our_contenders.training_steps] < 0.25 * took[baseline_contenders.log_softmax]
+    seconds = {run: min(step["train_s"] for step in steps_of(run, case, folder, 3)[1:]) for run in RUNS}
+    assert seconds[our_contenders.training_steps] < 0.25 * seconds[baseline_contenders.log_softmax]
 
 
 RUNS: tuple[Contender, ...] = (our_contenders.training_steps, baseline_contenders.log_softmax)
 
 
 def steps_of(run: Contender, case: Case, folder: Path, count: int) -> list[dict[str, float]]:
-    """What the stopwatch reports of `count` steps, taken in this process."""
+    """The stopwatch's reports of `count` steps run in this process."""
     requests, replies = io.StringIO("\n" * count), io.StringIO()
     with pytest.raises(SystemExit):
         run(case, folder, Stopwatch(requests, replies))
@@ -397,7 +397,9 @@ def test_a_switched_off_technique_changes_no_result(models: Path, technique: str
         if technique not in LEARNING_ONLY:
             rollout = Rollout(load_policy(our_contenders.settings(TINY, model_folder(TINY, models))), TINY.completion)
             groups = sample(rollout, TINY)
-            assert [len(each.tokens) for group in groups for each in group.completions] == [TINY.completion] * TINY.rows
+            assert [len(completion.tokens) for group in groups for completion in group.completions] == [
+                TINY.completion
+            ] * TINY.rows
         if technique not in SAMPLING_ONLY:
             assert tiny_loss(models) == pytest.approx(plain_loss, abs=1e-5)
 
@@ -415,7 +417,12 @@ def test_every_peer_has_a_contender_and_a_note_on_how_it_differs():
 
 
 def test_case_names_are_unique():
-    for cases in ([match.case for match in MATCHES], SMALL, ABLATED, [one for axis in SWEEPS.values() for one in axis]):
+    for cases in (
+        [match.case for match in MATCHES],
+        SMALL,
+        ABLATED,
+        [swept for axis in SWEEPS.values() for swept in axis],
+    ):
         assert len({case.name for case in cases}) == len(cases)
     assert all(bar.against in match.contenders for match in MATCHES for bar in match.bars)
 
@@ -434,7 +441,7 @@ def test_a_bar_is_a_share_of_the_other_contender_s_median(monkeypatch: pytest.Mo
 
 
 def test_the_document_shows_the_numbers_of_the_json():
-    """The tables are rendered from the JSON, to the letter: no number is edited by hand."""
+    """The tables are exactly those rendered from the JSON: no number is edited by hand."""
     text = results_file.document().read_text("utf-8")
     assert results_file.rendered(text, results_file.read()) == text
     assert {*report.DOCUMENTED, "differs"} == {name for _, name, _ in results_file.MARKED.findall(text)}

@@ -1,6 +1,6 @@
 """The command line: bad input is refused in one sentence with exit code 2 and leaves no file; everything else works.
 
-Verbs run in this process (typer's CliRunner) wherever the process itself is not what is tested.
+Verbs run in this process (typer's CliRunner) unless the test is about the process itself.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ VERBS = app()
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model and rows that work; `write` and `call` make settings of them."""
-    folder = tmp_path_factory.mktemp("parts")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and rows, shared by all tests of this file."""
+    folder = tmp_path_factory.mktemp("inputs")
     small_run.settings_for(folder)
     return folder
 
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The runs folder, not made yet; the test stands in an empty folder of its own."""
+    """The runs folder, which does not exist yet; the working directory is an empty folder."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "runs"))
@@ -50,10 +50,10 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*arguments: object) -> Result:
-    return CliRunner().invoke(VERBS, [str(one) for one in arguments])
+    return CliRunner().invoke(VERBS, [str(argument) for argument in arguments])
 
 
-def well(*arguments: object) -> Result:
+def run_ok(*arguments: object) -> Result:
     """Call a verb that must exit with 0."""
     result = call(*arguments)
     assert result.exit_code == 0, (result.output, result.stderr, result.exception)
@@ -61,7 +61,7 @@ def well(*arguments: object) -> Result:
 
 
 def refused(*arguments: object) -> str:
-    """Call a verb that must exit with 2; the one line that it says, on stderr."""
+    """Call a verb that must exit with 2, and return its only line on stderr."""
     result = call(*arguments)
     assert isinstance(result.exception, SystemExit) and result.exit_code == 2, (result.output, result.exception)
     assert result.stdout == "" and "Traceback" not in result.stderr
@@ -70,8 +70,8 @@ def refused(*arguments: object) -> str:
     return line
 
 
-def config(parts: Path, folder: Path, **changes: Any) -> Path:
-    return small_run.write_config(folder / "config.yaml", small_run.settings_for(parts, **changes))
+def config(inputs: Path, folder: Path, **changes: Any) -> Path:
+    return small_run.write_config(folder / "config.yaml", small_run.settings_for(inputs, **changes))
 
 
 # ── bad input ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -87,10 +87,10 @@ def _file(name: str, text: str) -> Callable[[Path], str]:
 
 def _model(change: Callable[[Path], None]) -> Callable[[Path], str]:
     def make(folder: Path) -> str:
-        made = folder / "broken-model"
-        shutil.copytree(small_run.settings_for(folder.parent / "shared")["model"], made)
-        change(made)
-        return str(made)
+        model = folder / "broken-model"
+        shutil.copytree(small_run.settings_for(folder.parent / "shared")["model"], model)
+        change(model)
+        return str(model)
 
     return make
 
@@ -156,14 +156,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_refused_in_one_sentence_and_leaves_no_file(
-    name: str, parts: Path, runs: Path, tmp_path: Path
+    name: str, inputs: Path, runs: Path, tmp_path: Path
 ) -> None:
-    made = {key: value(tmp_path) if callable(value) else value for key, value in BAD[name][0].items()}
-    file = config(parts, tmp_path, **made)
+    changes = {key: value(tmp_path) if callable(value) else value for key, value in BAD[name][0].items()}
+    file = config(inputs, tmp_path, **changes)
     before = sorted(tmp_path.rglob("*"))
-    said = refused("train", file)
-    assert BAD[name][1] in said
-    assert refused("check", file) == said
+    message = refused("train", file)
+    assert BAD[name][1] in message
+    assert refused("check", file) == message
     assert sorted(tmp_path.rglob("*")) == before and not runs.exists()
 
 
@@ -183,46 +183,46 @@ def test_a_file_that_holds_no_settings_is_refused_in_one_sentence(
     assert not runs.exists()
 
 
-def test_a_runs_folder_that_cannot_be_written_is_refused_in_one_sentence(parts: Path, tmp_path: Path) -> None:
+def test_a_runs_folder_that_cannot_be_written_is_refused_in_one_sentence(inputs: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file")
     for folder in (tmp_path / "file", tmp_path / "file" / "deeper"):
-        said = refused("train", config(parts, tmp_path), "--runs-dir", folder)
-        assert said == f"runs_dir: The runs folder {folder} cannot be written: Not a directory."
+        message = refused("train", config(inputs, tmp_path), "--runs-dir", folder)
+        assert message == f"runs_dir: The runs folder {folder} cannot be written: Not a directory."
     assert (tmp_path / "file").read_text() == "a file"
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "..", ".hidden", "a:b", "x" * 200])
-def test_a_name_that_cannot_be_a_folder_is_refused(name: str, parts: Path, runs: Path, tmp_path: Path) -> None:
-    assert refused("train", config(parts, tmp_path), "--name", name).startswith("run_name: The run folder name m")
+def test_a_name_that_cannot_be_a_folder_is_refused(name: str, inputs: Path, runs: Path, tmp_path: Path) -> None:
+    assert refused("train", config(inputs, tmp_path), "--name", name).startswith("run_name: The run folder name m")
     assert not runs.exists()
 
 
-def test_check_prints_every_fault_at_once(parts: Path, tmp_path: Path) -> None:
-    file = config(parts, tmp_path, temperature=0, group_size=1, data="/nowhere.jsonl", unknown=1)
+def test_check_prints_every_fault_at_once(inputs: Path, tmp_path: Path) -> None:
+    file = config(inputs, tmp_path, temperature=0, group_size=1, data="/nowhere.jsonl", unknown=1)
     result = call("check", file)
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["unknown", "group_size", "temperature"]
-    file = config(parts, tmp_path, model="/nowhere", data="/nowhere.jsonl", reward_functions=["a", "b"])
+    file = config(inputs, tmp_path, model="/nowhere", data="/nowhere.jsonl", reward_functions=["a", "b"])
     result = call("check", file)
-    said = [line.partition(":")[0] for line in result.stderr.splitlines()]
-    assert said == ["model", "data", "reward_functions", "reward_functions"] and result.exit_code == 2
+    keys = [line.partition(":")[0] for line in result.stderr.splitlines()]
+    assert keys == ["model", "data", "reward_functions", "reward_functions"] and result.exit_code == 2
 
 
 # ── check, rewards ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_check_json_is_a_list_of_faults_on_stdout(parts: Path, tmp_path: Path) -> None:
-    assert json.loads(well("check", config(parts, tmp_path), "--json").stdout) == []
-    assert well("check", config(parts, tmp_path)).stdout == "Nothing is wrong with these settings.\n"
-    result = call("check", config(parts, tmp_path, temperature=0), "--json")
+def test_check_json_is_a_list_of_faults_on_stdout(inputs: Path, tmp_path: Path) -> None:
+    assert json.loads(run_ok("check", config(inputs, tmp_path), "--json").stdout) == []
+    assert run_ok("check", config(inputs, tmp_path)).stdout == "Nothing is wrong with these settings.\n"
+    result = call("check", config(inputs, tmp_path, temperature=0), "--json")
     assert result.exit_code == 2 and result.stderr == ""
     assert json.loads(result.stdout) == [{"setting": "temperature", "sentence": "Temp must be above 0, not 0."}]
 
 
-def test_check_reads_the_columns_of_every_split(parts: Path, tmp_path: Path) -> None:
+def test_check_reads_the_columns_of_every_split(inputs: Path, tmp_path: Path) -> None:
     small_run.write_rows(tmp_path / "data" / "train.jsonl")
     (tmp_path / "data" / "valid.jsonl").write_text('{"question": "x", "answer": "y"}\n')
-    said = refused("check", config(parts, tmp_path, data=str(tmp_path / "data")))
-    assert said.startswith("prompt_feature: There is no column prompt; ") and "valid.jsonl" in said
+    message = refused("check", config(inputs, tmp_path, data=str(tmp_path / "data")))
+    assert message.startswith("prompt_feature: There is no column prompt; ") and "valid.jsonl" in message
 
 
 MINE = '''
@@ -244,20 +244,20 @@ def broken(prompts, completions, answer, types=None):
 
 
 def test_reward_functions_are_listed_without_being_run(tmp_path: Path) -> None:
-    built_in = [one["name"] for one in json.loads(well("rewards", "list", "--json").stdout)]
+    built_in = [function["name"] for function in json.loads(run_ok("rewards", "list", "--json").stdout)]
     assert built_in[:5] == list(DEFAULT_REWARDS)
     (tmp_path / "mine.py").write_text(MINE + f"\nopen({str(tmp_path / 'was run')!r}, 'w')\n")
-    listed = json.loads(well("rewards", "list", "--file", tmp_path / "mine.py", "--json").stdout)
-    assert [one["name"] for one in listed] == [*built_in, "shout", "silent", "broken"]
+    listed = json.loads(run_ok("rewards", "list", "--file", tmp_path / "mine.py", "--json").stdout)
+    assert [function["name"] for function in listed] == [*built_in, "shout", "silent", "broken"]
     assert listed[-3]["scores"] == "1.0 for capitals." and not (tmp_path / "was run").exists()
-    assert "shout" in well("rewards", "list", "--file", tmp_path / "mine.py").stdout
+    assert "shout" in run_ok("rewards", "list", "--file", tmp_path / "mine.py").stdout
     (tmp_path / "bad.py").write_text("def f(:")
     assert "syntax error on line 1" in refused("rewards", "list", "--file", tmp_path / "bad.py")
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Callable[..., list[object]]:
-    """The arguments that score two completions with functions of one's own."""
+    """Command-line arguments that score two completions with functions of a user's file."""
     (tmp_path / "mine.py").write_text(MINE)
     rows = [{"prompt": "p", "completion": "LOUD", "answer": "1"}, {"prompt": "p", "completion": "soft", "answer": "1"}]
     (tmp_path / "given.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -272,16 +272,16 @@ def bench(tmp_path: Path) -> Callable[..., list[object]]:
 
 def test_score_prints_scores_and_weighted_rewards(bench: Callable[..., list[object]]) -> None:
     """Of the settings only those of the rewards matter: there is no model and no dataset here."""
-    said = well(*bench("shout", "silent", reward_weights=[2.0, 1.0], temperature=0), "--json").stdout.splitlines()
-    assert json.loads(said[-1]) == {
+    output = run_ok(*bench("shout", "silent", reward_weights=[2.0, 1.0], temperature=0), "--json").stdout.splitlines()
+    assert json.loads(output[-1]) == {
         "rows": [{"scores": {"shout": 1.0, "silent": None}, "reward": 2.0}, {"scores": {"shout": 0.0, "silent": None}, "reward": 0.0}]
     }  # fmt: skip
-    assert well(*bench("shout", "silent")).stdout == "1  shout 1  silent –\n0  shout 0  silent –\n"
-    assert well(*bench("silent")).stdout == "–  silent –\n–  silent –\n"
+    assert run_ok(*bench("shout", "silent")).stdout == "1  shout 1  silent –\n0  shout 0  silent –\n"
+    assert run_ok(*bench("silent")).stdout == "–  silent –\n–  silent –\n"
 
 
 def test_scoring_imports_no_mlx(bench: Callable[..., list[object]]) -> None:
-    """The advantages once came from a module that imported it: 0.4 s of waiting for an answer of milliseconds."""
+    """Advantages once came from a module that imports mlx: 0.4 s of waiting for a result that takes milliseconds."""
     arguments = list(map(str, bench("shout")))
     code = f"import sys; from backend.__main__ import app; app()({arguments!r}, standalone_mode=False); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=backend_environment(), capture_output=True, text=True)
@@ -307,53 +307,61 @@ def test_score_refuses_broken_functions_settings_and_rows_in_one_sentence(
 # ── training ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_train_list_resume_and_score_a_named_run(parts: Path, runs: Path, tmp_path: Path) -> None:
-    assert json.loads(well("runs", "--json").stdout) == [] and "There are no runs yet." in well("runs").stdout
-    file = config(parts, tmp_path, num_iterations=2)
-    said = well("train", file, "--name", "mine", "--set", "iters=2", "--set", "learning_rate=1e-4").stdout.splitlines()
+def test_train_list_resume_and_score_a_named_run(inputs: Path, runs: Path, tmp_path: Path) -> None:
+    assert json.loads(run_ok("runs", "--json").stdout) == [] and "There are no runs yet." in run_ok("runs").stdout
+    file = config(inputs, tmp_path, num_iterations=2)
+    output = run_ok(
+        "train", file, "--name", "mine", "--set", "iters=2", "--set", "learning_rate=1e-4"
+    ).stdout.splitlines()
     run = RunFolder(runs / "mine")
-    assert said[0] == str(run.path) and said[-1] == "Finished after 2 steps."
+    assert output[0] == str(run.path) and output[-1] == "Finished after 2 steps."
     settings = load(run.config)
     assert (settings.iters, settings.learning_rate, settings.run_name) == (2, 1e-4, "mine")
-    assert small_run.kinds(run) == ["started", "step", "step", "checkpoint", "finished"] and "step 2" not in said
+    assert small_run.kinds(run) == ["started", "step", "step", "checkpoint", "finished"] and "step 2" not in output
     assert "Finished after 2 steps." not in run.log.read_text() and "BLAS" in run.log.read_text()
 
-    (row,) = json.loads(well("runs", "--json").stdout)
+    (row,) = json.loads(run_ok("runs", "--json").stdout)
     assert (row["name"], row["state"], row["step"], row["iterations"]) == ("mine", "finished", 2, 2)
-    assert row["sentence"] == "Finished after 2 steps." and "mine" in well("runs").stdout
+    assert row["sentence"] == "Finished after 2 steps." and "mine" in run_ok("runs").stdout
 
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    assert well("resume", "mine").stdout == "The run mine has finished; there is nothing to resume.\n"
+    assert run_ok("resume", "mine").stdout == "The run mine has finished; there is nothing to resume.\n"
     assert "The run mine exists already" in refused("train", file, "--name", "mine", "--set", "iters=9")
     assert "The run mine has a diary already" in refused("train", "--run", run.path)
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
-    scored = well("rewards", "score", run.config, "--completions", run.completions, "--json").stdout.splitlines()
-    rows = [one for line in run.completions.read_text().splitlines() for one in json.loads(line)["completions"]]
-    assert [(one["scores"], one["reward"]) for one in json.loads(scored[-1])["rows"]] == [
-        (one["rewards"], one["reward"]) for one in rows
+    scored = run_ok("rewards", "score", run.config, "--completions", run.completions, "--json").stdout.splitlines()
+    rows = [
+        scored_row
+        for line in run.completions.read_text().splitlines()
+        for scored_row in json.loads(line)["completions"]
+    ]
+    assert [(scored_row["scores"], scored_row["reward"]) for scored_row in json.loads(scored[-1])["rows"]] == [
+        (scored_row["rewards"], scored_row["reward"]) for scored_row in rows
     ]
 
 
 def test_runs_without_a_name_get_a_folder_each_and_training_gives_ctrl_c_back(
-    parts: Path, runs: Path, tmp_path: Path
+    inputs: Path, runs: Path, tmp_path: Path
 ) -> None:
     """The demo measures accuracy after training; Ctrl-C must end that too."""
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    folders = [well("train", config(parts, tmp_path, iters=1)).stdout.splitlines()[0] for _ in range(2)]
-    assert len(set(folders)) == 2 and all(Path(one).name.startswith(f"{parts.name}-lora-grpo-") for one in folders)
+    folders = [run_ok("train", config(inputs, tmp_path, iters=1)).stdout.splitlines()[0] for _ in range(2)]
+    assert len(set(folders)) == 2 and all(
+        Path(folder).name.startswith(f"{inputs.name}-lora-grpo-") for folder in folders
+    )
     assert len(list(all_runs())) == 2
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-def test_stream_prints_the_diary_and_nothing_else(parts: Path, runs: Path, tmp_path: Path) -> None:
-    said = well("train", config(parts, tmp_path), "--name", "streamed", "--stream").stdout.splitlines()
-    assert [json.loads(line) for line in said] == list(read_events(runs / "streamed" / "events.jsonl"))
+def test_stream_prints_the_diary_and_nothing_else(inputs: Path, runs: Path, tmp_path: Path) -> None:
+    output = run_ok("train", config(inputs, tmp_path), "--name", "streamed", "--stream").stdout.splitlines()
+    assert [json.loads(line) for line in output] == list(read_events(runs / "streamed" / "events.jsonl"))
 
 
-def test_train_run_trains_in_a_folder_that_the_window_made(parts: Path, runs: Path, tmp_path: Path) -> None:
-    file = config(parts, runs / "made", iters=1)
-    well("train", "--run", file.parent)
+def test_train_run_trains_in_a_folder_that_the_window_made(inputs: Path, runs: Path, tmp_path: Path) -> None:
+    file = config(inputs, runs / "made", iters=1)
+    run_ok("train", "--run", file.parent)
     assert small_run.kinds(RunFolder(file.parent))[-1] == "finished"
     (runs / "bare").mkdir()
     assert "holds no config.yaml" in refused("train", "--run", runs / "bare")
@@ -362,9 +370,9 @@ def test_train_run_trains_in_a_folder_that_the_window_made(parts: Path, runs: Pa
     assert "Give either a YAML file or --run" in refused("train")
 
 
-def test_faults_of_a_folder_that_the_window_made_are_in_its_diary(parts: Path, runs: Path) -> None:
+def test_faults_of_a_folder_that_the_window_made_are_in_its_diary(inputs: Path, runs: Path) -> None:
     """The window sees nothing but the folder."""
-    file = config(parts, runs / "made", temperature=0, group_size=1)
+    file = config(inputs, runs / "made", temperature=0, group_size=1)
     result = call("train", "--run", file.parent)
     assert result.exit_code == 2 and len(result.stderr.splitlines()) == 2
     (event,) = read_events(runs / "made" / "events.jsonl")
@@ -372,12 +380,12 @@ def test_faults_of_a_folder_that_the_window_made_are_in_its_diary(parts: Path, r
     assert event["sentence"] == "Group must be at least 2, not 1. Temp must be above 0, not 0."
 
 
-def test_a_failing_reward_is_named_and_the_steps_before_it_are_saved(parts: Path, runs: Path, tmp_path: Path) -> None:
+def test_a_failing_reward_is_named_and_the_steps_before_it_are_saved(inputs: Path, runs: Path, tmp_path: Path) -> None:
     text = MINE.replace(
         "return [1 / 0", "broken.calls = getattr(broken, 'calls', 0) + 1\n    return [1 / (broken.calls < 3)"
     )
     (tmp_path / "mine.py").write_text(text)
-    file = config(parts, tmp_path, reward_functions=["broken"], reward_weights=[], reward_functions_file="mine.py")
+    file = config(inputs, tmp_path, reward_functions=["broken"], reward_weights=[], reward_functions_file="mine.py")
     result = call("train", file, "--name", "sad")
     assert result.exit_code == 2 and "Traceback" not in result.stderr
     assert "The reward function broken of mine.py raised ZeroDivisionError" in result.stderr.splitlines()[-1]
@@ -391,13 +399,13 @@ def test_a_failing_reward_is_named_and_the_steps_before_it_are_saved(parts: Path
     ]
     assert (run.checkpoints / "000002" / "state.json").exists()
     (tmp_path / "mine.py").write_text(MINE.replace("1 / 0", "1.0"))
-    assert well("resume", "sad").stdout.splitlines()[-1] == "Finished after 3 steps."
+    assert run_ok("resume", "sad").stdout.splitlines()[-1] == "Finished after 3 steps."
     assert small_run.steps(run) == [1, 2, 3]
 
 
-def test_resume_of_a_run_without_a_checkpoint_starts_over(parts: Path, runs: Path) -> None:
-    file = config(parts, runs / "young", iters=1)
-    well("resume", "young")
+def test_resume_of_a_run_without_a_checkpoint_starts_over(inputs: Path, runs: Path) -> None:
+    file = config(inputs, runs / "young", iters=1)
+    run_ok("resume", "young")
     assert small_run.steps(RunFolder(file.parent)) == [1]
 
 
@@ -407,10 +415,10 @@ def test_a_run_that_does_not_exist_cannot_be_resumed_or_exported(runs: Path) -> 
     assert call("export", "nothing", "--to", "nowhere").exit_code == 2
 
 
-def test_export_to_the_hub_is_refused_and_not_offered_by_help(parts: Path, runs: Path) -> None:
-    config(parts, runs / "mine")
+def test_export_to_the_hub_is_refused_and_not_offered_by_help(inputs: Path, runs: Path) -> None:
+    config(inputs, runs / "mine")
     assert refused("export", "mine", "--to", "hub").startswith("to: Export to Hugging Face is not built yet")
-    assert "hub" not in well("export", "--help").stdout
+    assert "hub" not in run_ok("export", "--help").stdout
 
 
 # ── --set ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -435,9 +443,9 @@ def test_export_to_the_hub_is_refused_and_not_offered_by_help(parts: Path, runs:
     ],
 )  # fmt: skip
 def test_set_replaces_the_setting_of_the_file_under_whatever_name_either_has(
-    parts: Path, runs: Path, tmp_path: Path, written: dict[str, Any], change: str, key: str, expected: Any
+    inputs: Path, runs: Path, tmp_path: Path, written: dict[str, Any], change: str, key: str, expected: Any
 ) -> None:
-    raw = apply_changes(read(config(parts, tmp_path, iters=1, **written)), [change])
+    raw = apply_changes(read(config(inputs, tmp_path, iters=1, **written)), [change])
     run = new_run(raw, None, None)
     assert getattr(run.settings, key) == getattr(load(run.folder.config), key) == expected
 
@@ -451,35 +459,41 @@ def test_set_replaces_the_setting_of_the_file_under_whatever_name_either_has(
         ("temperature=0", "temperature: Temp must be above 0, not 0."),
     ],
 )
-def test_set_that_cannot_be_read_is_refused_in_one_sentence(parts: Path, runs: Path, tmp_path: Path, change: str, says: str) -> None:  # fmt: skip
-    assert refused("train", config(parts, tmp_path), "--set", change) == says
+def test_set_that_cannot_be_read_is_refused_in_one_sentence(inputs: Path, runs: Path, tmp_path: Path, change: str, says: str) -> None:  # fmt: skip
+    assert refused("train", config(inputs, tmp_path), "--set", change) == says
     assert not runs.exists()
 
 
 def test_relative_paths_of_the_command_line_are_absolute_in_the_runs_config(
-    parts: Path, runs: Path, tmp_path: Path
+    inputs: Path, runs: Path, tmp_path: Path
 ) -> None:
-    """They are relative to the working directory, while config.yaml is read again in the run's folder."""
+    """Paths are relative to the working directory, but config.yaml is read again in the run's folder."""
     small_run.write_rows(Path("mine.jsonl"))
-    run = new_run(apply_changes(read(config(parts, tmp_path)), ["data=mine.jsonl"]), None, None)
+    run = new_run(apply_changes(read(config(inputs, tmp_path)), ["data=mine.jsonl"]), None, None)
     assert yaml.safe_load(run.folder.config.read_text())["data"] == str(Path("mine.jsonl").absolute())
 
 
 # ── real processes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_folder_named_backend_in_the_working_directory_is_not_run(parts: Path, tmp_path: Path) -> None:
-    """`python -m backend` would run the one in the working directory."""
+def test_a_folder_named_backend_in_the_working_directory_is_not_run(inputs: Path, tmp_path: Path) -> None:
+    """Without `-P`, `python -m backend` would run the folder in the working directory."""
     (tmp_path / "backend").mkdir()
     for name in ("__init__", "__main__"):
         (tmp_path / "backend" / f"{name}.py").write_text("print('not ours')\nraise SystemExit(7)\n")
-    file = config(parts, tmp_path, temperature=0)
+    file = config(inputs, tmp_path, temperature=0)
     command = backend_command("train", str(file))
-    ours = subprocess.run(command, cwd=tmp_path, env=backend_environment(), capture_output=True, text=True, timeout=60)
-    assert (ours.returncode, ours.stdout, ours.stderr) == (2, "", "temperature: Temp must be above 0, not 0.\n")
+    installed = subprocess.run(
+        command, cwd=tmp_path, env=backend_environment(), capture_output=True, text=True, timeout=60
+    )
+    assert (installed.returncode, installed.stdout, installed.stderr) == (
+        2,
+        "",
+        "temperature: Temp must be above 0, not 0.\n",
+    )
     naive = [part for part in command if part != "-P"]
-    theirs = subprocess.run(naive, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=60)
-    assert theirs.stdout == "not ours\n", "or this test shows nothing"
+    shadowed = subprocess.run(naive, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=60)
+    assert shadowed.stdout == "not ours\n", "or this test shows nothing"
 
 
 @contextmanager
@@ -498,11 +512,11 @@ def training(file: Path) -> Iterator[subprocess.Popen[str]]:
         child.communicate()
 
 
-def test_a_live_run_refuses_a_second_writer_and_a_killed_one_is_listed_as_crashed(parts: Path, runs: Path) -> None:
-    file = config(parts, runs / "live", iters=100_000)
+def test_a_live_run_refuses_a_second_writer_and_a_killed_one_is_listed_as_crashed(inputs: Path, runs: Path) -> None:
+    file = config(inputs, runs / "live", iters=100_000)
 
     def state() -> str:
-        return json.loads(well("runs", "--json").stdout)[0]["state"]
+        return json.loads(run_ok("runs", "--json").stdout)[0]["state"]
 
     with training(file) as child:
         assert state() == "running"
@@ -519,16 +533,16 @@ def test_a_live_run_refuses_a_second_writer_and_a_killed_one_is_listed_as_crashe
 
 
 def test_the_name_of_a_run_that_is_starting_is_refused_and_its_settings_stay(
-    parts: Path, runs: Path, tmp_path: Path
+    inputs: Path, runs: Path, tmp_path: Path
 ) -> None:
-    file = config(parts, runs / "young", iters=5)
+    file = config(inputs, runs / "young", iters=5)
     before = file.read_text()
     handle = hold_lock(RunFolder(file.parent))
-    assert "exists already" in refused("train", config(parts, tmp_path), "--name", "young")
+    assert "exists already" in refused("train", config(inputs, tmp_path), "--name", "young")
     os.close(handle)
     assert file.read_text() == before
 
 
 def test_version_prints_python_mlx_the_device_and_the_blas() -> None:
-    first_words = {line.split()[0] for line in well("--version").stdout.splitlines()}
+    first_words = {line.split()[0] for line in run_ok("--version").stdout.splitlines()}
     assert {"python", "mlx", "mlx-lm", "device", "BLAS"} <= first_words

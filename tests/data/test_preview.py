@@ -1,5 +1,5 @@
-"""What the Dataset page is told: rows, columns, splits and gaps of every kind of file, faults in the words of `check`, and
-prompts that are token for token those of training."""
+"""The answers behind the Dataset page: rows, columns, splits and missing values of every file format, the faults of `check`,
+and prompts that are token for token those of training."""
 
 from __future__ import annotations
 
@@ -53,22 +53,22 @@ def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return tiny_tokenizer(tmp_path / "model-files")  # a tokenizer is all of a model that a preview needs
+    return tiny_tokenizer(tmp_path / "model-files")  # a preview needs only the tokenizer of a model
 
 
 @pytest.fixture
 def ask(tmp_path: Path, model: Path):
-    """Ask a question as the loop would."""
+    """Call the handler of a question as the event loop of `serve` does."""
     (model / "config.json").write_text("{}")
-    told: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
 
-    def asked(question: str, settings: dict[str, Any], **more: Any) -> Any:
-        call = QuestionCall(told.append)
+    def ask_backend(question: str, settings: dict[str, Any], **more: Any) -> Any:
+        call = QuestionCall(reports.append)
         settings = {"model": str(model)} | settings
         return QUESTIONS[question].handler()({"settings": settings, "split": "train"} | more, call)
 
-    asked.told = told
-    return asked
+    ask_backend.reports = reports
+    return ask_backend
 
 
 # ── what there is ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -77,10 +77,10 @@ def ask(tmp_path: Path, model: Path):
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
 def test_overview_of_a_file_of_each_suffix(ask, tmp_path: Path, suffix: str) -> None:
     file = write(tmp_path / f"rows{suffix}")
-    said = ask("preview", MAPPED | {"data": str(file)})
-    assert (said["absent"], said["form"], said["faults"], said["likely"]) == (False, "file", [], {})
-    assert said["splits"] == {"train": {"rows": 3, "source": str(file), "unanswered": 1, "repeated": 1}}
-    assert [(one["name"], one["kind"], one["example"]) for one in said["columns"]] == [
+    overview = ask("preview", MAPPED | {"data": str(file)})
+    assert (overview["absent"], overview["form"], overview["faults"], overview["likely"]) == (False, "file", [], {})
+    assert overview["splits"] == {"train": {"rows": 3, "source": str(file), "unanswered": 1, "repeated": 1}}
+    assert [(column["name"], column["kind"], column["example"]) for column in overview["columns"]] == [
         ("question", "text", "What is 1 plus 1?"), ("solution", "text", "2"), ("topic", "text", "sums")]  # fmt: skip
     rows = ask("preview_rows", MAPPED | {"data": str(file)}, start=1, count=100)
     assert rows["rows"] == [dict(row) for row in ROWS[1:]]
@@ -90,9 +90,9 @@ def test_a_folder_has_a_split_for_each_file(ask, tmp_path: Path) -> None:
     for name, rows in (("train.jsonl", ROWS), ("validation.csv", ROWS[:1]), ("exam.json", ROWS[:2])):
         write(tmp_path / name, rows)
     (tmp_path / "notes.txt").write_text("no data")
-    said = ask("preview", MAPPED | {"data": str(tmp_path), "test_split": "exam"})
-    assert said["form"] == "folder" and said["names"] == ["exam", "train", "validation"]
-    assert {split: (about["rows"], Path(about["source"]).name) for split, about in said["splits"].items()} == {
+    overview = ask("preview", MAPPED | {"data": str(tmp_path), "test_split": "exam"})
+    assert overview["form"] == "folder" and overview["names"] == ["exam", "train", "validation"]
+    assert {split: (about["rows"], Path(about["source"]).name) for split, about in overview["splits"].items()} == {
         "train": (3, "train.jsonl"), "valid": (1, "validation.csv"), "test": (2, "exam.json")}  # fmt: skip
     missing = ask("preview", MAPPED | {"data": str(tmp_path), "train_split": "learn"})
     assert missing["names"] == ["exam", "train", "validation"], "what there is can still be chosen"
@@ -100,16 +100,16 @@ def test_a_folder_has_a_split_for_each_file(ask, tmp_path: Path) -> None:
 
 
 def test_held_out_rows_are_a_split_without_a_source_file(ask, tmp_path: Path) -> None:
-    said = ask("preview", MAPPED | {"data": str(write(tmp_path / "rows.jsonl")), "validation_split": 0.34})
-    assert {split: (about["rows"], bool(about["source"])) for split, about in said["splits"].items()} == {
+    overview = ask("preview", MAPPED | {"data": str(write(tmp_path / "rows.jsonl")), "validation_split": 0.34})
+    assert {split: (about["rows"], bool(about["source"])) for split, about in overview["splits"].items()} == {
         "train": (2, True), "valid": (1, False)}  # fmt: skip
 
 
-def test_kinds_of_cells(ask, tmp_path: Path) -> None:
+def test_each_column_has_the_kind_of_its_cells(ask, tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Yes?"}]
     rows = [{"prompt": chat, "answer": None, "n": 1, "yes": True, "tags": ["a"], "more": {"b": 1}}]
     data = str(write(tmp_path / "rows.jsonl", rows))
-    kinds = {one["name"]: one["kind"] for one in ask("preview", {"data": data})["columns"]}
+    kinds = {column["name"]: column["kind"] for column in ask("preview", {"data": data})["columns"]}
     assert kinds == {
         "prompt": "messages", "answer": "empty", "n": "number", "yes": "yes or no", "tags": "list", "more": "object"}  # fmt: skip
     cells = ask("preview_rows", {"data": data}, start=0, count=1)["rows"][0]
@@ -123,7 +123,7 @@ def test_long_cells_are_truncated_in_the_table(ask, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "found"),
+    ("names", "guessed"),
     [
         (["question", "solution"], {"prompt_feature": "question", "answer_feature": "solution"}),
         (["Problem", "Expected_Answer", "id"], {"prompt_feature": "Problem", "answer_feature": "Expected_Answer"}),
@@ -135,10 +135,10 @@ def test_long_cells_are_truncated_in_the_table(ask, tmp_path: Path) -> None:
     ],
 )
 def test_likely_columns_are_guessed_from_their_names(
-    ask, tmp_path: Path, names: list[str], found: dict[str, str]
+    ask, tmp_path: Path, names: list[str], guessed: dict[str, str]
 ) -> None:
     data = str(write(tmp_path / "rows.jsonl", [dict.fromkeys(names, "text")]))
-    assert ask("preview", {"data": data})["likely"] == found
+    assert ask("preview", {"data": data})["likely"] == guessed
 
 
 def test_a_file_is_read_again_only_when_it_changes(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,9 +180,9 @@ FAULTS = {
 @pytest.mark.parametrize("case", FAULTS)
 def test_faults_have_the_sentences_of_check(ask, tmp_path: Path, case: str) -> None:
     settings = settings_for(tmp_path / "check") | FAULTS[case](tmp_path)
-    said = ask("preview", settings)
-    theirs = [fault.to_dict() for fault in check(settings)]
-    assert theirs and said["faults"] == theirs
+    overview = ask("preview", settings)
+    faults = [fault.to_dict() for fault in check(settings)]
+    assert faults and overview["faults"] == faults
 
 
 def test_a_row_without_a_prompt_is_counted_with_the_sentence_of_check(ask, tmp_path: Path) -> None:
@@ -236,7 +236,9 @@ def test_the_preview_shows_the_tokens_of_training(ask, tmp_path: Path, model: Pa
         assert (row["answer"], row["type"]) == (problem.answer, chat.get("kind"))
     lengths = dict(ask("preview_counts", settings)["lengths"])
     assert lengths == {len(problem.tokens): 1 for problem in trained if problem}
-    assert ask("preview_rows", settings, start=0, count=3)["tokens"] == [len(one.tokens) for one in trained if one]
+    assert ask("preview_rows", settings, start=0, count=3)["tokens"] == [
+        len(trained_problem.tokens) for trained_problem in trained if trained_problem
+    ]
 
 
 def test_special_tokens_are_pieces_of_their_own(ask, tmp_path: Path) -> None:
@@ -271,7 +273,7 @@ def test_a_tokenizer_without_a_chat_template_is_reported(ask, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "sentence"),
     [
         ("", "No model is chosen yet, so there are no tokens to show."),
         ("owner/not-here", "The model owner/not-here is not on this machine yet, so there are no tokens to show."),
@@ -282,13 +284,13 @@ def test_a_tokenizer_without_a_chat_template_is_reported(ask, tmp_path: Path, mo
     ],
 )
 def test_without_the_model_there_are_messages_no_tokens_and_a_sentence(
-    ask, tmp_path: Path, name: str, said: str
+    ask, tmp_path: Path, name: str, sentence: str
 ) -> None:
     settings = MAPPED | {"data": str(write(tmp_path / "rows.jsonl")), "model": name}
     row, counts = ask("preview_row", settings, index=0), ask("preview_counts", settings)
     assert row["tokens"] is None and row["messages"] == [{"role": "user", "content": "What is 1 plus 1?"}]
-    assert row["faults"] == [{"setting": "model", "sentence": said}]
-    assert counts["no_tokens"] == said and counts["seen"] == 3
+    assert row["faults"] == [{"setting": "model", "sentence": sentence}]
+    assert counts["no_tokens"] == sentence and counts["seen"] == 3
     assert ask("preview_rows", settings, start=0, count=3)["tokens"] == [None] * 3
 
 
@@ -302,23 +304,25 @@ def test_the_order_begins_with_an_even_sample_and_has_every_row_once() -> None:
     assert list(prompt_preview.preview_order(3)) == [0, 1, 2]
 
 
-def test_measuring_is_cancelled_and_continued(ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_measurement_continues_where_it_stopped(
+    ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [{"prompt": "word " * (1 + n % 7), "answer": "1"} for n in range(400)]
     settings = {"data": str(write(tmp_path / "rows.jsonl", rows))}
     assert ask("preview_counts", settings, most=50)["seen"] == 50
-    looked: list[int] = []
+    measured: list[int] = []
     tokenize = prompt_preview.preview_problem
     monkeypatch.setattr(
-        prompt_preview, "preview_problem", lambda index, *rest: looked.append(index) or tokenize(index, *rest)
+        prompt_preview, "preview_problem", lambda index, *rest: measured.append(index) or tokenize(index, *rest)
     )
     monkeypatch.setattr(dataset_questions, "REPORT_EVERY_S", 0.0)
     call = QuestionCall()
     call.report = lambda said: call.cancel() if said["seen"] > 150 else None
     with pytest.raises(Cancelled):
         dataset_questions.preview_counts({"settings": settings | {"model": ""}, "split": "train"}, call)
-    looked.clear()
+    measured.clear()
     ask("preview_counts", settings | {"model": ""})
-    assert 0 < len(looked) < 250 and len(set(looked)) == len(looked), "no row is looked at twice"
+    assert 0 < len(measured) < 250 and len(set(measured)) == len(measured), "no row is measured twice"
 
 
 def test_another_system_prompt_is_measured_again(ask, tmp_path: Path) -> None:
@@ -347,30 +351,30 @@ def test_a_dataset_that_is_not_cached_is_not_downloaded(ask, caches: Path, monke
     assert ask("preview", {"data": "owner/MySums"}) == {"absent": True}, "a download that never ended"
 
 
-@pytest.mark.parametrize("place", ["hub/datasets--owner--MySums/snapshots", "datasets/owner___my_sums"])
-def test_a_dataset_in_a_cache_is_read(ask, caches: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    """`datasets` would look for it on the network here, so what it gives is put in its place."""
+@pytest.mark.parametrize("cache", ["hub/datasets--owner--MySums/snapshots", "datasets/owner___my_sums"])
+def test_a_dataset_in_a_cache_is_read(ask, caches: Path, monkeypatch: pytest.MonkeyPatch, cache: str) -> None:
+    """`datasets` would query the network, so its `load_dataset` is replaced."""
     import datasets
 
-    (caches / place).mkdir(parents=True)
-    asked: list[Any] = []
-    found = datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS[:1]))
-    monkeypatch.setattr(datasets, "load_dataset", lambda *which: asked.append(which) or found)
-    said = ask("preview", MAPPED | {"data": "owner/MySums", "dataset_config": "main"})
-    assert asked == [("owner/MySums", "main")] and said["form"] == "hub"
-    assert {split: (about["rows"], about["source"]) for split, about in said["splits"].items()} == {
+    (caches / cache).mkdir(parents=True)
+    loaded: list[Any] = []
+    dataset = datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS[:1]))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *which: loaded.append(which) or dataset)
+    overview = ask("preview", MAPPED | {"data": "owner/MySums", "dataset_config": "main"})
+    assert loaded == [("owner/MySums", "main")] and overview["form"] == "hub"
+    assert {split: (about["rows"], about["source"]) for split, about in overview["splits"].items()} == {
         "train": (3, "owner/MySums, train"), "test": (1, "owner/MySums, test")}  # fmt: skip
 
 
 def test_configurations_and_splits_come_from_the_hub(ask, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    asked: list[Any] = []
+    requests: list[Any] = []
     monkeypatch.setattr(datasets, "get_dataset_config_names", lambda data: ["main", "socratic"])
-    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *which: asked.append(which) or ["train", "test"])
+    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *which: requests.append(which) or ["train", "test"])
     choices = ask("preview_choices", {"data": "owner/sums", "dataset_config": "socratic"})
     assert choices == {"configs": ["main", "socratic"], "splits": ["train", "test"]}
-    assert asked == [("owner/sums", "socratic")]
+    assert requests == [("owner/sums", "socratic")]
 
     def unreachable(*_: Any) -> Any:
         raise ConnectionError
@@ -385,16 +389,16 @@ def test_configurations_and_splits_come_from_the_hub(ask, monkeypatch: pytest.Mo
 
 @pytest.mark.alone
 def test_a_hundred_thousand_rows_are_previewed_in_two_seconds(ask, tmp_path: Path) -> None:
-    """Seconds of work, not of the clock: this machine may be busy with other things."""
+    """CPU seconds, not wall time: the machine may be busy."""
     line = json.dumps({"question": "What is the sum of %d and 4, and why is it so?", "solution": "12", "id": 1})
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(line.replace("%d", str(n)) for n in range(100_000)))
     settings = MAPPED | {"data": str(file)}
     began = time.process_time()
-    said = ask("preview", settings)
+    overview = ask("preview", settings)
     ask("preview_rows", settings, start=0, count=100)
     first = time.process_time() - began
-    assert said["splits"]["train"] == {"rows": 100_000, "source": str(file), "unanswered": 0, "repeated": 0}
+    assert overview["splits"]["train"] == {"rows": 100_000, "source": str(file), "unanswered": 0, "repeated": 0}
     assert first < 2.0, f"the first rows took {first:.1f} s"
     prompt_preview.tokenizer_for(
         previews.settings_of({"model": ""} | settings | {"model": str(tmp_path / "model-files")})
@@ -402,5 +406,5 @@ def test_a_hundred_thousand_rows_are_previewed_in_two_seconds(ask, tmp_path: Pat
     began = time.process_time()
     for start in range(0, 100_000, 10_000):
         assert ask("preview_rows", settings, start=start, count=100)["tokens"][0]
-    each = (time.process_time() - began) / 10
-    assert each < 0.1, f"a part of the table took {each * 1e3:.0f} ms"
+    per_page_s = (time.process_time() - began) / 10
+    assert per_page_s < 0.1, f"a part of the table took {per_page_s * 1e3:.0f} ms"

@@ -76,11 +76,11 @@ def test_a_rows_system_message_replaces_the_common_one(tokenizer: Any) -> None:
         {"prompt": "c", "answer": "", "system": None},
         {"prompt": "d", "answer": "", "system": ""},
     ]
-    found = prepared(tokenizer, rows, system_prompt="common").problems
-    assert [problem.messages[0]["content"] for problem in found] == ["in the row", "in the chat", "common", "common"]
-    assert [len(problem.messages) for problem in found] == [2] * 4
-    other = prepared(tokenizer, [{"prompt": "a", "answer": "", "role": "mine"}], system_feature="role").problems
-    assert other[0].messages[0] == {"role": "system", "content": "mine"}
+    problems = prepared(tokenizer, rows, system_prompt="common").problems
+    assert [problem.messages[0]["content"] for problem in problems] == ["in the row", "in the chat", "common", "common"]
+    assert [len(problem.messages) for problem in problems] == [2] * 4
+    renamed = prepared(tokenizer, [{"prompt": "a", "answer": "", "role": "mine"}], system_feature="role").problems
+    assert renamed[0].messages[0] == {"role": "system", "content": "mine"}
 
 
 def test_chat_template_variables_reach_the_template(tokenizer: Any) -> None:
@@ -101,10 +101,10 @@ def test_without_a_chat_template_the_messages_are_joined_as_text(tmp_path: Path)
 def test_prompts_that_leave_no_room_are_left_out_and_counted_never_truncated(tokenizer: Any) -> None:
     rows = [{"prompt": "word " * count, "answer": str(count)} for count in (1, 40, 2, 300, 3)]
     sizes = [len(problem.tokens) for problem in prepared(tokenizer, rows, max_seq_length=9000).problems]
-    found = prepared(tokenizer, rows, max_seq_length=500 + sizes[2])
-    assert [problem.answer for problem in found.problems] == ["1", "2"] and found.too_long == 3
-    assert found.longest == max(sizes) and [problem.index for problem in found.problems] == [0, 2]
-    assert [len(problem.tokens) for problem in found.problems] == [sizes[0], sizes[2]], "never truncated"
+    result = prepared(tokenizer, rows, max_seq_length=500 + sizes[2])
+    assert [problem.answer for problem in result.problems] == ["1", "2"] and result.too_long == 3
+    assert result.longest == max(sizes) and [problem.index for problem in result.problems] == [0, 2]
+    assert [len(problem.tokens) for problem in result.problems] == [sizes[0], sizes[2]], "never truncated"
     assert prepared(tokenizer, rows, max_seq_length=501).problems == []
 
 

@@ -1,5 +1,5 @@
-"""A run begins once its first rows are tokenised: the problems, their order and the sentences about rows that cannot be used
-are those of tokenising everything first."""
+"""A run starts once its first rows are tokenised. Problems, their order and the sentences about unusable rows equal those of
+tokenising everything first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support import small_run
 from tests.support.random_models import tiny_tokenizer
 
 ROWS = [{"prompt": "word " * random.Random(n).randint(1, 60) + str(n), "answer": str(n)} for n in range(150)]
-"""Of all lengths; some leave no room for a completion."""
+"""Prompts of all lengths; some are too long to leave tokens for a completion."""
 
 
 def settings(**raw: Any) -> Config:
@@ -85,12 +85,12 @@ def test_a_tokenizer_that_takes_one_chat_gets_one_at_a_time_and_says_why(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = tokenized(tokenizer, ROWS).first(-1)
-    whole = type(tokenizer).apply_chat_template
+    original = type(tokenizer).apply_chat_template
 
-    def one(self: Any, chat: Any, **options: Any) -> Any:
-        return whole(self, chat if isinstance(chat[0], dict) else chat[0], **options)
+    def single_chat_only(self: Any, chat: Any, **options: Any) -> Any:
+        return original(self, chat if isinstance(chat[0], dict) else chat[0], **options)
 
-    monkeypatch.setattr(type(tokenizer), "apply_chat_template", one)
+    monkeypatch.setattr(type(tokenizer), "apply_chat_template", single_chat_only)
     alone = tokenized(tokenizer, ROWS)
     assert not alone._takes_batches and alone.first(-1) == plain
     assert alone.slow_paths == [
@@ -232,7 +232,7 @@ def test_epochs_count_the_rows_that_fit_before_the_first_step(tmp_path: Path, mo
 def test_the_longest_prompt_is_found_at_any_position(
     tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory was planned for the longest of the first 512 rows: a longer one further on went over the limit."""
+    """Memory was once planned for the longest of the first 512 rows, and a longer row further on exceeded the limit."""
     rows = [{"prompt": "short", "answer": "1"} for _ in range(FIRST_ROWS + 40)]
     rows[-3]["prompt"] = "word " * 60
     prompts = tokenized(tokenizer, rows)

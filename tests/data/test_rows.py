@@ -30,7 +30,7 @@ def settings(data: Any = "unused", **raw: Any) -> Config:
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """The rows as a file of the kind that the path's ending says."""
+    """Write the rows in the format of the path's suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
@@ -145,11 +145,11 @@ def test_a_csv_field_may_be_longer_than_a_hundred_thousand_characters(tmp_path: 
 
 def test_the_held_out_share_is_the_same_every_time(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"prompt": str(n), "answer": ""} for n in range(50)])
-    first, again, other = (read_splits(settings(path, validation_split=0.1, seed=seed)) for seed in (1, 1, 2))
+    first, again, other_seed = (read_splits(settings(path, validation_split=0.1, seed=seed)) for seed in (1, 1, 2))
     assert len(first.valid) == 5 and len(first.train) == 45
     numbers = [int(row["prompt"]) for row in first.train + first.valid]
     assert sorted(numbers) == list(range(50)) and numbers[:45] == sorted(numbers[:45])
-    assert first.valid == again.valid != other.valid
+    assert first.valid == again.valid != other_seed.valid
     assert len(read_splits(settings(path, validation_split=0.001)).valid) == 1, "a share above 0 holds at least one"
     setting, sentence = mistake(read_splits, settings(path, validation_split=0.999))
     assert setting == "validation_split" and "Holding out 50 of 50 rows" in sentence
@@ -161,7 +161,7 @@ def test_nothing_is_held_out_beside_a_valid_split(tmp_path: Path) -> None:
     assert read_splits(settings(tmp_path, validation_split=0.5)).train == ROWS
 
 
-# ── a dataset on the Hub, from a stand-in on this machine ────────────────────────────────────────────────────────────
+# ── a dataset on the Hub, from a server on this machine ────────────────────────────────────────────────────────────
 
 HUB_FILES = {
     "README.md": b"# Sums\n",
@@ -172,7 +172,7 @@ COMMIT = "c0ffee" + "0" * 34
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of Hugging Face as `datasets` asks of it: one dataset of plain files, owner/sums."""
+    """The part of the Hugging Face API that `datasets` uses, with one dataset of plain files, owner/sums."""
 
     protocol_version = "HTTP/1.1"
 
@@ -232,15 +232,15 @@ def test_a_hub_id_is_read_through_the_datasets_library(tmp_path: Path) -> None:
         "HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1",
     }  # fmt: skip
     try:
-        asked = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-P", "-c", ASK_THE_HUB], env=environment, capture_output=True, text=True, timeout=120
         )
     finally:
         server.shutdown()
         server.server_close()
-    assert asked.returncode == 0, asked.stderr
-    found, none, learn, exam, large = map(json.loads, asked.stdout.splitlines())
-    assert found == [ROWS, ROWS[:1], [], {"train": "owner/sums, train", "valid": "owner/sums, validation"}]
+    assert process.returncode == 0, process.stderr
+    dataset, none, learn, exam, large = map(json.loads, process.stdout.splitlines())
+    assert dataset == [ROWS, ROWS[:1], [], {"train": "owner/sums, train", "valid": "owner/sums, validation"}]
     assert none[0]["setting"] == "data" and "has no dataset owner/none" in none[0]["sentence"]
     assert learn == [{"setting": "train_split", "sentence": "owner/sums has no split learn; it has train, validation."}]
     assert exam == [{"setting": "test_split", "sentence": "There is no split exam. owner/sums has train, validation."}]
@@ -273,8 +273,8 @@ def test_an_answer_column_is_required_only_by_functions_that_compare() -> None:
 
 def test_type_and_system_columns_are_required_only_when_named() -> None:
     assert not check_columns(ROWS, settings(), "rows")
-    asked = check_columns(ROWS, settings(type_feature="kind", system_feature="role"), "rows")
-    assert [fault.setting for fault in asked] == ["type_feature", "system_feature"]
+    faults = check_columns(ROWS, settings(type_feature="kind", system_feature="role"), "rows")
+    assert [fault.setting for fault in faults] == ["type_feature", "system_feature"]
 
 
 def test_a_list_of_messages_survives_parquet(tmp_path: Path) -> None:

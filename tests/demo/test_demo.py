@@ -1,4 +1,4 @@
-"""The bundled demo: its files are what our script makes, nothing held out was ever shown, and it needs no network."""
+"""The bundled demo: its files are those of the script, no held-out row is in the training data, and it needs no network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHIPPED_SEED = 0
 
 @pytest.fixture(scope="module")
 def shipped() -> Any:
-    """(model, tokenizer) as mlx-lm opens them, with every way out of the machine shut."""
+    """(model, tokenizer) as mlx-lm loads them, with all network access blocked."""
 
     def shut(*_: object) -> None:
         raise AssertionError("opening the demo's model looked for the network")
@@ -65,7 +65,7 @@ def test_sizes_of_the_splits():
 
 
 def test_no_sum_is_in_two_splits_not_even_mirrored():
-    warmup = {unordered(one.prompt) for one in pools(SHIPPED_SEED).warmup}
+    warmup = {unordered(sum_.prompt) for sum_ in pools(SHIPPED_SEED).warmup}
     seen = [warmup, *({unordered(row["prompt"]) for row in rows(split)} for split in ("train", "valid", "test"))]
     assert len(set.union(*seen)) == sum(map(len, seen)) == 4095
 
@@ -77,7 +77,7 @@ def test_no_row_occurs_twice():
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 def test_the_shipped_rows_are_those_of_the_script(split: str):
-    assert rows(split) == [one.row() for one in getattr(pools(SHIPPED_SEED), split)]
+    assert rows(split) == [sum_.row() for sum_ in getattr(pools(SHIPPED_SEED), split)]
 
 
 def test_every_answer_is_the_sum():
@@ -90,7 +90,7 @@ def test_every_answer_is_the_sum():
 
 
 def test_a_careful_answer_gets_the_highest_rewards():
-    texts, answers = [careful(one) for one in EVERY_SUM], [one.answer for one in EVERY_SUM]
+    texts, answers = [careful(sum_) for sum_ in EVERY_SUM], [sum_.answer for sum_ in EVERY_SUM]
     for name, most in zip(DEFAULT_REWARDS, (2.0, 0.5, 0.5, 0.5, 0.5), strict=True):
         assert set(getattr(r1, name)(answers, texts, answers, None)) == {most}, name
 
@@ -105,7 +105,7 @@ def test_a_sloppy_answer_forgets_every_carry():
 
 
 def test_sloppy_answers_are_correct_for_a_quarter_of_all_sums():
-    right = [r1.extract_answer(sloppy(one)) == one.answer for one in EVERY_SUM]
+    right = [r1.extract_answer(sloppy(sum_)) == sum_.answer for sum_ in EVERY_SUM]
     assert 0.2 < sum(right) / len(right) < 0.3
 
 
@@ -113,8 +113,8 @@ def test_sloppy_answers_are_correct_for_a_quarter_of_all_sums():
 
 
 def test_encoding_and_decoding_round_trips(tokenizer: Any):
-    for one in EVERY_SUM[::97]:
-        for text in (one.prompt, careful(one), sloppy(one), one.answer):
+    for sum_ in EVERY_SUM[::97]:
+        for text in (sum_.prompt, careful(sum_), sloppy(sum_), sum_.answer):
             assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
@@ -133,25 +133,25 @@ def test_the_chat_template_gives_the_prompts_of_the_warm_up(tokenizer: Any):
     messages = [{"role": "user", "content": "47+38="}]
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
     start, end = "<|im_start|>", "<|im_end|>"
-    wanted = [start, "user", "\n", *"47+38=", end, "\n", start, "assistant", "\n"]
-    assert tokenizer.convert_ids_to_tokens(ids) == wanted
+    expected = [start, "user", "\n", *"47+38=", end, "\n", start, "assistant", "\n"]
+    assert tokenizer.convert_ids_to_tokens(ids) == expected
     prompt, answer = encode(char_tokenizer.make(), Sum(47, 38), sloppy(Sum(47, 38)))
     assert ids == prompt
     assert tokenizer.convert_ids_to_tokens(answer)[-1] == end
 
 
 def test_the_shipped_tokenizer_is_that_of_the_script(tokenizer: Any, tmp_path: Path):
-    made = char_tokenizer.make()
-    assert tokenizer.get_vocab() == made.get_vocab() == {t: i for i, t in enumerate(char_tokenizer.VOCABULARY)}
-    char_tokenizer.save(made, tmp_path)
-    theirs, ours = (
+    generated = char_tokenizer.make()
+    assert tokenizer.get_vocab() == generated.get_vocab() == {t: i for i, t in enumerate(char_tokenizer.VOCABULARY)}
+    char_tokenizer.save(generated, tmp_path)
+    shipped_text, generated_text = (
         [json.loads((folder / name).read_text("utf-8")) for name in ("tokenizer_config.json", "tokenizer.json")]
         for folder in (DEMO / "model", tmp_path)
     )
-    assert theirs[0] == ours[0]
+    assert shipped_text[0] == generated_text[0]
     # Not the whole file: how the rest is written down changes with the version of tokenizers.
-    assert [theirs[1][part] for part in ("added_tokens", "decoder")] == [
-        ours[1][part] for part in ("added_tokens", "decoder")
+    assert [shipped_text[1][part] for part in ("added_tokens", "decoder")] == [
+        generated_text[1][part] for part in ("added_tokens", "decoder")
     ]
 
 
@@ -197,7 +197,7 @@ def test_the_preset_uses_the_demo_with_kl_and_clipping(config: Config):
 
 def test_the_longest_careful_answer_fits_the_completion_limit(config: Config):
     tokenizer = char_tokenizer.make()
-    lengths = [tuple(map(len, encode(tokenizer, one, careful(one)))) for one in [*EVERY_SUM[::7], Sum(99, 99)]]
+    lengths = [tuple(map(len, encode(tokenizer, sum_, careful(sum_)))) for sum_ in [*EVERY_SUM[::7], Sum(99, 99)]]
     assert max(answer for _, answer in lengths) <= config.max_completion_length
     assert max(prompt for prompt, _ in lengths) + config.max_completion_length <= config.max_seq_length
 
@@ -212,9 +212,9 @@ def digests(folder: Path) -> dict[str, str]:
 
 def test_the_same_seed_makes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(warmup, "ROWS", 4)
-    told: list[str] = []
-    rebuild(tmp_path / "once", steps=2, progress=told.append)
-    mx.random.normal((3,))  # what was drawn before must not matter
+    messages: list[str] = []
+    rebuild(tmp_path / "once", steps=2, progress=messages.append)
+    mx.random.normal((3,))  # earlier random numbers must not matter
     rebuild(tmp_path / "again", steps=2)
     rebuild(tmp_path / "other", seed=1, steps=2)
     once, again, other = (digests(tmp_path / name) for name in ("once", "again", "other"))
@@ -222,7 +222,7 @@ def test_the_same_seed_makes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.
     assert set(once) == set(digests(DEMO))
     changed = {name for name in once if once[name] != other[name]}
     assert changed == {"model/model.safetensors", *(f"data/{split}.jsonl" for split in ("train", "valid", "test"))}
-    assert told[0].startswith("Warm-up step 2 of 2")
+    assert messages[0].startswith("Warm-up step 2 of 2")
 
 
 @pytest.mark.slow

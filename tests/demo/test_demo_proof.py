@@ -1,4 +1,4 @@
-"""The demo's promise, too long for CI: `make proofs` runs it."""
+"""What the demo learns; too long for CI, run by `make proofs`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def test_every_loss_improves_the_held_out_reward(seed: int) -> None:
     from backend.bench.loss_comparison import VARIANTS, measure
 
     for name, changes in VARIANTS.items():
-        found = measure(changes, seed)
-        print(name, found)
-        assert found["reward_held_out"] > found["reward_before"], name
+        measured = measure(changes, seed)
+        print(name, measured)
+        assert measured["reward_held_out"] > measured["reward_before"], name

@@ -1,4 +1,4 @@
-"""Python's thread and mlx's share one core while they sample and train; no other thread does, and not a moment longer."""
+"""Python's thread and mlx's share one core while they sample and train. Other threads keep all cores, and so do these two afterwards."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ def both_threads() -> list[int]:
     return [threading.get_native_id(), *affinity._mlx_threads()]
 
 
-def test_the_thread_found_is_the_one_that_multiplies():
+def test_the_detected_mlx_thread_is_the_one_that_multiplies():
     (mlx_thread,) = affinity._mlx_threads()
-    ours = {thread.native_id for thread in threading.enumerate()}
-    others = [int(task.name) for task in affinity.TASKS.iterdir() if int(task.name) not in ours | {mlx_thread}]
+    python_threads = {thread.native_id for thread in threading.enumerate()}
+    others = [
+        int(task.name) for task in affinity.TASKS.iterdir() if int(task.name) not in python_threads | {mlx_thread}
+    ]
     x = mx.random.normal((1024, 1024))
     mx.eval(x)
     before = affinity._cpu_seconds([mlx_thread]), affinity._cpu_seconds(others)
@@ -93,7 +95,7 @@ def test_a_core_that_another_process_uses_is_not_taken_again(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("why", ["threads of the BLAS", "a GPU", "one core allowed"])
-def test_where_it_does_not_help_nothing_is_placed(monkeypatch: pytest.MonkeyPatch, why: str):
+def test_no_thread_is_pinned_where_it_does_not_help(monkeypatch: pytest.MonkeyPatch, why: str):
     home = os.sched_getaffinity(0)
     if why == "threads of the BLAS":
         monkeypatch.setenv(blas.THREADS, "4")

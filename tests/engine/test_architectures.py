@@ -39,10 +39,10 @@ CACHES = {"KVCache": KEYS, "RotatingKVCache": WINDOW, "ArraysCache": STATE, "Cac
 
 @dataclass(frozen=True)
 class Family:
-    """What a family's config.json says beside the usual, and what is expected of it."""
+    """A family's additional config.json keys, and what is expected of it."""
 
     caches: tuple[str, ...]
-    """What its layers keep, in the words of docs/architectures.md."""
+    """Kinds of its layers' caches, in the words of docs/architectures.md."""
     own: dict[str, Any] = field(default_factory=dict)
     together: bool = True
     """Whether rows of unequal length are decoded in one batch."""
@@ -143,11 +143,6 @@ def families(in_ci: Iterable[str] = REPRESENTATIVE) -> list[Any]:
     return [pytest.param(arch, marks=() if arch in in_ci else pytest.mark.proof) for arch in FAMILIES]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def folder_of(models: Path, arch: str) -> Path:
     folder, family = models / arch, FAMILIES[arch]
     if not folder.exists():
@@ -181,7 +176,7 @@ def test_a_run_with_lora_resumes_to_the_weights_of_an_unbroken_one(models: Path,
     assert small_run.train_here(raw, broken).kind == "finished"
     saved = [checkpoint.newest(run) for run in (unbroken, broken)]
     assert saved[0] and saved[1] and saved[0].state.step == saved[1].state.step == 2
-    weights, resumed = (each.weights() for each in saved if each)
+    weights, resumed = (checkpoint_.weights() for checkpoint_ in saved if checkpoint_)
     assert all(np.array_equal(np.array(x), np.array(resumed[name])) for name, x in weights.items())
     steps = [event["metrics"] for event in read_events(unbroken.events) if event["kind"] == "step"]
     assert all(step["sampling/sampling_logp_difference/max"] < 1e-4 for step in steps)
@@ -202,7 +197,9 @@ def test_a_family_is_what_the_table_says(models: Path, arch: str) -> None:
     assert (policy.split_model.head is None) == family.whole
     shared = family.shared and family.caches == PLAIN
     assert policy.split_model.prefix_layers == (family.layers if shared else 0)
-    assert len(policy.split_model.slow_paths) == family.whole + (not shared), "each slow path is told, and nothing else"
+    assert len(policy.split_model.slow_paths) == family.whole + (not shared), (
+        "each slow path is reported, and nothing else"
+    )
     after = dict(tree_flatten(policy.model.parameters()))
     assert all(np.array_equal(np.array(after[name]), x) for name, x in before.items()), "the trial changed the weights"
 
@@ -210,7 +207,7 @@ def test_a_family_is_what_the_table_says(models: Path, arch: str) -> None:
 def test_a_model_that_is_only_wrong_with_rows_of_unequal_length_is_decoded_by_the_group(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is raised where a model takes one mask or one position for all rows and their number happens to fit."""
+    """A model that takes one mask or one position for all rows raises nothing when the shapes happen to broadcast."""
     plain = rollout_module.BatchKVCache
     monkeypatch.setattr(rollout_module, "BatchKVCache", lambda pads: plain([0] * len(pads)))
     assert not Rollout(load_policy(config_of(models, "qwen3", "lora")), 4).has_continuous_batching
@@ -222,7 +219,7 @@ def config_of(models: Path, arch: str, train_type: str) -> Any:
 
 
 def assert_it_learns(models: Path, arch: str, train_type: str) -> None:
-    """Two updates on made-up completions change every trainable array, and nothing else."""
+    """Two updates on synthetic completions change every trainable array, and nothing else."""
     config = config_of(models, arch, train_type)
     policy = load_policy(config)
     before = {name: np.array(x) for name, x in tree_flatten(policy.model.parameters())}
@@ -262,7 +259,7 @@ def refused(folder: Path) -> str:
 
 
 def test_a_family_whose_code_is_broken_is_refused(models: Path) -> None:
-    """RecurrentGemma loads with mlx-lm 0.32 and then fails at the first look at its weights: its `__init__` skips nn.Module's."""
+    """RecurrentGemma loads with mlx-lm 0.32 and then fails as soon as its weights are read: its `__init__` skips nn.Module's."""
     own = {"attention_window_size": 8, "block_types": ["recurrent", "attention"], "conv1d_width": 4, "logits_soft_cap": 30.0,
            "attention_bias": False}  # fmt: skip
     try:
@@ -273,7 +270,7 @@ def test_a_family_whose_code_is_broken_is_refused(models: Path) -> None:
 
 
 def test_a_family_that_wants_a_package_is_refused(models: Path) -> None:
-    """The first OLMo's code ends the process where a package is missing; a run must not end without a word."""
+    """The first OLMo's code ends the process where a package is missing; a run must not end without a message."""
     pytest.importorskip("mlx_lm.models.olmo2")
     folder = random_models.tiny_model(models / "first-olmo")
     text = (folder / "config.json").read_text()
@@ -313,10 +310,10 @@ def test_an_operation_without_a_gradient_is_a_sentence(models: Path) -> None:
 
 def test_docs_architectures_shows_the_table_of_all_families() -> None:
     rows = [line.strip("| ").split("|") for line in PAGE.read_text().splitlines() if line.count("|") == 7]
-    shown = {cells[0].strip(" `"): [cell.strip() for cell in cells[2:]] for cells in rows if "`" in cells[0]}
-    assert shown.keys() == FAMILIES.keys()
+    documented = {cells[0].strip(" `"): [cell.strip() for cell in cells[2:]] for cells in rows if "`" in cells[0]}
+    assert documented.keys() == FAMILIES.keys()
     for arch, family in FAMILIES.items():
         tuned = "LoRA, DoRA, full" if family.dora else "LoRA, full"
         decoded = "all rows together" if family.together else "a group at a time"
-        assert shown[arch][:3] == [", ".join(family.caches), decoded, tuned], arch
-        assert family.whole == ("Whole logits." in " ".join(shown[arch][3:])), arch
+        assert documented[arch][:3] == [", ".join(family.caches), decoded, tuned], arch
+        assert family.whole == ("Whole logits." in " ".join(documented[arch][3:])), arch

@@ -21,8 +21,8 @@ Attention = Callable[..., mx.array]
 
 @dataclass(frozen=True)
 class Case:
-    """Prompts, `each` with so many rows; query and key heads; tokens of a row and of a prompt; sizes of a head's keys and
-    values; the length of each prompt where they differ."""
+    """Sizes: prompts, rows of each prompt (`each`), query and key heads, tokens of a row and of a prompt, key and value
+    dimensions of a head, and the length of each prompt where they differ."""
 
     prompts: int = 2
     each: int = 1
@@ -58,7 +58,7 @@ class Case:
         return attention
 
     def plain(self) -> Attention:
-        """mlx's own, with every prompt's keys and values repeated in front of each of its rows'."""
+        """mlx's attention over the keys and values of each row, with its prompt's repeated in front."""
         B, N, K = self.prompts * self.each, self.tokens, self.prompt
         length_B = np.repeat(self.lengths or (K,) * self.prompts, self.each)
         in_prompt = np.broadcast_to((np.arange(K) < length_B[:, None])[:, None], (B, N, K))
@@ -74,7 +74,7 @@ class Case:
 
 
 def out_and_gradients(attention: Attention, arrays: list[mx.array]) -> tuple[mx.array, list[mx.array]]:
-    """The output, and the gradients of a loss in which every number of it has its own weight."""
+    """The output, and the gradients of a loss that weighs every element of it differently."""
     out = attention(*arrays)
     weight = mx.array(np.random.default_rng(1).normal(size=out.shape), mx.float32).astype(out.dtype)
     return out, mx.vjp(attention, arrays, [weight])[1]
@@ -118,17 +118,19 @@ def test_values_and_gradients_are_the_plain_ones(name: str, block: int | None) -
     assert out.dtype == mx.float32
     np.testing.assert_allclose(np.array(out), np.array(plain), atol=1e-5)
     assert len(grads) == len(plain_grads) == (5 if case.prompt else 3)
-    for mine, plain_grad, array in zip(grads, plain_grads, arrays, strict=True):
-        assert mine.shape == array.shape and error(mine, plain_grad) < 1e-5
+    for gradient, plain_grad, array in zip(grads, plain_grads, arrays, strict=True):
+        assert gradient.shape == array.shape and error(gradient, plain_grad) < 1e-5
 
 
 @pytest.mark.parametrize("block", [2, None])
 def test_padding_gets_no_gradient_and_what_it_holds_does_not_matter(block: int | None) -> None:
     case = Case(each=2, lengths=(5, 2))
     arrays = case.arrays()
-    other = [*arrays[:3], *(mx.concatenate([x[:, :, :2], 50 + 9 * x[:, :, 2:]], axis=2) for x in arrays[3:])]
-    other = [*other[:3], *(mx.stack([x[0], y[1]]) for x, y in zip(arrays[3:], other[3:], strict=True))]
-    (out, grads), (other_out, other_grads) = (out_and_gradients(case.ours(block), each) for each in (arrays, other))
+    repadded = [*arrays[:3], *(mx.concatenate([x[:, :, :2], 50 + 9 * x[:, :, 2:]], axis=2) for x in arrays[3:])]
+    repadded = [*repadded[:3], *(mx.stack([x[0], y[1]]) for x, y in zip(arrays[3:], repadded[3:], strict=True))]
+    (out, grads), (other_out, other_grads) = (
+        out_and_gradients(case.ours(block), inputs) for inputs in (arrays, repadded)
+    )
     np.testing.assert_array_equal(np.array(out), np.array(other_out))
     for grad, other_grad in zip(grads, other_grads, strict=True):
         np.testing.assert_array_equal(np.array(grad), np.array(other_grad))
@@ -138,7 +140,7 @@ def test_padding_gets_no_gradient_and_what_it_holds_does_not_matter(block: int |
 
 @pytest.mark.parametrize("name", ["several rows of a prompt", "ragged prompts", "no prompts", "wide values"])
 def test_sixteen_bits_stay_within_their_own_rounding(name: str) -> None:
-    """Against the same numbers in float32, no farther off than mlx's own in 16 bits."""
+    """Compared with float32, the error is no larger than that of mlx's attention in 16 bits."""
     case = CASES[name]
     arrays = case.arrays(mx.bfloat16)
     exact, exact_grads = out_and_gradients(case.plain(), [x.astype(mx.float32) for x in arrays])
@@ -150,13 +152,13 @@ def test_sixteen_bits_stay_within_their_own_rounding(name: str) -> None:
     for block in (3, None):
         out, grads = out_and_gradients(case.ours(block), arrays)
         assert out.dtype == mx.bfloat16 and all(x.dtype == mx.bfloat16 for x in grads)
-        for mine, mlx_own, truth in zip([out, *grads], [plain, *plain_grads], [exact, *exact_grads], strict=True):
-            assert noise(mine, truth) < 1.5 * noise(mlx_own, truth)
+        for ours, mlx_own, truth in zip([out, *grads], [plain, *plain_grads], [exact, *exact_grads], strict=True):
+            assert noise(ours, truth) < 1.5 * noise(mlx_own, truth)
 
 
 @pytest.mark.parametrize("block", [3, None])
 def test_extreme_scores_give_no_nan(block: int | None) -> None:
-    """Scores of ±10,000 and more, whose exponentials no float32 holds: all weight is on one key, or none on a whole segment."""
+    """Scores of ±10,000 and more, whose exponentials overflow float32: all weight is on one key, or none on a whole segment."""
     case = Case(each=2, lengths=(5, 2))
     arrays = case.arrays(size=100.0)
     scores = case.scale * arrays[0] @ mx.repeat(arrays[1], 2, axis=1).swapaxes(-1, -2)

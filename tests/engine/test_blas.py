@@ -1,6 +1,6 @@
-"""OpenBLAS replaces the BLAS inside mlx, only on Linux and only before mlx is imported, and the sentence about it is true.
+"""OpenBLAS replaces the BLAS of mlx, only on Linux and only before mlx is imported, and the sentence reported is correct.
 
-Each case runs in a process of its own, since a library cannot be unloaded.
+Each case runs in its own process, since a library cannot be unloaded.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ with_openblas = pytest.mark.skipif(not openblas_is_installed(), reason=f"{blas.L
 
 
 def output_of(*lines: str, **environment: str) -> str:
-    """What a fresh interpreter prints on stdout."""
-    kept = {key: value for key, value in os.environ.items() if key != blas.THREADS}
+    """Run `lines` in a fresh interpreter and return its stdout."""
+    variables = {key: value for key, value in os.environ.items() if key != blas.THREADS}
     done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)], env=kept | environment, cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", "\n".join(lines)], env=variables | environment, cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -45,7 +45,7 @@ def output_of(*lines: str, **environment: str) -> str:
 @linux
 @with_openblas
 def test_mlx_multiplies_with_openblas(tmp_path: Path):
-    # The dynamic linker's own record of where libmlx's sgemm leads: timing would be a guess.
+    # The dynamic linker's record of what libmlx's sgemm is bound to: timing would be a guess.
     sentence = output_of(PREPARE, MULTIPLY, LD_DEBUG="bindings", LD_DEBUG_OUTPUT=str(tmp_path / "bindings"))
     record = "".join(path.read_text(errors="replace") for path in tmp_path.iterdir())
     bindings = [

@@ -13,12 +13,6 @@ from mlx.utils import tree_flatten
 from backend.engine.model_probe import split
 from tests.support.forward_cases import LAYOUTS, Case, assert_same_gradients, gradients, lora_policy, model_of
 
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 # Every layout meets a tied and an untied head; chunks of one token, of some, of more than there are, and none.
 VALUES = [
     *[(layout, True, 5, 0.6) for layout in LAYOUTS],
@@ -48,8 +42,8 @@ def test_log_probabilities_and_entropies_are_those_of_the_definition(
 def test_every_weight_gets_the_gradient_of_the_definition_the_head_too(
     models: Path, layout: str, tie: bool, chunk: int | None
 ) -> None:
-    """In chunks, the head was once closed over by the checkpointed function: no gradient reached it, and full fine-tuning
-    of any model with a real vocabulary never moved its output layer."""
+    """The checkpointed function of a chunk once closed over the head: no gradient reached it, and full fine-tuning of any
+    model with a real vocabulary never changed its output layer."""
     model, case = model_of(models, tie=tie), Case(LAYOUTS[layout])
     model.unfreeze()
     split_model = split(model)
@@ -114,8 +108,8 @@ def test_a_prompt_is_prefilled_once_where_layers_cache_only_keys_and_values(
 
 def test_padding_and_the_token_it_holds_change_nothing(models: Path) -> None:
     model = model_of(models)
-    first, other = (np.array(Case(pad=pad).logps(split(model))[0]) for pad in (0, 200))
-    np.testing.assert_allclose(first, other, atol=1e-6)
+    first, repadded = (np.array(Case(pad=pad).logps(split(model))[0]) for pad in (0, 200))
+    np.testing.assert_allclose(first, repadded, atol=1e-6)
 
 
 def test_a_batch_whose_tokens_are_all_masked_gives_zeros(models: Path) -> None:

@@ -1,4 +1,4 @@
-"""Recomputing activations changes no gradient, really happens, and leaves the model's class as it was."""
+"""Gradient checkpointing changes no gradient, does recompute each layer, and restores the layer class afterwards."""
 
 from __future__ import annotations
 
@@ -14,13 +14,8 @@ from backend.engine.model_probe import split
 from tests.support.forward_cases import Case, assert_same_gradients, gradients, lora_policy, model_of
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 @pytest.mark.parametrize("trained", ["adapters", "everything"])
-def test_it_changes_no_gradient(models: Path, trained: str) -> None:
+def test_gradient_checkpointing_changes_no_gradient(models: Path, trained: str) -> None:
     case = Case()
     model = lora_policy(models).model if trained == "adapters" else model_of(models)
     if trained == "everything":
@@ -35,7 +30,7 @@ def test_it_changes_no_gradient(models: Path, trained: str) -> None:
 
 
 def test_the_layer_class_is_patched_inside_and_restored_afterwards(models: Path) -> None:
-    model, other = model_of(models), model_of(models)
+    model, other_model = model_of(models), model_of(models)
     layer_class = type(model.layers[0])
     before = layer_class.__call__
     name = f"{layer_class.__module__}.{layer_class.__name__}.__call__"
@@ -49,7 +44,7 @@ def test_the_layer_class_is_patched_inside_and_restored_afterwards(models: Path)
     assert layer_class.__call__ is before
     with gradient_checkpointing(model, False):
         assert layer_class.__call__ is before
-    assert mx.array_equal(model(mx.array([[5, 6]])), other(mx.array([[5, 6]])))
+    assert mx.array_equal(model(mx.array([[5, 6]])), other_model(mx.array([[5, 6]])))
 
 
 def test_each_layer_runs_a_second_time_in_the_backward_pass(models: Path) -> None:
@@ -67,8 +62,8 @@ def test_each_layer_runs_a_second_time_in_the_backward_pass(models: Path) -> Non
             assert sum(calls) == (4 if on else 2)  # prompts and completions
 
 
-def test_the_second_pass_draws_the_same_dropout_mask(models: Path) -> None:
-    """Else the gradient belongs to another function: it is compared with a finite difference of the very loss it came with."""
+def test_the_second_pass_samples_the_same_dropout_mask(models: Path) -> None:
+    """With another mask the gradient would be that of another function: it is compared with a finite difference of its own loss."""
     policy, case = lora_policy(models, dropout=0.5), Case()
     policy.model.train()
 

@@ -27,7 +27,7 @@ def test_half_precision_logits_are_normalised_in_float32(tmp_path: Path) -> None
 
 
 def test_without_a_gradient_one_chunk_is_in_memory_at_a_time() -> None:
-    """mlx allocates what it works on ahead of the device: left to itself it held 27 arrays of a chunk's size here."""
+    """mlx allocates ahead of the device: without an evaluation per chunk it held 27 arrays of a chunk's size here."""
     V, N, chunk = 32_768, 512, 32
     head = nn.Linear(16, V, bias=False)
     hidden_NH, target_N = mx.random.normal((N, 16)), mx.zeros(N, mx.int32)

@@ -1,4 +1,4 @@
-"""Which fast paths a model's code allows is found by trial; what does not hold is left out, and said with its reason."""
+"""A trial finds which fast paths a model's code allows; the others are skipped and reported with their reason."""
 
 from __future__ import annotations
 
@@ -25,11 +25,6 @@ SIZES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def capped(cap: float, **own: Any) -> nn.Module:
     sizes = SIZES | {"model_type": "gemma2", "final_logit_softcapping": cap} | own
     return gemma2.Model(gemma2.ModelArgs.from_dict(sizes))
@@ -46,7 +41,7 @@ def scaled() -> nn.Module:
     "build", [lambda: capped(30.0), lambda: capped(1000.0), scaled], ids=["cap", "mild cap", "scale"]
 )
 def test_a_model_that_changes_its_logits_after_the_head_is_kept_whole(build: Callable[[], nn.Module]) -> None:
-    """A soft cap of 1000 changes logits of this size by a millionth; it is part of the model all the same."""
+    """A soft cap of 1000 changes logits of this size by a millionth; it is still part of the model."""
     mx.random.seed(0)
     model, case = build(), Case()
     model.eval()
@@ -73,7 +68,7 @@ def test_a_model_with_a_plain_head_is_split_and_has_no_slow_path(models: Path, a
 
 
 def test_the_probe_runs_the_head_itself(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slices of a product round in their own way, and must not be taken for a soft cap: the model would be kept whole."""
+    """Sliced products round differently. That must not be taken for a soft cap, which would disable the split."""
     monkeypatch.setattr(model_probe, "matmul_transposed", lambda x, weight: x @ weight.T + 1e-3)
     assert split(model_of(models)).head is not None
 
@@ -123,10 +118,10 @@ def test_code_that_breaks_on_a_shared_prompt_is_a_slow_path_with_its_error() -> 
     assert split_model.slow_paths[1].endswith(").")
 
 
-def test_a_model_that_is_only_wrong_with_a_shared_prompt_reads_whole_rows(
+def test_a_model_that_is_wrong_only_with_a_shared_prompt_reads_whole_rows(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is raised where a model takes its positions from elsewhere than the cache's offset."""
+    """A model that does not take its positions from the cache's offset raises nothing; only its numbers are wrong."""
     plain = qwen3.Attention.__call__
 
     def from_the_start(layer: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:

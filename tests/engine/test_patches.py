@@ -1,4 +1,5 @@
-"""The monkeypatches of mlx-lm: where they are, that they can be undone, which calls they take, and that no number changes."""
+"""The monkeypatches of mlx-lm: which names they replace, that uninstall restores them, which calls they handle, and that no
+number changes."""
 
 from __future__ import annotations
 
@@ -38,12 +39,7 @@ FILES = {
     "scaled_dot_product_attention": ARCHES,
     "swiglu": ["qwen3", "llama", "qwen3_moe", "switch_layers"],
 }
-"""Where a model's code looks a function up."""
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
+"""The module in which a model's code looks a function up."""
 
 
 def folder_of(models: Path, arch: str) -> Path:
@@ -56,7 +52,7 @@ def model_of(models: Path, arch: str = "qwen3") -> nn.Module:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each of our functions was called; as on x86, and with the least work they take set to nothing for swiglu."""
+    """Calls of each of our functions, as on x86, with swiglu's minimum size set to 0."""
     counted: Counter[str] = Counter()
 
     def spied(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,12 +68,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.fixture(autouse=True)
 def patched_as_before() -> Iterator[None]:
-    """Other tests' models stay patched: what was active before the test is active after it."""
+    """Restore the patches that were active before the test, since models of other tests rely on them."""
     before = [(r.owner, r.attribute, getattr(r.owner, r.attribute)) for r in patches._active]
     yield
     patches.uninstall()
-    for owner, attribute, ours in before:
-        patches.replace(owner, attribute, ours)
+    for owner, attribute, value in before:
+        patches.replace(owner, attribute, value)
 
 
 def without_patches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,15 +111,15 @@ def test_install_patches_the_files_of_the_model_and_no_others(models: Path, arch
     assert own.scaled_dot_product_attention is patches.MLX_LM_ATTENTION
     assert experts.swiglu is getattr(own, "swiglu", experts.swiglu) is patches.MLX_LM_SWIGLU
     patches.install(model_of(models, arch))
-    for name, _, ours in patches.FUNCTIONS:
-        assert (getattr(own, name, None) is ours) == (arch in FILES[name])
+    for name, _, replacement in patches.FUNCTIONS:
+        assert (getattr(own, name, None) is replacement) == (arch in FILES[name])
     assert base.scaled_dot_product_attention is patches.MLX_LM_ATTENTION
     assert activations.swiglu is patches.MLX_LM_SWIGLU
     assert (experts.swiglu is patches.swiglu) == (arch in ("qwen3_moe", "mixtral"))
 
 
 def test_a_part_from_mlx_lm_s_own_file_leaves_that_file_alone() -> None:
-    """Else whoever imports the original from there later would be given ours."""
+    """Otherwise a later import of the original from that file would get ours."""
     patches.uninstall()
     patches.install(activations.SwigluOAI())
     assert activations.swiglu is patches.MLX_LM_SWIGLU
@@ -132,18 +128,18 @@ def test_a_part_from_mlx_lm_s_own_file_leaves_that_file_alone() -> None:
 
 def everything_of_mlx_lm() -> dict[tuple[str, str], Any]:
     """Every attribute of every module of mlx-lm that is loaded, and of every class in them."""
-    found: dict[tuple[str, str], Any] = {}
+    attributes: dict[tuple[str, str], Any] = {}
     for name, module in sorted(sys.modules.items()):
         if name.partition(".")[0] != "mlx_lm" or module is None:
             continue
-        found |= {(name, key): value for key, value in vars(module).items()}
+        attributes |= {(name, key): value for key, value in vars(module).items()}
         for kind in [value for value in vars(module).values() if isinstance(value, type)]:
-            found |= {(f"{name}.{kind.__qualname__}", key): value for key, value in vars(kind).items()}
-    return found
+            attributes |= {(f"{name}.{kind.__qualname__}", key): value for key, value in vars(kind).items()}
+    return attributes
 
 
 def test_after_uninstall_mlx_lm_is_untouched(models: Path) -> None:
-    """With models of several families patched, some of them twice, and one in the middle of gradient checkpointing."""
+    """Models of several families are patched, some of them twice, and one during gradient checkpointing."""
     patches.uninstall()
     trees = [model_of(models, arch) for arch in ARCHES]
     before = everything_of_mlx_lm()
@@ -240,10 +236,12 @@ def test_log_probabilities_and_gradients_are_those_without_patches(
         np.testing.assert_allclose(grads[name], grad, atol=1e-5 * np.abs(grad).max() + 1e-6, rtol=0, err_msg=name)
 
 
-def sampled(rollout: Rollout, problems: int, each: int) -> list[Group]:
+def sampled(rollout: Rollout, problems: int, group_size: int) -> list[Group]:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(60, 320, 1 + 3 * n % 40).tolist() for n in range(problems)]
-    return rollout.sample([Problem(i, "", [], tokens, "") for i, tokens in enumerate(prompts)], each, GREEDY, 0, 0)
+    return rollout.sample(
+        [Problem(i, "", [], tokens, "") for i, tokens in enumerate(prompts)], group_size, GREEDY, 0, 0
+    )
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen3_moe"])
@@ -266,9 +264,9 @@ def test_many_rows_decode_with_decode_attention_to_the_same_tokens(
     plain = sampled(Rollout(policy, 12), 32, 4)
     assert not calls["decode_attention"]
     for a, b in zip(fast, plain, strict=True):
-        for one, other in zip(a.completions, b.completions, strict=True):
-            assert one.tokens == other.tokens
-            np.testing.assert_allclose(one.logps, other.logps, atol=1e-4)
+        for completion, other in zip(a.completions, b.completions, strict=True):
+            assert completion.tokens == other.tokens
+            np.testing.assert_allclose(completion.logps, other.logps, atol=1e-4)
 
 
 # ---- what is left to mlx-lm ------------------------------------------------------------------------------------
@@ -285,7 +283,7 @@ def arrays(rows: int, queries: int, columns: int) -> list[mx.array]:
 def assert_taken(
     calls: Counter[str], ours: bool, q: mx.array, keys: mx.array, values: mx.array, cache: Any, mask: Any, **how: Any
 ) -> None:
-    """Whichever function answers, the numbers are mlx's for just these arrays and this mask."""
+    """Whichever function handles the call, the result equals mlx's for these arrays and this mask."""
     calls.clear()
     out = patches.scaled_dot_product_attention(q, keys, values, cache=cache, scale=0.3, mask=mask, **how)
     assert bool(calls) == ours
@@ -368,10 +366,10 @@ def test_swiglu_is_ours_from_min_swiglu_on(calls: Counter[str], monkeypatch: pyt
     monkeypatch.setattr(patches, "exp_is_scalar", lambda: True)
     monkeypatch.setattr(swiglu, "swiglu", lambda gate, up: calls.update(["swiglu"]) or up)
     worth = patches.MIN_SWIGLU
-    for size, up, ours in ((worth - 1, worth - 1, False), (worth, worth, True), (worth, 1, False)):
+    for size, up, is_ours in ((worth - 1, worth - 1, False), (worth, worth, True), (worth, 1, False)):
         calls.clear()
         x = [mx.array(np.random.default_rng(0).normal(size=n), mx.float32) for n in (size, up)]
         out = patches.swiglu(*x)
-        assert bool(calls) == ours
-        if not ours:
+        assert bool(calls) == is_ours
+        if not is_ours:
             assert mx.array_equal(out, patches.MLX_LM_SWIGLU(*x))

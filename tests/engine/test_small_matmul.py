@@ -1,4 +1,4 @@
-"""Products in slices are the plain products, and slices keep to the sizes that OpenBLAS multiplies without packing."""
+"""Sliced matrix products equal the plain ones, and slices keep to the sizes that OpenBLAS multiplies without packing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZES = {"in slices": (48, 1024), "of three factors": (40, 3 * 320), "undivided"
 
 @pytest.fixture(autouse=True)
 def sliced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """As on x86 on every processor; the widths that were chosen."""
+    """Slice as on x86 on every processor, and record the slice widths."""
     widths: list[int] = []
 
     def recorded(rows: int, inner: int, outer: int) -> int:

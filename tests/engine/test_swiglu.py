@@ -21,7 +21,7 @@ def gate_and_up(dtype: mx.Dtype = mx.float32, shape: tuple[int, ...] = (3, 7, 64
 
 
 def value_and_gradients(function: Callable[..., mx.array], gate: mx.array, up: mx.array) -> list[mx.array]:
-    """The value, and the gradients in gate and up of a loss in which every number has its own weight."""
+    """The value, and the gradients in gate and up of a loss that weighs every element differently."""
     weight = mx.array(np.random.default_rng(1).normal(size=up.shape), mx.float32).astype(up.dtype)
     out, grads = mx.vjp(function, [gate, up], [weight])
     return [*out, *grads]
@@ -30,31 +30,31 @@ def value_and_gradients(function: Callable[..., mx.array], gate: mx.array, up: m
 @pytest.mark.parametrize("shape", [(1,), (5, 64), (3, 7, 64), (2, 3, 1, 16)], ids=str)
 def test_value_and_gradients_are_mlx_lms(shape: tuple[int, ...]) -> None:
     arrays = gate_and_up(shape=shape)
-    for mine, plain in zip(
+    for ours, plain in zip(
         value_and_gradients(swiglu, *arrays), value_and_gradients(mlx_lm_swiglu, *arrays), strict=True
     ):
-        assert mine.dtype == mx.float32
-        np.testing.assert_allclose(np.array(mine), np.array(plain), atol=1e-5, rtol=1e-5)
+        assert ours.dtype == mx.float32
+        np.testing.assert_allclose(np.array(ours), np.array(plain), atol=1e-5, rtol=1e-5)
 
 
 def test_extreme_gates_stay_finite_and_right() -> None:
     gate, up = mx.array(np.repeat(EXTREMES, 2), mx.float32), mx.array(np.tile([-1000.0, 1000.0], len(EXTREMES)))
-    for mine, plain in zip(
+    for ours, plain in zip(
         value_and_gradients(swiglu, gate, up), value_and_gradients(mlx_lm_swiglu, gate, up), strict=True
     ):
-        assert np.isfinite(np.array(mine)).all()
-        np.testing.assert_allclose(np.array(mine), np.array(plain), atol=1e-5, rtol=1e-5)
+        assert np.isfinite(np.array(ours)).all()
+        np.testing.assert_allclose(np.array(ours), np.array(plain), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
 def test_sixteen_bits_stay_within_their_own_rounding(dtype: mx.Dtype) -> None:
     arrays = gate_and_up(dtype)
     exact = value_and_gradients(mlx_lm_swiglu, *(x.astype(mx.float32) for x in arrays))
-    for mine, plain, truth in zip(
+    for ours, plain, truth in zip(
         value_and_gradients(swiglu, *arrays), value_and_gradients(mlx_lm_swiglu, *arrays), exact, strict=True
     ):
-        assert mine.dtype == dtype
-        noise, allowed = (float(mx.linalg.norm(x.astype(mx.float32) - truth)) for x in (mine, plain))
+        assert ours.dtype == dtype
+        noise, allowed = (float(mx.linalg.norm(x.astype(mx.float32) - truth)) for x in (ours, plain))
         assert noise < 1.5 * allowed
 
 

@@ -26,13 +26,8 @@ from tests.support import random_models
 BIASED = {"attention_bias": True}
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def policy_of(models: Path, arch: str = "qwen3", train_type: str = "lora", **how: Any) -> Policy:
-    """A policy whose adapters matter. `bits`, `tie`, `own` make the model; the rest are settings."""
+    """A policy with non-zero adapters. `bits`, `tie` and `own` are options of the model; the rest are settings."""
     making = {key: how.pop(key) for key in ("bits", "tie", "own", "dtype") if key in how}
     folder = models / "-".join(
         [arch, *(f"{key}{value}" for key, value in making.items() if key != "own"), str("own" in making)]
@@ -107,7 +102,7 @@ def test_the_fused_model_has_the_log_probabilities_of_the_policy(
     assert fused.slow_paths == []
     for seed in (2, 3):  # before and after the policy was trained
         fused.refresh()
-        # Which experts a token goes to, and with what share, magnifies rounding.
+        # Routing to experts amplifies rounding.
         assert distance(policy, fused) < (3e-4 if "moe" in arch else 1e-4)
         tokens = mx.array([[5, 70, 200, 9]])
         split_model = fused.split_model.logits(fused.split_model.hidden(tokens))
@@ -143,24 +138,24 @@ def test_greedy_rollouts_are_those_without_fusing(
     plain = Rollout(policy, 20)
     assert plain.fused.model is policy.model
     for a, b in zip(fast, plain.sample(problems, 2, GREEDY, 0, 0), strict=True):
-        for one, other in zip(a.completions, b.completions, strict=True):
-            assert one.tokens == other.tokens
-            np.testing.assert_allclose(one.logps, other.logps, atol=1e-4)
+        for completion, other in zip(a.completions, b.completions, strict=True):
+            assert completion.tokens == other.tokens
+            np.testing.assert_allclose(completion.logps, other.logps, atol=1e-4)
 
 
 def test_sixteen_bits_stay_within_their_own_rounding(models: Path) -> None:
-    """Against the same weights in float32, the merged and the packed model are no farther off than the policy itself."""
+    """Compared with float32, the error of the merged and the packed model is no larger than the policy's."""
     policy = policy_of(models, dtype="bfloat16")
     exact = copy.deepcopy(policy.model)
     exact.set_dtype(mx.float32)
     tokens = mx.array(np.random.default_rng(3).integers(60, 320, (4, 24)))
-    wanted = logps(exact, tokens)
-    noise = mx.abs(logps(policy.model, tokens) - wanted).mean().item()
+    expected = logps(exact, tokens)
+    noise = mx.abs(logps(policy.model, tokens) - expected).mean().item()
     for merge in (True, False):
         fused = FusedModel(policy.model, policy.split_model, merge=merge)
         fused.refresh()
         assert fused.fused_linears
-        assert mx.abs(logps(fused.model, tokens) - wanted).mean().item() < 1.5 * noise
+        assert mx.abs(logps(fused.model, tokens) - expected).mean().item() < 1.5 * noise
 
 
 # ---- fewer products --------------------------------------------------------------------------------------------
@@ -175,15 +170,15 @@ def test_layers_that_read_the_same_input_become_one_product(models: Path) -> Non
     attention, gates = ["k_proj", "q_proj", "v_proj"], ["gate_proj", "up_proj"]
     for arch in ("qwen3", "llama"):
         policy = policy_of(models, arch)
-        found = fused_names(FusedModel(policy.model, policy.split_model))
-        assert found == [attention, ["o_proj"], gates, ["down_proj"]] * 2
+        names = fused_names(FusedModel(policy.model, policy.split_model))
+        assert names == [attention, ["o_proj"], gates, ["down_proj"]] * 2
     policy = policy_of(models, "mixtral")
-    found = fused_names(FusedModel(policy.model, policy.split_model))
-    assert found.count(attention) == 2 and gates not in found, "experts are no plain linear layers"
+    names = fused_names(FusedModel(policy.model, policy.split_model))
+    assert names.count(attention) == 2 and gates not in names, "experts are no plain linear layers"
 
 
 def test_layers_with_other_quantisation_are_not_fused(models: Path) -> None:
-    """Published models keep some layers in more bits than others, or in none."""
+    """Published models keep some layers in more bits than others, or unquantised."""
     policy = policy_of(models, tie=False)
     base = policy.reference_model or policy.model
     for layer in base.layers:
@@ -215,8 +210,8 @@ def test_a_fused_output_is_computed_once_and_not_kept() -> None:
     projection._base = lambda x: calls.append(x) or x @ projection.weight.T
     for x in (mx.ones((1, 4)), mx.ones((1, 4))):
         parts = [output.slice_of(index, x) for index in (1, 0, 2)]
-        whole = x @ projection.weight.T
-        assert mx.array_equal(mx.concatenate([parts[1], parts[0], parts[2]], axis=1), whole)
+        product = x @ projection.weight.T
+        assert mx.array_equal(mx.concatenate([parts[1], parts[0], parts[2]], axis=1), product)
         assert output.input is None and not output.slices
     assert len(calls) == 2
     first, again = (
@@ -248,7 +243,7 @@ def test_a_model_that_reads_its_layers_weights_itself_is_not_fused_and_says_why(
 def test_a_fused_model_with_other_logits_is_not_used_and_says_why(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fresh adapter is zero, so a mistake would not show in the logits without the noise of the trial."""
+    """A fresh adapter's update is zero: without the noise that the trial adds, a wrong fusion would not change the logits."""
     fresh = policy_of(models)
     for module in fresh.model.modules():
         if "lora_b" in module:
@@ -292,8 +287,8 @@ def test_packed_weights_are_the_only_copy(models: Path, bits: int | None) -> Non
     fused = FusedModel(policy.model, policy.split_model, merge=False, others=[policy.reference_model])
     assert fused.fused_linears
     assert active() - before < 0.02 * weights
-    mine, theirs = (tree.layers[0].self_attn for tree in (policy.model, policy.reference_model))
-    assert mine.k_proj.linear.weight is theirs.k_proj.weight
+    policy_layer, reference_layer = (tree.layers[0].self_attn for tree in (policy.model, policy.reference_model))
+    assert policy_layer.k_proj.linear.weight is reference_layer.k_proj.weight
     fused.refresh()
     assert 0 < active() - before < 4 * sum(x.nbytes for x in policy.trainable().values()) + 4096
     fused.release()

@@ -27,16 +27,11 @@ from tests.support import random_models
 BATCHED, BY_GROUP = ["qwen3", "qwen3_moe"], ["gemma3_text", "mamba"]
 """Architectures that are decoded by continuous batching, and others (a sliding window, a state space)."""
 FILTERED = Sampling(temperature=0.9, top_p=0.95, top_k=200)
-"""Sampling with filters. One for all tests: mlx compiles constants into its CPU kernels, and g++ takes its time."""
+"""Sampling with filters. The same for all tests: mlx compiles constants into its CPU kernels, so each other value costs a g++ run."""
 LENGTHS = [1, 3, 70, 9]
 """Prompt lengths of one batch: the longest exceeds a capacity bucket and the sliding window."""
 MANY_ENDS = list(range(1, 20))
-"""End-of-sequence ids, so many that rows end at every step and the batch is compacted often."""
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
+"""Many end-of-sequence ids: rows end at every step, so the batch is compacted often."""
 
 
 def policy_of(models: Path, arch: str = "qwen3", eos: list[int] | None = None, **settings: Any) -> Policy:
@@ -54,24 +49,24 @@ def policy_of(models: Path, arch: str = "qwen3", eos: list[int] | None = None, *
 @pytest.fixture(scope="module")
 def rollouts(models: Path) -> Callable[..., Rollout]:
     """Makes rollouts that share a policy and its compiled steps: tracing them is most of a short rollout's time."""
-    made: dict[str, Rollout] = {}
+    cache: dict[str, Rollout] = {}
 
     def rollout(arch: str, max_tokens: int, eos: list[int] | None = None, **settings: Any) -> Rollout:
-        if arch not in made:
-            made[arch] = Rollout(policy_of(models, arch), 1)
-        one = copy.copy(made[arch])
-        one.policy = copy.copy(one.policy)
-        one.policy.eos_ids = eos or one.policy.eos_ids
-        one.max_tokens = max_tokens
+        if arch not in cache:
+            cache[arch] = Rollout(policy_of(models, arch), 1)
+        configured = copy.copy(cache[arch])
+        configured.policy = copy.copy(configured.policy)
+        configured.policy.eos_ids = eos or configured.policy.eos_ids
+        configured.max_tokens = max_tokens
         for name, value in settings.items():
-            setattr(one, name, value)
-        return one
+            setattr(configured, name, value)
+        return configured
 
     return rollout
 
 
 def shake(policy: Policy, seed: int) -> None:
-    """Add noise to the adapters, so that they matter."""
+    """Add noise to the adapters: fresh ones change nothing."""
     mx.random.seed(seed)
     noise = tree_map(lambda x: x + 0.05 * mx.random.normal(x.shape), policy.model.trainable_parameters())
     policy.model.update(noise)
@@ -83,7 +78,7 @@ def problems(lengths: list[int] = LENGTHS, seed: int = 0) -> list[Problem]:
 
 
 def full_logits(policy: Policy, prompt: list[int], tokens: list[int]) -> np.ndarray:
-    """[T, V]: what predicts each token, by one pass of the whole model over one unpadded row."""
+    """Logits [T, V] that predict each token, by one pass of the unsplit model over one unpadded row."""
     policy.model.eval()
     logits = np.array(policy.model(mx.array([prompt + tokens]))[0])
     return logits[len(prompt) - 1 : -1] if prompt else np.roll(logits, 1, axis=0)
@@ -96,8 +91,8 @@ def full_logps(policy: Policy, prompt: list[int], tokens: list[int], temperature
     return logits[np.arange(len(tokens)), tokens] - norm
 
 
-def everything(groups: list[Group]) -> list[tuple[Problem, Completion]]:
-    return [(group.problem, one) for group in groups for one in group.completions]
+def with_problems(groups: list[Group]) -> list[tuple[Problem, Completion]]:
+    return [(group.problem, completion) for group in groups for completion in group.completions]
 
 
 # ---- log-probabilities -----------------------------------------------------------------------------------------
@@ -115,37 +110,37 @@ def test_tokens_and_log_probabilities_follow_from_a_full_forward_pass(
     rollout = rollouts(arch, 33, MANY_ENDS)
     assert rollout.has_continuous_batching == (arch not in BY_GROUP)
     groups = rollout.sample(problems(), 3, sampling, seed=5, first_number=7)
-    assert {one.stop for _, one in everything(groups)} == {"eos", "length"}
+    assert {completion.stop for _, completion in with_problems(groups)} == {"eos", "length"}
     for number, group in enumerate(groups, 7):
-        for g, one in enumerate(group.completions):
+        for g, completion in enumerate(group.completions):
             tokens = group.problem.tokens
-            assert np.abs(full_logps(rollout.policy, tokens, one.tokens, 0.9) - one.logps).max() < 1e-4
-            logits_TV = mx.array(full_logits(rollout.policy, tokens, one.tokens))
-            uniform_T = mx.array(keyed_uniforms(5, [(number, g)], 33)[0, : len(one.tokens)])
+            assert np.abs(full_logps(rollout.policy, tokens, completion.tokens, 0.9) - completion.logps).max() < 1e-4
+            logits_TV = mx.array(full_logits(rollout.policy, tokens, completion.tokens))
+            uniform_T = mx.array(keyed_uniforms(5, [(number, g)], 33)[0, : len(completion.tokens)])
             again = sample_tokens(logits_TV, uniform_T, sampling)
-            assert again.token_B.tolist() == one.tokens
-            np.testing.assert_allclose(one.log_kept, np.array(again.log_kept_B), atol=1e-4)
+            assert again.token_B.tolist() == completion.tokens
+            np.testing.assert_allclose(completion.log_kept, np.array(again.log_kept_B), atol=1e-4)
 
 
 def test_log_probabilities_without_the_prompt_or_with_another_one_are_far_off(rollouts: Callable[..., Rollout]) -> None:
-    """What the test above measures if the prompt were left out, or a row attended to another one's."""
+    """The test above would fail if the prompt were left out or a row attended to another row's prompt."""
     rollout = rollouts("qwen3", 20)
     policy = rollout.policy
-    made = everything(rollout.sample(problems(), 2, Sampling(), seed=0, first_number=0))
-    for p, one in made:
-        other = next(q for q, _ in made if q is not p)
-        assert np.abs(full_logps(policy, p.tokens, one.tokens, 1.0) - one.logps).max() < 1e-4
-        for wrong in ([], p.tokens[:-1], other.tokens):
-            assert np.abs(full_logps(policy, wrong, one.tokens, 1.0) - one.logps).mean() > 1e-2
+    sampled = with_problems(rollout.sample(problems(), 2, Sampling(), seed=0, first_number=0))
+    for p, completion in sampled:
+        other_problem = next(q for q, _ in sampled if q is not p)
+        assert np.abs(full_logps(policy, p.tokens, completion.tokens, 1.0) - completion.logps).max() < 1e-4
+        for wrong in ([], p.tokens[:-1], other_problem.tokens):
+            assert np.abs(full_logps(policy, wrong, completion.tokens, 1.0) - completion.logps).mean() > 1e-2
 
 
 def test_prefill_in_chunks_changes_nothing(rollouts: Callable[..., Rollout]) -> None:
-    whole, pieces = (
-        everything(rollouts("qwen3", 12, prefill_chunk=chunk).sample(problems(), 2, Sampling(), 0, 0))
+    unchunked, chunked = (
+        with_problems(rollouts("qwen3", 12, prefill_chunk=chunk).sample(problems(), 2, Sampling(), 0, 0))
         for chunk in (2048, 16)
     )
-    assert [one.tokens for _, one in whole] == [one.tokens for _, one in pieces]
-    for (_, a), (_, b) in zip(whole, pieces, strict=True):
+    assert [completion.tokens for _, completion in unchunked] == [completion.tokens for _, completion in chunked]
+    for (_, a), (_, b) in zip(unchunked, chunked, strict=True):
         np.testing.assert_allclose(a.logps, b.logps, atol=1e-5)
 
 
@@ -153,34 +148,40 @@ def test_weights_changed_between_two_calls_are_seen(models: Path, compiled: None
     """The decoding step is compiled once; its weights are inputs, not constants of the trace."""
     policy = policy_of(models)
     rollout = Rollout(policy, 10)
-    first = everything(rollout.sample(problems(), 2, Sampling(), 0, 0))
+    first = with_problems(rollout.sample(problems(), 2, Sampling(), 0, 0))
     shake(policy, seed=2)
-    second = everything(rollout.sample(problems(), 2, Sampling(), 0, 0))
+    second = with_problems(rollout.sample(problems(), 2, Sampling(), 0, 0))
     assert any(
         not np.allclose(a.logps[:1], b.logps[:1], atol=1e-3) for (_, a), (_, b) in zip(first, second, strict=True)
     )
-    for p, one in second:
-        assert np.abs(full_logps(policy, p.tokens, one.tokens, 1.0) - one.logps).max() < 1e-4
+    for p, completion in second:
+        assert np.abs(full_logps(policy, p.tokens, completion.tokens, 1.0) - completion.logps).max() < 1e-4
 
 
 def test_dropout_is_off_while_sampling(models: Path) -> None:
     policy = policy_of(models, dropout=0.5)
     policy.model.train()
-    made = everything(Rollout(policy, 10).sample(problems(), 2, Sampling(), 0, 0))
-    assert max(np.abs(full_logps(policy, p.tokens, one.tokens, 1.0) - one.logps).max() for p, one in made) < 1e-4
+    sampled = with_problems(Rollout(policy, 10).sample(problems(), 2, Sampling(), 0, 0))
+    assert (
+        max(
+            np.abs(full_logps(policy, p.tokens, completion.tokens, 1.0) - completion.logps).max()
+            for p, completion in sampled
+        )
+        < 1e-4
+    )
 
 
 def test_a_compiled_step_computes_what_a_plain_one_does(rollouts: Callable[..., Rollout], compiled: None) -> None:
     rollout = rollouts("qwen3", 33, MANY_ENDS)
-    steps = everything(rollout.sample(problems(), 2, Sampling(), seed=5, first_number=7))
+    steps = with_problems(rollout.sample(problems(), 2, Sampling(), seed=5, first_number=7))
     mx.disable_compile()
     try:
-        plain = everything(rollout.sample(problems(), 2, Sampling(), seed=5, first_number=7))
+        plain = with_problems(rollout.sample(problems(), 2, Sampling(), seed=5, first_number=7))
     finally:
         mx.enable_compile()
-    for (_, one), (_, other) in zip(steps, plain, strict=True):
-        assert one.tokens == other.tokens
-        np.testing.assert_allclose(one.logps, other.logps, atol=1e-4)
+    for (_, completion), (_, other) in zip(steps, plain, strict=True):
+        assert completion.tokens == other.tokens
+        np.testing.assert_allclose(completion.logps, other.logps, atol=1e-4)
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------
@@ -189,9 +190,9 @@ def test_a_compiled_step_computes_what_a_plain_one_does(rollouts: Callable[..., 
 @pytest.mark.parametrize("arch", ["qwen3", "gemma3_text", "mamba"])
 def test_greedy_tokens_are_those_of_mlx_lms_own_generator(rollouts: Callable[..., Rollout], arch: str) -> None:
     rollout = rollouts(arch, 16, [319])
-    for p, one in everything(rollout.sample(problems(), 1, GREEDY, 0, 0)):
-        steps = generate_step(mx.array(p.tokens), rollout.policy.model, max_tokens=len(one.tokens))
-        assert one.tokens == [int(token) for token, _ in steps]
+    for p, completion in with_problems(rollout.sample(problems(), 1, GREEDY, 0, 0)):
+        steps = generate_step(mx.array(p.tokens), rollout.policy.model, max_tokens=len(completion.tokens))
+        assert completion.tokens == [int(token) for token, _ in steps]
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "mamba"])
@@ -200,21 +201,22 @@ def test_a_completion_does_not_depend_on_the_batch_around_it(rollouts: Callable[
     rollout, sampling = rollouts(arch, 40, MANY_ENDS), FILTERED
     rows = problems([5, 64, 2, 17])
     together = rollout.sample(rows, 4, sampling, seed=3, first_number=20)
-    assert len({len(one.tokens) for _, one in everything(together)}) > 4
+    assert len({len(completion.tokens) for _, completion in with_problems(together)}) > 4
     for p, group in enumerate(together):
         alone = rollout.sample([group.problem], 2, sampling, seed=3, first_number=20 + p)[0]
-        for one, other in zip(group.completions, alone.completions, strict=False):
-            assert (one.tokens, one.text, one.stop) == (other.tokens, other.text, other.stop)
-            np.testing.assert_allclose(one.logps, other.logps, atol=2e-5)
-    assert [one.tokens for one in rollout.sample(rows[:1], 4, sampling, seed=4, first_number=20)[0].completions] != [
-        one.tokens for one in together[0].completions
-    ]
+        for completion, other in zip(group.completions, alone.completions, strict=False):
+            assert (completion.tokens, completion.text, completion.stop) == (other.tokens, other.text, other.stop)
+            np.testing.assert_allclose(completion.logps, other.logps, atol=2e-5)
+    assert [
+        completion.tokens
+        for completion in rollout.sample(rows[:1], 4, sampling, seed=4, first_number=20)[0].completions
+    ] != [completion.tokens for completion in together[0].completions]
 
 
 def test_the_same_prompt_gives_other_completions_in_each_row_and_group(rollouts: Callable[..., Rollout]) -> None:
     same = problems([4]) * 3
     groups = rollouts("qwen3", 12, [319]).sample(same, 5, Sampling(), seed=0, first_number=0)
-    assert len({tuple(one.tokens) for _, one in everything(groups)}) == 15
+    assert len({tuple(completion.tokens) for _, completion in with_problems(groups)}) == 15
 
 
 def test_a_prompt_is_prefilled_once_for_its_whole_group(models: Path) -> None:
@@ -236,15 +238,15 @@ def test_every_end_of_sequence_id_of_the_model_ends_a_completion(tmp_path: Path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     policy = load_policy(parse({"model": str(tmp_path), "data": "none", "beta": 0}))
     assert policy.eos_ids == ends
-    made = everything(Rollout(policy, 200).sample(problems([3, 8]), 12, Sampling(), 0, 0))
-    ended = [one for _, one in made if one.stop == "eos"]
-    assert {one.tokens[-1] for one in ended} == set(ends)
-    for _, one in made:
-        assert len(one.tokens) == len(one.logps) == len(one.log_kept)
-        assert not set(one.tokens[:-1]) & set(ends), "a token after the end"
-        assert (one.stop == "eos") == (one.tokens[-1] in ends)
-    for one in ended:  # the id is kept, its text is not
-        assert one.text == policy.tokenizer.decode(one.tokens[:-1])
+    sampled = with_problems(Rollout(policy, 200).sample(problems([3, 8]), 12, Sampling(), 0, 0))
+    ended = [completion for _, completion in sampled if completion.stop == "eos"]
+    assert {completion.tokens[-1] for completion in ended} == set(ends)
+    for _, completion in sampled:
+        assert len(completion.tokens) == len(completion.logps) == len(completion.log_kept)
+        assert not set(completion.tokens[:-1]) & set(ends), "a token after the end"
+        assert (completion.stop == "eos") == (completion.tokens[-1] in ends)
+    for completion in ended:  # the id is kept, its text is not
+        assert completion.text == policy.tokenizer.decode(completion.tokens[:-1])
 
 
 @pytest.mark.parametrize(
@@ -257,63 +259,67 @@ def test_every_end_of_sequence_id_of_the_model_ends_a_completion(tmp_path: Path)
 def test_the_length_limit_is_exact(rollouts: Callable[..., Rollout], arch: str, max_tokens: int) -> None:
     rollout = rollouts(arch, max_tokens, [319])
     policy = rollout.policy
-    made = everything(rollout.sample(problems([4, 2]), 2, Sampling(), 0, 0))
-    for p, one in made:
-        assert one.stop == ("eos" if one.tokens[-1] == 319 else "length")
-        assert len(one.tokens) == len(one.logps) == max_tokens or one.stop == "eos"
-        assert np.abs(full_logps(policy, p.tokens, one.tokens, 1.0) - one.logps).max() < 1e-4
+    sampled = with_problems(rollout.sample(problems([4, 2]), 2, Sampling(), 0, 0))
+    for p, completion in sampled:
+        assert completion.stop == ("eos" if completion.tokens[-1] == 319 else "length")
+        assert len(completion.tokens) == len(completion.logps) == max_tokens or completion.stop == "eos"
+        assert np.abs(full_logps(policy, p.tokens, completion.tokens, 1.0) - completion.logps).max() < 1e-4
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "mamba"])
 def test_an_end_of_sequence_id_as_first_token_ends_a_completion(rollouts: Callable[..., Rollout], arch: str) -> None:
     counts: list[int] = []
-    made = everything(rollouts(arch, 50, list(range(320))).sample(problems(), 3, Sampling(), 0, 0, counts.append))
-    assert all(len(one.tokens) == 1 and one.stop == "eos" and one.text == "" for _, one in made)
-    assert counts[-1] == len(made)
+    sampled = with_problems(rollouts(arch, 50, list(range(320))).sample(problems(), 3, Sampling(), 0, 0, counts.append))
+    assert all(
+        len(completion.tokens) == 1 and completion.stop == "eos" and completion.text == "" for _, completion in sampled
+    )
+    assert counts[-1] == len(sampled)
 
 
-def stop_across_tokens(policy: Policy, one: Completion) -> str | None:
-    """Two letters of the text, the last of one token and the first of the next, that are no tokens of this row."""
-    for t in range(6, len(one.tokens) - 1):
-        left, right = (policy.tokenizer.decode([token]) for token in one.tokens[t : t + 2])
+def stop_across_tokens(policy: Policy, completion: Completion) -> str | None:
+    """A two-letter string that spans two adjacent tokens and occurs nowhere earlier in the completion, or None."""
+    for t in range(6, len(completion.tokens) - 1):
+        left, right = (policy.tokenizer.decode([token]) for token in completion.tokens[t : t + 2])
         word = left[-1:] + right[:1]
         plain = word.isascii() and word.isprintable() and len(left + right) > 2
-        if plain and word not in policy.tokenizer.decode(one.tokens[: t + 1]):
+        if plain and word not in policy.tokenizer.decode(completion.tokens[: t + 1]):
             return word
     return None
 
 
 def test_a_stop_string_across_two_tokens_ends_a_completion(models: Path) -> None:
     policy = policy_of(models, eos=[319])
-    free = everything(Rollout(policy, 40).sample(problems([5, 3]), 16, Sampling(), 0, 0))
-    i, word = next((i, word) for i, (_, one) in enumerate(free) if (word := stop_across_tokens(policy, one)))
+    free = with_problems(Rollout(policy, 40).sample(problems([5, 3]), 16, Sampling(), 0, 0))
+    i, word = next(
+        (i, word) for i, (_, completion) in enumerate(free) if (word := stop_across_tokens(policy, completion))
+    )
     stopping = Rollout(policy, 40, stop=["never there", word])
-    stopped = everything(stopping.sample(problems([5, 3]), 16, Sampling(), 0, 0))
-    for (_, one), (_, whole) in zip(stopped, free, strict=True):
-        assert one.tokens == whole.tokens[: len(one.tokens)]
-        assert (one.stop == "string") == (word in whole.text)
-        assert len(one.tokens) == len(one.logps) == len(one.log_kept)
-        np.testing.assert_allclose(one.logps, whole.logps[: len(one.tokens)], atol=1e-4)
-        if one.stop == "string":
-            assert word in one.text
-            assert word not in policy.tokenizer.decode(one.tokens[:-1]), (
+    stopped = with_problems(stopping.sample(problems([5, 3]), 16, Sampling(), 0, 0))
+    for (_, completion), (_, unstopped) in zip(stopped, free, strict=True):
+        assert completion.tokens == unstopped.tokens[: len(completion.tokens)]
+        assert (completion.stop == "string") == (word in unstopped.text)
+        assert len(completion.tokens) == len(completion.logps) == len(completion.log_kept)
+        np.testing.assert_allclose(completion.logps, unstopped.logps[: len(completion.tokens)], atol=1e-4)
+        if completion.stop == "string":
+            assert word in completion.text
+            assert word not in policy.tokenizer.decode(completion.tokens[:-1]), (
                 "it ends with the token that completes the string"
             )
     assert stopped[i][1].stop == "string" and len(stopped[i][1].tokens) < 40
 
 
 def test_a_stop_string_before_the_end_of_sequence_in_one_chunk_comes_first(rollouts: Callable[..., Rollout]) -> None:
-    free = everything(rollouts("qwen3", 40, MANY_ENDS).sample(problems([5, 3]), 32, Sampling(), 0, 0))
+    free = with_problems(rollouts("qwen3", 40, MANY_ENDS).sample(problems([5, 3]), 32, Sampling(), 0, 0))
     i, ended = next(
-        (i, one)
-        for i, (_, one) in enumerate(free)
-        if one.stop == "eos" and 3 <= len(one.tokens) < DECODE_CHUNK and one.text[:1].isascii()
+        (i, completion)
+        for i, (_, completion) in enumerate(free)
+        if completion.stop == "eos" and 3 <= len(completion.tokens) < DECODE_CHUNK and completion.text[:1].isascii()
     )
     stopping = rollouts("qwen3", 40, MANY_ENDS)
     word = stopping.policy.tokenizer.decode(ended.tokens[:1])
     assert word.isprintable()
     stopping.stop = (word,)
-    stopped = everything(stopping.sample(problems([5, 3]), 32, Sampling(), 0, 0))[i][1]
+    stopped = with_problems(stopping.sample(problems([5, 3]), 32, Sampling(), 0, 0))[i][1]
     assert (stopped.stop, stopped.tokens, stopped.text) == ("string", ended.tokens[:1], word)
 
 
@@ -327,9 +333,9 @@ class Enough(Exception):
 @pytest.mark.parametrize("arch", ["qwen3", "mamba"])
 def test_poll_receives_the_token_count_and_may_raise_to_stop(rollouts: Callable[..., Rollout], arch: str) -> None:
     rollout, counts = rollouts(arch, 40, MANY_ENDS), []
-    made = everything(rollout.sample(problems(), 4, Sampling(), 0, 0, counts.append))
+    sampled = with_problems(rollout.sample(problems(), 4, Sampling(), 0, 0, counts.append))
     assert counts == sorted(counts) and len(counts) >= 5
-    assert counts[-1] == sum(len(one.tokens) for _, one in made)
+    assert counts[-1] == sum(len(completion.tokens) for _, completion in sampled)
 
     def stop(count: int) -> None:
         if count > 30:
@@ -337,35 +343,35 @@ def test_poll_receives_the_token_count_and_may_raise_to_stop(rollouts: Callable[
 
     with pytest.raises(Enough):
         rollout.sample(problems(), 4, Sampling(), 0, 0, stop)
-    again = everything(rollout.sample(problems(), 4, Sampling(), 0, 0))
-    assert [one.tokens for _, one in again] == [one.tokens for _, one in made]
+    again = with_problems(rollout.sample(problems(), 4, Sampling(), 0, 0))
+    assert [completion.tokens for _, completion in again] == [completion.tokens for _, completion in sampled]
 
 
 def recorded_steps(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
-    """(rows, columns written, capacity) of every decoding step to come."""
+    """Record (rows, columns written, capacity) of every decoding step from now on."""
     seen: list[tuple[int, int, int]] = []
     real = rollout.compiled_step
 
     def step(sampling: Sampling) -> Any:
         inner = real(sampling)
 
-        def one(token: mx.array, slot: mx.array, *rest: Any) -> Any:
+        def decode(token: mx.array, slot: mx.array, *rest: Any) -> Any:
             seen.append((token.shape[0], slot.item() + 1, rest[2].size))
             return inner(token, slot, *rest)
 
-        return one
+        return decode
 
     monkeypatch.setattr(rollout, "compiled_step", step)
     return seen
 
 
 def test_the_batch_is_compacted_as_rows_end(rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows live long, and the last steps must not be computed for all of them. Row counts are few: few traces."""
+    """Few rows are long, and the last steps must not be computed for all rows. Few distinct row counts mean few traces."""
     rollout = rollouts("qwen3", 64, MANY_ENDS)
     seen = recorded_steps(rollout, monkeypatch)
-    made = everything(rollout.sample(problems([4] * 6), 8, Sampling(), 0, 0))
+    sampled = with_problems(rollout.sample(problems([4] * 6), 8, Sampling(), 0, 0))
     sizes = [rows for rows, *_ in seen]
-    lengths = [len(one.tokens) for _, one in made]
+    lengths = [len(completion.tokens) for _, completion in sampled]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] == 48
     assert {size for size in sizes if size != 48} <= {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}
     for step, size in enumerate(sizes):
@@ -392,35 +398,35 @@ def test_the_number_of_rows_decoded_at_once_changes_nothing(
 ) -> None:
     """Prompts of many lengths: a waiting row may be longer than all rows of the batch when it is admitted, or much shorter."""
     rows = problems([5, 30, 2, 90, 1, 140])
-    whole = everything(rollouts("qwen3", max_tokens, ends).sample(rows, 3, sampling, seed=3, first_number=20))
-    assert {one.stop for _, one in whole} == {"eos", "length"} or max_tokens > 13
-    assert len({len(one.tokens) for _, one in whole}) > 2
+    all_at_once = with_problems(rollouts("qwen3", max_tokens, ends).sample(rows, 3, sampling, seed=3, first_number=20))
+    assert {completion.stop for _, completion in all_at_once} == {"eos", "length"} or max_tokens > 13
+    assert len({len(completion.tokens) for _, completion in all_at_once}) > 2
     for limit in limits:
         rollout = rollouts("qwen3", max_tokens, ends, rows=limit)
-        some = everything(rollout.sample(rows, 3, sampling, seed=3, first_number=20))
-        for (_, one), (_, other) in zip(whole, some, strict=True):
-            assert (one.tokens, one.text, one.stop) == (other.tokens, other.text, other.stop)
-            np.testing.assert_allclose(one.logps, other.logps, atol=1e-4)
-            # A token at the very edge of the nucleus falls to either side of it by a rounding.
-            np.testing.assert_allclose(one.log_kept, other.log_kept, atol=5e-3)
+        some = with_problems(rollout.sample(rows, 3, sampling, seed=3, first_number=20))
+        for (_, completion), (_, other) in zip(all_at_once, some, strict=True):
+            assert (completion.tokens, completion.text, completion.stop) == (other.tokens, other.text, other.stop)
+            np.testing.assert_allclose(completion.logps, other.logps, atol=1e-4)
+            # A token at the edge of the nucleus may be kept or not by rounding.
+            np.testing.assert_allclose(completion.log_kept, other.log_kept, atol=5e-3)
 
 
 def test_a_limit_splits_groups_that_are_decoded_one_at_a_time(models: Path) -> None:
     policy = policy_of(models, "mamba", MANY_ENDS)
-    whole = everything(Rollout(policy, 20).sample(problems([5, 3]), 5, Sampling(), 1, 0))
+    unlimited = with_problems(Rollout(policy, 20).sample(problems([5, 3]), 5, Sampling(), 1, 0))
     limited, sizes = Rollout(policy, 20, rows=3), []
     steps = limited._group_steps
     limited._group_steps = lambda prompt, G, *rest: sizes.append(G) or steps(prompt, G, *rest)
-    some = everything(limited.sample(problems([5, 3]), 5, Sampling(), 1, 0))
+    some = with_problems(limited.sample(problems([5, 3]), 5, Sampling(), 1, 0))
     assert sizes == [3, 2, 3, 2]
-    assert [one.tokens for _, one in some] == [one.tokens for _, one in whole]
+    assert [completion.tokens for _, completion in some] == [completion.tokens for _, completion in unlimited]
 
 
 def test_free_rows_are_refilled(rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = rollouts("qwen3", 60, MANY_ENDS, rows=16)
     seen = recorded_steps(rollout, monkeypatch)
-    made = everything(rollout.sample(problems([4, 9] * 8), 8, Sampling(), 0, 0))
-    tokens, computed = sum(len(one.tokens) for _, one in made), sum(rows for rows, *_ in seen)
+    sampled = with_problems(rollout.sample(problems([4, 9] * 8), 8, Sampling(), 0, 0))
+    tokens, computed = sum(len(completion.tokens) for _, completion in sampled), sum(rows for rows, *_ in seen)
     assert max(rows for rows, *_ in seen) == 16
     assert tokens > 0.65 * computed, "a third of the work went into rows that had ended"
     assert tokens / len(seen) > 10, "rows stayed free while completions waited"
@@ -440,11 +446,11 @@ def test_prompts_are_prefilled_once_and_when_they_are_admitted(
 def test_capacity_is_bounded_by_the_longest_living_row(
     rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Columns that only ended rows used are dropped, or the arrays would grow with every refill."""
+    """Columns that only finished rows used are dropped; otherwise the arrays would grow with every refill."""
     rollout = rollouts("qwen3", 100, MANY_ENDS, rows=8)
     seen = recorded_steps(rollout, monkeypatch)
-    made = everything(rollout.sample(problems([4] * 16), 4, Sampling(), 0, 0))
-    longest = 4 + max(len(one.tokens) for _, one in made)
+    sampled = with_problems(rollout.sample(problems([4] * 16), 4, Sampling(), 0, 0))
+    longest = 4 + max(len(completion.tokens) for _, completion in sampled)
     assert len(seen) > 2 * longest
     assert max(columns for *_, columns in seen) <= capacity(longest + DECODE_CHUNK)
     assert all(written <= columns for _, written, columns in seen)
@@ -453,14 +459,17 @@ def test_capacity_is_bounded_by_the_longest_living_row(
 def test_the_columns_of_the_longest_row_are_dropped_when_it_ends(
     rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too few rows have ended to reduce the row count, and none waits; still the others must not keep its columns."""
+    """Too few rows have finished to reduce the row count, and none waits; the columns must be dropped nevertheless."""
     prompts = problems([270, 3, 4, 5, 6, 7, 8, 9])
-    free = [one.tokens for _, one in everything(rollouts("qwen3", 30, [319]).sample(prompts, 1, Sampling(), 0, 0))]
+    free = [
+        completion.tokens
+        for _, completion in with_problems(rollouts("qwen3", 30, [319]).sample(prompts, 1, Sampling(), 0, 0))
+    ]
     end = next(token for token in free[0] if not any(token in tokens for tokens in free[1:]))
     rollout = rollouts("qwen3", 30, [end])
     seen = recorded_steps(rollout, monkeypatch)
-    made = everything(rollout.sample(prompts, 1, Sampling(), 0, 0))
-    assert [one.stop for _, one in made] == ["eos", *["length"] * 7]
+    sampled = with_problems(rollout.sample(prompts, 1, Sampling(), 0, 0))
+    assert [completion.stop for _, completion in sampled] == ["eos", *["length"] * 7]
     assert seen[0][2] > 270 and seen[-1] == (8, 9 + 29, BUCKET)
 
 
@@ -483,7 +492,7 @@ def test_prefill_chunks_count_the_tokens_of_every_row(models: Path, monkeypatch:
 
 
 def test_a_stop_string_across_two_chunks_is_found(models: Path) -> None:
-    """Only the neighbourhood of the new tokens is decoded first, and it must reach into the tokens before them."""
+    """Stop strings are first looked for in the text around the new tokens, which must include the tokens before them."""
     tokenizer = policy_of(models).tokenizer
     ids = tokenizer.encode("0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 30 40", add_special_tokens=False)
     for word in ("13 14", "9 10 11", "30"):
@@ -491,8 +500,12 @@ def test_a_stop_string_across_two_chunks_is_found(models: Path) -> None:
         for start in range(0, len(ids), 3):
             part = np.array(ids[start : start + 3])[:, None]
             outputs.append(np.array([0]), part, np.zeros(part.shape), np.zeros(part.shape))
-        one = outputs.completion(0)
-        assert one.stop == "string" and one.text.endswith(word) and len(one.tokens) == len(one.logps)
+        completion = outputs.completion(0)
+        assert (
+            completion.stop == "string"
+            and completion.text.endswith(word)
+            and len(completion.tokens) == len(completion.logps)
+        )
 
 
 # ---- slow paths ------------------------------------------------------------------------------------------------
@@ -527,8 +540,8 @@ def test_a_model_that_takes_one_position_for_all_rows_is_decoded_by_group_and_sa
         "Completions are decoded one group at a time: a trial with prompts of unequal length failed with ValueError: "
         "one position, please."
     ]
-    for p, one in everything(rollout.sample(problems(), 2, Sampling(), 0, 0)):
-        assert np.abs(full_logps(policy, p.tokens, one.tokens, 1.0) - one.logps).max() < 1e-4
+    for p, completion in with_problems(rollout.sample(problems(), 2, Sampling(), 0, 0)):
+        assert np.abs(full_logps(policy, p.tokens, completion.tokens, 1.0) - completion.logps).max() < 1e-4
 
 
 def test_a_model_that_is_wrong_for_rows_of_unequal_length_says_so(

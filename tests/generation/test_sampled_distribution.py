@@ -1,4 +1,4 @@
-"""What tokens are really sampled with when top-p, top-k and min-p filter the policy, and what the metrics say about it."""
+"""The distribution that tokens are sampled from under top-p, top-k and min-p, and the metrics that compare it with the policy."""
 
 from __future__ import annotations
 
@@ -29,11 +29,6 @@ FILTERS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def policy_of(models: Path, arch: str = "qwen3", **settings: Any) -> Policy:
     folder = models / arch
     if not folder.exists():
@@ -46,54 +41,61 @@ def prompts() -> list[Problem]:
     return [Problem(i, "", [], rng.integers(60, 320, length).tolist(), "") for i, length in enumerate([1, 4, 9])]
 
 
-def filtered(logits_V: np.ndarray, how: Sampling) -> np.ndarray:
-    """The distribution that is sampled from, in float64: top-k, then top-p over what is left, then min-p."""
-    mass_V = np.exp((logits_V - logits_V.max()) / how.temperature)
-    if how.top_k:
-        mass_V = np.where(mass_V >= np.sort(mass_V)[-how.top_k], mass_V, 0)
-    if how.top_p < 1:
+def filtered(logits_V: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """The filtered distribution, in float64: top-k, then top-p over what is left, then min-p."""
+    mass_V = np.exp((logits_V - logits_V.max()) / sampling.temperature)
+    if sampling.top_k:
+        mass_V = np.where(mass_V >= np.sort(mass_V)[-sampling.top_k], mass_V, 0)
+    if sampling.top_p < 1:
         order = np.argsort(-mass_V)
         before = np.cumsum(mass_V[order]) - mass_V[order]
-        mass_V[order[before >= how.top_p * mass_V.sum()]] = 0
-    mass_V = np.where(mass_V >= how.min_p, mass_V, 0)
+        mass_V[order[before >= sampling.top_p * mass_V.sum()]] = 0
+    mass_V = np.where(mass_V >= sampling.min_p, mass_V, 0)
     return mass_V / mass_V.sum()
 
 
-@pytest.mark.parametrize(("arch", "how"), [*(("qwen3", how) for how in FILTERS), ("gemma3_text", FILTERS[-1])], ids=str)
+@pytest.mark.parametrize(
+    ("arch", "sampling"), [*(("qwen3", sampling) for sampling in FILTERS), ("gemma3_text", FILTERS[-1])], ids=str
+)
 def test_logp_minus_log_kept_is_the_filtered_distribution_s_log_probability(
-    models: Path, arch: str, how: Sampling
+    models: Path, arch: str, sampling: Sampling
 ) -> None:
     """The kept share was once read at the last token of the vocabulary, and NaN where that was filtered."""
     policy = policy_of(models, arch)
     seen = 0
-    for group in Rollout(policy, 8).sample(prompts(), 3, how, seed=0, first_number=0):
-        for one in group.completions:
-            logits = np.array(policy.model(mx.array([group.problem.tokens + one.tokens]))[0], np.float64)
+    for group in Rollout(policy, 8).sample(prompts(), 3, sampling, seed=0, first_number=0):
+        for completion in group.completions:
+            logits = np.array(policy.model(mx.array([group.problem.tokens + completion.tokens]))[0], np.float64)
             rows = logits[len(group.problem.tokens) - 1 : -1]
-            exact = np.log([filtered(row, how)[token] for row, token in zip(rows, one.tokens, strict=True)])
-            np.testing.assert_allclose(np.array(one.logps) - one.log_kept, exact, atol=1e-4)
-            assert all(-5 < kept < -1e-3 for kept in one.log_kept), "nothing was filtered, so this shows nothing"
-            seen += len(one.tokens)
+            exact = np.log([filtered(row, sampling)[token] for row, token in zip(rows, completion.tokens, strict=True)])
+            np.testing.assert_allclose(np.array(completion.logps) - completion.log_kept, exact, atol=1e-4)
+            assert all(-5 < kept < -1e-3 for kept in completion.log_kept), "nothing was filtered, so this shows nothing"
+            seen += len(completion.tokens)
     assert seen > 40
 
 
-def gaps(models: Path, how: Sampling, **settings: Any) -> tuple[dict[str, float], list[float]]:
-    """The metrics of a training step on completions that are sampled so, and log_kept of each of their tokens."""
-    filters = {"temperature": how.temperature, "top_p": how.top_p, "top_k": how.top_k, "min_p": how.min_p}
+def gaps(models: Path, sampling: Sampling, **settings: Any) -> tuple[dict[str, float], list[float]]:
+    """The metrics of a training step on completions sampled with `sampling`, and log_kept of each of their tokens."""
+    filters = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+    }
     about = {"batch_size": 3, "group_size": 3, "skip_zero_signal": False} | filters | settings
     policy = policy_of(models, **about)
     config = parse({"model": str(models / "qwen3"), "data": "none", "beta": 0, "num_layers": -1} | about)
-    groups = Rollout(policy, 8).sample(prompts(), 3, how, seed=0, first_number=0)
+    groups = Rollout(policy, 8).sample(prompts(), 3, sampling, seed=0, first_number=0)
     for group in groups:
-        for one, advantage in zip(group.completions, (1.0, -1.0, 0.0), strict=True):
-            one.advantage = advantage
-    kept = [x for group in groups for one in group.completions for x in one.log_kept]
+        for completion, advantage in zip(group.completions, (1.0, -1.0, 0.0), strict=True):
+            completion.advantage = advantage
+    kept = [x for group in groups for completion in group.completions for x in completion.log_kept]
     return grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0)), kept
 
 
 def test_the_importance_ratio_is_the_mass_that_was_kept(models: Path) -> None:
-    for how in FILTERS[-1:]:
-        metrics, kept = gaps(models, how)
+    for sampling in FILTERS[-1:]:
+        metrics, kept = gaps(models, sampling)
         assert metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(np.exp(kept).mean(), abs=1e-4)
         assert metrics["sampling/importance_sampling_ratio/min"] == pytest.approx(np.exp(min(kept)), abs=1e-4)
         assert metrics["sampling/importance_sampling_ratio/max"] == pytest.approx(np.exp(max(kept)), abs=1e-4)

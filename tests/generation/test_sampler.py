@@ -31,50 +31,52 @@ def logits(size: int = 24, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 1.5, size)
 
 
-def exact(values: np.ndarray, how: Sampling) -> np.ndarray:
-    """The distribution to sample from, in float64, token by token: top-k, then top-p over what is left, then min-p."""
-    mass = np.exp(values / how.temperature - np.max(values / how.temperature))
+def exact(values: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """The filtered distribution, in float64, token by token: top-k, then top-p over what is left, then min-p."""
+    mass = np.exp(values / sampling.temperature - np.max(values / sampling.temperature))
     kept = np.ones(len(mass), bool)
-    if 0 < how.top_k < len(mass):
-        kept &= mass >= np.sort(mass)[-how.top_k]
-    if how.top_p < 1:
-        missing, nucleus = how.top_p * mass[kept].sum(), np.zeros_like(kept)
+    if 0 < sampling.top_k < len(mass):
+        kept &= mass >= np.sort(mass)[-sampling.top_k]
+    if sampling.top_p < 1:
+        missing, nucleus = sampling.top_p * mass[kept].sum(), np.zeros_like(kept)
         for token in np.argsort(-mass, kind="stable"):
             if kept[token] and missing > 0:
                 nucleus[token] = True
                 missing -= mass[token]
         kept = nucleus
-    kept &= mass >= how.min_p
+    kept &= mass >= sampling.min_p
     return np.where(kept, mass, 0) / mass[kept].sum()
 
 
-def sampled(values: np.ndarray, how: Sampling, count: int = 20_000, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def sampled(
+    values: np.ndarray, sampling: Sampling, count: int = 20_000, seed: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and log-probabilities of `count` independent samples."""
     uniform_B = mx.array(np.random.default_rng(seed).random(count, np.float32))
     token_B, logp_B, _ = sample_tokens(
-        mx.broadcast_to(mx.array(values, mx.float32), (count, len(values))), uniform_B, how
+        mx.broadcast_to(mx.array(values, mx.float32), (count, len(values))), uniform_B, sampling
     )
     return np.array(token_B), np.array(logp_B)
 
 
-@pytest.mark.parametrize("how", FILTERS, ids=str)
-def test_a_grid_of_uniforms_gives_the_exact_filtered_distribution(how: Sampling) -> None:
-    """Inverse CDF is a function of the uniform, so a grid leaves no sampling noise to hide a small error."""
+@pytest.mark.parametrize("sampling", FILTERS, ids=str)
+def test_a_grid_of_uniforms_gives_the_exact_filtered_distribution(sampling: Sampling) -> None:
+    """The inverse CDF is a function of the uniform, so a grid has no sampling noise that could hide a small error."""
     values = logits(seed=5)
     grid_B = mx.array((np.arange(GRID) + 0.5) / GRID, mx.float32)
-    token_B, _, _ = sample_tokens(mx.broadcast_to(mx.array(values, mx.float32), (GRID, len(values))), grid_B, how)
+    token_B, _, _ = sample_tokens(mx.broadcast_to(mx.array(values, mx.float32), (GRID, len(values))), grid_B, sampling)
     shares = np.bincount(np.array(token_B), minlength=len(values)) / GRID
-    expected = exact(values, how)
+    expected = exact(values, sampling)
     assert np.abs(shares - expected).max() < 1e-4
     assert shares[expected == 0].sum() == 0, "a filtered token was sampled"
 
 
-@pytest.mark.parametrize("how", FILTERS, ids=str)
-def test_the_extreme_uniforms_never_sample_a_filtered_token(how: Sampling) -> None:
+@pytest.mark.parametrize("sampling", FILTERS, ids=str)
+def test_the_extreme_uniforms_never_sample_a_filtered_token(sampling: Sampling) -> None:
     rows = np.stack([logits(size=1000, seed=seed) for seed in range(25)])
-    kept_BV = np.stack([exact(row, how) > 0 for row in rows])
+    kept_BV = np.stack([exact(row, sampling) > 0 for row in rows])
     for uniform in (0.0, 2.0**-24, 0.5, 1 - 2.0**-24):
-        token_B, _, _ = sample_tokens(mx.array(rows, mx.float32), mx.full(25, uniform), how)
+        token_B, _, _ = sample_tokens(mx.array(rows, mx.float32), mx.full(25, uniform), sampling)
         tokens = np.array(token_B).astype(int)
         assert kept_BV[np.arange(25), tokens].all()
 
@@ -84,14 +86,16 @@ def test_a_filter_that_leaves_one_token_always_samples_it(index: int) -> None:
     """Whether the only token left is the first, the last or between, the extreme uniforms must find it."""
     values = np.zeros(24)
     values[index] = 3.0
-    for how in (Sampling(top_k=1), Sampling(top_p=0.01), Sampling(min_p=0.9)):
-        assert set(sampled(values, how, 1000)[0].tolist()) == {index}
-        ends, _, _ = sample_tokens(mx.array(np.stack([values] * 2), mx.float32), mx.array([0.0, 1 - 2.0**-24]), how)
+    for sampling in (Sampling(top_k=1), Sampling(top_p=0.01), Sampling(min_p=0.9)):
+        assert set(sampled(values, sampling, 1000)[0].tolist()) == {index}
+        ends, _, _ = sample_tokens(
+            mx.array(np.stack([values] * 2), mx.float32), mx.array([0.0, 1 - 2.0**-24]), sampling
+        )
         assert ends.tolist() == [index, index]
 
 
 def in_blocks(x_BV: mx.array, axis: int = -1) -> mx.array:
-    """A running sum as a GPU takes it: blocks of four, each on top of a total that was added up in another order."""
+    """A running sum as on a GPU: blocks of four, each added to a total that was summed in another order."""
     rows = np.array(x_BV, np.float32)
     before = [rows[:, :start].sum(axis=1, dtype=np.float32) for start in range(0, rows.shape[1], 4)]  # pairwise
     inside = [np.cumsum(rows[:, start : start + 4], axis=1, dtype=np.float32) for start in range(0, rows.shape[1], 4)]
@@ -99,19 +103,21 @@ def in_blocks(x_BV: mx.array, axis: int = -1) -> mx.array:
 
 
 def test_a_running_sum_in_blocks_never_samples_a_filtered_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU the edges of the running sum waver by a rounding where nothing was kept; counting the edges below the
-    target then landed on tokens that top-k had thrown away, a few draws in a million."""
+    """On a GPU the running sum varies by a rounding where no token was kept. Counting the edges below the target then gave
+    tokens that top-k had removed, for a few samples in a million."""
     values = np.random.default_rng(2).normal(0, 0.5, 4096)
-    how = Sampling(top_k=2000)
-    kept = exact(values, how) > 0
+    sampling = Sampling(top_k=2000)
+    kept = exact(values, sampling) > 0
     mass = np.where(kept, np.exp(values - values.max()), 0).reshape(64, 64)
     wavers = [np.diff(np.array(in_blocks(mx.array(row[None], mx.float32)))[0]) for row in (*mass, mass.sum(axis=1))]
     assert any((rise < 0).any() for rise in wavers), "these rows show nothing: their running sums never fall"
     monkeypatch.setattr(mx, "cumsum", in_blocks)
-    edges = np.concatenate([np.cumsum(exact(values, how)), np.cumsum(mass.sum(axis=1)) / mass.sum()]).astype(np.float32)
+    edges = np.concatenate([np.cumsum(exact(values, sampling)), np.cumsum(mass.sum(axis=1)) / mass.sum()]).astype(
+        np.float32
+    )
     aims = np.concatenate([edges, *(np.nextafter(edges, np.float32(side)) for side in (0, 2))]).clip(0, 1 - 2.0**-24)
     for part in np.array_split(aims[:: len(aims) // 1500], 4):
-        token_B, _, _ = sample_tokens(mx.array(np.tile(values, (len(part), 1)), mx.float32), mx.array(part), how)
+        token_B, _, _ = sample_tokens(mx.array(np.tile(values, (len(part), 1)), mx.float32), mx.array(part), sampling)
         assert kept[np.array(token_B)].all()
 
 
@@ -132,7 +138,7 @@ def test_every_vocabulary_size_is_split_into_blocks_without_padding(size: int) -
 def test_bisection_finds_the_nucleus_that_sorting_finds(
     size: int, top_p: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a CPU bisection replaces the sort; the smallest mass inside the nucleus is the very same number."""
+    """On a CPU bisection replaces the sort; the smallest mass inside the nucleus is the same number, bit for bit."""
     rows = np.stack([logits(size, seed) * (0.2 + seed / 4) for seed in range(12)])
     rows[3, : size // 2] = rows[3, 0]  # half of one row is a tie
     mass = mx.softmax(mx.array(rows, mx.float32), axis=-1)
@@ -151,42 +157,44 @@ def test_bisection_finds_the_nucleus_that_sorting_finds(
 def test_the_vector_exponential_is_as_exact_as_the_library_s() -> None:
     x = -np.abs(np.random.default_rng(0).normal(0, 25, 200_000)).astype(np.float32)
     x[:4] = [0, -np.inf, -1e30, -87]
-    found, wanted = np.array(vector_exp._exp(mx.array(x)), np.float64), np.exp(x.astype(np.float64))
+    actual, expected = np.array(vector_exp._exp(mx.array(x)), np.float64), np.exp(x.astype(np.float64))
     normal = x > -87
-    theirs = np.abs(np.array(mx.exp(mx.array(x)), np.float64)[normal] / wanted[normal] - 1).max()
-    assert np.abs(found[normal] / wanted[normal] - 1).max() <= 1.05 * theirs
-    assert found[0] == 1 and found[1] == found[2] == 0 and (found[x < -89] == 0).all() and (found >= 0).all()
+    library_error = np.abs(np.array(mx.exp(mx.array(x)), np.float64)[normal] / expected[normal] - 1).max()
+    assert np.abs(actual[normal] / expected[normal] - 1).max() <= 1.05 * library_error
+    assert actual[0] == 1 and actual[1] == actual[2] == 0 and (actual[x < -89] == 0).all() and (actual >= 0).all()
 
 
 def test_ties_at_a_threshold_are_all_kept_and_equally_likely() -> None:
     values = np.array([0.0, 2.0, 1.0, 1.0, 1.0, -1.0])
-    for how in (Sampling(top_k=2), Sampling(top_p=0.6), Sampling(min_p=float(np.exp(-1.0)) - 1e-6)):
-        counts = np.bincount(sampled(values, how)[0], minlength=6)
+    for sampling in (Sampling(top_k=2), Sampling(top_p=0.6), Sampling(min_p=float(np.exp(-1.0)) - 1e-6)):
+        counts = np.bincount(sampled(values, sampling)[0], minlength=6)
         assert counts[0] == counts[5] == 0
         assert np.ptp(counts[2:5]) < 0.1 * counts[2]
 
 
 def test_the_log_probability_is_the_tempered_one_before_any_filter() -> None:
     values = logits()
-    for how in FILTERS:
-        tokens, logps = sampled(values, how, 500)
-        scaled = values / how.temperature
+    for sampling in FILTERS:
+        tokens, logps = sampled(values, sampling, 500)
+        scaled = values / sampling.temperature
         expected = scaled - np.log(np.exp(scaled).sum())
         np.testing.assert_allclose(logps, expected[tokens], atol=2e-6)
 
 
-@pytest.mark.parametrize("how", FILTERS, ids=str)
-def test_log_kept_is_the_share_of_the_policy_s_mass_that_the_filters_kept(how: Sampling) -> None:
-    """logp − log_kept is what the token was really sampled with. Read at the last token's edge, it was NaN wherever the last
+@pytest.mark.parametrize("sampling", FILTERS, ids=str)
+def test_log_kept_is_the_share_of_the_policy_s_mass_that_the_filters_kept(sampling: Sampling) -> None:
+    """logp − log_kept is the log-probability that the token was sampled with. Read at the last token's edge, it was NaN wherever the last
     token of the vocabulary was filtered, and the importance correction did nothing."""
     for seed in range(5):
         values = logits(seed=seed)
-        policy = np.exp(values / how.temperature) / np.exp(values / how.temperature).sum()
-        sampled_from = exact(values, how)
-        token, logp, log_kept = (x.item() for x in sample_tokens(mx.array([values.tolist()]), mx.array([0.4]), how))
+        policy = np.exp(values / sampling.temperature) / np.exp(values / sampling.temperature).sum()
+        sampled_from = exact(values, sampling)
+        token, logp, log_kept = (
+            x.item() for x in sample_tokens(mx.array([values.tolist()]), mx.array([0.4]), sampling)
+        )
         assert log_kept == pytest.approx(np.log(policy[sampled_from > 0].sum()), abs=1e-6)
         assert logp - log_kept == pytest.approx(np.log(sampled_from[token]), abs=1e-5)
-        assert how.has_filters or log_kept == 0
+        assert sampling.has_filters or log_kept == 0
 
 
 def test_huge_and_infinite_logits_do_not_overflow() -> None:
@@ -227,13 +235,13 @@ def test_a_large_vocabulary_keeps_its_distribution() -> None:
 
 
 def test_uniforms_depend_on_the_seed_and_the_key_only() -> None:
-    whole = keyed_uniforms(7, [(0, 0), (0, 1), (1, 0), (1, 1)], 50)
-    assert whole.dtype == np.float32 and whole.shape == (4, 50)
-    assert (whole >= 0).all() and (whole < 1).all()
-    np.testing.assert_array_equal(keyed_uniforms(7, [(1, 0)], 50)[0], whole[2])
-    np.testing.assert_array_equal(keyed_uniforms(7, [(1, 1), (0, 0)], 50), whole[[3, 0]])
-    np.testing.assert_array_equal(keyed_uniforms(7, [(0, 1)], 20)[0], whole[1, :20])  # whatever the count
-    assert not np.array_equal(keyed_uniforms(8, [(0, 0)], 50)[0], whole[0])
+    together = keyed_uniforms(7, [(0, 0), (0, 1), (1, 0), (1, 1)], 50)
+    assert together.dtype == np.float32 and together.shape == (4, 50)
+    assert (together >= 0).all() and (together < 1).all()
+    np.testing.assert_array_equal(keyed_uniforms(7, [(1, 0)], 50)[0], together[2])
+    np.testing.assert_array_equal(keyed_uniforms(7, [(1, 1), (0, 0)], 50), together[[3, 0]])
+    np.testing.assert_array_equal(keyed_uniforms(7, [(0, 1)], 20)[0], together[1, :20])  # whatever the count
+    assert not np.array_equal(keyed_uniforms(8, [(0, 0)], 50)[0], together[0])
 
 
 def test_uniforms_of_different_rows_are_uniform_and_unrelated() -> None:

@@ -18,8 +18,12 @@ def module_graph() -> Graph:
     """Module → the modules of ours that it imports anywhere, under TYPE_CHECKING too."""
     graph: Graph = {}
     for name, path in modules().items():
-        imported = {module_of(each) for each in imported_names(ast.parse(path.read_text("utf-8")))}
-        graph[name] = {each for each in imported if each is not None and each != name}
+        imported = {
+            module_of(imported_module) for imported_module in imported_names(ast.parse(path.read_text("utf-8")))
+        }
+        graph[name] = {
+            imported_module for imported_module in imported if imported_module is not None and imported_module != name
+        }
     return graph
 
 
@@ -36,7 +40,7 @@ def grouped(graph: Graph, group_of: Callable[[str], str]) -> Graph:
     groups: Graph = {}
     for module, imported in graph.items():
         home = group_of(module)
-        groups.setdefault(home, set()).update(other for other in map(group_of, imported) if other != home)
+        groups.setdefault(home, set()).update(group for group in map(group_of, imported) if group != home)
     return groups
 
 

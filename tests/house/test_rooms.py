@@ -95,7 +95,7 @@ def imports_of(path: Path) -> list[tuple[int, str]]:
 
 
 def imports(source: str) -> Iterator[tuple[int, str]]:
-    """(line, module) of every import that can run, wherever it stands; `import_module("…")` with a plain name too."""
+    """(line, module) of every import that can run, at any depth; `import_module("…")` with a plain name too."""
     tree = ast.parse(source)
     for_typing = {id(node) for block in _typing_blocks(tree) for node in ast.walk(block)}
     for node in ast.walk(tree):
@@ -107,7 +107,9 @@ def imports(source: str) -> Iterator[tuple[int, str]]:
             assert not node.level, f"line {node.lineno}: a relative import"
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
-            yield from ((node.lineno, each.value) for each in node.args[:1] if isinstance(each, ast.Constant))
+            yield from (
+                (node.lineno, argument.value) for argument in node.args[:1] if isinstance(argument, ast.Constant)
+            )
 
 
 def _typing_blocks(tree: ast.Module) -> list[ast.stmt]:
@@ -128,7 +130,7 @@ def module_of(imported: str) -> str | None:
     return next(known, None)
 
 
-# Whether it may be
+# Whether it is allowed
 
 
 def lies_in(module: str, rooms: set[str]) -> bool:
@@ -136,7 +138,7 @@ def lies_in(module: str, rooms: set[str]) -> bool:
 
 
 def room_of(module: str) -> str | None:
-    """The longest name in RULES that `module` lies in; the roots `app` and `backend` stand for their `__init__` alone."""
+    """The longest name in RULES that `module` lies in; the roots `app` and `backend` mean only their `__init__`."""
     if module in ("app", "backend"):
         return module
     rooms = (room for room in RULES if room not in ("app", "backend") and lies_in(module, {room}))
@@ -165,25 +167,27 @@ def offence(importer: str, imported: str) -> str:
 
 def _offence_at_home(room: str, importer: str, imported: str) -> str:
     module = module_of(imported) or imported
-    theirs = room_of(module)
-    if room == theirs == "app.pages" and importer != "app.pages" and module not in ("app.pages", importer):
+    other_room = room_of(module)
+    if room == other_room == "app.pages" and importer != "app.pages" and module not in ("app.pages", importer):
         return "a page may not import a page"
-    if theirs == room or lies_in(module, {room}) or lies_in(module, RULES[room][0]):
+    if other_room == room or lies_in(module, {room}) or lies_in(module, RULES[room][0]):
         return ""
-    return f"{room} may not import {theirs or module}"
+    return f"{room} may not import {other_room or module}"
 
 
 def offences(name: str, path: Path) -> list[str]:
     file = str(path.relative_to(ROOT))
-    found = ((line, each, offence(name, each)) for line, each in imports_of(path))
+    imports_with_reasons = ((line, imported, offence(name, imported)) for line, imported in imports_of(path))
     return [
-        f"{file}:{line} imports {each}: {why}" for line, each, why in found if why and (file, each) not in EXCEPTIONS
+        f"{file}:{line} imports {imported}: {why}"
+        for line, imported, why in imports_with_reasons
+        if why and (file, imported) not in EXCEPTIONS
     ]
 
 
 def test_every_import_keeps_to_the_rooms():
-    found = [line for name, path in sorted(modules().items()) for line in offences(name, path)]
-    assert not found, "\n" + "\n".join(found)
+    broken_rules = [line for name, path in sorted(modules().items()) for line in offences(name, path)]
+    assert not broken_rules, "\n" + "\n".join(broken_rules)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +215,7 @@ def test_every_import_keeps_to_the_rooms():
         ("backend.__main__", "PySide6.QtCore"),
     ],
 )
-def test_the_walk_would_notice(importer: str, imported: str):
+def test_a_forbidden_import_is_an_offence(importer: str, imported: str):
     assert offence(importer, imported)
 
 
@@ -225,7 +229,7 @@ def test_a_module_that_no_rule_names_is_an_offence() -> None:
     assert offence("backend.training.losses", "backend.corridor") == "backend.training.losses may not import backend"
 
 
-def test_every_rule_names_a_room_that_is_there() -> None:
+def test_every_rule_names_a_room_that_exists() -> None:
     assert not [room for room in RULES if room not in modules()]
 
 

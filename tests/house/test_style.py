@@ -1,4 +1,4 @@
-"""The code is in the order that `make lint` asks for; pyright, which wants node, is left to that command."""
+"""Ruff's rules and formatting hold. pyright needs node, so only `make lint` runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Export: the written model computes what the trained one did, is found by LM Studio, and is written whole or not at all."""
+"""Export: the written model computes what the trained one does, LM Studio finds it, and it is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def train(
 
 @pytest.fixture
 def quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """A run whose export writes two small files in no time: for tests of where a model goes, not of what is in it."""
+    """A run whose export writes two small files in no time: for tests of the destination, not of the content."""
     run = RunFolder(tmp_path / "runs" / "first")
     run.adapters.mkdir(parents=True)
     for name in ("adapters.safetensors", "adapter_config.json"):
@@ -143,12 +143,12 @@ def test_a_fused_model_has_the_logits_of_the_trained_one(
 
 def test_an_export_reports_its_size_and_how_exact_it_is(trained_run: TrainedRun, tmp_path: Path) -> None:
     run, _ = trained_run()
-    told: list[str] = []
-    made = export.export(run, "folder", "mine", folder=tmp_path / "out", progress=told.append)
-    assert made.path == tmp_path / "out" / "mine"
-    assert made.bytes == sum(file.stat().st_size for file in made.path.iterdir())
-    assert made.max_error < 1e-4 and made.agreement == 1 and made.lost is not None and made.lost < 1e-3
-    assert told[0] == "Loading the model." and not [sentence for sentence in told if "off by" in sentence]
+    messages: list[str] = []
+    report = export.export(run, "folder", "mine", folder=tmp_path / "out", progress=messages.append)
+    assert report.path == tmp_path / "out" / "mine"
+    assert report.bytes == sum(file.stat().st_size for file in report.path.iterdir())
+    assert report.max_error < 1e-4 and report.agreement == 1 and report.lost is not None and report.lost < 1e-3
+    assert messages[0] == "Loading the model." and not [sentence for sentence in messages if "off by" in sentence]
 
 
 @pytest.mark.parametrize(("train_type", "bits"), [("lora", 4), ("dora", 8)])
@@ -166,7 +166,7 @@ def test_a_quantised_base_is_written_in_full_precision_without_loss(
 def test_a_base_that_the_trainer_quantised_is_the_one_that_is_fused(
     trained_run: TrainedRun, tmp_path: Path, quantization: str
 ) -> None:
-    """The adapters were trained on the quantised weights; on the weights as they lie on disk they mean another model."""
+    """The adapters were trained on the quantised weights; merged into the weights on disk they would give another model."""
     run, trained = trained_run(quantization=quantization, hidden=64)
     assert furthest(logits_of(export.fuse_run(run)), trained) < 1e-4
 
@@ -175,7 +175,7 @@ def test_bfloat16_weights_stay_bfloat16_under_dora(trained_run: TrainedRun, tmp_
     """mlx-lm's DoRA gives float32 weights on a bfloat16 base, which would double the model."""
     run, _ = trained_run(train_type="dora", dtype="bfloat16")
     weights = mx.load(str(export.fuse_run(run) / "model.safetensors"))
-    assert {one.dtype for one in weights.values()} == {mx.bfloat16}  # pyright: ignore
+    assert {weight.dtype for weight in weights.values()} == {mx.bfloat16}  # pyright: ignore
 
 
 def test_one_float32_tensor_of_a_bfloat16_model_stays_float32(trained_run: TrainedRun, tmp_path: Path) -> None:
@@ -201,23 +201,23 @@ def test_a_quantised_export_reports_the_share_of_training_that_is_lost(
     trained_run: TrainedRun, tmp_path: Path, bits: int
 ) -> None:
     run, _ = trained_run(hidden=64)
-    told: list[str] = []
-    made = export.export(run, "folder", "small", folder=tmp_path, quantize=bits, progress=told.append)  # pyright: ignore
-    assert json.loads((made.path / "config.json").read_text())["quantization"]["bits"] == bits
-    assert logits_of(made.path).shape == (9, 320)
-    assert made.lost is not None and (made.lost > 0.1) == any("off by" in sentence for sentence in told)
-    assert (made.lost > 0.1) == (bits == 4)
+    messages: list[str] = []
+    report = export.export(run, "folder", "small", folder=tmp_path, quantize=bits, progress=messages.append)  # pyright: ignore
+    assert json.loads((report.path / "config.json").read_text())["quantization"]["bits"] == bits
+    assert logits_of(report.path).shape == (9, 320)
+    assert report.lost is not None and (report.lost > 0.1) == any("off by" in sentence for sentence in messages)
+    assert (report.lost > 0.1) == (bits == 4)
 
 
 def test_adapters_with_a_tensor_missing_are_refused(trained_run: TrainedRun, tmp_path: Path) -> None:
-    """mlx-lm loads what there is and leaves the rest at random: a model nobody trained."""
+    """mlx-lm loads what there is and leaves the rest at random: a model that was never trained."""
     run, _ = trained_run()
     file = run.adapters / "adapters.safetensors"
     weights = dict(mx.load(str(file)))  # pyright: ignore
-    gone = sorted(name for name in weights if name.endswith("lora_b"))[0]
-    del weights[gone]
+    missing = sorted(name for name in weights if name.endswith("lora_b"))[0]
+    del weights[missing]
     mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
-    with pytest.raises(ValueError, match=gone):
+    with pytest.raises(ValueError, match=missing):
         export.fuse_run(run)
     assert not run.fused.exists()
 
@@ -322,7 +322,7 @@ def test_verify_refuses_a_wrong_tensor(trained_run: TrainedRun, tmp_path: Path) 
 def test_a_run_with_nan_weights_is_not_exported(trained_run: TrainedRun, tmp_path: Path) -> None:
     run, _ = trained_run()
     file = run.adapters / "adapters.safetensors"
-    weights = {name: one * float("nan") for name, one in mx.load(str(file)).items()}  # pyright: ignore
+    weights = {name: weight * float("nan") for name, weight in mx.load(str(file)).items()}  # pyright: ignore
     mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
     with pytest.raises(Mistake, match="no finite numbers"):
         export.fuse_run(run)
@@ -334,9 +334,9 @@ def test_a_run_with_nan_weights_is_not_exported(trained_run: TrainedRun, tmp_pat
 def test_a_model_goes_to_publisher_and_name(trained_run: TrainedRun, tmp_path: Path, home: Path) -> None:
     run, trained = trained_run()
     before = listing(home)
-    made = export.export(run, "lmstudio", " my model ")
-    assert made.path == home / ".lmstudio" / "models" / "grpo-studio" / "my model"
-    assert furthest(logits_of(made.path), trained) < 1e-4
+    report = export.export(run, "lmstudio", " my model ")
+    assert report.path == home / ".lmstudio" / "models" / "grpo-studio" / "my model"
+    assert furthest(logits_of(report.path), trained) < 1e-4
     # Nothing but the model is new: no temporary folder, none of LM Studio's own files.
     new = {path for path in listing(home) - before if not path.startswith(".lmstudio/models/grpo-studio/my model")}
     assert new == {".lmstudio/models/grpo-studio"}
@@ -354,22 +354,22 @@ def test_lm_studio_s_own_models_folder_setting_is_used(quick_run: RunFolder, tmp
     assert not list((home / ".lmstudio" / "models").iterdir()) and not (moved / "models").exists()
 
 
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("has_setting", [False, True])
 def test_a_missing_lm_studio_is_refused_and_not_created(
-    quick_run: RunFolder, tmp_path: Path, home: Path, told: bool
+    quick_run: RunFolder, tmp_path: Path, home: Path, has_setting: bool
 ) -> None:
     """Neither a home of LM Studio's, nor the mount point of a disk that is not attached."""
     run = quick_run
-    wanted = home / ".lmstudio" / "models"
+    models = home / ".lmstudio" / "models"
     shutil.rmtree(home / ".lmstudio")
-    if told:
-        wanted = tmp_path / "unplugged" / "models"
+    if has_setting:
+        models = tmp_path / "unplugged" / "models"
         (home / ".lmstudio").mkdir()
-        (home / ".lmstudio" / "settings.json").write_text(json.dumps({"downloadsFolder": str(wanted)}))
+        (home / ".lmstudio" / "settings.json").write_text(json.dumps({"downloadsFolder": str(models)}))
     with pytest.raises(Mistake, match="LM Studio was not found") as caught:
         export.export(run, "lmstudio", "mine")
-    assert caught.value.faults[0].setting == "lm_studio" and str(wanted) in caught.value.faults[0].sentence
-    assert not wanted.parent.exists()
+    assert caught.value.faults[0].setting == "lm_studio" and str(models) in caught.value.faults[0].sentence
+    assert not models.parent.exists()
 
 
 @pytest.mark.parametrize("name", ["", "  ", "../escape", "a/b", "a\\b", ".hidden", "..", "a\nb", "x" * 121, "C:"])
@@ -385,11 +385,11 @@ def test_a_name_that_cannot_be_a_folder_is_refused(tmp_path: Path, home: Path, n
 
 @pytest.fixture
 def taken(home: Path) -> Path:
-    """Another model of that name, at LM Studio already."""
-    there = home / ".lmstudio" / "models" / "grpo-studio" / "mine"
-    there.mkdir(parents=True)
-    (there / "config.json").write_text("older", encoding="utf-8")
-    return there
+    """A model of that name that is in LM Studio's folder already."""
+    existing = home / ".lmstudio" / "models" / "grpo-studio" / "mine"
+    existing.mkdir(parents=True)
+    (existing / "config.json").write_text("older", encoding="utf-8")
+    return existing
 
 
 def test_an_existing_model_is_refused_and_unchanged(
@@ -499,11 +499,11 @@ def test_a_second_export_of_the_same_model_is_refused_while_one_runs(quick_run: 
     run = quick_run
     stage = run.path / ".grpo-studio-fused"
     stage.mkdir()
-    other = os.open(stage, os.O_RDONLY)
-    fcntl.flock(other, fcntl.LOCK_EX)
+    lock = os.open(stage, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     with pytest.raises(Mistake, match="another process"):
         export.fuse_run(run)
-    os.close(other)
+    os.close(lock)
     assert export.fuse_run(run) == run.fused and not stage.exists()
 
 
@@ -520,8 +520,8 @@ def test_a_models_folder_on_another_disk_gets_a_copy_then_a_rename(
 
     monkeypatch.setattr(Path, "rename", within_a_disk)
     monkeypatch.setattr(atomic_folder, "device_of", lambda folder: folder.is_relative_to(models))
-    made = export.export(run, "lmstudio", "mine")
-    assert is_new(made.path)
+    report = export.export(run, "lmstudio", "mine")
+    assert is_new(report.path)
     assert not [name for name in listing(tmp_path) if ".grpo-studio" in name]
 
 
@@ -582,10 +582,10 @@ def test_export_to_the_hub_is_refused(tmp_path: Path) -> None:
 )
 def test_the_random_models_of_the_tests_load_and_run(tmp_path: Path, arch: str, bits: int | None) -> None:
     model, tokenizer = mlx_lm.load(str(tiny_model(tmp_path, arch, bits=bits, dtype="bfloat16")))[:2]
-    asked = tokenizer.apply_chat_template(
+    prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "What is 17 plus 25?"}], add_generation_prompt=True
     )
-    assert tokenizer.decode(asked) == "<|im_start|>user\nWhat is 17 plus 25?<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(prompt) == "<|im_start|>user\nWhat is 17 plus 25?<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.eos_token_ids == {1} and tokenizer.pad_token_id == 0 and len(tokenizer.get_vocab()) == 320
-    assert model(mx.array(asked)[None]).shape == (1, len(asked), 320)  # pyright: ignore
-    assert {one.dtype for _, one in tree_flatten(model.parameters())} <= {mx.bfloat16, mx.uint32}  # pyright: ignore
+    assert model(mx.array(prompt)[None]).shape == (1, len(prompt), 320)  # pyright: ignore
+    assert {weight.dtype for _, weight in tree_flatten(model.parameters())} <= {mx.bfloat16, mx.uint32}  # pyright: ignore

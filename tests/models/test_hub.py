@@ -1,6 +1,4 @@
-"""Hugging Face, played by a stand-in on 127.0.0.1: search, download, resume; and whatever goes wrong ends in one plain
-sentence and leaves the cache sound.
-"""
+"""Search, download and resume against a Hub on 127.0.0.1; every failure ends in one sentence and leaves the cache valid."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ GGUF = {"tags": ["gguf"], "downloads": 6}
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
-    """The stand-in, in place of Hugging Face, and a cache of our own."""
+    """A Hub on this machine in place of Hugging Face, and an empty cache."""
     stand_in = HubStandIn(
         {
             "someone/tiny-4bit": Repo(FILES, MLX),
@@ -67,7 +65,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]
 
 
 def point_at(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have huggingface_hub, which reads its environment once, ask there and keep here."""
+    """Point huggingface_hub, which reads its environment at import, at this URL and this cache."""
     monkeypatch.setattr(constants, "ENDPOINT", url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
@@ -80,44 +78,44 @@ def point_at(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
 
 
-def said(mistake: Any) -> str:
+def sentence_of(mistake: Any) -> str:
     return mistake.value.faults[0].sentence
 
 
 class Listener(QuestionCall):
-    """Hears progress, and takes the question back once so many bytes have come."""
+    """Records progress, and cancels the question once `until` bytes have arrived."""
 
     def __init__(self, until: float = float("inf")) -> None:
         self.heard: list[dict[str, Any]] = []
         self.until = until
         super().__init__(self._hear)
 
-    def _hear(self, told: dict[str, Any]) -> None:
-        self.heard.append(told)
-        if told["done"] >= self.until:
+    def _hear(self, progress: dict[str, Any]) -> None:
+        self.heard.append(progress)
+        if progress["done"] >= self.until:
             self.cancel()
 
 
-# ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── searching ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_search_tells_what_a_person_chooses_by(hub: HubStandIn):
-    found = {one["id"]: one for one in hub_search.search("tiny", "model")}
-    assert next(iter(found)) == "someone/tiny-4bit", "models in MLX form come first, however many download another"
-    first = found["someone/tiny-4bit"]
+def test_a_search_returns_size_kind_precision_and_downloads(hub: HubStandIn):
+    hits = {hit["id"]: hit for hit in hub_search.search("tiny", "model")}
+    assert next(iter(hits)) == "someone/tiny-4bit", "models in MLX form come first, however many download another"
+    first = hits["someone/tiny-4bit"]
     assert (first["size"], first["kind"], first["precision"], first["downloads"]) == (4020, "qwen3", "4-bit", 7000)
-    assert first["changed"] == 1772359200 and not first["refusal"] and not found["someone/tiny"]["refusal"]
-    assert "no model of the kind marvin" in found["someone/tiny-strange"]["refusal"]
-    assert "GGUF" in found["someone/tiny-gguf"]["refusal"]
+    assert first["changed"] == 1772359200 and not first["refusal"] and not hits["someone/tiny"]["refusal"]
+    assert "no model of the kind marvin" in hits["someone/tiny-strange"]["refusal"]
+    assert "GGUF" in hits["someone/tiny-gguf"]["refusal"]
 
 
-def test_datasets_are_searched_too(hub: HubStandIn):
-    assert [(one["id"], one["size"], one["kind"]) for one in hub_search.search("sums", "dataset")] == [
+def test_a_dataset_search_returns_size_and_kind(hub: HubStandIn):
+    assert [(hit["id"], hit["size"], hit["kind"]) for hit in hub_search.search("sums", "dataset")] == [
         ("someone/sums", 33, "1K<rows<10K")
     ]
 
 
-def test_a_plan_is_what_mlx_lm_loads(hub: HubStandIn):
+def test_a_plan_lists_the_files_that_mlx_lm_loads(hub: HubStandIn):
     plan = hub_search.plan("someone/tiny", "model")
     assert plan.commit == COMMIT and set(plan.files) == set(FILES) - {"README.md"}
     assert plan.total == sum(len(FILES[name]) for name in plan.files)
@@ -126,36 +124,38 @@ def test_a_plan_is_what_mlx_lm_loads(hub: HubStandIn):
 # ── downloading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_download_is_a_model_in_the_cache(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+def test_a_downloaded_model_is_listed_from_the_cache(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hub_download, "PROGRESS_S", 0.0)
     listener = Listener()
-    place = hub_download.download("someone/tiny", "model", listener)
-    assert {path.name: path.read_bytes() for path in place.iterdir()} == {
+    folder = hub_download.download("someone/tiny", "model", listener)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         name: data for name, data in FILES.items() if name != "README.md"
     }
-    done = [told["done"] for told in listener.heard]
+    done = [progress["done"] for progress in listener.heard]
     assert done == sorted(done) and done[-1] == listener.heard[-1]["total"] == sum(map(len, FILES.values())) - 20
     assert len(set(done)) > 10, "progress, not only a beginning and an end"
-    hub.down = True  # what mlx-lm asks for is all there, without asking anybody
+    hub.down = True  # all files that mlx-lm loads are in the cache: no request is needed
     assert (
         Path(
             snapshot_download(
                 "someone/tiny", allow_patterns=list(hub_search.DOWNLOADED["model"]), local_files_only=True
             )
         )
-        == place
+        == folder
     )
-    (found,) = inventory.models()
-    assert (found.id, found.kind, found.precision, found.refusal, found.where) == (
+    (model,) = inventory.models()
+    assert (model.id, model.kind, model.precision, model.refusal, model.where) == (
         "someone/tiny", "qwen3", "4-bit", "", "cache",
     )  # fmt: skip
-    assert found.size == done[-1]
+    assert model.size == done[-1]
 
 
 def test_a_dataset_is_downloaded_whole(hub: HubStandIn):
-    place = hub_download.download("someone/sums", "dataset", QuestionCall())
-    assert (place / "train.jsonl").read_bytes().startswith(b'{"prompt"')
-    assert [(one.id, one.kind, one.refusal) for one in inventory.datasets()] == [("someone/sums", "jsonl", "")]
+    folder = hub_download.download("someone/sums", "dataset", QuestionCall())
+    assert (folder / "train.jsonl").read_bytes().startswith(b'{"prompt"')
+    assert [(dataset.id, dataset.kind, dataset.refusal) for dataset in inventory.datasets()] == [
+        ("someone/sums", "jsonl", "")
+    ]
 
 
 def test_nothing_is_fetched_twice(hub: HubStandIn):
@@ -164,56 +164,56 @@ def test_nothing_is_fetched_twice(hub: HubStandIn):
     assert hub.sent["model.safetensors"] == len(BIG)
 
 
-def test_a_connection_that_breaks_once_is_tried_again_from_there(hub: HubStandIn):
+def test_a_broken_connection_is_resumed_from_the_same_byte(hub: HubStandIn):
     hub.break_after = 100_000
-    place = hub_download.download("someone/tiny", "model", QuestionCall())
-    assert (place / "model.safetensors").read_bytes() == BIG
+    folder = hub_download.download("someone/tiny", "model", QuestionCall())
+    assert (folder / "model.safetensors").read_bytes() == BIG
     assert hub.sent["model.safetensors"] == len(BIG)
 
 
-def test_a_hub_that_goes_away_leaves_a_download_that_can_go_on(hub: HubStandIn):
+def test_a_download_that_broke_off_can_be_resumed(hub: HubStandIn):
     hub.down_after = 150_000
     with pytest.raises(Mistake) as mistake:
         hub_download.download("someone/tiny", "model", QuestionCall())
-    assert "broke off" in said(mistake) and "what has arrived is kept" in said(mistake)
+    assert "broke off" in sentence_of(mistake) and "what has arrived is kept" in sentence_of(mistake)
     assert_unfinished("someone/tiny")
     hub.down, hub.down_after = False, 0
-    place = hub_download.download("someone/tiny", "model", QuestionCall())
-    assert (place / "model.safetensors").read_bytes() == BIG
+    folder = hub_download.download("someone/tiny", "model", QuestionCall())
+    assert (folder / "model.safetensors").read_bytes() == BIG
     assert hub.sent["model.safetensors"] == len(BIG), "what had arrived was fetched again"
-    assert not list(place.parents[1].rglob("*.incomplete"))
+    assert not list(folder.parents[1].rglob("*.incomplete"))
 
 
 def assert_unfinished(id_: str) -> None:
-    """The cache is sound: the model is not taken for whole, by us or by the library, and what has arrived is there."""
-    (found,) = inventory.models()
-    assert found.id == id_ and found.partial > 0 and "unfinished" in found.refusal
+    """The cache is valid: neither we nor the library take the model for complete, and the bytes that arrived are kept."""
+    (model,) = inventory.models()
+    assert model.id == id_ and model.partial > 0 and "unfinished" in model.refusal
     assert not isinstance(try_to_load_from_cache(id_, "model.safetensors"), str)
 
 
-def test_a_pause_keeps_what_has_arrived(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+def test_a_cancelled_download_resumes_from_its_bytes(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hub_download, "PROGRESS_S", 0.0)
     with pytest.raises(Cancelled):
         hub_download.download("someone/tiny", "model", Listener(until=200_000))
     assert_unfinished("someone/tiny")
     again = Listener()
-    place = hub_download.download("someone/tiny", "model", again)
-    began = next(told["done"] for told in again.heard if told["phase"] == "downloading")
-    assert began >= 190_000, "progress goes on where it was"
-    assert (place / "model.safetensors").read_bytes() == BIG
+    folder = hub_download.download("someone/tiny", "model", again)
+    began = next(progress["done"] for progress in again.heard if progress["phase"] == "downloading")
+    assert began >= 190_000, "progress continues from the kept bytes"
+    assert (folder / "model.safetensors").read_bytes() == BIG
 
 
 def test_a_server_without_ranges_is_read_from_the_start(hub: HubStandIn):
     hub.break_after, hub.knows_ranges = 100_000, False
-    place = hub_download.download("someone/tiny", "model", QuestionCall())
-    assert (place / "model.safetensors").read_bytes() == BIG
+    folder = hub_download.download("someone/tiny", "model", QuestionCall())
+    assert (folder / "model.safetensors").read_bytes() == BIG
 
 
-def test_damage_is_thrown_away(hub: HubStandIn):
+def test_a_damaged_download_is_deleted(hub: HubStandIn):
     hub.damage = True
     with pytest.raises(Mistake) as mistake:
         hub_download.download("someone/tiny", "model", QuestionCall())
-    assert "arrived damaged" in said(mistake)
+    assert "arrived damaged" in sentence_of(mistake)
     assert not list(Path(constants.HF_HUB_CACHE).rglob("model.safetensors"))
     assert not [
         path for path in Path(constants.HF_HUB_CACHE).rglob("*") if path.is_file() and path.stat().st_size > 9999
@@ -222,7 +222,9 @@ def test_damage_is_thrown_away(hub: HubStandIn):
     assert (hub_download.download("someone/tiny", "model", QuestionCall()) / "model.safetensors").read_bytes() == BIG
 
 
-def test_two_downloads_of_one_model_do_not_write_into_one_another(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+def test_a_second_download_of_the_same_model_is_refused_while_one_runs(
+    hub: HubStandIn, monkeypatch: pytest.MonkeyPatch
+):
     plan = hub_search.plan("someone/tiny", "model")
     blob = hub_download._Download(plan, QuestionCall()).blobs / hub.repos["models"]["someone/tiny"].etag(
         "model.safetensors"
@@ -234,7 +236,7 @@ def test_two_downloads_of_one_model_do_not_write_into_one_another(hub: HubStandI
         hub_download.download("someone/tiny", "model", QuestionCall())
 
 
-def test_what_is_given_up_leaves_nothing(hub: HubStandIn):
+def test_discarding_deletes_unfinished_files_and_keeps_whole_ones(hub: HubStandIn):
     hub.down_after = 150_000
     with pytest.raises(Mistake):
         hub_download.download("someone/tiny", "model", QuestionCall())
@@ -255,28 +257,28 @@ def refused(id_: str) -> str:
         hub_download.download(id_, "model", QuestionCall())
     (fault,) = mistake.value.faults
     assert fault.setting == "model" and fault.sentence.endswith(".") and fault.sentence.count(". ") == 0
-    assert inventory.models() == [], "something is taken for a model"
+    assert inventory.models() == [], "an unusable folder is listed as a model"
     return fault.sentence
 
 
-def test_what_is_not_there(hub: HubStandIn):
+def test_a_missing_repository_is_refused(hub: HubStandIn):
     assert "has no model someone/nothing" in refused("someone/nothing")
 
 
-def test_what_is_private(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+def test_a_private_model_needs_a_token(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     assert "it is private: then log in" in refused("someone/private")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert hub_download.download("someone/private", "model", QuestionCall()).is_dir()
 
 
-def test_a_gate(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
-    told = refused("someone/gated")
-    assert "is gated: accept its conditions at" in told and f"{hub.url}/someone/gated" in told
+def test_a_gated_model_needs_a_token(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+    sentence = refused("someone/gated")
+    assert "is gated: accept its conditions at" in sentence and f"{hub.url}/someone/gated" in sentence
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert hub_download.download("someone/gated", "model", QuestionCall()).is_dir()
 
 
-def test_a_wrong_token(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+def test_a_wrong_token_is_refused(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert "does not accept the token" in refused("someone/tiny")
     with pytest.raises(Mistake, match="does not accept the token"):
@@ -290,15 +292,15 @@ def test_no_token_is_ever_written(hub: HubStandIn, monkeypatch: pytest.MonkeyPat
     assert written and not [path for path in written if TOKEN.encode() in path.read_bytes()]
 
 
-def test_a_full_disk_is_seen_beforehand(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+def test_too_little_disk_space_is_refused_before_anything_is_fetched(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     usage = shutil.disk_usage(".")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=hub_download.SPARE + 1000))
-    told = refused("someone/tiny")
-    assert "needs 0.4 MB more, and the disk" in told and "has 67.1 MB free" in told
+    sentence = refused("someone/tiny")
+    assert "needs 0.4 MB more, and the disk" in sentence and "has 67.1 MB free" in sentence
     assert hub.sent["model.safetensors"] == 0
 
 
-def test_a_disk_that_fills_up_meanwhile(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+def test_a_disk_that_fills_up_during_a_download_is_one_sentence(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     def full(download: Any, etag: str, size: int) -> None:
         if size > 100_000:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -307,13 +309,13 @@ def test_a_disk_that_fills_up_meanwhile(hub: HubStandIn, monkeypatch: pytest.Mon
         patch.setattr(hub_download._Download, "_count", full)
         with pytest.raises(Mistake) as mistake:
             hub_download.download("someone/tiny", "model", QuestionCall())
-    assert "is full" in said(mistake)
+    assert "is full" in sentence_of(mistake)
     assert_unfinished("someone/tiny")
     assert (hub_download.download("someone/tiny", "model", QuestionCall()) / "model.safetensors").read_bytes() == BIG
 
 
-def test_without_a_network_it_takes_a_moment_and_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The library alone tries for some twenty seconds."""
+def test_without_a_network_every_question_is_refused_within_5_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The library alone retries for some twenty seconds."""
     point_at("http://127.0.0.1:9", tmp_path / "cache", monkeypatch)
     for ask in (
         lambda: hub_search.search("tiny", "model"),
@@ -324,15 +326,15 @@ def test_without_a_network_it_takes_a_moment_and_a_sentence(tmp_path: Path, monk
         began = time.monotonic()
         with pytest.raises(Mistake) as mistake:
             ask()
-        assert "cannot be reached" in said(mistake) and time.monotonic() - began < 5
+        assert "cannot be reached" in sentence_of(mistake) and time.monotonic() - began < 5
 
 
-def test_what_is_cached_is_found_without_a_network(hub: HubStandIn):
+def test_a_cached_config_file_is_found_without_a_network(hub: HubStandIn):
     hub_download.download("someone/tiny", "model", QuestionCall())
     hub.down = True
-    asked = len(hub.asked)
+    requests = len(hub.asked)
     assert hub_search.config_file("someone/tiny").read_bytes() == FILES["config.json"]
-    assert len(hub.asked) == asked
+    assert len(hub.asked) == requests
 
 
 def test_a_downloaded_dataset_is_read_without_a_network(hub: HubStandIn):
@@ -343,7 +345,7 @@ def test_a_downloaded_dataset_is_read_without_a_network(hub: HubStandIn):
     assert splits.train == [{"prompt": "1+1", "answer": "2"}] and time.monotonic() - began < 10
 
 
-def test_a_dataset_that_is_nowhere_takes_a_moment_and_a_sentence(hub: HubStandIn):
+def test_an_uncached_dataset_is_refused_within_5_seconds_without_a_network(hub: HubStandIn):
     hub.down = True
     began = time.monotonic()
     with pytest.raises(Mistake, match="cannot be reached"):
@@ -351,7 +353,7 @@ def test_a_dataset_that_is_nowhere_takes_a_moment_and_a_sentence(hub: HubStandIn
     assert time.monotonic() - began < 5
 
 
-def test_offline_by_wish_is_said_as_such(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
+def test_a_refusal_under_hf_hub_offline_names_the_variable(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE is set" in refused("someone/tiny")
 
@@ -365,7 +367,7 @@ def test_offline_by_wish_is_said_as_such(hub: HubStandIn, monkeypatch: pytest.Mo
         (418, "error (418)"),
     ],
 )
-def test_other_answers_of_the_hub_have_their_sentence(status: int, words: str):
+def test_each_error_status_of_the_hub_has_its_sentence(status: int, words: str):
     request = httpx2.Request("GET", "https://huggingface.co/api/models/a/b")
     error = hub_errors.HfHubHTTPError("", response=httpx2.Response(status, request=request))
     assert words in hub_errors.explain(error, "a/b", "model")

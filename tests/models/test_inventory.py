@@ -1,4 +1,4 @@
-"""What is on this machine, and whether mlx-lm can load it: told from names, sizes and config.json alone."""
+"""Models and datasets on this machine, and whether mlx-lm can load them, from file names, sizes and config.json alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMIT = "a" * 40
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home and a cache of our own."""
+    """An empty home folder and Hugging Face cache."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path
@@ -50,7 +50,7 @@ def cached(home: Path, id_: str, *names: str, config: dict[str, Any] | None = No
     ("config", "names", "words"),
     [
         ({"model_type": "qwen3"}, PLAIN, ""),
-        ({"model_type": "mistral"}, PLAIN, ""),  # by its second name, which mlx-lm remaps
+        ({"model_type": "mistral"}, PLAIN, ""),  # an alias, which mlx-lm remaps
         ({"model_type": "lfm2-vl"}, PLAIN, ""),  # a module whose name is no identifier
         ({"model_type": "bailing_hybrid", "architectures": ["BailingMoeV3ForCausalLM"]}, PLAIN, ""),
         ({"model_type": "marvin"}, PLAIN, "no model of the kind marvin"),
@@ -72,9 +72,9 @@ def cached(home: Path, id_: str, *names: str, config: dict[str, Any] | None = No
         ),
     ],
 )
-def test_why_a_model_cannot_be_loaded(config: dict[str, Any] | None, names: tuple[str, ...], words: str):
-    told = support.refusal(config, names)
-    assert words in told and bool(told) == bool(words) and (not told or told.endswith("."))
+def test_a_model_that_cannot_be_loaded_has_a_reason(config: dict[str, Any] | None, names: tuple[str, ...], words: str):
+    sentence = support.refusal(config, names)
+    assert words in sentence and bool(sentence) == bool(words) and (not sentence or sentence.endswith("."))
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_why_a_model_cannot_be_loaded(config: dict[str, Any] | None, names: tupl
         ({}, ""),
     ],
 )
-def test_how_the_weights_are_kept(config: dict[str, Any], precision: str):
+def test_precision_is_read_from_the_config(config: dict[str, Any], precision: str):
     assert support.precision_of(config) == precision
 
 
-def test_what_mlx_lm_knows_is_what_its_own_code_finds():
-    """Read from the names of its files; asking mlx-lm itself must give the same for every second name."""
+def test_known_architectures_are_those_that_mlx_lm_itself_resolves():
+    """We read the names of mlx-lm's files; mlx-lm itself must resolve every alias in the same way."""
     from mlx_lm.utils import MODEL_REMAPPING, _get_classes
 
     assert support._remappings()[0] == MODEL_REMAPPING
@@ -107,7 +107,7 @@ def test_what_mlx_lm_knows_is_what_its_own_code_finds():
             assert known
 
 
-def test_looking_needs_no_engine():
+def test_listing_models_imports_no_engine():
     """A listing must not wait three seconds for mlx-lm, nor lower the limits of this process as importing it does."""
     look = (
         "import sys; from backend.models import inventory; inventory.models(); "
@@ -119,35 +119,37 @@ def test_looking_needs_no_engine():
     assert done.stdout.strip() == "[]"
 
 
-def test_every_place_is_looked_at(home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_models_are_listed_from_the_cache_lm_studio_folders_and_runs(home: Path, monkeypatch: pytest.MonkeyPatch):
     cached(home, "someone/tiny")
     model(home / ".lmstudio" / "models" / "them" / "theirs", {"model_type": "llama"})
     model(home / "mine", {"model_type": "llama", "torch_dtype": "float32"})
     run = home / "runs" / "first"
     model(run / "fused", {"model_type": "qwen3"})
     (run / "config.yaml").write_text("")
-    found = {one.where: one for one in inventory.models([str(home / "mine"), "~/mine", str(home / "gone")])}
-    assert {where: (one.id, one.name) for where, one in found.items()} == {
+    by_place = {entry.where: entry for entry in inventory.models([str(home / "mine"), "~/mine", str(home / "gone")])}
+    assert {where: (entry.id, entry.name) for where, entry in by_place.items()} == {
         "cache": ("someone/tiny", "someone/tiny"),
         "lmstudio": (str(home / ".lmstudio/models/them/theirs"), "them/theirs"),
         "folder": (str(home / "mine"), "mine"),
         "run": (str(run / "fused"), "first"),
     }
-    assert not any(one.refusal or one.remarks for one in found.values())
-    assert found["folder"].precision == "fp32" and found["folder"].kind == "llama" and found["folder"].size > 20
+    assert not any(entry.refusal or entry.remarks for entry in by_place.values())
+    assert (
+        by_place["folder"].precision == "fp32" and by_place["folder"].kind == "llama" and by_place["folder"].size > 20
+    )
 
 
-def test_the_newest_comes_first(home: Path):
+def test_the_newest_model_comes_first(home: Path):
     for name, t in (("a/old", 1000), ("a/new", 3000), ("a/middle", 2000)):
         for file in cached(home, name).iterdir():
             os.utime(file, (t, t))
-    assert [one.name for one in inventory.models()] == ["a/new", "a/middle", "a/old"]
+    assert [model.name for model in inventory.models()] == ["a/new", "a/middle", "a/old"]
 
 
-def test_a_folder_of_models_gives_each(home: Path):
+def test_each_model_of_a_folder_of_models_is_listed(home: Path):
     model(home / "many" / "one", {"model_type": "llama"})
     model(home / "many" / "two", {"model_type": "qwen3"})
-    assert {one.name for one in inventory.models([str(home / "many")])} == {"one", "two"}
+    assert {entry.name for entry in inventory.models([str(home / "many")])} == {"one", "two"}
 
 
 def test_missing_shards_are_counted(home: Path):
@@ -160,19 +162,19 @@ def test_missing_shards_are_counted(home: Path):
 def test_a_missing_chat_template_is_a_remark(home: Path):
     folder = cached(home, "a/base")
     (folder / "tokenizer_config.json").write_text("{}")
-    (found,) = inventory.models()
-    assert not found.refusal and "no chat template" in found.remarks[0]
+    (model,) = inventory.models()
+    assert not model.refusal and "no chat template" in model.remarks[0]
 
 
-def test_a_leftover_beside_a_whole_model_does_no_harm(home: Path):
+def test_a_partial_file_beside_a_whole_model_is_ignored(home: Path):
     repo = cached(home, "a/whole").parents[1]
     (repo / "blobs").mkdir()
     (repo / "blobs" / "abc.incomplete").write_bytes(b"x" * 100)
-    (found,) = inventory.models()
-    assert found.refusal == "" and found.partial == 0
+    (model,) = inventory.models()
+    assert model.refusal == "" and model.partial == 0
 
 
-def test_a_model_of_which_only_the_description_was_fetched_is_not_listed(home: Path):
+def test_a_cached_config_without_weights_is_not_listed(home: Path):
     folder = cached(home, "a/looked-at")
     for name in (*PLAIN,):
         (folder / name).unlink()
@@ -189,24 +191,24 @@ def test_a_model_of_which_only_the_description_was_fetched_is_not_listed(home: P
         (("README.md",), {"model_type": "marvin"}, False),
     ],
 )
-def test_what_a_run_would_fetch_is_no_reason_against_a_model(
+def test_files_that_a_run_would_fetch_are_no_refusal(
     home: Path, names: tuple[str, ...], config: dict[str, Any], begun: bool
 ):
     folder = cached(home, "a/b", *names, config=config)
     assert inventory.is_incomplete(folder) is begun
-    facts = model_facts({"name": "a/b"}, QuestionCall(lambda said: None))
+    facts = model_facts({"name": "a/b"}, QuestionCall(lambda report: None))
     assert (facts is None) is begun
-    assert model_facts({"name": str(folder)}, QuestionCall(lambda said: None)) is not None, "a folder is all there is"
+    assert model_facts({"name": str(folder)}, QuestionCall(lambda report: None)) is not None, "a folder is all there is"
 
 
-def test_shards_that_are_missing_in_the_cache_are_fetched(home: Path):
+def test_missing_shards_in_the_cache_make_a_model_incomplete(home: Path):
     folder = cached(home, "a/b", "model-1.safetensors", "tokenizer.json")
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert inventory.is_incomplete(folder)
 
 
-def test_broken_things_do_not_break_the_list(home: Path):
+def test_broken_cache_entries_do_not_break_the_list(home: Path):
     cached(home, "a/fine")
     broken = home / "hub" / "models--a--broken" / "snapshots" / COMMIT
     broken.mkdir(parents=True)
@@ -215,32 +217,34 @@ def test_broken_things_do_not_break_the_list(home: Path):
     (broken / "model.safetensors").symlink_to("nowhere")
     (home / "hub" / "models--").mkdir()
     (home / "hub" / "a file").write_text("")
-    assert {one.name: bool(one.refusal) for one in inventory.models()} == {"a/fine": False, "a/broken": True}
+    assert {model.name: bool(model.refusal) for model in inventory.models()} == {"a/fine": False, "a/broken": True}
 
 
-def test_datasets_are_told_by_their_rows(home: Path):
+def test_datasets_are_recognised_by_their_row_files(home: Path):
     repo = home / "hub" / "datasets--a--sums"
     (repo / "snapshots" / COMMIT / "data").mkdir(parents=True)
     (repo / "snapshots" / COMMIT / "data" / "train.parquet").write_bytes(b"x" * 50)
     (home / "rows.csv").write_text("a,b\n")
     (home / "empty").mkdir()
-    found = {one.name: one for one in inventory.datasets([str(home / "rows.csv"), str(home / "empty"), "/gone"])}
-    assert {name: (one.id, one.kind, one.size) for name, one in found.items() if not one.refusal} == {
+    by_name = {
+        dataset.name: dataset for dataset in inventory.datasets([str(home / "rows.csv"), str(home / "empty"), "/gone"])
+    }
+    assert {name: (dataset.id, dataset.kind, dataset.size) for name, dataset in by_name.items() if not dataset.refusal} == {
         "a/sums": ("a/sums", "parquet", 50), "rows.csv": (str(home / "rows.csv"), "csv", 4),
     }  # fmt: skip
-    assert "holds no rows" in found["empty"].refusal
+    assert "holds no rows" in by_name["empty"].refusal
 
 
-def test_what_the_pictures_show_is_found(home: Path, monkeypatch: pytest.MonkeyPatch):
-    """The pickers in docs/screenshots/: models and datasets that were never downloaded, one of each kind of trouble."""
+def test_the_sample_home_of_the_screenshots_is_listed(home: Path, monkeypatch: pytest.MonkeyPatch):
+    """The pickers in docs/screenshots/ show these models and datasets, usable and unusable ones."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "packaging"))
-    import made_up  # type: ignore[import-not-found]
+    import sample_home  # type: ignore[import-not-found]
 
-    made_up.fill(home)
+    sample_home.fill(home)
     monkeypatch.setenv("HF_HUB_CACHE", str(home / ".cache" / "huggingface" / "hub"))
-    found = inventory.models()
-    usable = {one.id for one in found if not one.refusal}
-    assert {made_up.FAVOURITE["model"], made_up.RECENT["model"]} <= usable and len(usable) == 6
-    assert sorted(bool(one.partial) for one in found if one.refusal) == [False, True]
-    assert {one.id for one in inventory.datasets()} == {id_ for id_, *_ in made_up.DATASETS}
-    assert sum(file.stat().st_blocks * 512 for file in home.rglob("*")) < 1e6, "weights are holes"
+    models = inventory.models()
+    usable = {model.id for model in models if not model.refusal}
+    assert {sample_home.FAVOURITE["model"], sample_home.RECENT["model"]} <= usable and len(usable) == 6
+    assert sorted(bool(model.partial) for model in models if model.refusal) == [False, True]
+    assert {dataset.id for dataset in inventory.datasets()} == {id_ for id_, *_ in sample_home.DATASETS}
+    assert sum(file.stat().st_blocks * 512 for file in home.rglob("*")) < 1e6, "weights are sparse files"

@@ -26,11 +26,6 @@ from tests.support.adapters import save_adapters
 TOKENS = mx.array([[5, 6, 70, 8]])
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def folder_of(models: Path, arch: str = "qwen3", **how: Any) -> Path:
     folder = models / "-".join([arch, *(f"{key}={value}" for key, value in how.items())])
     return folder if folder.exists() else random_models.tiny_model(folder, arch, **how)
@@ -75,14 +70,14 @@ def test_only_adapters_train(models: Path, arch: str) -> None:
     assert moved and moved <= set(names)
 
 
-@pytest.mark.parametrize(("asked", "adapted"), [(-1, {0, 1, 2}), (2, {1, 2}), (16, {0, 1, 2})])
-def test_num_layers_counts_from_the_last(models: Path, asked: int, adapted: set[int]) -> None:
+@pytest.mark.parametrize(("num_layers", "adapted"), [(-1, {0, 1, 2}), (2, {1, 2}), (16, {0, 1, 2})])
+def test_num_layers_counts_from_the_last(models: Path, num_layers: int, adapted: set[int]) -> None:
     notes: list[str] = []
-    config = config_of(folder_of(models, layers=3), num_layers=asked)
+    config = config_of(folder_of(models, layers=3), num_layers=num_layers)
     policy = load_policy(config, notes.append)
     assert {int(name.split("layers.")[1].split(".")[0]) for name in policy.trainable()} == adapted
     assert adapter_config(policy, config)["num_layers"] == len(adapted)
-    assert notes == (["Layers is 16, and the model has 3: all of them get adapters."] if asked == 16 else [])
+    assert notes == (["Layers is 16, and the model has 3: all of them get adapters."] if num_layers == 16 else [])
 
 
 def test_adapters_have_the_rank_and_scale_of_the_settings_and_start_as_identity(models: Path) -> None:
@@ -115,14 +110,14 @@ def test_dropout_is_active_in_training_mode_only_and_follows_the_seed(models: Pa
 
 
 @pytest.mark.parametrize(
-    ("train_type", "how"),
+    ("train_type", "settings"),
     [("lora", {"dtype": "bfloat16"}), ("dora", {}), ("lora", {"hidden": 64, "bits": 4})],
     ids=["lora-bfloat16", "dora-float32", "lora-4 bits"],
 )
 def test_saved_adapters_load_through_mlx_lm_to_the_last_bit(
-    models: Path, tmp_path: Path, train_type: str, how: dict[str, Any]
+    models: Path, tmp_path: Path, train_type: str, settings: dict[str, Any]
 ) -> None:
-    folder = folder_of(models, layers=3, **how)
+    folder = folder_of(models, layers=3, **settings)
     config = config_of(folder, train_type=train_type, num_layers=2, rank=4)
     policy = load_policy(config)
     update(policy)
@@ -151,11 +146,11 @@ def test_assign_restores_saved_weights_and_refuses_those_of_another_model(models
 
 @pytest.fixture
 def twins(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
-    """Every reference made from the model itself, as it is made."""
-    made: list[nn.Module] = []
+    """Collects every reference model that is copied from the policy."""
+    models: list[nn.Module] = []
     copy = policy_module.copy_sharing_arrays
-    monkeypatch.setattr(policy_module, "copy_sharing_arrays", lambda model: made.append(copy(model)) or made[-1])
-    return made
+    monkeypatch.setattr(policy_module, "copy_sharing_arrays", lambda model: models.append(copy(model)) or models[-1])
+    return models
 
 
 def logits_of(folder: Path) -> mx.array:
@@ -173,9 +168,9 @@ def test_the_reference_shares_every_array_and_never_moves(
 ) -> None:
     folder = folder_of(models, arch)
     policy = load_policy(config_of(folder, train_type=train_type, beta=0.1))
-    mine = {id(x) for _, x in tree_flatten(policy.model.parameters())}
+    policy_arrays = {id(x) for _, x in tree_flatten(policy.model.parameters())}
     for step in range(2):
-        assert all(id(x) in mine for _, x in tree_flatten(twins[0].parameters())), "a second copy in memory"
+        assert all(id(x) in policy_arrays for _, x in tree_flatten(twins[0].parameters())), "a second copy in memory"
         reference = policy.reference.logits(policy.reference.hidden(TOKENS))
         assert mx.array_equal(reference, logits_of(folder))
         assert mx.allclose(policy.model(TOKENS), reference, atol=1e-3) == (step == 0)
@@ -185,8 +180,8 @@ def test_the_reference_shares_every_array_and_never_moves(
 def test_under_full_fine_tuning_the_reference_stays_at_the_start(models: Path, twins: list[nn.Module]) -> None:
     folder = folder_of(models)
     policy = load_policy(config_of(folder, train_type="full", beta=0.1))
-    mine = {id(x) for _, x in tree_flatten(policy.model.parameters())}
-    assert all(id(x) in mine for _, x in tree_flatten(twins[0].parameters())), "shared until the first update"
+    policy_arrays = {id(x) for _, x in tree_flatten(policy.model.parameters())}
+    assert all(id(x) in policy_arrays for _, x in tree_flatten(twins[0].parameters())), "shared until the first update"
     update(policy)
     reference = policy.reference.logits(policy.reference.hidden(TOKENS))
     assert mx.array_equal(reference, logits_of(folder))
@@ -202,10 +197,10 @@ def test_no_reference_is_built_unless_something_reads_it(models: Path, twins: li
 
 
 def test_another_model_can_be_the_reference(models: Path, twins: list[nn.Module]) -> None:
-    other = folder_of(models, "llama")
-    policy = load_policy(config_of(folder_of(models), beta=0.1, reference_model_path=str(other)))
+    other_model = folder_of(models, "llama")
+    policy = load_policy(config_of(folder_of(models), beta=0.1, reference_model_path=str(other_model)))
     reference = policy.reference.logits(policy.reference.hidden(TOKENS))
-    assert mx.array_equal(reference, logits_of(other)) and not twins
+    assert mx.array_equal(reference, logits_of(other_model)) and not twins
 
 
 def test_a_reference_with_other_tokens_is_refused(models: Path) -> None:
@@ -256,7 +251,7 @@ def test_float32_masters_keep_updates_that_bfloat16_would_swallow(models: Path) 
 
 
 def test_arrays_that_came_in_float32_are_saved_in_float32(models: Path, tmp_path: Path) -> None:
-    """Router biases and state-space decays come in 32 bits beside 16-bit weights; casting them all alike lost them."""
+    """Router biases and state-space decays come in 32 bits beside 16-bit weights; casting all arrays to one type lost their precision."""
     mixed = random_models.tiny_model(tmp_path / "mixed", dtype="bfloat16")
     arrays: Any = mx.load(str(mixed / "model.safetensors"))
     name = "model.norm.weight"
@@ -272,7 +267,7 @@ def test_arrays_that_came_in_float32_are_saved_in_float32(models: Path, tmp_path
 def test_saving_a_model_from_the_hub_needs_no_network(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """mlx-lm fetches a model card where it is given an id: a run that ended offline lost its last minute's work."""
+    """mlx-lm fetches a model card where it is given an id: a run that ended offline failed to save."""
     policy = load_policy(config_of(folder_of(models), train_type="full", beta=0))
     monkeypatch.setattr(mlx_lm_utils, "hf_repo_to_path", lambda name: folder_of(models))
     monkeypatch.setattr("huggingface_hub.ModelCard.load", lambda name: pytest.fail("it went to the Hub"))
@@ -308,11 +303,11 @@ def test_a_model_that_comes_quantised_trains_as_it_is(models: Path) -> None:
     assert not mx.allclose(policy.model(TOKENS), before, atol=1e-3)
 
 
-def test_quantising_what_cannot_be_quantised_is_refused(models: Path) -> None:
+def test_quantising_a_model_that_cannot_be_quantised_is_refused(models: Path) -> None:
     quantised = folder_of(models, hidden=64, bits=4)
     assert "quantised already" in refused("quantization", model=quantised, quantization="4")
     assert "LoRA" in refused("train_type", model=quantised, train_type="full", beta=0)
-    # Nothing is 64 wide in a model that is 32 wide: it used to train unquantised and say nothing.
+    # No layer of a 32-wide model has groups of 64: it was once trained unquantised without a message.
     narrow = random_models.tiny_model(models / "narrow", "qwen3_moe")
     sentence = refused("quantization", model=narrow, quantization="8")
     assert "64" in sentence and "None" in sentence
@@ -326,8 +321,8 @@ def test_experts_refuse_dora_in_a_sentence(models: Path) -> None:
 
 
 def test_a_missing_model_is_refused_by_name(models: Path, tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    for name in (str(gone), "./gone", "a/b/c", "justaname"):
+    missing = tmp_path / "gone"
+    for name in (str(missing), "./gone", "a/b/c", "justaname"):
         sentence = refused("model", model=name)
         assert sentence.startswith(f"There is no model {name}:")
     assert "config.json is missing" in refused("model", model=tmp_path)

@@ -21,11 +21,6 @@ from tests.support.adapters import save_adapters
 from tests.support.reference_forward import sampled_groups
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def config_of(models: Path, arch: str = "qwen3", **settings: Any) -> Config:
     folder = models / arch
     if not folder.exists():
@@ -89,7 +84,7 @@ def test_a_saved_adapter_loads_onto_the_same_layers(models: Path, tmp_path: Path
     ids=str,
 )
 def test_an_unknown_layer_name_is_refused_with_the_names_there_are(models: Path, keys: list[str], named: str) -> None:
-    """Beside a name that fits, one that does not used to be left out in silence."""
+    """An unknown name beside a known one was once ignored without a message."""
     with pytest.raises(Mistake) as caught:
         load_policy(config_of(models, lora_keys=keys))
     (fault,) = caught.value.faults

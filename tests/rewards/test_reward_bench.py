@@ -1,4 +1,4 @@
-"""Scoring outside a run: the sandbox, whose process a user's code may hang, crash or end; cases; the window's questions; the command line."""
+"""Scoring outside a run: the sandbox process, which user code may hang, crash or end; cases; the window's questions; the command line."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ HANGS = '@register_reward_function("hangs")\ndef hangs(completions, **kw):\n    
 
 @pytest.fixture
 def sandbox():
-    made = SandboxClient()
-    yield made
-    made.close()
+    client = SandboxClient()
+    yield client
+    client.close()
 
 
 @pytest.fixture
@@ -50,11 +50,11 @@ def line(*texts: str, **about: Any) -> dict[str, Any]:
 
 
 def scores(sandbox: SandboxClient, names: list[str], file: Path | None, timeout: float = 20.0) -> dict[str, Any]:
-    return {one.name: one for one in sandbox.score(SandboxTask(names, [line("a", "bbb")], file, timeout))}
+    return {result.name: result for result in sandbox.score(SandboxTask(names, [line("a", "bbb")], file, timeout))}
 
 
 def processor_s() -> float:
-    """Processor time of this process and of those that it has ended."""
+    """CPU seconds of this process and of its finished children."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + ended.ru_utime + ended.ru_stime
 
@@ -68,30 +68,31 @@ def test_a_function_that_exits_or_holds_the_gil_does_not_take_the_others_along(
     request = sandbox.child.request
 
     def impatient(message: Any, timeout_s: float, poll: Any) -> Any:
-        """Wait for the function that hangs for a moment instead of its 4 s; starting a child may take its time."""
+        """Shorten the timeout of the hanging function, but not that of starting a child."""
         assert timeout_s == 4.0, "the function's limit and what the child may take to report it"
         return request(message, 0.3 if message == {"score": 1} else timeout_s, poll)
 
     monkeypatch.setattr(sandbox.child, "request", impatient)
     file = tmp_path / "mine.py"
     file.write_text(HEAD + GONE + HANGS + LENGTH)
-    found = scores(sandbox, ["gone", "hangs", "length"], file, timeout=1.0)
+    results = scores(sandbox, ["gone", "hangs", "length"], file, timeout=1.0)
     assert (
-        found["gone"].error.sentence == "The reward function gone of mine.py ended the process it ran in (exit code 3)."
+        results["gone"].error.sentence
+        == "The reward function gone of mine.py ended the process it ran in (exit code 3)."
     )
-    assert "hangs of mine.py was still running after 1 s (reward_timeout)" in found["hangs"].error.sentence
-    assert (found["gone"].error.line, found["hangs"].error.line) == (3, 6)
-    assert found["length"].scores == [1.0, 3.0] and found["length"].error is None
+    assert "hangs of mine.py was still running after 1 s (reward_timeout)" in results["hangs"].error.sentence
+    assert (results["gone"].error.line, results["hangs"].error.line) == (3, 6)
+    assert results["length"].scores == [1.0, 3.0] and results["length"].error is None
 
 
 def test_an_error_has_the_lines_of_the_users_file_and_no_others(sandbox: SandboxClient, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(HEAD + BROKEN + LENGTH)
-    found = scores(sandbox, ["broken", "length", "r1_int"], file)
-    error = found["broken"].error
+    results = scores(sandbox, ["broken", "length", "r1_int"], file)
+    error = results["broken"].error
     assert [(frame.line, frame.function) for frame in error.frames] == [(5, "broken"), (8, "share")]
     assert (error.line, error.frames[-1].code, error.file) == (8, "return 1 / 0", str(file))
-    assert found["length"].scores == [1.0, 3.0], "one that fails hides none of the others"
+    assert results["length"].scores == [1.0, 3.0], "one that fails hides none of the others"
 
 
 @pytest.mark.parametrize(
@@ -134,8 +135,8 @@ def test_what_a_function_prints_comes_back_and_never_reaches_the_protocol(sandbo
     mine.write_text(
         HEAD + LENGTH.replace("    return", '    print("seen", len(completions)); os.write(1, b"raw")\n    return')
     )
-    found = scores(sandbox, ["length"], mine)["length"]
-    assert (found.printed, found.scores) == ("seen 2\n", [1.0, 3.0])
+    result = scores(sandbox, ["length"], mine)["length"]
+    assert (result.printed, result.scores) == ("seen 2\n", [1.0, 3.0])
 
 
 def test_cancelling_kills_the_process_at_once(sandbox: SandboxClient, tmp_path: Path) -> None:
@@ -164,9 +165,9 @@ def test_two_hundred_completions_are_scored_again_in_under_a_second(sandbox: San
     sandbox.close()
     file.write_text(HEAD + LENGTH + "\n# edited\n")
     began = processor_s()
-    found = score_lines(sandbox, lines, settings)
+    report = score_lines(sandbox, lines, settings)
     sandbox.close()
-    assert sum(map(len, found["scored"])) == 200
+    assert sum(map(len, report["scored"])) == 200
     assert processor_s() - began < 1.0
 
 
@@ -175,15 +176,19 @@ def test_two_hundred_completions_are_scored_again_in_under_a_second(sandbox: San
 
 def test_rewards_and_advantages_equal_those_of_a_training_step(sandbox: SandboxClient, mine: Path) -> None:
     lines = [line("a", "bbb", "cc", "dddd"), line("aa", "a", "a", "aaaaa")]
-    found = score_lines(
+    report = score_lines(
         sandbox, lines, ScoringSettings(["length", "r1_int", "keyword(word=bb)"], [2.0, 1.0, -9.0], mine)
     )
-    told = [one for group in found["scored"] for one in group]
-    assert [one["reward"] for one in told] == [2.0, -3.0, 4.0, 8.0, 4.0, 2.0, 2.0, 10.0]
-    wanted, _ = advantages([[one["reward"]] for one in told], 4)
-    assert [one["advantage"] for one in told] == wanted.tolist(), "to the bit: float32, as in a step"
-    assert [one["name"] for one in found["functions"]] == ["length", "r1_int_reward_func", "keyword"]
-    assert "Integer Answer never fires: the model writes no <answer>." in [one["sentence"] for one in found["findings"]]
+    completions = [completion for group in report["scored"] for completion in group]
+    assert [completion["reward"] for completion in completions] == [2.0, -3.0, 4.0, 8.0, 4.0, 2.0, 2.0, 10.0]
+    expected, _ = advantages([[completion["reward"]] for completion in completions], 4)
+    assert [completion["advantage"] for completion in completions] == expected.tolist(), (
+        "to the bit: float32, as in a step"
+    )
+    assert [function["name"] for function in report["functions"]] == ["length", "r1_int_reward_func", "keyword"]
+    assert "Integer Answer never fires: the model writes no <answer>." in [
+        verdict["sentence"] for verdict in report["findings"]
+    ]
 
 
 def test_groups_of_unequal_size_are_normalised_one_by_one_without_the_function_that_failed(
@@ -191,22 +196,24 @@ def test_groups_of_unequal_size_are_normalised_one_by_one_without_the_function_t
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text(HEAD + LENGTH + BROKEN)
-    found = score_lines(sandbox, [line("a"), line("a", "bbb")], ScoringSettings(["broken", "length"], [1.0, 1.0], file))
-    assert found["scored"][0][0] == {"rewards": {"length": 1.0}, "reward": 1.0, "advantage": 0.0}
-    assert [round(one["advantage"], 2) for one in found["scored"][1]] == [-0.71, 0.71]
-    assert found["findings"][0]["level"] == "error" and found["functions"][0]["error"]["line"] == 11
+    report = score_lines(
+        sandbox, [line("a"), line("a", "bbb")], ScoringSettings(["broken", "length"], [1.0, 1.0], file)
+    )
+    assert report["scored"][0][0] == {"rewards": {"length": 1.0}, "reward": 1.0, "advantage": 0.0}
+    assert [round(completion["advantage"], 2) for completion in report["scored"][1]] == [-0.71, 0.71]
+    assert report["findings"][0]["level"] == "error" and report["functions"][0]["error"]["line"] == 11
 
 
 def test_lines_keep_columns_messages_and_token_ids() -> None:
-    told = {"prompt": "p", "answer": "1", "columns": {"kind": 3}, "messages": [{"role": "user", "content": "p"}],
+    row = {"prompt": "p", "answer": "1", "columns": {"kind": 3}, "messages": [{"role": "user", "content": "p"}],
             "completions": [{"text": "t", "tokens": [5, 6], "stop": "length"}]}  # fmt: skip
-    group = group_of(told, 0, "Row 1")
+    group = group_of(row, 0, "Row 1")
     assert (group.problem.row, group.completions[0].tokens, group.completions[0].stop) == (
         {"kind": 3},
         [5, 6],
         "length",
     )
-    assert line_of(group)["completions"] == told["completions"] and line_of(group)["columns"] == {"kind": 3}
+    assert line_of(group)["completions"] == row["completions"] and line_of(group)["columns"] == {"kind": 3}
 
 
 def test_a_line_for_each_completion_becomes_groups() -> None:
@@ -252,12 +259,12 @@ def asked_score(file: Path, **about: Any) -> dict[str, Any]:
     return {"settings": settings, "groups": [line("a", "bbb")], **about}
 
 
-def test_code_runs_only_with_the_content_that_the_user_allowed(mine: Path, tmp_path: Path) -> None:
+def test_code_runs_only_if_the_user_allowed_its_content(mine: Path, tmp_path: Path) -> None:
     mine.write_text(HEAD + f"open({str(tmp_path / 'ran')!r}, 'w')\n" + LENGTH)
     trusted = {str(mine): read_code(mine).fingerprint}
-    for given in ({}, {"trusted": {str(mine): "0"}}):
+    for consent in ({}, {"trusted": {str(mine): "0"}}):
         with pytest.raises(Mistake, match=r"mine\.py has not been allowed to run as it is now"):
-            handlers.score(asked_score(mine, **given), QuestionCall())
+            handlers.score(asked_score(mine, **consent), QuestionCall())
     mine.write_text(mine.read_text() + "# changed\n")
     with pytest.raises(Mistake, match="has not been allowed"):
         handlers.score(asked_score(mine, trusted=trusted), QuestionCall())
@@ -304,21 +311,21 @@ def backend(*arguments: object) -> Result:
 def test_sampled_completions_that_were_kept_get_the_same_scores_again(tmp_path: Path) -> None:
     raw = small_run.settings_for(tmp_path, group_size=2, max_completion_length=6) | small_run.low_half(tmp_path)
     config = small_run.write_config(tmp_path / "config.yaml", raw)
-    said = backend("rewards", "sample", config, "-n", 3, "--out", tmp_path / "kept.jsonl", "--json")
-    assert said.exit_code == 0, said.stderr
-    rows = json.loads(said.stdout.splitlines()[-1])["rows"]
+    result = backend("rewards", "sample", config, "-n", 3, "--out", tmp_path / "kept.jsonl", "--json")
+    assert result.exit_code == 0, result.stderr
+    rows = json.loads(result.stdout.splitlines()[-1])["rows"]
     assert len(rows) == 6 and {"scores", "reward", "advantage", "completion"} <= set(rows[0])
-    assert "6 of 6 completions ran into the length limit." in said.stderr, "the verdict"
+    assert "6 of 6 completions ran into the length limit." in result.stderr, "the verdict"
     again = backend("rewards", "score", config, "--completions", tmp_path / "kept.jsonl", "--json")
-    wanted = [{"scores": row["scores"], "reward": row["reward"]} for row in rows]
-    assert json.loads(again.stdout.splitlines()[-1])["rows"] == wanted, "token ids were kept"
+    expected = [{"scores": row["scores"], "reward": row["reward"]} for row in rows]
+    assert json.loads(again.stdout.splitlines()[-1])["rows"] == expected, "token ids were kept"
 
 
 def test_rewards_cases_exits_with_2_while_a_case_fails(mine: Path) -> None:
     assert "No cases are kept in" in backend("rewards", "cases", mine).stderr
     write_cases(mine, [new_case(line("bbb"), "bbb", {"length": 3.0}), new_case(line("a"), "a", {"length": 2.0})])
-    said = backend("rewards", "cases", mine)
-    assert (said.exit_code, said.stdout) == (2, "1 of 2 cases pass.\n")
-    assert said.stderr == "case 2: length gave 1; 2 is expected.\n"
+    result = backend("rewards", "cases", mine)
+    assert (result.exit_code, result.stdout) == (2, "1 of 2 cases pass.\n")
+    assert result.stderr == "case 2: length gave 1; 2 is expected.\n"
     write_cases(mine, [new_case(line("bbb"), "bbb", {"length": 3.0})])
     assert backend("rewards", "cases", mine).exit_code == 0

@@ -1,10 +1,9 @@
-"""An entry of `reward_functions` is read as it is meant, written in one way, and refused in a sentence; nothing is run."""
+"""Entries of `reward_functions` are parsed, written in one canonical form, and refused in one sentence, without running any code."""
 
 from __future__ import annotations
 
 import keyword
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 from hypothesis import given, settings
@@ -23,17 +22,7 @@ from backend.spec.rewards.catalog import (
     with_absolute_file,
 )
 from backend.spec.rewards.entry import RewardCall, read_call, split_names
-from tests.support.scoring import group
-
-
-@pytest.fixture
-def write(tmp_path: Path):
-    def write(text: str, name: str = "mine.py") -> Path:
-        path = tmp_path / name
-        path.write_text(dedent(text))
-        return path
-
-    return write
+from tests.support.scoring import make_group
 
 
 def sentence_of(text: str) -> str:
@@ -135,7 +124,7 @@ def test_any_call_survives_writing_and_parsing_alone_and_in_a_list(function, arg
 
 
 @pytest.mark.parametrize(
-    ("given", "names"),
+    ("entries", "names"),
     [
         ("", []),
         (" [ ] ", []),
@@ -153,8 +142,8 @@ def test_any_call_survives_writing_and_parsing_alone_and_in_a_list(function, arg
         ([], []),
     ],
 )
-def test_entries_are_split_at_the_commas_between_them_only(given, names: list[str]) -> None:
-    assert split_names(given) == names
+def test_entries_are_split_at_the_commas_between_them_only(entries, names: list[str]) -> None:
+    assert split_names(entries) == names
 
 
 # Names
@@ -179,7 +168,7 @@ def test_each_entry_has_one_canonical_spelling_and_one_metric_name(text: str, wr
     assert canonical_entry(written) == written
 
 
-# What is wrong with arguments, told alike by the text and by the functions themselves
+# Faults of arguments: the same from the source text and from the functions
 
 
 ARGUMENT_MISTAKES = [
@@ -199,11 +188,11 @@ ARGUMENT_MISTAKES = [
 
 @pytest.mark.parametrize(("text", "expected"), ARGUMENT_MISTAKES)
 def test_wrong_arguments_are_found_from_the_text_and_again_when_resolving(text: str, expected: list[str]) -> None:
-    found = sentences(*split_names(text))
-    assert len(found) == len(expected) and all(map(str.startswith, found, expected))
+    from_text = sentences(*split_names(text))
+    assert len(from_text) == len(expected) and all(map(str.startswith, from_text, expected))
     with pytest.raises(Mistake) as caught:
         resolve(split_names(text))
-    assert [fault.sentence for fault in caught.value.faults] == found
+    assert [fault.sentence for fault in caught.value.faults] == from_text
     assert all(fault.setting == "reward_functions" for fault in caught.value.faults)
 
 
@@ -249,9 +238,9 @@ def test_values_out_of_range_are_refused_before_a_run(text: str, words: str) -> 
 
 
 def test_an_argument_wins_over_a_column_of_the_same_name() -> None:
-    one = group("so be it", "SO", word="nonsense", case=True)
-    score([one], resolve(["keyword(word=so)"]), [1.0], 5.0)
-    assert [completion.scores for completion in one.completions] == [{"keyword": 1.0}, {"keyword": 1.0}]
+    group = make_group("so be it", "SO", word="nonsense", case=True)
+    score([group], resolve(["keyword(word=so)"]), [1.0], 5.0)
+    assert [completion.scores for completion in group.completions] == [{"keyword": 1.0}, {"keyword": 1.0}]
 
 
 OWN = '''
@@ -274,7 +263,7 @@ def test_functions_of_a_users_file_take_arguments_too(write) -> None:
     path = write(OWN)
     entries = rewards_in_file(path)
     listed = ["scaled(factor=3, name=three)", "scaled(offset=[1])", "odd(1)", "needs"]
-    assert [(one.name, one.kind, one.default) for one in entries[0].parameters] == [
+    assert [(parameter.name, parameter.kind, parameter.default) for parameter in entries[0].parameters] == [
         ("factor", "float", "2.0"),
         ("offset", "", "0"),
         ("level", "", "None"),
@@ -284,16 +273,16 @@ def test_functions_of_a_users_file_take_arguments_too(write) -> None:
         "scaled has no parameter faktor; the nearest is factor, and its parameters are factor, offset, level.",
         "factor of scaled must be a number, not 'x'.",
     ]
-    one = group("ab", level=1, ground_truth=5)
+    parameter = make_group("ab", level=1, ground_truth=5)
     functions = resolve(
         ["scaled(factor=3, name=three)", "scaled", "odd(1)", "needs", "scaled(level=[10], name=ten)"], path
     )
-    score([one], functions, [1.0] * 5, 5.0)
+    score([parameter], functions, [1.0] * 5, 5.0)
     # a column fills a user's parameter, as in TRL, unless the entry sets it
-    bare = group("a")
+    bare = make_group("a")
     score([bare], resolve(["needs(ground_truth=[3])"], path), [1.0], 5.0)
     assert bare.completions[0].scores == {"needs": 3.0}
-    assert one.completions[0].scores == {"three": 7.0, "scaled": 5.0, "odd(1)": 7.0, "needs": 5.0, "ten": 14.0}
+    assert parameter.completions[0].scores == {"three": 7.0, "scaled": 5.0, "odd(1)": 7.0, "needs": 5.0, "ten": 14.0}
 
 
 # Files before ::
@@ -322,7 +311,7 @@ PLAIN = '''
 def test_plain_functions_of_a_file_are_listed_and_checked_without_running_it(write, tmp_path: Path) -> None:
     path = write(PLAIN)
     entries = plain_rewards_in_file(path)
-    assert [(one.name, one.label, one.scores, one.line) for one in entries] == [
+    assert [(entry.name, entry.label, entry.scores, entry.line) for entry in entries] == [
         ("brevity", "Brevity", "Short is good.", 5),
         ("judged", "Judged", "", 9),
         ("nested", "Nested", "", 14),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from textwrap import dedent
 from types import ModuleType
 
 import pytest
@@ -48,19 +47,9 @@ PASTED = f"""
 """
 
 
-@pytest.fixture
-def write(tmp_path: Path):
-    def write(text: str, name: str = "mine.py") -> Path:
-        path = tmp_path / name
-        path.write_text(dedent(text))
-        return path
-
-    return write
-
-
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
-    """Whatever a test loads, the built-in table and the library's place in sys.modules stay as they were."""
+    """No test changes the built-in table or the library's entries in sys.modules."""
     table, library = dict(REWARD_REGISTRY), library_modules()
     yield
     assert table == REWARD_REGISTRY

@@ -1,4 +1,4 @@
-"""Reward weights change as their schedule says, to the last digit, and go on exactly after a resume."""
+"""Reward weights follow their schedule exactly, also after a resume."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import pytest
 
 from backend.rewards.weights import WeightSchedule
-from tests.support.scoring import group
+from tests.support.scoring import make_group
 
 
 def adaptive(weights=(2.0, 1.0), names=("a", "b"), **about) -> WeightSchedule:
@@ -16,10 +16,10 @@ def adaptive(weights=(2.0, 1.0), names=("a", "b"), **about) -> WeightSchedule:
 
 
 def graded(**scores: list[float | None]):
-    one = group(*("" for _ in next(iter(scores.values()))))
-    for index, completion in enumerate(one.completions):
+    group = make_group(*("" for _ in next(iter(scores.values()))))
+    for index, completion in enumerate(group.completions):
         completion.scores = {name: values[index] for name, values in scores.items()}
-    return [one]
+    return [group]
 
 
 def test_constant_weights_never_change() -> None:
@@ -84,7 +84,7 @@ def test_success_is_a_score_above_the_middle_of_the_range_so_far() -> None:
         hit=[2.0, 0.0, 1.0, None], penalty=[0.0, -0.1, -0.6, -1.0], mixed=[-1.0, 1.0, 0.0, 0.5], mute=[None] * 4
     )
     assert schedule.observe_scores(1, step) == {"hit": pytest.approx(1 / 3), "penalty": 0.5, "mixed": 0.5}
-    # the range is the run's: a step where all score alike is judged by what was seen before
+    # the range is that of the whole run: a step of equal scores is compared with earlier ones
     again = graded(hit=[0.0, 0.0], penalty=[0.0, 0.0], mixed=[1.0, 1.0], mute=[0.0, 0.0])
     assert schedule.observe_scores(2, again) == {"hit": 0.0, "penalty": 1.0, "mixed": 1.0}
 
@@ -109,18 +109,18 @@ def random_run(schedule: WeightSchedule, steps: range, seed: int) -> list[list[f
 
 @pytest.mark.parametrize("cut", [1, 7, 10, 23])
 def test_a_restored_schedule_continues_exactly(cut: int) -> None:
-    whole = random_run(adaptive(every=3, window=5), range(1, 40), 1)
-    assert len({tuple(weights) for weights in whole}) > 3
+    uninterrupted = random_run(adaptive(every=3, window=5), range(1, 40), 1)
+    assert len({tuple(weights) for weights in uninterrupted}) > 3
     first = adaptive(every=3, window=5)
     before = random_run(first, range(1, cut + 1), 1)
-    kept = first.state()
-    saved = json.loads(json.dumps(kept))
+    state = first.state()
+    saved = json.loads(json.dumps(state))
     random_run(first, range(cut + 1, 40), 2)  # what happens later does not reach into what was saved
     second = adaptive(every=3, window=5)
     second.restore(saved)
     assert second.at(cut + 1) == before[-1]
-    assert before + random_run(second, range(cut + 1, 40), 1) == whole
-    assert kept == saved != second.state()
+    assert before + random_run(second, range(cut + 1, 40), 1) == uninterrupted
+    assert state == saved != second.state()
 
 
 def test_a_restored_schedule_refuses_steps_it_has_observed() -> None:

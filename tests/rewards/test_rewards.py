@@ -20,7 +20,7 @@ from backend.rewards.runner import timeout
 from backend.rewards.runner.score import RewardError, score
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import DEFAULT_REWARDS
-from tests.support.scoring import group
+from tests.support.scoring import make_group
 
 PERFECT = "<think>2 and 2</think><answer>4</answer>"
 
@@ -31,9 +31,9 @@ def r1(text: str, answer: str = "4") -> tuple[float, ...]:
 
 
 def scored(call, *texts: str, timeout_s: float = 5.0, **about) -> list[float | None]:
-    one = group(*(texts or ("a", "b")), **about)
-    score([one], [reward_function("mine", call)], [1.0], timeout_s)
-    return [completion.scores["mine"] for completion in one.completions]
+    group = make_group(*(texts or ("a", "b")), **about)
+    score([group], [reward_function("mine", call)], [1.0], timeout_s)
+    return [completion.scores["mine"] for completion in group.completions]
 
 
 def failure(call, *texts: str, timeout_s: float = 5.0) -> str:
@@ -61,8 +61,8 @@ def failure(call, *texts: str, timeout_s: float = 5.0) -> str:
     ],
 )
 def test_a_well_formed_completion_earns_every_r1_reward_in_full(text: str) -> None:
-    # The library these names come from asked for "<think>\n" in one function and "<think> " in another: nobody could
-    # have both.
+    # The library these names come from required "<think>\n" in one function and "<think> " in another:
+    # no completion could have both.
     assert r1(text) == (2.0, 0.5, 0.5, 0.5, 0.5)
 
 
@@ -93,15 +93,15 @@ def test_each_edge_scores_as_the_table_says(text: str, expected: tuple[float, ..
 
 
 @pytest.mark.parametrize(
-    ("text", "whole"),
+    ("text", "is_integer"),
     [
         *((text, True) for text in ("4", "-3", " 007\n")),
         *((text, False) for text in ("²", "٣", "4.0", "+4", "--4", "- 4", "1 2", "−3", "4\n5", "-")),
     ],
 )
-def test_an_integer_is_ascii_digits_with_an_optional_minus(text: str, whole: bool) -> None:
+def test_an_integer_is_ascii_digits_with_an_optional_minus(text: str, is_integer: bool) -> None:
     # str.isdigit says yes to "²" and no to "-3".
-    assert r1(f"<answer>{text}</answer>")[1] == (0.5 if whole else 0.0)
+    assert r1(f"<answer>{text}</answer>")[1] == (0.5 if is_integer else 0.0)
 
 
 def test_answers_are_stripped_before_comparing_and_an_empty_one_is_never_right() -> None:
@@ -116,11 +116,11 @@ PIECES = ["<think>", "</think>", "<answer>", "</answer>", "<reasoning>", "</reas
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
 def test_no_two_format_rewards_contradict_each_other(text: str) -> None:
-    _, whole, strict, soft, count = r1(text)
+    _, integer, strict, soft, count = r1(text)
     assert strict <= soft
     assert not strict or count == 0.5
     assert not soft or extract_answer(text)
-    assert not whole or extract_answer(text)
+    assert not integer or extract_answer(text)
     assert 0 <= count <= 0.5
 
 
@@ -151,7 +151,7 @@ def test_registering_takes_a_name_or_the_functions_own(monkeypatch: pytest.Monke
     monkeypatch.setattr(registry, "_tables", [table])
 
     @register_reward_function("other")
-    def one(completions): ...
+    def named_function(completions): ...
 
     @register_reward_function()
     def two(completions): ...
@@ -159,7 +159,7 @@ def test_registering_takes_a_name_or_the_functions_own(monkeypatch: pytest.Monke
     @register_reward_function
     def three(completions): ...
 
-    assert table == {"other": one, "two": two, "three": three}
+    assert table == {"other": named_function, "two": two, "three": three}
     assert get_reward_function("two") is two
     with pytest.raises(KeyError, match="other, two, three"):
         get_reward_function("four")
@@ -191,7 +191,7 @@ def test_no_names_at_all_is_a_mistake() -> None:
 
 
 def test_reward_is_the_weighted_sum_over_functions_with_an_opinion() -> None:
-    first, second = group("a", "bb"), group("ccc")
+    first, second = make_group("a", "bb"), make_group("ccc")
     functions = [
         reward_function("length", lambda completions, **_: [len(text) for text in completions]),
         reward_function("picky", lambda completions, **_: [10 if "b" in text else None for text in completions]),
@@ -204,26 +204,26 @@ def test_reward_is_the_weighted_sum_over_functions_with_an_opinion() -> None:
 
 
 def test_a_completion_without_any_opinion_has_no_reward() -> None:
-    one = group("a", "b")
-    report = score([one], [reward_function("mute", lambda completions: [None, 1.0])], [3.0], 5.0)
-    assert [completion.reward for completion in one.completions] == [None, 3.0]
+    group = make_group("a", "b")
+    report = score([group], [reward_function("mute", lambda completions: [None, 1.0])], [3.0], 5.0)
+    assert [completion.reward for completion in group.completions] == [None, 3.0]
     assert report.unscored == 1
 
 
 def test_a_score_of_zero_is_an_opinion() -> None:
-    one = group("a")
-    report = score([one], [reward_function("harsh", lambda completions: [0])], [3.0], 5.0)
-    assert one.completions[0].reward == 0.0 and report.unscored == 0
+    group = make_group("a")
+    report = score([group], [reward_function("harsh", lambda completions: [0])], [3.0], 5.0)
+    assert group.completions[0].reward == 0.0 and report.unscored == 0
 
 
-def test_a_function_is_called_once_with_all_groups_laid_end_to_end() -> None:
+def test_a_function_is_called_once_with_the_completions_of_all_groups() -> None:
     calls = []
 
     def mine(prompts, completions, answer, types):
         calls.append((prompts, completions, answer, types))
         return [0] * len(prompts)
 
-    score([group("a", "b"), group("c", answer="5", kind="sum")], [reward_function("mine", mine)], [1.0], 5.0)
+    score([make_group("a", "b"), make_group("c", answer="5", kind="sum")], [reward_function("mine", mine)], [1.0], 5.0)
     assert calls == [(["What is 2 + 2?"] * 3, ["a", "b", "c"], ["4", "4", "5"], [None, None, "sum"])]
 
 
@@ -246,26 +246,26 @@ def test_columns_and_token_ids_are_passed_by_name() -> None:
     assert scored(mine, difficulty=3, topic="sums", prompt="raw", answer="4") == [5.0, 5.0]
 
 
-def test_a_column_that_some_rows_lack_is_none_there() -> None:
+def test_a_column_is_none_in_rows_that_lack_it() -> None:
     seen = []
-    groups = [group("a", level=1), group("b")]
+    groups = [make_group("a", level=1), make_group("b")]
     mine = reward_function("mine", lambda level: seen.extend(level) or [0, 0])
     score(groups, [mine], [1.0], 5.0)
     assert seen == [1, None]
 
 
 def test_an_unknown_required_argument_is_named_with_the_nearest_input() -> None:
-    # A real complaint about this family of trainers: `answers` where the trainer passes `answer`.
+    # Reported by users of such trainers: the function takes `answers` where the trainer passes `answer`.
     sentence = failure(lambda completions, answers: [0, 0])
     assert "asks for answers" in sentence and "the nearest is answer," in sentence
 
 
 def test_a_function_that_sorts_its_inputs_does_not_change_the_next_functions_inputs() -> None:
-    one = group("b", "a")
+    group = make_group("b", "a")
     sorts = reward_function("sorts", lambda completions: completions.sort() or [0, 0])
     looks = reward_function("looks", lambda completions: [text == "b" for text in completions])
-    score([one], [sorts, looks], [1.0, 1.0], 5.0)
-    assert [completion.scores["looks"] for completion in one.completions] == [1.0, 0.0]
+    score([group], [sorts, looks], [1.0, 1.0], 5.0)
+    assert [completion.scores["looks"] for completion in group.completions] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -325,11 +325,11 @@ def test_the_sentence_quotes_the_first_wrong_completion_shortened() -> None:
 
 
 def test_a_failure_leaves_every_completion_as_it_was() -> None:
-    one = group("a", "b")
+    group = make_group("a", "b")
     good = reward_function("good", lambda completions: [1, 1])
     with pytest.raises(RewardError):
-        score([one], [good, reward_function("bad", raises)], [1.0, 1.0], 5.0)
-    assert all(completion.scores == {} and completion.reward is None for completion in one.completions)
+        score([group], [good, reward_function("bad", raises)], [1.0, 1.0], 5.0)
+    assert all(completion.scores == {} and completion.reward is None for completion in group.completions)
 
 
 def workers() -> list[threading.Thread]:
@@ -362,7 +362,7 @@ def test_a_function_that_hangs_is_interrupted_and_named(call) -> None:
     sentence = failure(call, timeout_s=0.2)
     assert "was still running after 0.2 s (reward_timeout)" in sentence
     assert time.perf_counter() - began < 3.0
-    assert workers() == []  # its loop does not go on beside the run
+    assert workers() == []  # its event loop does not outlive the call
 
 
 def test_a_function_that_cannot_be_interrupted_still_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The shipped rewards beyond the five score as their tables say, and no text makes them slow or makes them fail."""
+"""The shipped rewards besides the five r1 functions score as their tables say, and no text makes them slow or fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from backend.spec.command import backend_environment
 from backend.spec.rewards.catalog import COMPARING_REWARDS, builtin_rewards
 from tests.support.scoring import score_of, scores_of
 
-# Where the answer stands
+# Extracting the answer
 
 
 @pytest.mark.parametrize(
@@ -116,18 +116,21 @@ def test_accuracy_has_no_opinion_without_a_dataset_answer() -> None:
 
 
 def test_an_endless_comparison_scores_0_and_the_next_one_is_compared() -> None:
-    # sympy works out 9^{9^9} in one call into C, which no thread and no Python signal handler can end.
+    # sympy computes 9^{9^9} in one call into C, which no thread and no Python signal handler can end.
     began = time.perf_counter()
     assert correct(["\\boxed{9^{9^{9}}}", "\\boxed{\\frac{14}{4}}"], ["7/2", "7/2"]) == [False, True]
     assert time.perf_counter() - began < 15
 
 
 def test_after_five_endless_comparisons_the_rest_is_compared_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(math_equality, "_math_verify_verdict", lambda right, given: asked.append(given))
+    comparisons = []
+    monkeypatch.setattr(math_equality, "_math_verify_verdict", lambda right, given: comparisons.append(given))
     texts = [f"\\boxed{{{n}!!}}" for n in range(8)] + ["\\boxed{x+1}"]
     assert correct([texts[0], *texts], ["x+1"] * 10) == [False] * 9 + [True]
-    assert asked == ["0!!", *(f"{n}!!" for n in range(math_equality.PATIENCE))]  # one text that comes twice counts once
+    assert comparisons == [
+        "0!!",
+        *(f"{n}!!" for n in range(math_equality.PATIENCE)),
+    ]  # one text that comes twice counts once
 
 
 def test_math_verify_that_cannot_start_raises_instead_of_scoring_0(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +183,7 @@ def _gone(pid: int) -> bool:
             return True
         if os.path.exists(f"/proc/{pid}/stat"):
             with open(f"/proc/{pid}/stat") as stat:
-                if stat.read().split()[2] == "Z":  # dead, and nobody has asked how
+                if stat.read().split()[2] == "Z":  # dead, and its exit status has not been collected
                     return True
         time.sleep(0.05)
     return False
@@ -241,8 +244,8 @@ def test_arithmetic_is_exact_within_its_limits(text: str, number) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="0123456789+-*/%^().=eE ", max_size=40))
 def test_arithmetic_never_fails_and_never_hangs(text: str) -> None:
-    found = value(text)
-    assert found is None or isinstance(found, Fraction)
+    number = value(text)
+    assert number is None or isinstance(number, Fraction)
 
 
 def test_math_eval_scores_the_value_of_the_expression() -> None:
@@ -384,7 +387,7 @@ TRL_THINK = re.compile(r"<think>(?!.*<think>).*?</think>", re.DOTALL)
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), st.sampled_from(["", " ", "\n\n"]))
 def test_think_format_is_trls_with_white_space_free_before_it(text: str, before: str) -> None:
-    # Said as the regular expression that it replaces, which backtracks: what it asks of text without leading space.
+    # The regular expression that it replaces, which backtracks, on text without leading white space.
     expected = float(TRL_THINK.match(text.lstrip()) is not None)
     assert score_of("think_format_reward", before + text) == expected
 
@@ -522,7 +525,7 @@ def test_any_text_gets_a_finite_score_or_none_from_each(texts: list[str], answer
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_only_the_comparing_rewards_look_at_the_answer(entry: str) -> None:
+def test_only_the_comparing_rewards_depend_on_the_answer(entry: str) -> None:
     state = TrainerState(max_completion_length=512)
     texts = ["<think>a</think><answer>A</answer>", "<answer>4</answer>", "", '{"so": 1}', "A"]
     seen = {

@@ -23,7 +23,7 @@ from backend.rewards.runner.score import RewardError, ScoreReport, score
 from backend.rewards.runner.timeout import _Gathering
 from backend.spec.faults import Mistake
 from backend.types import Completion, Group, Problem
-from tests.support.scoring import group
+from tests.support.scoring import make_group
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
 
@@ -52,7 +52,7 @@ def scored(calls, *groups: Group, timeout_s: float = 5.0, **about) -> ScoreRepor
 
 def failure(calls, *groups: Group, timeout_s: float = 5.0) -> str:
     with pytest.raises(RewardError) as caught:
-        scored(calls, *(groups or (group("a", "b"),)), timeout_s=timeout_s)
+        scored(calls, *(groups or (make_group("a", "b"),)), timeout_s=timeout_s)
     (fault,) = caught.value.faults
     assert fault.setting == "reward_functions" and fault.sentence.endswith(".") and "\n" not in fault.sentence
     return fault.sentence
@@ -60,7 +60,7 @@ def failure(calls, *groups: Group, timeout_s: float = 5.0) -> str:
 
 # Files
 
-# What TRL's documentation and the guides to it show, in their manner.
+# Functions in the style of TRL's documentation and guides.
 TRL_FILE = '''
     import re
 
@@ -104,9 +104,12 @@ def test_a_file_written_for_trl_runs_unchanged(write, tmp_path: Path) -> None:
         "r1_int_reward_func",
     ]
     assert [function.file for function in functions] == [path, path, path, path, None]
-    one = chat("<think>a</think>4", "5", ground_truth=4)
-    report = score([one], functions, [1.0] * 5, 5.0, TrainerState(step=7, max_steps=9))
-    assert [list(completion.scores.values()) for completion in one.completions] == [[1, 1, 2, 0, 0], [0, None, 2, 0, 0]]
+    group = chat("<think>a</think>4", "5", ground_truth=4)
+    report = score([group], functions, [1.0] * 5, 5.0, TrainerState(step=7, max_steps=9))
+    assert [list(completion.scores.values()) for completion in group.completions] == [
+        [1, 1, 2, 0, 0],
+        [0, None, 2, 0, 0],
+    ]
     assert (report.columns, report.metrics) == ({"judged": [7, 7]}, {"judge/share": 0.5})
 
 
@@ -122,10 +125,10 @@ def test_each_file_is_run_once_and_may_be_the_registering_one_too(write, tmp_pat
     assert capsys.readouterr().out == "loading\n"
     resolve(["trl_file.py::mine", f"{tmp_path}/../{tmp_path.name}/trl_file.py::other"], base=tmp_path)
     assert capsys.readouterr().out == "loading\n"
-    one = chat("a")
-    score([one], functions, [1.0] * 3, 5.0)
+    group = chat("a")
+    score([group], functions, [1.0] * 3, 5.0)
     # `known` is called our way, with texts; `mine` is the same function, called as TRL calls it
-    assert one.completions[0].scores == {"known": 1.0, "mine": 0.0, "other": 0.0}
+    assert group.completions[0].scores == {"known": 1.0, "mine": 0.0, "other": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -166,7 +169,7 @@ def test_a_file_that_cannot_be_used_is_refused_before_a_run(
 def test_a_failure_names_file_and_line(write, tmp_path: Path, body: str, words: str) -> None:
     write(f"import time\n\ndef f(completions, log_extra, log_metric, **kwargs):\n    {body}\n")
     with pytest.raises(RewardError) as caught:
-        score([group("a", "b")], resolve(["trl_file.py::f"], base=tmp_path), [1.0], 0.3)
+        score([make_group("a", "b")], resolve(["trl_file.py::f"], base=tmp_path), [1.0], 0.3)
     (fault,) = caught.value.faults
     assert words in fault.sentence
 
@@ -174,38 +177,38 @@ def test_a_failure_names_file_and_line(write, tmp_path: Path, body: str, words: 
 # Messages
 
 
-def seen_by(one: Group, style: str) -> tuple:
+def seen_by(group: Group, style: str) -> tuple:
     """Prompts and completions as a function of this style receives them."""
-    got = []
+    seen = []
 
-    def mine(prompts, completions):
-        got.append((prompts, completions))
+    def inputs(prompts, completions):
+        seen.append((prompts, completions))
         return [0.0] * len(completions)
 
-    function = reward_function("mine", mine)
+    function = reward_function("mine", inputs)
     if style == "trl":
         function = replace(function, dialect="trl")
-    score([one], [function], [1.0], 5.0)
-    return got[0]
+    score([group], [function], [1.0], 5.0)
+    return seen[0]
 
 
 def test_a_prompt_of_messages_gives_messages_to_trl_functions_and_text_to_ours() -> None:
     assert seen_by(chat("a", "b"), "ours") == (["What is 2 + 2?"] * 2, ["a", "b"])
-    said = [[{"role": "assistant", "content": text}] for text in ("a", "b")]
-    assert seen_by(chat("a", "b"), "trl") == ([CHAT, CHAT], said)
-    assert seen_by(chat("a", "b", column="question"), "trl") == ([CHAT, CHAT], said)
+    chats = [[{"role": "assistant", "content": text}] for text in ("a", "b")]
+    assert seen_by(chat("a", "b"), "trl") == ([CHAT, CHAT], chats)
+    assert seen_by(chat("a", "b", column="question"), "trl") == ([CHAT, CHAT], chats)
 
 
 def test_a_prompt_of_text_gives_text() -> None:
-    assert seen_by(group("a", prompt="What is 2 + 2?"), "trl") == (["What is 2 + 2?"], ["a"])
-    assert seen_by(group("a"), "trl") == (["What is 2 + 2?"], ["a"])
+    assert seen_by(make_group("a", prompt="What is 2 + 2?"), "trl") == (["What is 2 + 2?"], ["a"])
+    assert seen_by(make_group("a"), "trl") == (["What is 2 + 2?"], ["a"])
     assert seen_by(chat("a", column="messages", prompt="What is 2 + 2?"), "trl")[1] == ["a"]
     assert seen_by(chat("a", column="history", history=[{"role": "user", "content": "Else"}]), "trl")[1] == ["a"]
     assert seen_by(chat("a", column="facts", facts=[1, 2]), "trl")[1] == ["a"]
 
 
 def test_each_function_gets_its_own_copy_of_the_messages() -> None:
-    one = chat("a")
+    group = chat("a")
 
     def spoils(prompts, completions):
         prompts[0].append("x")
@@ -213,19 +216,19 @@ def test_each_function_gets_its_own_copy_of_the_messages() -> None:
         return [0.0]
 
     spoiler = replace(reward_function("spoils", spoils), dialect="trl")
-    score([one], [spoiler], [1.0], 5.0)
-    assert seen_by(one, "trl") == ([CHAT], [[{"role": "assistant", "content": "a"}]])
+    score([group], [spoiler], [1.0], 5.0)
+    assert seen_by(group, "trl") == ([CHAT], [[{"role": "assistant", "content": "a"}]])
 
 
 def test_trl_functions_get_columns_as_they_are() -> None:
-    got = {}
+    columns = {}
 
-    def mine(answer, types, completion_ids, **kwargs):
-        got.update(kwargs, answer=answer, types=types, ids=completion_ids)
+    def takes_columns(answer, types, completion_ids, **kwargs):
+        columns.update(kwargs, answer=answer, types=types, ids=completion_ids)
         return [0.0]
 
-    one = group("a", answer="four", kind="sum")
-    one.problem.row = {
+    group = make_group("a", answer="four", kind="sum")
+    group.problem.row = {
         "prompt": "p",
         "answer": 4,
         "types": "sum",
@@ -234,12 +237,17 @@ def test_trl_functions_get_columns_as_they_are() -> None:
         "extra": {"a": 1},
     }
     state = TrainerState(step=3)
-    score([one], [replace(reward_function("mine", mine), dialect="trl")], [1.0], 5.0, state)
-    assert (got["answer"], got["types"], got["ids"], got["extra"]) == ([4], ["sum"], [[0, 1]], [{"a": 1}])
-    assert got["trainer_state"] is state and "prompt" not in got
-    got.clear()
-    score([one], [reward_function("mine", mine)], [1.0], 5.0, state)
-    assert (got["answer"], got["types"]) == (["four"], ["sum"])
+    score([group], [replace(reward_function("mine", takes_columns), dialect="trl")], [1.0], 5.0, state)
+    assert (columns["answer"], columns["types"], columns["ids"], columns["extra"]) == (
+        [4],
+        ["sum"],
+        [[0, 1]],
+        [{"a": 1}],
+    )
+    assert columns["trainer_state"] is state and "prompt" not in columns
+    columns.clear()
+    score([group], [reward_function("mine", takes_columns)], [1.0], 5.0, state)
+    assert (columns["answer"], columns["types"]) == (["four"], ["sum"])
 
 
 def test_the_bench_reads_prompts_of_messages(tmp_path: Path) -> None:
@@ -259,21 +267,21 @@ def test_the_bench_reads_prompts_of_messages(tmp_path: Path) -> None:
 
 
 def test_the_trainer_state_is_passed_with_a_default_outside_a_run() -> None:
-    got = []
+    steps = []
 
-    def mine(completions, trainer_state):
-        got.append(trainer_state)
+    def takes_state(completions, trainer_state):
+        steps.append(trainer_state)
         return [trainer_state.global_step / trainer_state.max_steps] * len(completions)
 
-    one = group("a")
-    scored({"mine": mine}, one, trainer_state=TrainerState(step=5, max_steps=10, epoch=0.5))
-    assert one.completions[0].scores == {"mine": 0.5} and got[0].epoch == 0.5
-    scored({"mine": mine}, one)
-    assert one.completions[0].scores == {"mine": 0.0}
+    group = make_group("a")
+    scored({"mine": takes_state}, group, trainer_state=TrainerState(step=5, max_steps=10, epoch=0.5))
+    assert group.completions[0].scores == {"mine": 0.5} and steps[0].epoch == 0.5
+    scored({"mine": takes_state}, group)
+    assert group.completions[0].scores == {"mine": 0.0}
 
 
 def test_logged_columns_and_metrics_are_in_the_report() -> None:
-    def one(completions, log_extra, log_metric):
+    def first_logger(completions, log_extra, log_metric):
         log_extra("parts", completions[:1])
         log_extra("parts", completions[1:])  # in two pieces
         log_metric("share", 1)
@@ -290,7 +298,7 @@ def test_logged_columns_and_metrics_are_in_the_report() -> None:
         log_extra("text", [Path("x"), 1.5, [np.float64(2)]])
         return [0.0] * 3
 
-    report = scored({"one": one, "two": two, "kinds": kinds}, group("a", "b"), group("c"))
+    report = scored({"one": first_logger, "two": two, "kinds": kinds}, make_group("a", "b"), make_group("c"))
     assert report.columns == {
         "parts": ["a", "b", "c"],
         "kinds": [0, 1, 2],
@@ -302,11 +310,11 @@ def test_logged_columns_and_metrics_are_in_the_report() -> None:
 
 
 def test_a_column_belongs_to_the_function_that_logged_it_first() -> None:
-    def one(completions, log_extra):
+    def first_logger(completions, log_extra):
         log_extra("parts", completions)
         return [0.0] * len(completions)
 
-    sentence = failure({"one": one, "two": one})
+    sentence = failure({"one": first_logger, "two": first_logger})
     assert "two raised ValueError: the column parts was logged by one already" in sentence
 
 
@@ -329,31 +337,36 @@ def test_async_functions_run_concurrently() -> None:
         async def __call__(self, completions):
             return await slow(completions)
 
-    one = group("a", "bcd")
+    group = make_group("a", "bcd")
     began = time.perf_counter()
-    report = scored({"first": slow, "plain": lambda completions: [0, 0], "second": slow, "third": Slow()}, one)
+    report = scored({"first": slow, "plain": lambda completions: [0, 0], "second": slow, "third": Slow()}, group)
     assert most == 3 and time.perf_counter() - began < 0.55
-    assert list(one.completions[1].scores.items()) == [("first", 3.0), ("plain", 0.0), ("second", 3.0), ("third", 3.0)]
+    assert list(group.completions[1].scores.items()) == [
+        ("first", 3.0),
+        ("plain", 0.0),
+        ("second", 3.0),
+        ("third", 3.0),
+    ]
     assert all(report.seconds[name] >= 0.19 for name in ("first", "second", "third"))
 
 
 def test_async_functions_keep_their_event_loop_from_step_to_step() -> None:
     # A client's connections belong to the event loop that opened them; a loop of each step's own would leave them dead.
-    kept: list[asyncio.Future] = []
+    futures: list[asyncio.Future] = []
 
-    async def mine(completions):
-        if not kept:
-            kept.append(asyncio.get_running_loop().create_future())
-            kept[0].set_result(1.0)
+    async def awaits(completions):
+        if not futures:
+            futures.append(asyncio.get_running_loop().create_future())
+            futures[0].set_result(1.0)
         return [
-            await asyncio.wait_for(asyncio.shield(kept[0]), 1),
-            float(kept[0].get_loop() is asyncio.get_running_loop()),
+            await asyncio.wait_for(asyncio.shield(futures[0]), 1),
+            float(futures[0].get_loop() is asyncio.get_running_loop()),
         ]
 
-    one = group("a", "b")
+    group = make_group("a", "b")
     for _ in range(2):
-        scored({"mine": mine}, one)
-        assert [completion.scores["mine"] for completion in one.completions] == [1.0, 1.0]
+        scored({"mine": awaits}, group)
+        assert [completion.scores["mine"] for completion in group.completions] == [1.0, 1.0]
 
 
 def test_the_first_async_function_to_fail_ends_the_others() -> None:
@@ -416,9 +429,9 @@ def test_of_several_async_functions_the_failing_one_is_named(call, words: str) -
     began = time.perf_counter()
     assert words in failure({"good": good, "bad": call, "later": good}, timeout_s=0.3)
     assert time.perf_counter() - began < 3.5
-    one = group("a")
-    scored({"good": good}, one)  # the loop goes on, or a new one does
-    assert one.completions[0].scores == {"good": 1.0}
+    group = make_group("a")
+    scored({"good": good}, group)  # the event loop still works, or a new one is started
+    assert group.completions[0].scores == {"good": 1.0}
     loops = [thread for thread in threading.enumerate() if "event loop of reward" in thread.name]
     assert all(thread.daemon for thread in loops)
 
@@ -437,17 +450,17 @@ def test_a_sync_wrapper_of_an_async_function_is_called_synchronously() -> None:
     def wrapper(completions):
         return asyncio.run(good(completions))
 
-    one = group("a")
+    group = make_group("a")
     scored(
-        {"wrapper": wrapper, "partial": functools.partial(good), "lambda": lambda completions: good(completions)}, one
+        {"wrapper": wrapper, "partial": functools.partial(good), "lambda": lambda completions: good(completions)}, group
     )
-    assert one.completions[0].scores == {"wrapper": 1.0, "partial": 1.0, "lambda": 1.0}
+    assert group.completions[0].scores == {"wrapper": 1.0, "partial": 1.0, "lambda": 1.0}
 
 
 def test_none_from_an_async_function_is_no_opinion() -> None:
-    async def mine(completions):
+    async def no_opinion(completions):
         return [None, 2]
 
-    one = group("a", "b")
-    assert scored({"mine": mine}, one).unscored == 1
-    assert [completion.reward for completion in one.completions] == [None, 2.0]
+    group = make_group("a", "b")
+    assert scored({"mine": no_opinion}, group).unscored == 1
+    assert [completion.reward for completion in group.completions] == [None, 2.0]

@@ -29,7 +29,7 @@ def save(run: RunFolder, step: int, score: float | None = None, *, keep: int = 3
 
 
 def steps(run: RunFolder) -> list[int]:
-    return [one.state.step for one in all_checkpoints(run)]
+    return [saved.state.step for saved in all_checkpoints(run)]
 
 
 @pytest.mark.parametrize("is_full_model", [False, True])
@@ -41,9 +41,9 @@ def test_a_checkpoint_loads_as_it_was_saved(run: RunFolder, is_full_model: bool)
     assert path == run.checkpoints / "000100"
     name = "model.safetensors" if is_full_model else "adapters.safetensors"
     assert sorted(file.name for file in path.iterdir()) == sorted([name, "optimizer.safetensors", "state.json"])
-    found = newest(run)
-    assert found and found.state == state and found.path == path
-    for saved, loaded in ((WEIGHTS, found.weights()), (MOMENTS, found.optimizer())):
+    newest_one = newest(run)
+    assert newest_one and newest_one.state == state and newest_one.path == path
+    for saved, loaded in ((WEIGHTS, newest_one.weights()), (MOMENTS, newest_one.optimizer())):
         assert saved.keys() == loaded.keys()
         assert all(loaded[key].dtype == saved[key].dtype and mx.array_equal(loaded[key], saved[key]) for key in saved)
 
@@ -61,8 +61,8 @@ def test_an_incomplete_folder_is_no_checkpoint(run: RunFolder) -> None:
 def test_unknown_keys_of_a_later_version_s_state_are_ignored(run: RunFolder) -> None:
     file = save(run, 5) / "state.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"of_tomorrow": 1}))
-    found = newest(run)
-    assert found and found.state.step == 5
+    loaded = newest(run)
+    assert loaded and loaded.state.step == 5
 
 
 def test_leftovers_of_a_killed_process_are_ignored_and_deleted_by_the_next_save(run: RunFolder) -> None:
@@ -71,14 +71,14 @@ def test_leftovers_of_a_killed_process_are_ignored_and_deleted_by_the_next_save(
         path.rename(run.checkpoints / name) if name == ".000002" else (run.checkpoints / name).mkdir()
     assert newest(run) is None
     save(run, 2)
-    assert [one.name for one in run.checkpoints.iterdir()] == ["000002"]
+    assert [folder.name for folder in run.checkpoints.iterdir()] == ["000002"]
 
 
 def test_saving_a_step_again_replaces_it(run: RunFolder) -> None:
     save(run, 1, 0.5)
     save(run, 1, 0.75)
     assert steps(run) == [1] and all_checkpoints(run)[0].state.score == 0.75
-    assert [one.name for one in run.checkpoints.iterdir()] == ["000001"]
+    assert [folder.name for folder in run.checkpoints.iterdir()] == ["000001"]
 
 
 def test_the_newest_checkpoint_is_the_highest_step_not_the_last_name(run: RunFolder) -> None:
@@ -111,4 +111,4 @@ def test_a_failed_save_is_a_mistake_and_leaves_older_checkpoints_alone(
     monkeypatch.setattr(checkpoint, "_sync", full)
     with pytest.raises(Mistake, match=r"save_every: The checkpoint of step 2 cannot be written to .*No space left"):
         save(run, 2)
-    assert [one.name for one in run.checkpoints.iterdir()] == ["000001"] and steps(run) == [1]
+    assert [folder.name for folder in run.checkpoints.iterdir()] == ["000001"] and steps(run) == [1]

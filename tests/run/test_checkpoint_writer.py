@@ -1,4 +1,4 @@
-"""A run samples on while a checkpoint is written, and what is written is the step at which it was begun."""
+"""A run samples while a checkpoint is written, and the checkpoint is that of the step at which writing began."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ PATIENCE_S = 20
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    made = RunFolder(tmp_path / "run")
-    made.path.mkdir()
-    return made
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    return folder
 
 
 def snapshot_of(step: int, weights: dict[str, mx.array]) -> Snapshot:
@@ -40,7 +40,7 @@ def snapshot_of(step: int, weights: dict[str, mx.array]) -> Snapshot:
 
 
 def slowed(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[int]]:
-    """Writing waits for the event. Returns it and the threads that wrote."""
+    """Make the writer wait for an event. Returns the event and the list of threads that wrote."""
     go, threads, write = threading.Event(), [], mx.save_safetensors
 
     def slow(*args: Any, **more: Any) -> None:
@@ -88,8 +88,8 @@ def test_lazy_arrays_are_evaluated_before_the_writer_gets_them(run: RunFolder) -
     checkpoint_writer.begin(snapshot(TrainingState(step=1), policy, learner, config), [])
     assert checkpoint_writer.wait()
     checkpoint_writer.close()
-    found = checkpoint.newest(run)
-    assert found and found.weights()["x"].tolist() == [2, 2, 2] and found.optimizer()["step"].item() == 2
+    saved = checkpoint.newest(run)
+    assert saved and saved.weights()["x"].tolist() == [2, 2, 2] and saved.optimizer()["step"].item() == 2
 
 
 def test_a_failed_write_is_raised_by_wait_and_the_next_one_may_succeed(
@@ -124,10 +124,10 @@ def test_the_next_step_samples_while_a_checkpoint_is_written_and_updates_once_it
     complete: list[int] = []
 
     def sampled(*args: Any) -> Any:
-        made = sample(*args)
+        groups = sample(*args)
         if small_run.steps(run)[-1:] == [1]:
             go.set()
-        return made
+        return groups
 
     def learned(*args: Any) -> Any:
         complete.append(len(checkpoint.all_checkpoints(run)))
@@ -137,8 +137,8 @@ def test_the_next_step_samples_while_a_checkpoint_is_written_and_updates_once_it
     monkeypatch.setattr(Learner, "learn", learned)
     assert small_run.train_here(raw, run).kind == "finished"
     assert complete == [0, 1, 2]
-    told = [one for one in kinds_and_steps(run) if one[0] in ("step", "checkpoint")]
-    assert told == [(kind, step) for step in (1, 2, 3) for kind in ("step", "checkpoint")]
+    events = [pair for pair in kinds_and_steps(run) if pair[0] in ("step", "checkpoint")]
+    assert events == [(kind, step) for step in (1, 2, 3) for kind in ("step", "checkpoint")]
     metrics = [event["metrics"] for event in read_events(run.events) if event["kind"] == "step"]
     assert "time/save" not in metrics[0] and metrics[1]["time/save"] > 0
 
@@ -153,7 +153,7 @@ def test_a_stop_waits_for_the_checkpoint_being_written(tmp_path: Path, monkeypat
     threading.Timer(0.3, go.set).start()
     ending = small_run.train_here(raw, run, stop_when(run, lambda event: event.get("phase") == "saving"))
     assert (ending.kind, ending.step) == ("stopped", 1)
-    assert [one.state.step for one in checkpoint.all_checkpoints(run)] == [1] and len(threads) == 2, "written once"
+    assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [1] and len(threads) == 2, "written once"
     assert kinds_and_steps(run)[-2:] == [("checkpoint", 1), ("stopped", 1)]
     assert small_run.train_here(raw, run).kind == "finished" and small_run.steps(run) == list(range(1, 10))
 
@@ -172,7 +172,7 @@ def test_a_failed_checkpoint_is_tried_once_more_when_the_run_is_stopped(
     monkeypatch.setattr(mx, "save_safetensors", first_fails)
     ending = small_run.train_here(raw, run, stop_when(run, lambda event: event.get("phase") == "saving"))
     assert (ending.kind, ending.step) == ("stopped", 1)
-    assert [one.state.step for one in checkpoint.all_checkpoints(run)] == [1]
+    assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [1]
 
 
 def test_saving_holds_no_second_copy_of_the_model_in_full_fine_tuning(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,10 @@ from backend.spec.places import RunFolder
 from tests.support import small_run
 
 
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """Training in this process installs handlers for SIGINT and SIGTERM; restore those of before."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds a model and rows for all tests here."""
-    return tmp_path_factory.mktemp("parts")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and rows, shared by all tests of this file."""
+    return tmp_path_factory.mktemp("inputs")
 
 
 @pytest.fixture
@@ -48,11 +38,11 @@ def words(run: RunFolder) -> list[str]:
     return [event["word"] for event in read_events(run.events) if event["kind"] == "command"]
 
 
-def after(run: RunFolder, step: int, *said: str) -> Any:
-    """An echo that writes these commands, each once the one before was claimed, when `step` is in the diary."""
+def after(run: RunFolder, step: int, *commands: str) -> Any:
+    """An echo that writes these commands once `step` is in the diary, each after the previous one was claimed."""
 
     def speak() -> None:
-        for word in said:
+        for word in commands:
             run.say(word)
             while run.control.exists():
                 time.sleep(0.005)
@@ -166,10 +156,10 @@ def test_a_signal_ends_a_pause(run: RunFolder) -> None:
 # ── in a run ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_stopped_run_has_saved_its_last_finished_step(parts: Path, run: RunFolder) -> None:
+def test_a_stopped_run_has_saved_its_last_finished_step(inputs: Path, run: RunFolder) -> None:
     run.control.parent.mkdir(exist_ok=True)
     run.say("stop")  # of an earlier process
-    ending = small_run.train_here(small_run.settings_for(parts, iters=500), run, after(run, 2, "stop"))
+    ending = small_run.train_here(small_run.settings_for(inputs, iters=500), run, after(run, 2, "stop"))
     assert (ending.kind, ending.exit_code) == ("stopped", 3) and 2 <= ending.step < 500
     assert small_run.steps(run) == list(range(1, ending.step + 1))
     last = list(read_events(run.events))[-1]
@@ -180,16 +170,16 @@ def test_a_stopped_run_has_saved_its_last_finished_step(parts: Path, run: RunFol
     assert (run.adapters / "adapters.safetensors").exists() and not run.is_locked()
 
 
-def test_a_requested_save_is_a_checkpoint_of_the_step_that_was_running(parts: Path, run: RunFolder) -> None:
-    ending = small_run.train_here(small_run.settings_for(parts, iters=4), run, after(run, 2, "save"))
+def test_a_requested_save_is_a_checkpoint_of_the_step_that_was_running(inputs: Path, run: RunFolder) -> None:
+    ending = small_run.train_here(small_run.settings_for(inputs, iters=4), run, after(run, 2, "save"))
     assert ending.kind == "finished"
-    steps = [one.state.step for one in checkpoint.all_checkpoints(run)]
+    steps = [saved.state.step for saved in checkpoint.all_checkpoints(run)]
     assert steps[-1] == 4 and len(steps) == 2 and steps[0] in (2, 3)
 
 
-def test_sigterm_to_a_child_saves_everything_and_exits_3(parts: Path, run: RunFolder) -> None:
+def test_sigterm_to_a_child_saves_everything_and_exits_3(inputs: Path, run: RunFolder) -> None:
     """As from the window: the folder is made first, and the child trains in it until it gets SIGTERM."""
-    small_run.write_config(run.config, small_run.settings_for(parts, iters=100_000))
+    small_run.write_config(run.config, small_run.settings_for(inputs, iters=100_000))
     run.say("stop")  # of an earlier process; it must not stop this one
     command = backend_command("train", "--run", str(run.path), "--stream")
     child = subprocess.Popen(

@@ -25,7 +25,7 @@ SAMPLING = Sampling(1.0, 1.0, 0, 0.0)
 
 
 class Sampled:
-    """Stands in for Rollout: groups without a model, and a list of what happened when."""
+    """A fake Rollout: groups without a model, and a log of calls in order."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -35,9 +35,11 @@ class Sampled:
         self.log.append(f"sample {problems[0].index}")
         time.sleep(0.02)
         poll(1)
-        made = [Completion([1], [0.0], str(problem.index), "eos") for problem in problems for _ in range(group_size)]
-        cut = range(0, len(made), group_size)
-        return [Group(problem, made[at : at + group_size]) for problem, at in zip(problems, cut, strict=True)]
+        completions = [
+            Completion([1], [0.0], str(problem.index), "eos") for problem in problems for _ in range(group_size)
+        ]
+        cut = range(0, len(completions), group_size)
+        return [Group(problem, completions[at : at + group_size]) for problem, at in zip(problems, cut, strict=True)]
 
 
 def held_out(score: Any, log: list[str], **more: Any) -> dict[str, float]:
@@ -52,9 +54,9 @@ def scorer(log: list[str], seconds: float = 0.05) -> Any:
     def score(groups: list[Group]) -> None:
         log.append(f"score {groups[0].problem.index}")
         time.sleep(seconds)
-        for one in (one for group in groups for one in group.completions):
-            one.scores = {"r": float(one.text)}
-            one.reward = float(one.text)
+        for completion in (completion for group in groups for completion in group.completions):
+            completion.scores = {"r": float(completion.text)}
+            completion.reward = float(completion.text)
         log.append(f"scored {groups[0].problem.index}")
 
     return score
@@ -64,7 +66,7 @@ def test_scoring_overlaps_with_sampling_the_next_batch_and_changes_no_number() -
     overlapped, sequential = [], []
     fast = held_out(scorer(overlapped), overlapped)
     assert fast == held_out(scorer(sequential), sequential, overlap_scoring=False) and fast["reward"] == 3
-    assert sequential == [f"{what} {n}" for n in (0, 2, 4, 6) for what in ("sample", "score", "scored")]
+    assert sequential == [f"{call} {n}" for n in (0, 2, 4, 6) for call in ("sample", "score", "scored")]
     calls = [line for line in overlapped if line.startswith("sco")]
     assert calls == [line for line in sequential if line.startswith("sco")], "one call after the other, in order"
     assert overlapped.index("sample 2") < overlapped.index("scored 0") and overlapped.index(
@@ -128,9 +130,9 @@ def test_functions_that_use_mlx_are_never_called_beside_sampling(tmp_path: Path,
     )  # fmt: skip
     run = RunFolder(tmp_path / "run")
     assert small_run.train_here(raw, run).kind == "finished"
-    told = [event["metrics"] for event in read_events(run.events) if event["kind"] == "eval"]
-    assert {metrics["reward"] for metrics in told} == {0.0 if line else 1.0}
-    assert all(metrics["time/eval"] > 0 for metrics in told)
+    evaluations = [event["metrics"] for event in read_events(run.events) if event["kind"] == "eval"]
+    assert {metrics["reward"] for metrics in evaluations} == {0.0 if line else 1.0}
+    assert all(metrics["time/eval"] > 0 for metrics in evaluations)
 
 
 def test_batches_come_in_file_order_and_no_more_than_count() -> None:

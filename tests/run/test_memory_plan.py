@@ -1,4 +1,4 @@
-"""The estimate is within 15 % of the measured peak, plans keep to their limit, and what cannot fit is refused in a sentence."""
+"""The estimate is within 15 % of the measured peak, plans keep to their limit, and runs that cannot fit are refused in a sentence."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ class Case:
     def _group(self, rng: np.random.Generator) -> Group:
         problem = Problem(0, "", [], rng.integers(2, 300, self.prompt).tolist(), "")
         ids = rng.integers(2, 300, (self.group, self.completion)).tolist()
-        made = [
+        completions = [
             Completion(row, [-1.0] * len(row), "", "length", advantage=1.0 - 2 * (i % 2)) for i, row in enumerate(ids)
         ]
-        return Group(problem, made)
+        return Group(problem, completions)
 
 
 def peaks(case: Case, folder: Path) -> tuple[estimate.Estimate, int, int]:
@@ -104,13 +104,13 @@ def peaks(case: Case, folder: Path) -> tuple[estimate.Estimate, int, int]:
     policy = load_policy(config)
     shape = shape_of(folder)
     assert shape is not None
-    found = estimate.estimate(config, shape, PLENTY, case.prompt, gpu=False)
+    estimated = estimate.estimate(config, shape, PLENTY, case.prompt, gpu=False)
     plan = plan_memory(config, policy, [case.prompt], lambda sentence: None)
-    assert plan == found.plan
+    assert plan == estimated.plan
     trained = grpo_learner(policy, config, 100, **learner_limits(plan))
     mx.eval(policy.model.state, trained.optimizer.state)
     learnt = learning_peak(case, trained)  # first: it may give the reference weights of its own
-    return found, sampling_peak(case, config, policy, rollout_limits(plan)) - elsewhere, learnt - elsewhere
+    return estimated, sampling_peak(case, config, policy, rollout_limits(plan)) - elsewhere, learnt - elsewhere
 
 
 def sampling_peak(case: Case, config: Config, policy: Policy, limits: dict[str, Any]) -> int:
@@ -119,7 +119,7 @@ def sampling_peak(case: Case, config: Config, policy: Policy, limits: dict[str, 
     mx.clear_cache()
     mx.reset_peak_memory()
     groups = sampler.sample([group.problem for group in case.groups()], case.group, sampling_of(config), 0, 0)
-    assert all(len(one.tokens) == case.completion for group in groups for one in group.completions)
+    assert all(len(completion.tokens) == case.completion for group in groups for completion in group.completions)
     return mx.get_peak_memory()
 
 
@@ -178,11 +178,11 @@ IN_CI = ("T 256, recomputed", "full, V 8k, KL", "four prompts, accumulated", "4 
     "case", [case if case.name in IN_CI else pytest.param(case, marks=pytest.mark.proof) for case in CASES], ids=str
 )
 def test_the_estimate_is_within_15_percent_of_the_measured_peak(case: Case, tmp_path: Path) -> None:
-    found, sampled, learnt = peaks(case, case.folder(tmp_path))
-    print(f"{case.name} | {found.rollout.total / 1e6:.1f} {sampled / 1e6:.1f} {found.rollout.total / sampled:.3f} | "
-          f"{found.training.total / 1e6:.1f} {learnt / 1e6:.1f} {found.training.total / learnt:.3f}")  # fmt: skip
-    assert found.training.total == pytest.approx(learnt, rel=0.15)
-    assert found.rollout.total == pytest.approx(sampled, rel=0.15)
+    estimated, sampled, learnt = peaks(case, case.folder(tmp_path))
+    print(f"{case.name} | {estimated.rollout.total / 1e6:.1f} {sampled / 1e6:.1f} {estimated.rollout.total / sampled:.3f} | "
+          f"{estimated.training.total / 1e6:.1f} {learnt / 1e6:.1f} {estimated.training.total / learnt:.3f}")  # fmt: skip
+    assert estimated.training.total == pytest.approx(learnt, rel=0.15)
+    assert estimated.rollout.total == pytest.approx(sampled, rel=0.15)
 
 
 # ── the terms of the estimate ────────────────────────────────────────────────────────────────────────────────────────
@@ -199,13 +199,13 @@ def test_weights_adapters_and_optimizer_state_are_exact(kind: str, train_type: s
     config = SMALL.config(small_model).model_copy(update={"optimizer": kind, "train_type": train_type})
     policy = load_policy(config)
     optimizer = grpo_learner(policy, config, 100).optimizer
-    found = estimate.estimate(config, _shape(small_model), PLENTY, 64).training.to_dict()
+    parts = estimate.estimate(config, _shape(small_model), PLENTY, 64).training.to_dict()
     learns = sum(array.nbytes for array in policy.trainable().values())
-    everything = sum(array.nbytes for _, array in tree_flatten(policy.model.parameters()))
-    assert found["weights"] == everything - (0 if train_type == "full" else learns)
-    assert found.get("adapters", learns) == learns
+    model_bytes = sum(array.nbytes for _, array in tree_flatten(policy.model.parameters()))
+    assert parts["weights"] == model_bytes - (0 if train_type == "full" else learns)
+    assert parts.get("adapters", learns) == learns
     remembered = sum(array.nbytes for name, array in tree_flatten(optimizer.state) if array.size > 1)
-    assert found["optimizer"] == pytest.approx(remembered, rel=0.03)
+    assert parts["optimizer"] == pytest.approx(remembered, rel=0.03)
 
 
 @pytest.mark.parametrize("quantization", ["4", "8", "mxfp4"])
@@ -214,8 +214,8 @@ def test_weights_quantised_after_loading_are_within_a_percent(quantization: str,
     config = case.config(case.folder(tmp_path))
     policy = load_policy(config)
     held = sum(array.nbytes for _, array in tree_flatten(policy.model.parameters()))
-    found = estimate.estimate(config, _shape(Path(config.model)), PLENTY, 64).training.to_dict()
-    assert found["weights"] + found["adapters"] == pytest.approx(held, rel=0.01)
+    parts = estimate.estimate(config, _shape(Path(config.model)), PLENTY, 64).training.to_dict()
+    assert parts["weights"] + parts["adapters"] == pytest.approx(held, rel=0.01)
 
 
 @pytest.mark.parametrize("model", [{}, {"tie": False}, EXPERTS, {"arch": "llama"}, {"bits": 4}], ids=str)
@@ -224,19 +224,19 @@ def test_config_json_alone_gives_the_weights_within_two_percent(model: dict[str,
     read, computed = _shape(folder), shape_from(json.loads((folder / "config.json").read_text()))
     assert read.exact and computed is not None and not computed.exact
     assert computed.weights == pytest.approx(read.weights, rel=0.02)
-    usual = {one.name.removeprefix("mlp.") for one in computed.layers[0]}
-    assert usual <= {one.name.removeprefix("mlp.") for one in read.layers[0]}
+    usual = {matrix.name.removeprefix("mlp.") for matrix in computed.layers[0]}
+    assert usual <= {matrix.name.removeprefix("mlp.") for matrix in read.layers[0]}
 
 
 def test_nested_configs_are_read_and_an_unknown_architecture_is_a_rough_estimate(tmp_path: Path) -> None:
     folder = Case("nested").folder(tmp_path)
-    found = json.loads((folder / "config.json").read_text())
-    nested = shape_from({"model_type": "outer", "text_config": found, "torch_dtype": "float32"})
+    model_config = json.loads((folder / "config.json").read_text())
+    nested = shape_from({"model_type": "outer", "text_config": model_config, "torch_dtype": "float32"})
     assert nested is not None and nested.hidden == 128 and nested.is_transformer
     mamba = shape_of(tiny_model(tmp_path / "mamba", "mamba"))
     assert mamba is not None and not mamba.is_transformer and not mamba.has_full_attention
-    said = estimate.estimate(Case("any").config(folder), mamba, PLENTY, 64)
-    assert said.sentence.startswith("Roughly") and said.training.total > mamba.weights
+    estimated = estimate.estimate(Case("any").config(folder), mamba, PLENTY, 64)
+    assert estimated.sentence.startswith("Roughly") and estimated.training.total > mamba.weights
     assert shape_of(tmp_path) is None
 
 
@@ -251,11 +251,11 @@ def test_a_run_stays_below_its_memory_limit(share: float, tmp_path: Path) -> Non
     free = estimate.estimate(config, _shape(folder), PLENTY, case.prompt)
     limit = share * free.total
     held = config.model_copy(update={"memory_limit": limit / estimate.GB})
-    found, notes = estimate.estimate(held, _shape(folder), PLENTY, case.prompt), []
+    estimated, notes = estimate.estimate(held, _shape(folder), PLENTY, case.prompt), []
     policy = load_policy(held)
     plan = plan_memory(held, policy, [case.prompt], notes.append)
-    assert plan == found.plan and found.reductions and notes == [found.sentence]
-    assert found.plan.recompute == (share < 0.5)
+    assert plan == estimated.plan and estimated.reductions and notes == [estimated.sentence]
+    assert estimated.plan.recompute == (share < 0.5)
     assert learning_peak(case, grpo_learner(policy, held, 100, **learner_limits(plan))) < limit
     assert sampling_peak(case, held, policy, rollout_limits(plan)) < limit
 
@@ -309,30 +309,30 @@ def _big() -> ModelShape:
     """A model of 8 billion weights in 16 bits."""
     sizes = {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
              "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936, "tie_word_embeddings": False}  # fmt: skip
-    found = shape_from({"model_type": "qwen3", "torch_dtype": "bfloat16", **sizes})
-    assert found is not None and found.weights == pytest.approx(16.4e9, rel=0.01)
-    return found
+    shape = shape_from({"model_type": "qwen3", "torch_dtype": "bfloat16", **sizes})
+    assert shape is not None and shape.weights == pytest.approx(16.4e9, rel=0.01)
+    return shape
 
 
 def test_the_fault_names_a_change_of_settings_that_fits() -> None:
     config = parse({"model": "m", "data": "d.jsonl"})
-    found = estimate.estimate(config, _big(), 12 * estimate.GB, 128)
-    assert not found.fits and "it does not fit" in found.sentence
-    fault = found.fault
+    estimated = estimate.estimate(config, _big(), 12 * estimate.GB, 128)
+    assert not estimated.fits and "it does not fit" in estimated.sentence
+    fault = estimated.fault
     assert fault is not None and fault.setting == "memory_limit" and "12.0 GB" in fault.sentence
     assert "With 4-bit quantization it would need" in fault.sentence
-    asked = re.search(r"set Memory limit to (\d+) GB", fault.sentence)
-    assert asked is not None
+    advice = re.search(r"set Memory limit to (\d+) GB", fault.sentence)
+    assert advice is not None
     changed = estimate.estimate(config.model_copy(update={"quantization": "4"}), _big(), 12 * estimate.GB, 128)
     assert changed.fits and changed.fault is None
-    insisted = config.model_copy(update={"memory_limit": float(asked[1])})
+    insisted = config.model_copy(update={"memory_limit": float(advice[1])})
     assert estimate.estimate(insisted, _big(), 12 * estimate.GB, 128).fits
 
 
 def test_a_smaller_model_is_advised_where_no_setting_helps() -> None:
     config = parse({"model": "m", "data": "d.jsonl", "quantization": "4"})
-    found = estimate.estimate(config, _big(), 2 * estimate.GB, 128)
-    assert found.fault is not None and "Choose a smaller model" in found.fault.sentence
+    estimated = estimate.estimate(config, _big(), 2 * estimate.GB, 128)
+    assert estimated.fault is not None and "Choose a smaller model" in estimated.fault.sentence
 
 
 def test_a_run_that_cannot_fit_is_refused_and_one_that_is_constrained_notes_it(tmp_path: Path) -> None:
@@ -350,16 +350,16 @@ def test_a_run_that_cannot_fit_is_refused_and_one_that_is_constrained_notes_it(t
 def test_the_estimate_verb_prints_the_same_numbers_in_words_and_in_json(tmp_path: Path) -> None:
     raw = settings_for(tmp_path)
     file = write_config(tmp_path / "c.yaml", raw)
-    told = CliRunner().invoke(app(), ["estimate", str(file), "--json"])
-    found = json.loads(told.stdout)
-    assert told.exit_code == 0 and found["fits"] and found["limit"] == found["machine"]
-    assert {"rollout", "training", "total", "machine", "limit", "fits", "sentence", "plan"} <= found.keys()
+    result = CliRunner().invoke(app(), ["estimate", str(file), "--json"])
+    estimated = json.loads(result.stdout)
+    assert result.exit_code == 0 and estimated["fits"] and estimated["limit"] == estimated["machine"]
+    assert {"rollout", "training", "total", "machine", "limit", "fits", "sentence", "plan"} <= estimated.keys()
     for phase in ("rollout", "training"):
-        assert found[phase]["total"] == sum(size for name, size in found[phase].items() if name != "total")
-    assert found["total"] == max(found["rollout"]["total"], found["training"]["total"])
-    assert 16 < found["prompt"] < 80  # of the data's own longest prompt
-    shown = CliRunner().invoke(app(), ["estimate", str(file), "--prompt", "100"])
-    assert shown.exit_code == 0 and "KV cache" in shown.stdout and "prompts of 100" in " ".join(shown.stdout.split())
+        assert estimated[phase]["total"] == sum(size for name, size in estimated[phase].items() if name != "total")
+    assert estimated["total"] == max(estimated["rollout"]["total"], estimated["training"]["total"])
+    assert 16 < estimated["prompt"] < 80  # of the data's own longest prompt
+    table = CliRunner().invoke(app(), ["estimate", str(file), "--prompt", "100"])
+    assert table.exit_code == 0 and "KV cache" in table.stdout and "prompts of 100" in " ".join(table.stdout.split())
     missing = CliRunner().invoke(
         app(), ["estimate", str(write_config(tmp_path / "d.yaml", raw | {"model": "no/where"}))]
     )
@@ -368,8 +368,8 @@ def test_the_estimate_verb_prints_the_same_numbers_in_words_and_in_json(tmp_path
 
 def test_a_model_too_large_is_found_by_check(tmp_path: Path) -> None:
     file = write_config(tmp_path / "c.yaml", settings_for(tmp_path, memory_limit=1e-4))
-    told = CliRunner().invoke(app(), ["check", str(file)])
-    assert told.exit_code == 2 and told.stderr.startswith("memory_limit: ")
+    result = CliRunner().invoke(app(), ["check", str(file)])
+    assert result.exit_code == 2 and result.stderr.startswith("memory_limit: ")
 
 
 def test_mlx_s_memory_limit_is_restored_with_the_policy_s_end(small_model: Path) -> None:
@@ -422,6 +422,6 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _shape(folder: Path) -> ModelShape:
-    found = shape_of(folder)
-    assert found is not None
-    return found
+    shape = shape_of(folder)
+    assert shape is not None
+    return shape

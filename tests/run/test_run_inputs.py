@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +34,6 @@ def length(prompts, completions, answer, types=None):
 def plain(completions, **kwargs):
     return [1.0 for _ in completions]
 """
-
-
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """Training in this process installs handlers for SIGINT and SIGTERM; restore those of before."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -34,13 +34,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 
 def test_the_archive_summary_reads_the_run(run: RunFolder) -> None:
-    found = summary(run)
-    assert (found.state, found.step, found.iterations, found.model) == ("finished", 3, 3, "model")
-    assert found.sentence == "Finished after 3 steps." and found.began == 1795334318.50037
-    assert (found.reward_before, found.reward) == (0.29528862341362344, 0.3536270442520442)
+    result = summary(run)
+    assert (result.state, result.step, result.iterations, result.model) == ("finished", 3, 3, "model")
+    assert result.sentence == "Finished after 3 steps." and result.began == 1795334318.50037
+    assert (result.reward_before, result.reward) == (0.29528862341362344, 0.3536270442520442)
 
 
-def test_the_diary_is_read_whole(run: RunFolder) -> None:
+def test_every_event_of_the_diary_is_read(run: RunFolder) -> None:
     events = list(read_events(run.events))
     assert [event["seq"] for event in events] == list(range(13))
     assert [event["kind"] for event in events if event["kind"] != "phase"] == [
@@ -56,12 +56,12 @@ def test_the_settings_of_the_run_mean_what_they_meant(run: RunFolder) -> None:
 
 
 def test_a_yaml_in_mlx_lm_loras_words_gives_the_settings_of_the_run(run: RunFolder) -> None:
-    here = run.path.parent
+    folder = run.path.parent
     written = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-    resolved = load(here / "settings.yaml")
-    paths = {"model": str(here / "model"), "data": str(here / "rows.jsonl")}
-    paths |= {"reward_functions_file": str(here / "rewards.py")}
-    names = ["low_half", "short", f'{here}/rewards.py::has_digit(name="digits")']
+    resolved = load(folder / "settings.yaml")
+    paths = {"model": str(folder / "model"), "data": str(folder / "rows.jsonl")}
+    paths |= {"reward_functions_file": str(folder / "rewards.py")}
+    names = ["low_half", "short", f'{folder}/rewards.py::has_digit(name="digits")']
     assert {key: getattr(resolved, key) for key in written} == written | paths | {"reward_functions": names}
 
 
@@ -86,10 +86,10 @@ def group_from(row: GroupRow) -> Group:
     """The group that a step would have had to write this row."""
     completions = [
         Completion(
-            tokens=[5] * one["tokens"], logps=[], text=one["text"], stop=one["stop"], scores=one["rewards"],
-            reward=one["reward"], advantage=one["advantage"], logged=one.get("logged", {}),
+            tokens=[5] * completion["tokens"], logps=[], text=completion["text"], stop=completion["stop"], scores=completion["rewards"],
+            reward=completion["reward"], advantage=completion["advantage"], logged=completion.get("logged", {}),
         )
-        for one in row["completions"]
+        for completion in row["completions"]
     ]  # fmt: skip
     return Group(group_of(row, 0, "a row").problem, completions)
 
@@ -99,12 +99,12 @@ def test_its_completions_are_scored_as_they_were(run: RunFolder) -> None:
     groups = read_groups(run.completions)
     scorer = SandboxClient()
     try:
-        found = score_lines(scorer, [line_of(group) for group in groups], ScoringSettings.of(load(run.config)))
+        report = score_lines(scorer, [line_of(group) for group in groups], ScoringSettings.of(load(run.config)))
     finally:
         scorer.close()
-    assert not any(function["error"] for function in found["functions"])
-    written = [one for groups in rows_of(run).values() for row in groups for one in row["completions"]]
-    scored = [one for group in found["scored"] for one in group]
+    assert not any(function["error"] for function in report["functions"])
+    written = [completion for groups in rows_of(run).values() for row in groups for completion in row["completions"]]
+    scored = [completion for group in report["scored"] for completion in group]
     assert len(scored) == len(written) == 18
     for new, old in zip(scored, written, strict=True):
         assert new["rewards"] == old["rewards"] | {"low_half": None}
@@ -115,7 +115,7 @@ def test_a_finished_run_is_not_resumed(run: RunFolder) -> None:
     assert has_finished(run)
 
 
-def test_the_run_goes_on_from_its_checkpoint_to_the_step_it_had_and_further(run: RunFolder) -> None:
+def test_the_run_resumes_from_its_checkpoint_past_its_last_step(run: RunFolder) -> None:
     """As if it had been killed in its third step: the diary ends within a line, and the last checkpoint is missing."""
     before = rows_of(run)
     third = next(event for event in read_events(run.events) if event.get("step") == 3)
@@ -138,4 +138,4 @@ def test_the_run_goes_on_from_its_checkpoint_to_the_step_it_had_and_further(run:
 
 
 def _texts(row: GroupRow) -> list[str]:
-    return [row["prompt"], *(one["text"] for one in row["completions"])]
+    return [row["prompt"], *(completion["text"] for completion in row["completions"])]

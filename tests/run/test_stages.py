@@ -41,9 +41,9 @@ def seldom(prompts, completions, answer, types=None, completion_ids=None):
 
 @register_reward_function("even_prompts")
 def even_prompts(prompts, completions, answer, types=None):
-    """Tells the completions of "What is 4 plus 4?" apart, and those of odd numbers not."""
+    """Scores vary over the completions of even prompts ("What is 4 plus 4?") and are all 1 for odd ones."""
     even = [int(prompt.split()[2]) % 2 == 0 for prompt in prompts]
-    return [float(i % 2) if tells else 1.0 for i, tells in enumerate(even)]
+    return [float(i % 2) if is_even else 1.0 for i, is_even in enumerate(even)]
 
 @register_reward_function("all_alike")
 def all_alike(prompts, completions, answer, types=None):
@@ -52,20 +52,15 @@ def all_alike(prompts, completions, answer, types=None):
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("parts")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
     (folder / "rewards.py").write_text(REWARDS)
     return folder
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    return RunFolder(tmp_path / "runs" / "mine")
-
-
-def settings(parts: Path, rewards: list[str], **changes: Any) -> dict[str, Any]:
-    about = {"reward_functions": rewards, "reward_weights": [], "reward_functions_file": str(parts / "rewards.py")}
-    return small_run.settings_for(parts, **about | {"learning_rate": 1e-3} | changes)
+def settings(inputs: Path, rewards: list[str], **changes: Any) -> dict[str, Any]:
+    about = {"reward_functions": rewards, "reward_weights": [], "reward_functions_file": str(inputs / "rewards.py")}
+    return small_run.settings_for(inputs, **about | {"learning_rate": 1e-3} | changes)
 
 
 def stages_of(config: Config, steps: int) -> ScoringStages:
@@ -93,16 +88,16 @@ def train_interrupted(raw: dict[str, Any], run: RunFolder, *steps: int) -> None:
     assert small_run.train_here(raw, run).kind == "finished"
 
 
-def assert_same_run(one: RunFolder, other: RunFolder) -> None:
+def assert_same_run(first_run: RunFolder, second_run: RunFolder) -> None:
     """The same weights, optimizer and state to the last bit, the same completions, rewards and advantages."""
-    saved = [checkpoint.newest(run) for run in (one, other)]
+    saved = [checkpoint.newest(run) for run in (first_run, second_run)]
     assert saved[0] and saved[1] and saved[0].state.step == saved[1].state.step
-    for what in ("weights", "optimizer"):
-        first, second = (getattr(each, what)() for each in saved)
+    for attribute in ("weights", "optimizer"):
+        first, second = (getattr(checkpoint_, attribute)() for checkpoint_ in saved)
         assert all(np.array_equal(np.array(x), np.array(second[name])) for name, x in first.items())
-    for what in ("updates", "cursor", "num_tokens", "reward_weights"):
-        assert getattr(saved[0].state, what) == getattr(saved[1].state, what)
-    assert one.completions.read_text() == other.completions.read_text()
+    for attribute in ("updates", "cursor", "num_tokens", "reward_weights"):
+        assert getattr(saved[0].state, attribute) == getattr(saved[1].state, attribute)
+    assert first_run.completions.read_text() == second_run.completions.read_text()
 
 
 # ---- stages ----------------------------------------------------------------------------------------------------
@@ -114,34 +109,36 @@ STAGES: list[dict[str, Any]] = [
 ]
 
 
-def test_stages_switch_at_their_step_and_decide_the_length_of_the_run(parts: Path, run: RunFolder) -> None:
-    raw = settings(parts, ["low", "high"], reward_weights=[0.5, 0.25], stages=STAGES, iters=1000)
+def test_stages_switch_at_their_step_and_decide_the_length_of_the_run(inputs: Path, run: RunFolder) -> None:
+    raw = settings(inputs, ["low", "high"], reward_weights=[0.5, 0.25], stages=STAGES, iters=1000)
     assert small_run.train_here(raw, run).step == 6
     (started,) = [event for event in read_events(run.events) if event["kind"] == "started"]
     assert started["iterations"] == 6
-    wanted = [{"low": 1.0}] * 2 + [{"high": 2.0, "low": -1.0}] * 3 + [{"low": 0.5, "high": 0.25}]
-    for line, weights in zip(lines(run), wanted, strict=True):
-        for one in line["completions"]:
-            assert one["rewards"].keys() == weights.keys()
-            assert one["reward"] == pytest.approx(sum(weights[name] * x for name, x in one["rewards"].items()))
-    for told, weights in zip(metrics(run), wanted, strict=True):
-        assert {name.split("/")[1] for name in told if name.startswith("rewards/")} == weights.keys()
+    expected = [{"low": 1.0}] * 2 + [{"high": 2.0, "low": -1.0}] * 3 + [{"low": 0.5, "high": 0.25}]
+    for line, weights in zip(lines(run), expected, strict=True):
+        for completion in line["completions"]:
+            assert completion["rewards"].keys() == weights.keys()
+            assert completion["reward"] == pytest.approx(
+                sum(weights[name] * x for name, x in completion["rewards"].items())
+            )
+    for step_metrics, weights in zip(metrics(run), expected, strict=True):
+        assert {name.split("/")[1] for name in step_metrics if name.startswith("rewards/")} == weights.keys()
 
 
 def test_a_run_resumed_at_the_border_of_two_stages_and_within_one_equals_the_uninterrupted_one(
-    parts: Path, run: RunFolder, tmp_path: Path
+    inputs: Path, run: RunFolder, tmp_path: Path
 ) -> None:
     uninterrupted = RunFolder(tmp_path / "uninterrupted")
-    raw = settings(parts, ["low", "high"], stages=STAGES, num_iterations=2, lr_schedule="cosine", lr_final=0.0)
+    raw = settings(inputs, ["low", "high"], stages=STAGES, num_iterations=2, lr_schedule="cosine", lr_final=0.0)
     assert small_run.train_here(raw, uninterrupted).kind == "finished"
     train_interrupted(raw, run, 2, 3)
     assert_same_run(run, uninterrupted)
 
 
-def test_the_learning_rate_schedule_spans_all_stages(parts: Path, run: RunFolder) -> None:
+def test_the_learning_rate_schedule_spans_all_stages(inputs: Path, run: RunFolder) -> None:
     falls = {"lr_schedule": "linear", "lr_warmup_steps": 0, "lr_decay_fraction": 1.0, "lr_final": 0.0, "iters": 1000}
-    assert small_run.train_here(settings(parts, ["low", "high"], stages=STAGES, **falls), run).kind == "finished"
-    assert [told["learning_rate"] for told in metrics(run)] == pytest.approx([1e-3 * (1 - i / 6) for i in range(6)])
+    assert small_run.train_here(settings(inputs, ["low", "high"], stages=STAGES, **falls), run).kind == "finished"
+    assert [step["learning_rate"] for step in metrics(run)] == pytest.approx([1e-3 * (1 - i / 6) for i in range(6)])
 
 
 @pytest.mark.parametrize(
@@ -152,44 +149,44 @@ def test_the_learning_rate_schedule_spans_all_stages(parts: Path, run: RunFolder
     ],
     ids=["unknown", "count"],
 )
-def test_a_stage_that_cannot_be_scored_is_a_fault_of_check(parts: Path, stage: dict[str, Any], says: str) -> None:
-    (fault,) = check(settings(parts, ["low"], stages=[stage]))
+def test_a_stage_that_cannot_be_scored_is_a_fault_of_check(inputs: Path, stage: dict[str, Any], says: str) -> None:
+    (fault,) = check(settings(inputs, ["low"], stages=[stage]))
     assert fault.sentence.startswith(says) and fault.sentence.endswith(".")
 
 
-def test_a_stage_without_weights_weighs_each_function_1(parts: Path) -> None:
+def test_a_stage_without_weights_weighs_each_function_1(inputs: Path) -> None:
     for written in ({}, {"reward_weights": []}, {"reward_weights": None}):
         stages = [{"iters": 1, "reward_functions": ["low", "high"]} | written]
-        scoring = stages_of(parse(settings(parts, ["low"], stages=stages)), 9)
+        scoring = stages_of(parse(settings(inputs, ["low"], stages=stages)), 9)
         assert scoring.steps == 1 and scoring.stage(1).weights.at(1) == [1.0, 1.0]
 
 
 # ---- changing weights ------------------------------------------------------------------------------------------
 
 
-def test_linear_weights_end_at_reward_weights_final(parts: Path, run: RunFolder) -> None:
+def test_linear_weights_end_at_reward_weights_final(inputs: Path, run: RunFolder) -> None:
     about = {"reward_weight_schedule": "linear", "reward_weights_final": [0.0, 3.0], "iters": 4}
-    assert small_run.train_here(settings(parts, ["low", "high"], **about), run).kind == "finished"
-    told = [[step[f"reward_weights/{name}"] for name in ("low", "high")] for step in metrics(run)]
-    assert told[0] == [1, 1] and told[-1] == [0, 3]
-    assert np.array(told) == pytest.approx(np.linspace([1, 1], [0, 3], 4))
+    assert small_run.train_here(settings(inputs, ["low", "high"], **about), run).kind == "finished"
+    weights = [[step[f"reward_weights/{name}"] for name in ("low", "high")] for step in metrics(run)]
+    assert weights[0] == [1, 1] and weights[-1] == [0, 3]
+    assert np.array(weights) == pytest.approx(np.linspace([1, 1], [0, 3], 4))
     for step, line in enumerate(lines(run)):
-        for one in line["completions"]:
-            wanted = told[step][0] * one["rewards"]["low"] + told[step][1] * one["rewards"]["high"]
-            assert one["reward"] == pytest.approx(wanted)
+        for completion in line["completions"]:
+            reward = weights[step][0] * completion["rewards"]["low"] + weights[step][1] * completion["rewards"]["high"]
+            assert completion["reward"] == pytest.approx(reward)
 
 
-def test_adaptive_weights_survive_a_resume(parts: Path, run: RunFolder, tmp_path: Path) -> None:
+def test_adaptive_weights_survive_a_resume(inputs: Path, run: RunFolder, tmp_path: Path) -> None:
     """`seldom` succeeds in 1 of 4 completions: after ten steps its weight is 1.2 times as large."""
     uninterrupted = RunFolder(tmp_path / "uninterrupted")
     about = {"reward_weight_schedule": "adaptive", "iters": 13, "group_size": 4, "max_completion_length": 3}
-    raw = settings(parts, ["seldom", "low"], reward_weights=[0.5, 1.0], **about)
+    raw = settings(inputs, ["seldom", "low"], reward_weights=[0.5, 1.0], **about)
     assert small_run.train_here(raw, uninterrupted).kind == "finished"
-    told = [step["reward_weights/seldom"] for step in metrics(uninterrupted)]
-    assert told == pytest.approx([0.5] * 10 + [0.6] * 3)
+    weights = [step["reward_weights/seldom"] for step in metrics(uninterrupted)]
+    assert weights == pytest.approx([0.5] * 10 + [0.6] * 3)
     train_interrupted(raw, run, 4, 11)  # with some success rates collected, and with a weight changed
     assert_same_run(run, uninterrupted)
-    assert [step["reward_weights/seldom"] for step in metrics(run)] == told
+    assert [step["reward_weights/seldom"] for step in metrics(run)] == weights
 
 
 # ---- baselines -------------------------------------------------------------------------------------------------
@@ -203,26 +200,26 @@ def scoring_of(weights: list[float], group_size: int, **about: Any) -> ScoringSt
 
 
 def groups_of(scores: list[list[float | None]], size: int, names: list[str]) -> list[Group]:
-    made = [Completion([5], [0.0], "", "eos", scores=dict(zip(names, row, strict=True))) for row in scores]
-    return [Group(Problem(i, "", [], [5], ""), made[i : i + size]) for i in range(0, len(made), size)]
+    completions = [Completion([5], [0.0], "", "eos", scores=dict(zip(names, row, strict=True))) for row in scores]
+    return [Group(Problem(i, "", [], [5], ""), completions[i : i + size]) for i in range(0, len(completions), size)]
 
 
 def compared(scores: list[list[float | None]], weights: list[float], size: int, **about: Any) -> list[float]:
     scoring = scoring_of(weights, size, **about)
     groups = groups_of(scores, size, scoring.stage(1).names)
     scoring.fill_advantages(groups, 1)
-    return [one.advantage for group in groups for one in group.completions]
+    return [completion.advantage for group in groups for completion in group.completions]
 
 
 SCORES: list[list[float | None]] = [
     [1, 0], [None, 1], [0, None], [None, None],  # weighed 1 and 2: rewards 1, 2, 0 and none
-    [3, 0], [None, None], [None, None], [None, None],  # one opinion: there is nobody to compare with
+    [3, 0], [None, None], [None, None], [None, None],  # only one score in the group: nothing to compare it with
     [1, 1], [1, 1], [None, 1.5], [3, 0],  # 3, 3, 3, 3
 ]  # fmt: skip
 
 
 def test_leave_one_out_with_missing_scores_computed_by_hand() -> None:
-    # Against the mean of the others: 1 − (2 + 0)/2, 2 − (1 + 0)/2, 0 − (1 + 2)/2; nothing for who has no reward.
+    # Against the mean of the others: 1 − (2 + 0)/2, 2 − (1 + 0)/2, 0 − (1 + 2)/2; 0 for a completion without a reward.
     unscaled = [0, 1.5, -1.5, 0] + [0] * 8
     about = {"advantage_baseline": "leave_one_out"}
     assert compared(SCORES, [1, 2], 4, scale_rewards="none", **about) == pytest.approx(unscaled)
@@ -237,16 +234,16 @@ def test_normalize_then_sum_computed_by_hand() -> None:
     # Each function's z-scores in its group are ±1/√(4/3); sums of ±z: 0, −2z, 0, 2z; over their own deviation.
     z = 1 / (2 * np.sqrt(1 / 3))
     spread = np.sqrt(8 * z * z / 3)
-    wanted = [0, -2 * z / spread, 0, 2 * z / spread]
+    expected = [0, -2 * z / spread, 0, 2 * z / spread]
     assert compared(scores, [1, 1], 4, multi_objective_aggregation="normalize_then_sum") == pytest.approx(
-        wanted, abs=1e-3
+        expected, abs=1e-3
     )
     drowned = compared(scores, [1, 1], 4)
     assert drowned[0] > 0.8 and drowned[2] < -0.8
 
 
 def test_a_group_has_a_gradient_when_two_scored_completions_differ() -> None:
-    """A completion without a score beside one that has one was once taken for a difference."""
+    """A scored and an unscored completion were once taken for a difference."""
     for rows, has_gradient in (
         ([[1, 0], [None, 1]], True),
         ([[1, 0], [None, None]], False),
@@ -271,27 +268,27 @@ def taken(config: Config, count: int) -> list[int]:
     return order[:count]
 
 
-def by_hand(config: Config, steps: int, wanted: int, rounds: int) -> tuple[list[list[int]], list[int]]:
+def by_hand(config: Config, steps: int, prompts: int, rounds: int) -> tuple[list[list[int]], list[int]]:
     """The numbers that each step learns from, and the stream's cursor after it."""
     prompt_stream, cursor, chosen, cursors = taken(config, 1000), 0, [], []
     for _ in range(steps):
         kept: list[int] = []
         spare: list[int] = []
         for _ in range(rounds):
-            drawn = prompt_stream[cursor : cursor + wanted - len(kept)]
-            cursor += len(drawn)
-            kept += [n for n in drawn if n % 2 == 0]
-            spare += [n for n in drawn if n % 2]
-            if len(kept) == wanted:
+            next_numbers = prompt_stream[cursor : cursor + prompts - len(kept)]
+            cursor += len(next_numbers)
+            kept += [n for n in next_numbers if n % 2 == 0]
+            spare += [n for n in next_numbers if n % 2]
+            if len(kept) == prompts:
                 break
-        chosen.append(kept + spare[: wanted - len(kept)])
+        chosen.append(kept + spare[: prompts - len(kept)])
         cursors.append(cursor)
     return chosen, cursors
 
 
-def numbers(run: RunFolder, wanted: int) -> list[list[int]]:
-    found = [int(line["prompt"].split()[2]) for line in lines(run)]
-    return [found[i : i + wanted] for i in range(0, len(found), wanted)]
+def numbers(run: RunFolder, prompts: int) -> list[list[int]]:
+    taken = [int(line["prompt"].split()[2]) for line in lines(run)]
+    return [taken[i : i + prompts] for i in range(0, len(taken), prompts)]
 
 
 DYNAMIC: dict[str, Any] = {
@@ -305,61 +302,61 @@ DYNAMIC: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def dynamic(parts: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def dynamic(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """An uninterrupted run with dynamic sampling."""
     run = RunFolder(tmp_path_factory.mktemp("dynamic") / "run")
-    assert small_run.train_here(settings(parts, ["even_prompts"], **DYNAMIC), run).kind == "finished"
+    assert small_run.train_here(settings(inputs, ["even_prompts"], **DYNAMIC), run).kind == "finished"
     return run
 
 
-def test_dynamic_sampling_takes_prompts_until_every_group_has_a_gradient(parts: Path, dynamic: RunFolder) -> None:
-    raw, run = settings(parts, ["even_prompts"], **DYNAMIC), dynamic
+def test_dynamic_sampling_takes_prompts_until_every_group_has_a_gradient(inputs: Path, dynamic: RunFolder) -> None:
+    raw, run = settings(inputs, ["even_prompts"], **DYNAMIC), dynamic
     chosen, cursors = by_hand(parse(raw), 4, 3, 10)
     assert numbers(run, 3) == chosen and all(n % 2 == 0 for step in chosen for n in step)
-    assert [one.state.cursor for one in checkpoint.all_checkpoints(run)] == cursors and cursors[-1] > 4 * 3
-    assert [told["frac_reward_zero_std"] for told in metrics(run)] == [0] * 4
-    assert np.cumsum([told["dynamic_sampling/prompts"] for told in metrics(run)]).tolist() == cursors
+    assert [saved.state.cursor for saved in checkpoint.all_checkpoints(run)] == cursors and cursors[-1] > 4 * 3
+    assert [step_metrics["frac_reward_zero_std"] for step_metrics in metrics(run)] == [0] * 4
+    assert np.cumsum([step_metrics["dynamic_sampling/prompts"] for step_metrics in metrics(run)]).tolist() == cursors
 
 
-def test_a_step_is_filled_up_after_dynamic_sampling_rounds(parts: Path, run: RunFolder) -> None:
+def test_a_step_is_filled_up_after_dynamic_sampling_rounds(inputs: Path, run: RunFolder) -> None:
     rounds = 2
-    raw = settings(parts, ["even_prompts"], **DYNAMIC | {"dynamic_sampling_rounds": rounds})
+    raw = settings(inputs, ["even_prompts"], **DYNAMIC | {"dynamic_sampling_rounds": rounds})
     assert small_run.train_here(raw, run).kind == "finished"
     chosen, cursors = by_hand(parse(raw), 4, 3, rounds)
     assert numbers(run, 3) == chosen and any(n % 2 for step in chosen for n in step)
-    assert [one.state.cursor for one in checkpoint.all_checkpoints(run)] == cursors
+    assert [saved.state.cursor for saved in checkpoint.all_checkpoints(run)] == cursors
 
 
-def test_without_any_gradient_every_step_takes_all_its_rounds(parts: Path, run: RunFolder) -> None:
-    raw = settings(parts, ["all_alike"], **DYNAMIC | {"dynamic_sampling_rounds": 3, "iters": 2})
+def test_without_any_gradient_every_step_takes_all_its_rounds(inputs: Path, run: RunFolder) -> None:
+    raw = settings(inputs, ["all_alike"], **DYNAMIC | {"dynamic_sampling_rounds": 3, "iters": 2})
     assert small_run.train_here(raw, run).kind == "finished"
     assert [len(step) for step in numbers(run, 3)] == [3, 3]
-    assert [one.state.cursor for one in checkpoint.all_checkpoints(run)] == [9, 18]
-    assert [told["frac_reward_zero_std"] for told in metrics(run)] == [1, 1]
+    assert [saved.state.cursor for saved in checkpoint.all_checkpoints(run)] == [9, 18]
+    assert [step_metrics["frac_reward_zero_std"] for step_metrics in metrics(run)] == [1, 1]
 
 
 def test_random_numbers_belong_to_the_position_in_the_stream_whatever_the_round(
-    parts: Path, run: RunFolder, tmp_path: Path
+    inputs: Path, run: RunFolder, tmp_path: Path
 ) -> None:
     """The first step's completions are those that the same positions give without dynamic sampling."""
     plain = RunFolder(tmp_path / "plain")
-    small_run.train_here(settings(parts, ["even_prompts"], **DYNAMIC | {"iters": 1}), run)
-    small_run.train_here(settings(parts, ["even_prompts"], batch_size=8, iters=1, beta=0.02), plain)
-    drawn = {line["prompt"]: [one["text"] for one in line["completions"]] for line in lines(plain)}
-    assert len(drawn) == 8
+    small_run.train_here(settings(inputs, ["even_prompts"], **DYNAMIC | {"iters": 1}), run)
+    small_run.train_here(settings(inputs, ["even_prompts"], batch_size=8, iters=1, beta=0.02), plain)
+    texts = {line["prompt"]: [completion["text"] for completion in line["completions"]] for line in lines(plain)}
+    assert len(texts) == 8
     for line in lines(run):
-        assert [one["text"] for one in line["completions"]] == drawn[line["prompt"]]
+        assert [completion["text"] for completion in line["completions"]] == texts[line["prompt"]]
 
 
-def test_a_resumed_dynamic_run_equals_the_uninterrupted_one(parts: Path, run: RunFolder, dynamic: RunFolder) -> None:
-    train_interrupted(settings(parts, ["even_prompts"], **DYNAMIC), run, 2)
+def test_a_resumed_dynamic_run_equals_the_uninterrupted_one(inputs: Path, run: RunFolder, dynamic: RunFolder) -> None:
+    train_interrupted(settings(inputs, ["even_prompts"], **DYNAMIC), run, 2)
     assert_same_run(run, dynamic)
 
 
 def test_a_stop_between_two_rounds_takes_nothing_from_the_stream(
-    parts: Path, run: RunFolder, dynamic: RunFolder, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, run: RunFolder, dynamic: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raw = settings(parts, ["even_prompts"], **DYNAMIC)
+    raw = settings(inputs, ["even_prompts"], **DYNAMIC)
     scored, calls = ScoringStages.score, []
 
     def score(scoring: ScoringStages, *args: Any, **more: Any) -> Any:
@@ -368,8 +365,8 @@ def test_a_stop_between_two_rounds_takes_nothing_from_the_stream(
             run.say("stop")
         return scored(scoring, *args, **more)
 
-    told = [int(step["dynamic_sampling/prompts"]) for step in metrics(dynamic)]
-    assert told[1] > 3, "step 2 has one round only, so this shows nothing"
+    prompts = [int(step["dynamic_sampling/prompts"]) for step in metrics(dynamic)]
+    assert prompts[1] > 3, "step 2 has one round only, so this shows nothing"
     rounds_before = _rounds(raw, 0) + 1
     with monkeypatch.context() as patch:
         patch.setattr(ScoringStages, "score", score)
@@ -384,15 +381,15 @@ def _rounds(raw: dict[str, Any], step: int) -> int:
     prompt_stream, (_, cursors) = taken(parse(raw), 1000), by_hand(parse(raw), step + 1, 3, 10)
     cursor, kept, rounds = cursors[step - 1] if step else 0, 0, 0
     while cursor < cursors[step]:
-        drawn = prompt_stream[cursor : cursor + 3 - kept]
-        cursor, kept, rounds = cursor + len(drawn), kept + sum(n % 2 == 0 for n in drawn), rounds + 1
+        next_numbers = prompt_stream[cursor : cursor + 3 - kept]
+        cursor, kept, rounds = cursor + len(next_numbers), kept + sum(n % 2 == 0 for n in next_numbers), rounds + 1
     return rounds
 
 
 # ---- several batches a rollout ---------------------------------------------------------------------------------
 
 
-def test_several_batches_and_iterations_of_a_rollout(parts: Path, run: RunFolder, tmp_path: Path) -> None:
+def test_several_batches_and_iterations_of_a_rollout(inputs: Path, run: RunFolder, tmp_path: Path) -> None:
     """2 batches of 2 prompts, each learned from twice: 4 updates and 4 prompts a step; resumed, the same run."""
     uninterrupted = RunFolder(tmp_path / "uninterrupted")
     about = {
@@ -403,22 +400,24 @@ def test_several_batches_and_iterations_of_a_rollout(parts: Path, run: RunFolder
         "epsilon": 1e-4,
         "group_size": 4,
     }
-    raw = settings(parts, ["low"], **about)
+    raw = settings(inputs, ["low"], **about)
     assert small_run.train_here(raw, uninterrupted).kind == "finished"
     saved = checkpoint.newest(uninterrupted)
     assert saved and (saved.state.updates, saved.state.cursor) == (12, 12)
     assert [line["step"] for line in lines(uninterrupted)] == [1] * 4 + [2] * 4 + [3] * 4
-    assert all(told["clip_ratio_total"] > 0 for told in metrics(uninterrupted))
+    assert all(step["clip_ratio_total"] > 0 for step in metrics(uninterrupted))
     train_interrupted(raw, run, 1)
     assert_same_run(run, uninterrupted)
 
 
-def test_masked_truncated_completions_give_no_gradient(parts: Path, tmp_path: Path) -> None:
+def test_masked_truncated_completions_give_no_gradient(inputs: Path, tmp_path: Path) -> None:
     """With a limit of two tokens nearly every completion is cut off; the reward of each still counts in its group."""
     for masked in (False, True):
         run = RunFolder(tmp_path / str(masked))
         about = {"mask_truncated_completions": masked, "max_completion_length": 2, "seed": 3}
-        assert small_run.train_here(settings(parts, ["low"], group_size=4, **about), run).kind == "finished"
-        told = metrics(run)
-        assert all(step["hit_max_tokens_ratio"] == 1 for step in told) and any(step["reward_std"] > 0 for step in told)
-        assert all((step["grad_norm"] == 0) == masked for step in told if step["frac_reward_zero_std"] < 1)
+        assert small_run.train_here(settings(inputs, ["low"], group_size=4, **about), run).kind == "finished"
+        steps = metrics(run)
+        assert all(step["hit_max_tokens_ratio"] == 1 for step in steps) and any(
+            step["reward_std"] > 0 for step in steps
+        )
+        assert all((step["grad_norm"] == 0) == masked for step in steps if step["frac_reward_zero_std"] < 1)

@@ -34,9 +34,9 @@ def test_phases_and_the_rest_add_up_to_the_step() -> None:
         with timer.phase(phase):
             clock.now += inside
         clock.now += after
-    told = timer.metrics()
-    assert (told["time/rollout"], told["time/reward"], told["time/train"]) == (5.0, 1.0, 4.0)
-    assert (told["time/other"], told["time/step"], timer.elapsed()) == (1.75, 11.75, 11.75)
+    seconds = timer.metrics()
+    assert (seconds["time/rollout"], seconds["time/reward"], seconds["time/train"]) == (5.0, 1.0, 4.0)
+    assert (seconds["time/other"], seconds["time/step"], timer.elapsed()) == (1.75, 11.75, 11.75)
     assert timer.rate(50, "rollout") == 10
 
 
@@ -63,10 +63,10 @@ def test_peak_memory_is_measured_by_phase_and_overall() -> None:
         megabytes(40)
     with timer.phase("rollout"):
         megabytes(10)
-    told = {name: value - before for name, value in timer.metrics().items() if name.startswith("peak")}
-    assert told["peak_memory_gb/rollout"] == pytest.approx(0.020, abs=0.003)
-    assert told["peak_memory_gb/train"] == pytest.approx(0.040, abs=0.003)
-    assert told["peak_memory_gb"] == pytest.approx(0.060, abs=0.003)
+    peaks = {name: value - before for name, value in timer.metrics().items() if name.startswith("peak")}
+    assert peaks["peak_memory_gb/rollout"] == pytest.approx(0.020, abs=0.003)
+    assert peaks["peak_memory_gb/train"] == pytest.approx(0.040, abs=0.003)
+    assert peaks["peak_memory_gb"] == pytest.approx(0.060, abs=0.003)
 
 
 def test_phases_add_up_to_steps_and_steps_to_the_time_between_their_events(tmp_path: Path) -> None:
@@ -75,22 +75,22 @@ def test_phases_add_up_to_steps_and_steps_to_the_time_between_their_events(tmp_p
     assert small_run.train_here(raw, run).kind == "finished"
     steps = [event for event in read_events(run.events) if event["kind"] == "step"]
     for event in steps:
-        took: dict[str, Any] = event["metrics"]
-        parts = sum(took[f"time/{part}"] for part in (*TIMED_PHASES, "other"))
-        assert parts == pytest.approx(took["time/step"], rel=0.01, abs=0.002)
-        assert all(took[f"time/{part}"] >= 0 for part in (*TIMED_PHASES, "other"))
-        assert max(took["peak_memory_gb/rollout"], took["peak_memory_gb/train"]) <= took["peak_memory_gb"]
-        assert min(took["peak_memory_gb/rollout"], took["peak_memory_gb/train"]) > 0
-    told = sum(event["metrics"]["time/step"] for event in steps[1:])
-    went_by = steps[-1]["t"] - steps[0]["t"]
+        phases: dict[str, Any] = event["metrics"]
+        parts = sum(phases[f"time/{part}"] for part in (*TIMED_PHASES, "other"))
+        assert parts == pytest.approx(phases["time/step"], rel=0.01, abs=0.002)
+        assert all(phases[f"time/{part}"] >= 0 for part in (*TIMED_PHASES, "other"))
+        assert max(phases["peak_memory_gb/rollout"], phases["peak_memory_gb/train"]) <= phases["peak_memory_gb"]
+        assert min(phases["peak_memory_gb/rollout"], phases["peak_memory_gb/train"]) > 0
+    measured_s = sum(event["metrics"]["time/step"] for event in steps[1:])
+    elapsed_s = steps[-1]["t"] - steps[0]["t"]
     between = 0.01 * (len(steps) - 1)  # control file, health rules, beginning a checkpoint
-    assert went_by - between <= told <= went_by + 0.002
+    assert elapsed_s - between <= measured_s <= elapsed_s + 0.002
 
 
 def test_a_run_sets_the_wired_limit_once_where_the_device_recommends_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a Mac, where what is not wired may be paged out under the GPU."""
+    """As on a Mac, where memory that is not wired may be paged out."""
     limits: list[int] = []
     monkeypatch.setattr(mx, "device_info", lambda *_: {"max_recommended_working_set_size": 12_345})
     monkeypatch.setattr(mx, "set_wired_limit", limits.append)

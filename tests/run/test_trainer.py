@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,34 +79,20 @@ WHOLE: dict[str, Any] = {
     "epsilon": 1e-3, "dropout": 0.1, "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 1e-5, "save_every": 2,
     "steps_per_eval": 3, "validation_split": 0.25, "max_completion_length": 10, "top_p": 0.9, "top_k": 0,
 }  # fmt: skip
-"""Everything a resumed run could get wrong: schedule, moments, dropout, random numbers, order of the rows, evaluation."""
-
-
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """Training in this process installs handlers for SIGINT and SIGTERM; restore those of before."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+"""Settings with everything that a resumed run could get wrong: schedule, moments, dropout, random numbers, order of the rows, evaluation."""
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("parts")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
     (folder / "rewards.py").write_text(REWARDS)
     return folder
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    return RunFolder(tmp_path / "runs" / "mine")
-
-
-def settings(parts: Path, reward: str | list[str] = "share", **changes: Any) -> dict[str, Any]:
+def settings(inputs: Path, reward: str | list[str] = "share", **changes: Any) -> dict[str, Any]:
     names = [reward] if isinstance(reward, str) else reward
-    rewards = {"reward_functions": names, "reward_weights": [], "reward_functions_file": str(parts / "rewards.py")}
-    return small_run.settings_for(parts, **rewards | changes)
+    rewards = {"reward_functions": names, "reward_weights": [], "reward_functions_file": str(inputs / "rewards.py")}
+    return small_run.settings_for(inputs, **rewards | changes)
 
 
 def events(run: RunFolder, kind: str) -> list[dict[str, Any]]:
@@ -120,8 +106,8 @@ def weights(run: RunFolder) -> dict[str, np.ndarray]:
     return {name: np.array(x) for name, x in saved.weights().items()}
 
 
-def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
+    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
 
 
 def completion_steps(run: RunFolder) -> list[int]:
@@ -130,11 +116,11 @@ def completion_steps(run: RunFolder) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(parts: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def uninterrupted(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run that every interrupted one must equal."""
     run = RunFolder(tmp_path_factory.mktemp("uninterrupted") / "run")
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    assert small_run.train_here(settings(parts, **WHOLE), run).kind == "finished"
+    assert small_run.train_here(settings(inputs, **WHOLE), run).kind == "finished"
     signal.signal(signal.SIGINT, before[0])
     signal.signal(signal.SIGTERM, before[1])
     return run
@@ -151,11 +137,12 @@ def assert_equals(run: RunFolder, uninterrupted: RunFolder) -> None:
     assert same(weights(run), weights(uninterrupted))
     assert small_run.steps(run) == small_run.steps(uninterrupted) == list(range(1, WHOLE["iters"] + 1))
     assert run.completions.read_text() == uninterrupted.completions.read_text()
-    for one, other in zip(events(run, "step"), events(uninterrupted, "step"), strict=True):
-        mine, theirs = untimed(one["metrics"]), untimed(other["metrics"])
-        assert mine == theirs, [name for name in mine | theirs if mine.get(name) != theirs.get(name)]
+    for step, expected_step in zip(events(run, "step"), events(uninterrupted, "step"), strict=True):
+        actual, expected = untimed(step["metrics"]), untimed(expected_step["metrics"])
+        assert actual == expected, [name for name in actual | expected if actual.get(name) != expected.get(name)]
     evaluated = [
-        [(event["step"], untimed(event["metrics"])) for event in events(one, "eval")] for one in (run, uninterrupted)
+        [(event["step"], untimed(event["metrics"])) for event in events(folder, "eval")]
+        for folder in (run, uninterrupted)
     ]
     assert evaluated[0] == evaluated[1]
     numbers = [event["seq"] for event in read_events(run.events)]
@@ -178,14 +165,14 @@ def test_every_step_carries_every_metric(uninterrupted: RunFolder) -> None:
 
 
 def test_the_diary_has_every_event_in_order(uninterrupted: RunFolder) -> None:
-    told = list(read_events(uninterrupted.events))
+    diary = list(read_events(uninterrupted.events))
     assert small_run.kinds(uninterrupted) == [
         "started", "eval", "step", "step", "checkpoint", "step", "eval", "step", "checkpoint", "step", "step", "eval",
         "checkpoint", "finished",
     ]  # fmt: skip
-    assert [event["seq"] for event in told] == list(range(len(told)))
-    assert all(event["v"] == 1 and event["t"] > 1.7e9 for event in told)
-    assert told[0] | {"phase": "loading"} == told[0] and {e["phase"] for e in told if e["kind"] == "phase"} <= set(
+    assert [event["seq"] for event in diary] == list(range(len(diary)))
+    assert all(event["v"] == 1 and event["t"] > 1.7e9 for event in diary)
+    assert diary[0] | {"phase": "loading"} == diary[0] and {e["phase"] for e in diary if e["kind"] == "phase"} <= set(
         PHASES
     )
     (started,) = events(uninterrupted, "started")
@@ -204,30 +191,34 @@ def test_completions_jsonl_has_every_group_with_its_rewards_and_advantages(unint
     assert [line["step"] for line in lines] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
     for line in lines:
         assert line["prompt"].startswith("What is") and line["answer"].isdigit() and len(line["completions"]) == 4
-        for one in line["completions"]:
-            assert one["tokens"] <= 10 and one["stop"] in ("eos", "length") and isinstance(one["text"], str)
-            assert one["reward"] == one["rewards"]["share"]
-        assert sum(one["advantage"] for one in line["completions"]) == pytest.approx(0, abs=1e-3)
+        for completion in line["completions"]:
+            assert (
+                completion["tokens"] <= 10
+                and completion["stop"] in ("eos", "length")
+                and isinstance(completion["text"], str)
+            )
+            assert completion["reward"] == completion["rewards"]["share"]
+        assert sum(completion["advantage"] for completion in line["completions"]) == pytest.approx(0, abs=1e-3)
 
 
-def test_epochs_decide_the_number_of_steps(parts: Path, run: RunFolder) -> None:
-    ending = small_run.train_here(settings(parts, epochs=2, batch_size=3), run)
+def test_epochs_decide_the_number_of_steps(inputs: Path, run: RunFolder) -> None:
+    ending = small_run.train_here(settings(inputs, epochs=2, batch_size=3), run)
     assert ending.step == 6  # 2 × 8 rows, 3 a step
     prompts = [json.loads(line)["prompt"] for line in run.completions.read_text().splitlines()]
     assert len(set(prompts[:8])) == len(set(prompts[8:16])) == 8, "every row once a pass"
 
 
-def test_a_row_that_comes_again_is_sampled_with_new_random_numbers(parts: Path, run: RunFolder) -> None:
+def test_a_row_that_comes_again_is_sampled_with_new_random_numbers(inputs: Path, run: RunFolder) -> None:
     """Random numbers belong to a position in the run. Keyed by the row alone, a policy that hardly moves would repeat itself."""
-    row = small_run.write_rows(parts / "one_row.jsonl", count=1)
-    small_run.train_here(settings(parts, data=str(row), learning_rate=1e-9, batch_size=2), run)
+    row = small_run.write_rows(inputs / "one_row.jsonl", count=1)
+    small_run.train_here(settings(inputs, data=str(row), learning_rate=1e-9, batch_size=2), run)
     lines = [json.loads(line) for line in run.completions.read_text().splitlines()]
-    texts = [one["text"] for line in lines for one in line["completions"]]
+    texts = [completion["text"] for line in lines for completion in line["completions"]]
     assert len({line["prompt"] for line in lines}) == 1 and len(set(texts)) == len(texts) == 12
 
 
-def test_a_reward_function_that_returns_none_does_not_stop_the_run(parts: Path, run: RunFolder) -> None:
-    ending = small_run.train_here(settings(parts, "silent"), run)
+def test_a_reward_function_that_returns_none_does_not_stop_the_run(inputs: Path, run: RunFolder) -> None:
+    ending = small_run.train_here(settings(inputs, "silent"), run)
     assert ending.kind == "finished"
     assert [event["metrics"]["reward"] for event in events(run, "step")] == [None] * 3
     text = (run.checkpoints / "000003" / "state.json").read_text()
@@ -237,14 +228,14 @@ def test_a_reward_function_that_returns_none_does_not_stop_the_run(parts: Path, 
 
 
 def test_seq_step_size_is_the_prefill_chunk_of_long_prompts(
-    parts: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces: list[int] = []
     prefill = Rollout._prefill
     monkeypatch.setattr(
         Rollout, "_prefill", lambda self, prompts: pieces.append(self.prefill_chunk) or prefill(self, prompts)
     )
-    small_run.train_here(settings(parts, iters=1, efficient_long_context=True, seq_step_size=16), run)
+    small_run.train_here(settings(inputs, iters=1, efficient_long_context=True, seq_step_size=16), run)
     assert set(pieces) == {16}
 
 
@@ -265,25 +256,25 @@ def rewards_of(run: RunFolder, raw: dict[str, Any]) -> list[float]:
 @pytest.mark.parametrize(
     "seed", [0, pytest.param(1, marks=pytest.mark.proof), pytest.param(2, marks=pytest.mark.proof)]
 )
-def test_full_fine_tuning_learns_to_write_one_token(parts: Path, run: RunFolder, seed: int) -> None:
-    """From chance (1 in 320) to hardly anything else."""
+def test_full_fine_tuning_learns_to_write_one_token(inputs: Path, run: RunFolder, seed: int) -> None:
+    """The share of the token rises from chance (1 in 320) to nearly 1."""
     full = {"train_type": "full", "learning_rate": 1e-2, "seed": seed}
-    rewards = rewards_of(run, settings(parts, "one_token", **LEARNING | full))
+    rewards = rewards_of(run, settings(inputs, "one_token", **LEARNING | full))
     assert rewards[0] < 0.05 and np.mean(rewards[-3:]) > 0.8
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("train_type", ["lora", "dora"])
-def test_adapters_learn_a_reward(parts: Path, run: RunFolder, train_type: str) -> None:
-    """A frozen random head cannot favour one token much, or half of them entirely: this is near what it can do."""
+def test_adapters_learn_a_reward(inputs: Path, run: RunFolder, train_type: str) -> None:
+    """With a frozen random head, adapters cannot favour one token much, or half of them entirely: this is near their limit."""
     adapters = {"train_type": train_type, "learning_rate": 5e-3, "beta": 0.01}
-    rewards = rewards_of(run, settings(parts, "share", **LEARNING | adapters))
+    rewards = rewards_of(run, settings(inputs, "share", **LEARNING | adapters))
     assert rewards[0] < 0.55 and np.mean(rewards[-5:]) > 0.7
 
 
-def test_another_seed_gives_other_completions(parts: Path, uninterrupted: RunFolder, run: RunFolder) -> None:
+def test_another_seed_gives_other_completions(inputs: Path, uninterrupted: RunFolder, run: RunFolder) -> None:
     """That the same seed gives the same run is what every resumed run below shows."""
-    small_run.train_here(settings(parts, **WHOLE | {"seed": 1, "iters": 1}), run)
+    small_run.train_here(settings(inputs, **WHOLE | {"seed": 1, "iters": 1}), run)
     first_lines = [each.completions.read_text().splitlines()[:2] for each in (run, uninterrupted)]
     assert first_lines[0] != first_lines[1]
 
@@ -293,13 +284,13 @@ def test_another_seed_gives_other_completions(parts: Path, uninterrupted: RunFol
 
 @pytest.mark.parametrize("moment", ["after a step", "while it saves"])
 def test_a_killed_run_that_is_resumed_equals_the_uninterrupted_one(
-    parts: Path, uninterrupted: RunFolder, run: RunFolder, moment: str
+    inputs: Path, uninterrupted: RunFolder, run: RunFolder, moment: str
 ) -> None:
     """A child process, SIGKILL at a random moment after the first checkpoint, then resumed."""
     chance = random.Random()
-    step = chance.randint(3, 5)  # the checkpoint of step 2 stands by then
+    step = chance.randint(3, 5)  # the checkpoint of step 2 exists by then
     wait = chance.uniform(0, 0.05) if moment == "after a step" else chance.uniform(0, 0.01)
-    small_run.write_config(run.config, settings(parts, **WHOLE))
+    small_run.write_config(run.config, settings(inputs, **WHOLE))
     command = backend_command("train", "--run", str(run.path), "--stream")
     unhurried = backend_environment() | {"SECONDS_A_SCORE": "0.05"}
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unhurried)
@@ -315,7 +306,7 @@ def test_a_killed_run_that_is_resumed_equals_the_uninterrupted_one(
     child.communicate()
     killed = f"killed {wait:.3f} s after {f'step {step}' if moment == 'after a step' else 'the second save began'}"
     assert small_run.kinds(run)[-1] not in ("finished", "failed"), killed
-    assert small_run.train_here(settings(parts, **WHOLE), run).kind == "finished", killed
+    assert small_run.train_here(settings(inputs, **WHOLE), run).kind == "finished", killed
     assert events(run, "started")[-1]["resumed_from"] in (2, 4), killed
     assert_equals(run, uninterrupted)
 
@@ -334,12 +325,13 @@ def stop_in(run: RunFolder, phase: str, step: int) -> Callable[[dict[str, Any]],
     ("phase", "last_step"), [("sampling", 2), ("scoring", 2), ("learning", 3), ("evaluating", 3), ("saving", 4)]
 )
 def test_a_stop_leaves_the_last_finished_step_and_loses_nothing(
-    parts: Path, uninterrupted: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch, phase: str, last_step: int
+    inputs: Path, uninterrupted: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch, phase: str, last_step: int
 ) -> None:
-    """Before its updates step 3 is given up; once they have begun it is finished; evaluating and saving are made up for."""
+    """A stop before the updates of step 3 discards it; after they began, it is finished. An evaluation or save that was due is repeated
+    after the resume."""
     monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
     asked_in = {"evaluating": 3, "saving": 4}.get(phase, 2)
-    ending = small_run.train_here(settings(parts, **WHOLE), run, stop_in(run, phase, asked_in))
+    ending = small_run.train_here(settings(inputs, **WHOLE), run, stop_in(run, phase, asked_in))
     assert (ending.kind, ending.exit_code, ending.step) == ("stopped", 3, last_step)
     assert small_run.steps(run) == list(range(1, last_step + 1)) and completion_steps(run)[-1] == last_step
     saved = checkpoint.newest(run)
@@ -347,12 +339,12 @@ def test_a_stop_leaves_the_last_finished_step_and_loses_nothing(
     assert (saved.state.step, saved.state.updates, saved.state.cursor) == (last_step, 2 * last_step, 2 * last_step)
     if phase in ("scoring", "saving"):
         return  # resumed as after sampling and after step 4's checkpoint, which other cases do
-    assert small_run.train_here(settings(parts, **WHOLE), run).kind == "finished"
+    assert small_run.train_here(settings(inputs, **WHOLE), run).kind == "finished"
     assert_equals(run, uninterrupted)
 
 
-def test_a_resumed_diary_names_the_checkpoint_it_came_from(parts: Path, run: RunFolder) -> None:
-    raw = settings(parts, iters=4, save_every=2)
+def test_a_resumed_diary_names_the_checkpoint_it_came_from(inputs: Path, run: RunFolder) -> None:
+    raw = settings(inputs, iters=4, save_every=2)
     small_run.train_here(raw, run, stop_in_step(run, 2))
     small_run.train_here(raw, run)
     assert [event["step"] for event in events(run, "checkpoint")] == [2, 4]
@@ -363,7 +355,7 @@ def stop_in_step(run: RunFolder, step: int) -> Callable[[dict[str, Any]], None]:
 
 
 def test_a_paused_run_equals_the_uninterrupted_one_and_its_clocks_stop(
-    parts: Path, uninterrupted: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, uninterrupted: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens per second are computed from these times: a pause in the middle of a rollout must not halve them."""
     monkeypatch.setattr(telemetry, "PHASE_EVERY_S", 0)
@@ -374,7 +366,7 @@ def test_a_paused_run_equals_the_uninterrupted_one_and_its_clocks_stop(
         if event.get("phase") == "paused":
             threading.Timer(0.5, run.say, ["resume"]).start()
 
-    assert small_run.train_here(settings(parts, **WHOLE), run, echo).kind == "finished"
+    assert small_run.train_here(settings(inputs, **WHOLE), run, echo).kind == "finished"
     assert_equals(run, uninterrupted)
     assert [event["word"] for event in events(run, "command")][:2] == ["pause", "resume"]
     steps = events(run, "step")
@@ -392,9 +384,9 @@ def test_a_paused_run_equals_the_uninterrupted_one_and_its_clocks_stop(
     [("raises", "raised ZeroDivisionError"), ("hangs", "was still running after 0.2 s (reward_timeout)")],
 )
 def test_a_reward_function_that_fails_ends_the_run_with_the_last_step_saved(
-    parts: Path, run: RunFolder, reward: str, says: str
+    inputs: Path, run: RunFolder, reward: str, says: str
 ) -> None:
-    ending = small_run.train_here(settings(parts, ["share", reward], reward_timeout=0.2), run)
+    ending = small_run.train_here(settings(inputs, ["share", reward], reward_timeout=0.2), run)
     assert (ending.kind, ending.step, ending.exit_code) == ("failed", 2, 2)
     last = list(read_events(run.events))[-1]
     assert (last["kind"], last["sentence"], "traceback" in last) == ("failed", ending.sentence, False)
@@ -417,10 +409,12 @@ def failing_at(count: int, work: Callable[..., Any], error: Exception) -> Callab
     return call
 
 
-def test_a_bug_is_in_the_diary_with_its_traceback(parts: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_in_the_diary_with_its_traceback(
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The traceback was once formatted after the exception had been handled, so every bug report read “NoneType: None”."""
     monkeypatch.setattr(Learner, "learn", failing_at(3, Learner.learn, ZeroDivisionError("a bug")))
-    ending = small_run.train_here(settings(parts), run)
+    ending = small_run.train_here(settings(inputs), run)
     assert (ending.kind, ending.step, ending.exit_code) == ("failed", 2, 1)
     last = list(read_events(run.events))[-1]
     assert last["sentence"] == "ZeroDivisionError: a bug"
@@ -431,21 +425,21 @@ def test_a_bug_is_in_the_diary_with_its_traceback(parts: Path, run: RunFolder, m
 
 
 def test_weights_between_the_updates_of_a_step_are_not_saved_as_the_step_before(
-    parts: Path, uninterrupted: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, uninterrupted: RunFolder, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failure between the two updates of step 4 once left a checkpoint called 3 with half of step 4 in it."""
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "_apply", failing_at(8, Learner._apply, MemoryError("no memory")))
-        ending = small_run.train_here(settings(parts, **WHOLE), run)
+        ending = small_run.train_here(settings(inputs, **WHOLE), run)
     assert (ending.kind, ending.exit_code) == ("failed", 1)
     saved = checkpoint.newest(run)
     assert saved and saved.state.step == 2
-    assert small_run.train_here(settings(parts, **WHOLE), run).kind == "finished"
+    assert small_run.train_here(settings(inputs, **WHOLE), run).kind == "finished"
     assert_equals(run, uninterrupted)
 
 
 def test_a_full_disk_is_one_sentence_and_the_older_checkpoint_stays(
-    parts: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         write = mx.save_safetensors
@@ -457,7 +451,7 @@ def test_a_full_disk_is_one_sentence_and_the_older_checkpoint_stays(
             write(path, *rest, **more)
 
         patch.setattr(mx, "save_safetensors", full)
-        ending = small_run.train_here(settings(parts, **WHOLE), run)
+        ending = small_run.train_here(settings(inputs, **WHOLE), run)
     assert (ending.kind, ending.step, ending.exit_code) == ("failed", 4, 2)
     assert ending.sentence.count("The checkpoint of step 4 cannot be written to") == 1
     assert "No space left on device" in ending.sentence
@@ -465,31 +459,31 @@ def test_a_full_disk_is_one_sentence_and_the_older_checkpoint_stays(
 
 
 def test_adapters_that_cannot_be_written_are_one_sentence_too(
-    parts: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(checkpoint_writer_module.shutil, "copyfile", refuse)
-    ending = small_run.train_here(settings(parts, save_every=2), run)
+    ending = small_run.train_here(settings(inputs, save_every=2), run)
     assert (ending.kind, ending.step, ending.exit_code) == ("failed", 2, 2)
     assert ending.sentence.startswith("save_every: The adapters of step 2 cannot be written to ")
     assert list(read_events(run.events))[-1]["kind"] == "failed" and not run.is_locked()
 
 
 def test_a_run_that_fails_and_cannot_be_saved_reports_both_and_releases_the_lock(
-    parts: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "save", failing_at(1, checkpoint.save, KeyError("state")))
-    ending = small_run.train_here(settings(parts, "raises"), run)
+    ending = small_run.train_here(settings(inputs, "raises"), run)
     assert (ending.kind, ending.exit_code) == ("failed", 1)
     assert "raised ZeroDivisionError" in ending.sentence and "KeyError" in ending.sentence
     last = list(read_events(run.events))[-1]
     assert last["kind"] == "failed" and "KeyError" in last["traceback"] and not run.is_locked()
 
 
-def test_a_failure_before_the_first_step_is_in_the_diary(parts: Path, run: RunFolder) -> None:
-    ending = small_run.train_here(settings(parts, model="./nowhere"), run)
+def test_a_failure_before_the_first_step_is_in_the_diary(inputs: Path, run: RunFolder) -> None:
+    ending = small_run.train_here(settings(inputs, model="./nowhere"), run)
     assert (ending.kind, ending.step, ending.exit_code) == ("failed", 0, 2)
     assert small_run.kinds(run) == ["failed"] and "There is no model ./nowhere" in ending.sentence
     assert checkpoint.newest(run) is None and not run.is_locked()
@@ -498,13 +492,13 @@ def test_a_failure_before_the_first_step_is_in_the_diary(parts: Path, run: RunFo
 # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_best_checkpoint_survives_the_rotation(parts: Path, run: RunFolder) -> None:
-    raw = settings(parts, "rises_and_falls", iters=6, save_every=1, keep_checkpoints=2)
+def test_the_best_checkpoint_survives_the_rotation(inputs: Path, run: RunFolder) -> None:
+    raw = settings(inputs, "rises_and_falls", iters=6, save_every=1, keep_checkpoints=2)
     assert small_run.train_here(raw, run).kind == "finished"
-    assert [one.state.step for one in checkpoint.all_checkpoints(run)] == [2, 5, 6]
+    assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [2, 5, 6]
 
 
-def test_the_held_out_reward_decides_which_checkpoint_is_best(parts: Path, run: RunFolder) -> None:
+def test_the_held_out_reward_decides_which_checkpoint_is_best(inputs: Path, run: RunFolder) -> None:
     """Calls 1, 3, 5 … score the held-out rows: the first before any step, the third after step 1, the fifth after 2."""
     one_batch = {
         "validation_split": 0.25,
@@ -513,14 +507,14 @@ def test_the_held_out_reward_decides_which_checkpoint_is_best(parts: Path, run: 
         "save_every": 1,
         "keep_checkpoints": 1,
     }
-    assert small_run.train_here(settings(parts, "best_at_first", iters=4, **one_batch), run).kind == "finished"
-    kept = {one.state.step: one.state.score for one in checkpoint.all_checkpoints(run)}
-    assert kept == {1: 1.0, 4: 0.0}
+    assert small_run.train_here(settings(inputs, "best_at_first", iters=4, **one_batch), run).kind == "finished"
+    scores = {saved.state.step: saved.state.score for saved in checkpoint.all_checkpoints(run)}
+    assert scores == {1: 1.0, 4: 0.0}
 
 
 @pytest.mark.parametrize("train_type", ["lora", "dora", "full"])
-def test_the_trained_model_opens_in_mlx_lm(parts: Path, run: RunFolder, train_type: str) -> None:
-    raw = settings(parts, train_type=train_type, learning_rate=1e-3, fuse=False)
+def test_the_trained_model_opens_in_mlx_lm(inputs: Path, run: RunFolder, train_type: str) -> None:
+    raw = settings(inputs, train_type=train_type, learning_rate=1e-3, fuse=False)
     assert small_run.train_here(raw, run).kind == "finished"
     where = {"adapter_path": str(run.adapters)} if train_type != "full" else {}
     model = load(str(run.model) if train_type == "full" else raw["model"], **where)[0]
@@ -530,17 +524,17 @@ def test_the_trained_model_opens_in_mlx_lm(parts: Path, run: RunFolder, train_ty
     assert run.adapters.exists() == (train_type != "full")
 
 
-def test_a_stopped_full_fine_tuning_leaves_its_model(parts: Path, run: RunFolder) -> None:
-    ending = small_run.train_here(settings(parts, train_type="full", iters=50), run, stop_in_step(run, 2))
+def test_a_stopped_full_fine_tuning_leaves_its_model(inputs: Path, run: RunFolder) -> None:
+    ending = small_run.train_here(settings(inputs, train_type="full", iters=50), run, stop_in_step(run, 2))
     assert ending.kind == "stopped"
     model: dict[str, Any] = dict(tree_flatten(load(str(run.model))[0].parameters()))
     assert all(np.array_equal(np.array(model[name]), x) for name, x in weights(run).items())
 
 
-def test_a_reward_that_fails_in_the_first_step_leaves_a_checkpoint_to_resume_from(parts: Path, run: RunFolder) -> None:
+def test_a_reward_that_fails_in_the_first_step_leaves_a_checkpoint_to_resume_from(inputs: Path, run: RunFolder) -> None:
     """Nothing was learned yet, but the run can be resumed all the same."""
-    raw = settings(parts, "raises_at_once", iters=2, steps_per_eval=0)
+    raw = settings(inputs, "raises_at_once", iters=2, steps_per_eval=0)
     assert small_run.train_here(raw, run).exit_code == 2
-    assert [one.state.step for one in checkpoint.all_checkpoints(run)] == [0]
-    assert small_run.train_here(settings(parts, iters=2, steps_per_eval=0), run).kind == "finished"
+    assert [saved.state.step for saved in checkpoint.all_checkpoints(run)] == [0]
+    assert small_run.train_here(settings(inputs, iters=2, steps_per_eval=0), run).kind == "finished"
     assert small_run.steps(run) == [1, 2] and events(run, "started")[-1]["resumed_from"] == 0

@@ -1,5 +1,5 @@
-"""The one protocol of our child processes: an answer for each request, a fresh child after a death, and no print in
-between."""
+"""The protocol of all child processes: one answer for each request, a new child after one died, and no printed text among
+the answers."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ for request in pipes.requests():
 
 @pytest.fixture
 def child() -> Iterator[ChildProcess]:
-    made = ChildProcess([sys.executable, "-c", CHILD], grace_s=0.5)
-    yield made
-    made.stop()
+    process = ChildProcess([sys.executable, "-c", CHILD], grace_s=0.5)
+    yield process
+    process.stop()
 
 
 def test_prints_of_python_and_c_never_become_answers(child: ChildProcess) -> None:
@@ -60,7 +60,7 @@ def test_a_request_that_times_out_kills_the_child_so_that_its_answer_cannot_answ
 
 
 def test_poll_may_give_up_on_a_request(child: ChildProcess) -> None:
-    """Ctrl-C and a cancelled question come this way."""
+    """Ctrl-C and cancelled questions raise from `poll`."""
     child.request(1)
     calls: list[float] = []
 
@@ -88,13 +88,13 @@ def test_more_than_a_pipe_holds_goes_through_in_both_directions_and_on_stderr() 
     child.stop()
 
 
-def test_a_line_is_strict_unless_told_what_to_do() -> None:
+def test_non_json_values_raise_unless_a_fallback_is_passed() -> None:
     with pytest.raises(TypeError):
         json_line({1, 2})
     assert json_line({"so": {1}}, default=str) == '{"so": "{1}"}\n'
 
 
-def test_a_bundled_app_is_its_own_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundled_app_starts_itself_as_its_child(monkeypatch: pytest.MonkeyPatch) -> None:
     assert module_command("backend.some.module", "verb") == [sys.executable, "-P", "-m", "backend.some.module"]
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     assert module_command("backend.some.module", "verb") == [sys.executable, "--backend", "verb"]

@@ -1,4 +1,5 @@
-"""The warm process: every question gets exactly one last message, only answers reach stdout, and none can block another."""
+"""`python -m backend serve`: every question gets exactly one final message, only messages reach stdout, and no question
+blocks another."""
 
 from __future__ import annotations
 
@@ -21,29 +22,29 @@ from backend.spec.faults import Mistake
 HERE = "tests.serve.test_serve:"
 
 
-def echo(asked: dict[str, Any], call: QuestionCall) -> Any:
+def echo(fields: dict[str, Any], call: QuestionCall) -> Any:
     call.report({"half": True})
-    return asked
+    return fields
 
 
-def refuse(asked: dict[str, Any], call: QuestionCall) -> Any:
+def refuse(fields: dict[str, Any], call: QuestionCall) -> Any:
     raise Mistake("data", "There is no file rows.csv.")
 
 
-def stumble(asked: dict[str, Any], call: QuestionCall) -> Any:
+def stumble(fields: dict[str, Any], call: QuestionCall) -> Any:
     return 1 / 0
 
 
-def unsayable(asked: dict[str, Any], call: QuestionCall) -> Any:
+def unsayable(fields: dict[str, Any], call: QuestionCall) -> Any:
     return {"a set": {1}}
 
 
-def patient(asked: dict[str, Any], call: QuestionCall) -> Any:
+def patient(fields: dict[str, Any], call: QuestionCall) -> Any:
     call.report({"begun": True})
     call.sleep(30)
 
 
-def thread(asked: dict[str, Any], call: QuestionCall) -> Any:
+def thread(fields: dict[str, Any], call: QuestionCall) -> Any:
     return threading.get_ident()
 
 
@@ -59,8 +60,8 @@ ASKED = {
 }
 
 
-def said(*questions: dict[str, Any]) -> list[dict[str, Any]]:
-    """Everything the server says to these, in order."""
+def answers_to(*questions: dict[str, Any]) -> list[dict[str, Any]]:
+    """All messages of the server in reply to these lines, in order."""
     lines: list[str] = []
     Server(lines.append, ASKED).serve([json.dumps(question).encode() for question in questions])
     return [json.loads(line) for line in lines]
@@ -71,28 +72,28 @@ def ask(number: int, name: str, **with_: Any) -> dict[str, Any]:
 
 
 def test_an_answer_comes_after_its_progress():
-    assert said(ask(7, "echo", x=1)) == [{"id": 7, "progress": {"half": True}}, {"id": 7, "answer": {"x": 1}}]
+    assert answers_to(ask(7, "echo", x=1)) == [{"id": 7, "progress": {"half": True}}, {"id": 7, "answer": {"x": 1}}]
 
 
 def test_a_mistake_becomes_faults():
-    assert said(ask(1, "refuse")) == [
+    assert answers_to(ask(1, "refuse")) == [
         {"id": 1, "faults": [{"setting": "data", "sentence": "There is no file rows.csv."}]}
     ]
 
 
 @pytest.mark.parametrize("name", ["stumble", "unsayable", "absent"])
 def test_an_exception_is_answered_with_its_traceback_and_the_loop_goes_on(name: str):
-    both = {one["id"]: one for one in said(ask(1, name), ask(2, "echo")) if "progress" not in one}
-    assert "Error" in both[1]["traceback"]
-    assert both[2]["answer"] == {}
+    answers = {answer["id"]: answer for answer in answers_to(ask(1, name), ask(2, "echo")) if "progress" not in answer}
+    assert "Error" in answers[1]["traceback"]
+    assert answers[2]["answer"] == {}
 
 
 def test_unknown_questions_and_malformed_lines_are_refused():
     lines: list[str] = []
     Server(lines.append, ASKED).serve([b"not json\n", b"[1]\n", b"\n", b'{"id": 1, "ask": "weather"}\n'])
-    told = [json.loads(line) for line in lines]
-    assert [one["id"] for one in told] == [None, None, 1]
-    assert told[2]["faults"][0]["sentence"] == "There is no question weather."
+    answers = [json.loads(line) for line in lines]
+    assert [answer["id"] for answer in answers] == [None, None, 1]
+    assert answers[2]["faults"][0]["sentence"] == "There is no question weather."
 
 
 @pytest.mark.parametrize("name", ["patient", "lasting"])
@@ -117,9 +118,9 @@ def test_a_running_question_can_be_cancelled(name: str):
 def test_a_cancelled_question_that_waits_for_a_thread_is_never_started():
     """More patient questions than threads: the last is cancelled before it gets one."""
     many = [ask(number, "patient") for number in range(1, 8)]
-    told = said(*many, *({"cancel": number} for number in range(7, 0, -1)))
-    assert {"id": 7, "progress": {"begun": True}} not in told
-    assert sum("cancelled" in one for one in told) == 7
+    answers = answers_to(*many, *({"cancel": number} for number in range(7, 0, -1)))
+    assert {"id": 7, "progress": {"begun": True}} not in answers
+    assert sum("cancelled" in answer for answer in answers) == 7
 
 
 def test_long_questions_leave_the_pool_free():
@@ -142,8 +143,8 @@ def test_long_questions_leave_the_pool_free():
 
 
 def test_model_questions_run_on_one_thread():
-    told = said(*(ask(number, "thread") for number in range(1, 6)))
-    assert len({one["answer"] for one in told}) == 1
+    answers = answers_to(*(ask(number, "thread") for number in range(1, 6)))
+    assert len({answer["answer"] for answer in answers}) == 1
 
 
 def test_every_question_of_the_table_has_a_handler():

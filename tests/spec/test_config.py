@@ -1,4 +1,4 @@
-"""Every setting describes itself, refuses what it says it refuses, and means the same in a file as in the form."""
+"""Every setting has a label and help, refuses invalid values, and means the same in a file as in the form."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def for_every_setting(check: Callable[[Setting], None]) -> Callable[[], None]:
 
 
 def sentences(raw: dict[str, Any], key: str | None = None) -> list[str]:
-    """What is wrong with `raw` over sound settings; with `key`, only what is wrong with that setting."""
+    """The fault sentences of valid settings changed by `raw`; with `key`, only those of that setting."""
     return [fault.sentence for fault in problems(SOUND | raw) if key in (None, fault.setting)]
 
 
 def one_sentence(raw: dict[str, Any], key: str) -> str:
-    """The only fault there is, which must be about `key`."""
+    """The sentence of the only fault, which must be about `key`."""
     (fault,) = problems(SOUND | raw)
     assert fault.setting == key
     return fault.sentence
@@ -81,13 +81,13 @@ def test_a_setting_has_a_label_a_help_and_a_unit_in_proper_form(about: Setting) 
 
 @for_every_setting
 def test_a_default_is_valid_and_of_the_right_type(about: Setting) -> None:
-    given = about.default or SOUND.get(about.key, about.default)
-    assert not sentences({about.key: given}, about.key)
+    value = about.default or SOUND.get(about.key, about.default)
+    assert not sentences({about.key: value}, about.key)
     types = {
         "int": int, "float": float, "bool": bool, "list": list, "rewards": list, "numbers": list, "mapping": dict, "stages": list,
     }  # fmt: skip
-    wanted = bool if about.kind == "fact" else types.get(about.kind, str)
-    assert about.default is None or type(about.default) is wanted
+    type_ = bool if about.kind == "fact" else types.get(about.kind, str)
+    assert about.default is None or type(about.default) is type_
     assert about.default is not None or about.optional
 
 
@@ -105,10 +105,10 @@ def test_the_setting_that_another_depends_on_exists(about: Setting) -> None:
     if about.when is None:
         assert about.applies({})
         return
-    key, wanted = about.when
+    key, values = about.when
     other = SETTINGS[key]
-    assert not other.choices or {*wanted} <= {choice.value for choice in other.choices}
-    assert about.applies({key: wanted[0]}) and not about.applies({key: object()})
+    assert not other.choices or {*values} <= {choice.value for choice in other.choices}
+    assert about.applies({key: values[0]}) and not about.applies({key: object()})
 
 
 def beyond(about: Setting, limit: float, towards: int) -> float:
@@ -123,9 +123,9 @@ def test_limits_are_enforced_on_both_sides(about: Setting) -> None:
             continue
         refused = limit if is_open else beyond(about, limit, outward)
         allowed = beyond(about, limit, -outward) if is_open else limit
-        said = sentences({about.key: refused}, about.key)
-        assert len(said) == 1 and said[0].startswith(f"{about.label} must be ") and "e+" not in said[0]
-        assert not [one for one in sentences({about.key: allowed}, about.key) if "must be" in one]
+        faults = sentences({about.key: refused}, about.key)
+        assert len(faults) == 1 and faults[0].startswith(f"{about.label} must be ") and "e+" not in faults[0]
+        assert not [sentence for sentence in sentences({about.key: allowed}, about.key) if "must be" in sentence]
 
 
 @for_every_setting
@@ -136,14 +136,17 @@ def test_a_value_of_another_type_is_refused_with_the_label(about: Setting) -> No
         "stages": ["a", [1], {"iters": 1}],
     }  # fmt: skip
     for value in odd.get(about.kind, [True, {"a": 1}] if about.kind not in ("choice", "fact") else []):
-        said = sentences({about.key: value}, about.key)
-        assert len(said) == 1 and said[0].startswith(f"{about.label} must be ") and said[0].endswith("."), (value, said)
+        faults = sentences({about.key: value}, about.key)
+        assert len(faults) == 1 and faults[0].startswith(f"{about.label} must be ") and faults[0].endswith("."), (
+            value,
+            faults,
+        )
 
 
 def test_sections_hold_every_setting_once_in_order() -> None:
-    found = sections()
-    assert list(found) == list(SECTIONS) and all(found.values())
-    assert [one.key for members in found.values() for one in members] == list(SETTINGS)
+    by_section = sections()
+    assert list(by_section) == list(SECTIONS) and all(by_section.values())
+    assert [setting.key for members in by_section.values() for setting in members] == list(SETTINGS)
     assert not set(NOT_BUILT) & set(SETTINGS)
 
 
@@ -165,7 +168,7 @@ SPEC_FORM: dict[str, Any] = {
     "scale_rewards": "group", "num_iterations": 1, "keep_checkpoints": 3,
     "reward_functions": list(DEFAULT_REWARDS), "reward_weights": [], "reward_functions_file": "", "reward_timeout": 60.0,
 }  # fmt: skip
-"""The keys and defaults that users were promised."""
+"""The keys and defaults in the documentation."""
 
 
 def test_documented_keys_have_their_documented_defaults() -> None:
@@ -205,8 +208,8 @@ def test_the_settings_of_a_use_are_those_that_were_listed_by_hand(use: Use) -> N
 
 
 def test_settings_of_several_uses_come_once_and_in_the_forms_order() -> None:
-    found = keys_used_by("scoring", "rewards")
-    assert list(found) == [key for key in SETTINGS if key in BY_USE["scoring"] | BY_USE["rewards"]]
+    keys = keys_used_by("scoring", "rewards")
+    assert list(keys) == [key for key in SETTINGS if key in BY_USE["scoring"] | BY_USE["rewards"]]
     assert not keys_used_by()
 
 
@@ -284,10 +287,10 @@ SPELLINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("written", "meant"), SPELLINGS)
-def test_keys_of_other_programs_are_translated(written: dict[str, Any], meant: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("written", "canonical"), SPELLINGS)
+def test_keys_of_other_programs_are_translated(written: dict[str, Any], canonical: dict[str, Any]) -> None:
     config = parse(SOUND | {"data": written.get("data", "owner/rows" if "dataset" not in written else None)} | written)
-    assert {key: getattr(config, key) for key in meant} == meant
+    assert {key: getattr(config, key) for key in canonical} == canonical
 
 
 def test_a_schedule_mapping_means_what_it_means_in_mlx_lm() -> None:
@@ -348,7 +351,7 @@ def test_a_schedule_counted_in_steps_is_refused_with_epochs() -> None:
     ],
 )
 def test_contradicting_keys_are_one_fault(raw: dict[str, Any], key: str, says: str) -> None:
-    """Not a second one about the default that was never meant, and never a silent choice."""
+    """No second fault about a default that the user did not choose, and no silent choice between the two keys."""
     assert says in one_sentence(raw, key)
 
 
@@ -429,11 +432,11 @@ def test_an_invalid_field_hides_no_other_fault() -> None:
         "dataset": [1, 2],
         "optimizer": "x",
     }
-    found = [fault.setting for fault in problems(raw)]
-    assert set(found) == {*limited, "model", "unknown", "reward_weights", "lm_studio_name", "data", "optimizer"}
-    assert len(found) == len(set(found))
-    order = [key for key in SETTINGS if key in found]
-    assert found == ["unknown", *order], "in the form's order, what is not in the form first"
+    settings = [fault.setting for fault in problems(raw)]
+    assert set(settings) == {*limited, "model", "unknown", "reward_weights", "lm_studio_name", "data", "optimizer"}
+    assert len(settings) == len(set(settings))
+    order = [key for key in SETTINGS if key in settings]
+    assert settings == ["unknown", *order], "in the form's order, what is not in the form first"
 
 
 def test_a_cross_check_runs_only_if_its_settings_are_valid() -> None:
@@ -456,15 +459,15 @@ def written(folder: Path, text: str | bytes, name: str = "config.yaml") -> Path:
 
 
 @for_every_setting
-def test_a_value_given_beats_a_default(about: Setting) -> None:
-    """mlx-lm-lora lets the defaults of its command line win over the file without a word."""
+def test_a_value_in_the_file_replaces_the_default(about: Setting) -> None:
+    """In mlx-lm-lora, command-line defaults silently override the file."""
     other = _another(about)
     assert getattr(parse(SOUND | {about.key: other}), about.key) == other
     assert other != about.default or len(about.choices) == 1
 
 
 def _another(about: Setting) -> Any:
-    """A value that is not the default, and goes with the other defaults."""
+    """A valid value other than the default."""
     if about.key == "reward_weights":
         return [0.5] * len(DEFAULT_REWARDS)
     if about.kind == "choice":
@@ -473,8 +476,8 @@ def _another(about: Setting) -> Any:
         return not about.default
     if about.kind in ("int", "float"):
         return 3 if about.default is None else about.default + 1 if about.kind == "int" else about.default * 0.5 + 0.01
-    made = {"list": ["x"], "numbers": [1.0], "rewards": ["x"], "mapping": {"a": 1}, "stages": [{"iters": 3}]}
-    return made.get(about.kind, "another")
+    values = {"list": ["x"], "numbers": [1.0], "rewards": ["x"], "mapping": {"a": 1}, "stages": [{"iters": 3}]}
+    return values.get(about.kind, "another")
 
 
 @pytest.mark.parametrize(
@@ -544,9 +547,9 @@ def test_the_example_yaml_of_mlx_lora_studio_loads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((resources() / "presets").glob("*.yaml")), ids=lambda path: path.name)
 def test_a_preset_loads_and_its_paths_are_in_the_repository(path: Path) -> None:
-    config = parse({"model": "a/b", "data": "a/b"} | read(path))  # most presets leave both to whoever takes them
-    for place in (config.model, config.data):
-        assert not place.startswith(".") and (not Path(place).is_absolute() or project_root() in Path(place).parents)
+    config = parse({"model": "a/b", "data": "a/b"} | read(path))  # most presets set neither
+    for folder in (config.model, config.data):
+        assert not folder.startswith(".") and (not Path(folder).is_absolute() or project_root() in Path(folder).parents)
 
 
 def test_the_first_launch_has_a_preset() -> None:
@@ -557,7 +560,7 @@ def test_the_first_launch_has_a_preset() -> None:
 
 
 def values_of(about: Setting) -> st.SearchStrategy[Any]:
-    """Values that this setting takes by itself."""
+    """Valid values of this setting alone."""
     low, high = about.low if about.low is not None else -1e6, about.high if about.high is not None else 1e6
     text = st.text(max_size=20) | st.sampled_from(
         ["1e-5", "null", "yes", "0x1F", "2001-01-01", "12:30", "~", "#", "- a", "next\x85line", "a\u2028b\r\n "]
@@ -582,7 +585,7 @@ SOME = st.fixed_dictionaries({}, optional={key: values_of(about) for key, about 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=SOME)
 def test_dumped_settings_load_to_the_same_settings(raw: dict[str, Any], tmp_path: Path) -> None:
-    while faults := problems(SOUND | raw):  # values that do not go together: drop the ones that are complained of
+    while faults := problems(SOUND | raw):  # contradicting values: drop those that have a fault
         wrong = {fault.setting for fault in faults} & raw.keys() or {next(iter(raw))}  # the other may be a default
         raw = {key: value for key, value in raw.items() if key not in wrong}
     config = parse(SOUND | raw)

@@ -1,4 +1,4 @@
-"""The columns of a file at a glance, and which of them are meant."""
+"""The columns of a dataset file, read from its first line, and the guess which of them are prompt and answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_unreadable_file_has_no_columns(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("columns", "meant"),
+    ("columns", "expected"),
     [
         (["Question", "Answer"], {"prompt_feature": "Question", "answer_feature": "Answer"}),
         (["id", "problem", "final answer"], {"prompt_feature": "problem", "answer_feature": "final answer"}),
@@ -41,8 +41,8 @@ def test_an_unreadable_file_has_no_columns(tmp_path: Path):
         (["x", "y"], {}),
     ],
 )  # fmt: skip
-def test_usual_column_names_are_recognised(columns: list[str], meant: dict[str, str]):
-    assert guessed(columns) == meant
+def test_usual_column_names_are_recognised(columns: list[str], expected: dict[str, str]):
+    assert guessed(columns) == expected
 
 
 def test_no_column_is_guessed_for_two_settings():

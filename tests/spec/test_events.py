@@ -39,14 +39,14 @@ def steps(events: list[Event]) -> list[Any]:
 
 
 def test_every_line_has_a_sequence_number_a_time_and_a_kind(path: Path) -> None:
-    told: list[Event] = []
-    diary = Diary(path, told.append)
+    events: list[Event] = []
+    diary = Diary(path, events.append)
     diary.write("started", model="m", iterations=3)
     diary.write("step", step=1, metrics={"reward": 0.5})
     lines = path.read_bytes().split(b"\n")
-    assert lines.pop() == b"" and [json.loads(one) for one in lines] == told
-    assert [(one["v"], one["seq"], one["kind"]) for one in told] == [(1, 0, "started"), (1, 1, "step")]
-    assert told[0]["t"] <= told[1]["t"]
+    assert lines.pop() == b"" and [json.loads(event) for event in lines] == events
+    assert [(event["v"], event["seq"], event["kind"]) for event in events] == [(1, 0, "started"), (1, 1, "step")]
+    assert events[0]["t"] <= events[1]["t"]
 
 
 def test_a_written_event_can_be_read_at_once(path: Path) -> None:
@@ -57,12 +57,12 @@ def test_a_written_event_can_be_read_at_once(path: Path) -> None:
 
 
 def test_nan_and_infinities_are_null_and_paths_are_text(path: Path) -> None:
-    told = Diary(path).write(
+    written = Diary(path).write(
         "step", metrics={"kl": math.nan, "a": [math.inf, (1.0, -math.inf)], "p": Path("x/y"), 3: True}
     )
     assert b"NaN" not in path.read_bytes() and b"Infinity" not in path.read_bytes()
     (event,) = read_events(path)
-    assert event["metrics"] == told["metrics"] == {"kl": None, "a": [None, [1.0, None]], "p": "x/y", "3": True}
+    assert event["metrics"] == written["metrics"] == {"kl": None, "a": [None, [1.0, None]], "p": "x/y", "3": True}
 
 
 def test_a_lone_surrogate_is_written_as_a_question_mark(path: Path) -> None:
@@ -141,11 +141,11 @@ def test_a_half_line_waits_for_its_newline(path: Path) -> None:
 
 def test_a_character_split_between_two_reads_is_joined(path: Path) -> None:
     data = line(text="né🙂") + line(text="日本")
-    follower, found = Follower(path), []
+    follower, events = Follower(path), []
     for byte in data:
         put(path, bytes([byte]))
-        found += follower.read()
-    assert found == [{"text": "né🙂"}, {"text": "日本"}]
+        events += follower.read()
+    assert events == [{"text": "né🙂"}, {"text": "日本"}]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -158,13 +158,13 @@ def test_each_line_is_read_once_however_the_file_grows(tmp_path: Path, texts: li
     path = tmp_path / "grown.jsonl"
     path.write_bytes(b"")
     data = b"".join(line(seq=i, text=text) for i, text in enumerate(texts))
-    follower, found = Follower(path, limit=limit), []
+    follower, received = Follower(path, limit=limit), []
     for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
         put(path, data[begin:end])
         while events := follower.read():
-            found += events
+            received += events
             assert not follower.restarted
-    assert found == [{"seq": i, "text": text} for i, text in enumerate(texts)]
+    assert received == [{"seq": i, "text": text} for i, text in enumerate(texts)]
 
 
 def test_invalid_lines_and_unknown_kinds_are_skipped(path: Path) -> None:
@@ -205,8 +205,8 @@ def test_a_file_truncated_below_the_readers_offset_restarts_it(path: Path) -> No
 
 @pytest.mark.parametrize("shift", range(-30, 31, 3))
 def test_a_file_truncated_and_grown_past_the_reader_restarts_it(path: Path, shift: int) -> None:
-    """Between two looks, a resumed run may pass the reader's place; whatever line then straddles it, the reader must
-    not go on. Numbers alone do not tell: the line after the place may well have the very number that was awaited."""
+    """Between two reads, a resumed run may truncate the file and grow it past the reader's offset. The reader must then
+    restart. Sequence numbers alone do not show it: the line after the offset may have the number that was expected."""
     sizes = diary_of(path, 10)
     follower = Follower(path)
     follower.read()
@@ -261,7 +261,7 @@ def test_a_deleted_file_restarts_the_reader_and_may_come_back(path: Path) -> Non
 
 def test_a_line_is_an_event_only_if_it_is_an_object() -> None:
     assert parse_line(b'{"a": 1}') == {"a": 1}
-    assert [parse_line(one) for one in (b"", b"null", b'"a"', b"{", b"\xff")] == [None] * 5
+    assert [parse_line(line) for line in (b"", b"null", b'"a"', b"{", b"\xff")] == [None] * 5
 
 
 # ── a run at a glance ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -283,23 +283,23 @@ def test_the_summary_of_a_long_diary_is_right_and_reads_only_its_ends(
     for number in range(1, 20_001):
         diary.append({"kind": "step", "step": number, "metrics": {"reward": number / 100}})
     diary.write("finished", step=20_000, sentence="Finished after 20000 steps.")
-    looked = []
-    monkeypatch.setattr(archive, "parse_line", lambda line: looked.append(len(line)) or parse_line(line))
-    found = archive.summary(run)
-    assert (found.state, found.step, found.iterations, found.reward) == ("finished", 20_000, 20_000, 200.0)
-    assert (found.name, found.model, found.sentence) == ("a-run", "owner/model", "Finished after 20000 steps.")
-    assert sum(looked) < 3 * archive.TAIL_BYTES < run.events.stat().st_size
+    read = []
+    monkeypatch.setattr(archive, "parse_line", lambda line: read.append(len(line)) or parse_line(line))
+    result = archive.summary(run)
+    assert (result.state, result.step, result.iterations, result.reward) == ("finished", 20_000, 20_000, 200.0)
+    assert (result.name, result.model, result.sentence) == ("a-run", "owner/model", "Finished after 20000 steps.")
+    assert sum(read) < 3 * archive.TAIL_BYTES < run.events.stat().st_size
 
 
-def test_the_last_step_is_found_behind_thousands_of_phases(run: RunFolder) -> None:
-    """A long rollout or evaluation writes two phases a second: after six minutes the step before was out of sight."""
+def test_the_summary_finds_the_last_step_before_thousands_of_phases(run: RunFolder) -> None:
+    """A long rollout or evaluation writes two phases a second: after six minutes the last step was farther from the end than the summary reads."""
     diary = Diary(run.events)
     diary.write("started", iterations=9)
     diary.append({"kind": "step", "step": 1, "metrics": {"reward": 0.25}})
     for number in range(4000):
         diary.append({"kind": "phase", "phase": "evaluating", "progress": number / 4000})
-    found = archive.summary(run)
-    assert (found.state, found.step, found.reward, found.iterations) == ("crashed", 1, 0.25, 9)
+    result = archive.summary(run)
+    assert (result.state, result.step, result.reward, result.iterations) == ("crashed", 1, 0.25, 9)
 
 
 def test_an_ending_longer_than_the_tail_is_still_the_ending(run: RunFolder) -> None:
@@ -307,8 +307,8 @@ def test_an_ending_longer_than_the_tail_is_still_the_ending(run: RunFolder) -> N
     diary.write("started", iterations=9)
     diary.write("step", step=1, metrics={"reward": 1.0})
     diary.write("failed", step=1, sentence="x" * 2 * archive.TAIL_BYTES)
-    found = archive.summary(run)
-    assert found.state == "failed" and found.step == 1 and len(found.sentence) == 2 * archive.TAIL_BYTES
+    result = archive.summary(run)
+    assert result.state == "failed" and result.step == 1 and len(result.sentence) == 2 * archive.TAIL_BYTES
 
 
 def test_a_state_follows_from_the_diary_and_the_lock(run: RunFolder) -> None:

@@ -1,4 +1,4 @@
-"""The rules over a run's numbers: each is found in a sick run, once, and none of them in a healthy one."""
+"""Health rules: each fires once in a run with its symptom, and none in a healthy run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEALTHY: dict[str, Any] = {
 
 
 def run(count: int, **changes: Any) -> list[dict[str, Any]]:
-    """Steps whose reward rises by a tenth each, but for `changes`."""
+    """Metrics of `count` steps whose reward rises by 0.1 each, overridden by `changes`."""
     return [HEALTHY | {"reward": step / 10} | changes for step in range(count)]
 
 
@@ -26,7 +26,7 @@ def codes(steps: list[dict[str, Any]]) -> list[str]:
     return [finding.code for finding in findings(steps)]
 
 
-def test_nothing_is_found_in_a_healthy_run() -> None:
+def test_a_healthy_run_has_no_findings() -> None:
     assert codes(run(LONG)) == []
 
 

@@ -1,4 +1,4 @@
-"""Where things are: run folders and their names, the lock that dies with its process, control words, LM Studio."""
+"""Paths: run folders and their names, the lock that ends with its process, control words, LM Studio."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_one_process_cannot_lock_a_run_twice(run: RunFolder) -> None:
 
 
 def test_a_window_that_tests_the_lock_does_not_keep_a_trainer_out(run: RunFolder) -> None:
-    """Looking takes a shared lock for an instant; a trainer that starts in that instant must not be told it is second."""
+    """Testing the lock takes a shared lock for a moment; a trainer that starts in that moment must not be refused."""
     run.lock.touch()
     glance = os.open(run.lock, os.O_RDONLY)
     fcntl.flock(glance, fcntl.LOCK_SH)
@@ -121,7 +121,7 @@ def test_a_taken_run_name_gets_a_number(tmp_path: Path) -> None:
     assert names == ["mine", "mine-2", "mine-3"]
 
 
-def test_a_given_run_name_is_reused_until_it_has_a_diary(tmp_path: Path) -> None:
+def test_a_chosen_run_name_is_reused_until_it_has_a_diary(tmp_path: Path) -> None:
     run = make_run_folder("mine", tmp_path, reuse=True)
     assert make_run_folder("mine", tmp_path, reuse=True) == run
     run.events.touch()
@@ -131,7 +131,7 @@ def test_a_given_run_name_is_reused_until_it_has_a_diary(tmp_path: Path) -> None
         make_run_folder("mine", tmp_path, reuse=True)
 
 
-def test_a_given_run_name_is_not_reused_while_its_lock_is_held(tmp_path: Path) -> None:
+def test_a_chosen_run_name_is_not_reused_while_its_lock_is_held(tmp_path: Path) -> None:
     """Between taking the lock and the first line of the diary a trainer loads a model; its config must stay its own."""
     run = make_run_folder("mine", tmp_path, reuse=True)
     handle = hold_lock(run)
@@ -149,7 +149,7 @@ def test_a_runs_folder_that_cannot_be_written_is_a_mistake_and_leaves_nothing(tm
     if Path("/proc/self").exists():
         with pytest.raises(Mistake, match="The runs folder /proc/runs cannot be written: No such file or directory"):
             make_run_folder("mine", Path("/proc/runs"), reuse=reuse)
-    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_file_in_place_of_the_run_folder_is_a_mistake(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_control_word_is_written_atomically(run: RunFolder, monkeypatch: pytes
     run.say("pause")
     run.say("stop")
     assert run.control.read_text() == "stop", "the newer word counts"
-    assert sorted(one.name for one in run.path.iterdir()) == ["config.yaml", "control"]
+    assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "control"]
     run.control.unlink()
     moved = []
     monkeypatch.setattr(Path, "replace", lambda draft, target: moved.append((draft.read_text(), target)))
@@ -257,11 +257,11 @@ def test_a_bundled_app_re_enters_itself(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_environment_puts_our_packages_first() -> None:
-    ours = str(places.project_root())
-    assert backend_environment({})["PYTHONPATH"] == ours
-    found = backend_environment({"PYTHONPATH": "/theirs", "HOME": "/h"})
-    assert found["PYTHONPATH"] == f"{ours}{os.pathsep}/theirs" and found["HOME"] == "/h"
-    assert found["PYTHONUNBUFFERED"] == "1" and found["PYTHONIOENCODING"] == "utf-8"
+    root = str(places.project_root())
+    assert backend_environment({})["PYTHONPATH"] == root
+    environment = backend_environment({"PYTHONPATH": "/theirs", "HOME": "/h"})
+    assert environment["PYTHONPATH"] == f"{root}{os.pathsep}/theirs" and environment["HOME"] == "/h"
+    assert environment["PYTHONUNBUFFERED"] == "1" and environment["PYTHONIOENCODING"] == "utf-8"
 
 
 # Hugging Face's caches

@@ -1,4 +1,4 @@
-"""Presets: every one loads, says what it is, changes only what it may, and shows its changes before it makes them."""
+"""Presets: each loads, has a title and a sentence, changes only the settings it may, and previews its changes."""
 
 from __future__ import annotations
 
@@ -31,40 +31,40 @@ def draft(tmp_path: Path, qapp) -> Draft:
 
 
 def test_the_documented_presets_exist():
-    assert [one.title for one in ALL][:8] == [
+    assert [candidate.title for candidate in ALL][:8] == [
         "Demo", "Fast try", "Reasoning", "Small memory", "GSPO", "DAPO", "Dr. GRPO", "Full, small model",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
-def test_every_preset_gives_a_valid_config(one: Preset, draft: Draft):
-    draft.apply(one)
+@pytest.mark.parametrize("candidate", ALL, ids=lambda candidate: candidate.name)
+def test_every_preset_gives_a_valid_config(candidate: Preset, draft: Draft):
+    draft.apply(candidate)
     assert not draft.problems()
     assert draft.config()
-    assert one.sentence.endswith(".") and len(one.title) < 30
-    loaded = config.read(places.resources() / "presets" / f"{one.name}.yaml")
+    assert candidate.sentence.endswith(".") and len(candidate.title) < 30
+    loaded = config.read(places.resources() / "presets" / f"{candidate.name}.yaml")
     assert config.problems({"model": "a/b", "data": "a/b"} | loaded) == []
 
 
-@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
-def test_a_preset_keeps_model_data_and_rewards_unless_it_says_so(one: Preset, draft: Draft):
-    draft.apply(one)
+@pytest.mark.parametrize("candidate", ALL, ids=lambda candidate: candidate.name)
+def test_a_preset_keeps_model_data_and_rewards_unless_it_says_so(candidate: Preset, draft: Draft):
+    draft.apply(candidate)
     kept = all(draft.value(key) == value for key, value in MINE.items())
-    assert kept is not one.replaces
-    assert one.replaces == (one.title == "Demo")
+    assert kept is not candidate.replaces
+    assert candidate.replaces == (candidate.title == "Demo")
 
 
-@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
-def test_the_preview_of_a_preset_is_what_it_changes(one: Preset, draft: Draft):
+@pytest.mark.parametrize("candidate", ALL, ids=lambda candidate: candidate.name)
+def test_the_preview_of_a_preset_is_what_it_changes(candidate: Preset, draft: Draft):
     before = draft.values()
-    told = {about.key: after for about, _, after in one.changes(before)}
-    draft.apply(one)
-    assert {key: draft.value(key) for key in told} == told
-    assert all(draft.value(key) == before[key] for key in SETTINGS if key not in told)
-    assert one.changes(draft.values()) == []
+    changed = {about.key: after for about, _, after in candidate.changes(before)}
+    draft.apply(candidate)
+    assert {key: draft.value(key) for key in changed} == changed
+    assert all(draft.value(key) == before[key] for key in SETTINGS if key not in changed)
+    assert candidate.changes(draft.values()) == []
 
 
-def test_the_demo_as_a_preset_is_the_demo(draft: Draft):
+def test_the_demo_preset_gives_the_settings_of_the_demo(draft: Draft):
     draft.apply(ALL[0])
     assert draft.is_demo and draft.path is None
 
@@ -87,7 +87,7 @@ def test_an_invalid_preset_file_is_refused_with_a_sentence(tmp_path: Path, text:
 
 def test_a_file_added_to_the_folder_is_a_preset(tmp_path: Path):
     (tmp_path / "mine.yaml").write_text("# Mine\n# As I like it.\nseed: 3\n")
-    assert [one.title for one in presets(tmp_path)] == ["Mine"]
+    assert [candidate.title for candidate in presets(tmp_path)] == ["Mine"]
 
 
 def test_settings_of_the_users_task_exist():
@@ -109,7 +109,7 @@ def panel(draft: Draft, qtbot) -> PresetPanel:
 
 def test_the_panel_previews_and_changes_nothing_until_apply(panel: PresetPanel, draft: Draft):
     panel.list.setCurrentRow(4)
-    rows = [tuple(panel.table.item(row, place).text() for place in range(3)) for row in range(panel.table.rowCount())]
+    rows = [tuple(panel.table.item(row, column).text() for column in range(3)) for row in range(panel.table.rowCount())]
     assert ("Importance", "Token", "Sequence (GSPO)") in rows or any(row[0] == "Importance" for row in rows)
     assert ("KL weight", "0.1", "0") in rows
     assert "stay as they are" in panel.keeps.text()
@@ -118,7 +118,7 @@ def test_the_panel_previews_and_changes_nothing_until_apply(panel: PresetPanel, 
     assert draft.value("beta") == 0.1
 
 
-def test_apply_by_keyboard(panel: PresetPanel, draft: Draft):
+def test_a_preset_is_chosen_and_applied_by_keyboard(panel: PresetPanel, draft: Draft):
     panel.list.setFocus()
     for _ in range(5):
         QTest.keyClick(panel.list, Qt.Key.Key_Down)

@@ -1,4 +1,4 @@
-"""The catalogue reads names and sentences from source text, and what it reads is what running the text would give."""
+"""The catalogue reads names and sentences from source text, and reads the same as running the source would register."""
 
 from __future__ import annotations
 
@@ -91,16 +91,16 @@ def test_the_docs_list_every_shipped_function() -> None:
     for entry in builtin_rewards():
         cells = [cell.strip() for cell in rows[entry.name].strip("|").split(" | ")]
         assert cells[1] == entry.label
-        assert cells[3] == ", ".join(_told(one) for one in entry.parameters) or (
+        assert cells[3] == ", ".join(_documented(parameter) for parameter in entry.parameters) or (
             cells[3] == "–" and not entry.parameters
         )
-    # every number of the first sentence stands in the row
+    # every number of the first sentence is in the row
     for entry in builtin_rewards():
         numbers = re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?", entry.scores)
         assert all(number in rows[entry.name] for number in {*numbers} - {"0.0"}), (entry.name, numbers)
 
 
-def _told(parameter: Parameter) -> str:
+def _documented(parameter: Parameter) -> str:
     return f"`{parameter.name}`" if parameter.default is None else f"`{parameter.name}={parameter.default}`"
 
 

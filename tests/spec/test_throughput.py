@@ -1,4 +1,4 @@
-"""How long a completion takes, learnt from the diaries of earlier runs of the same model."""
+"""The seconds per completion, from the diaries of earlier runs of the same model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run_of(name: str, seconds: list[float], **settings: object) -> RunFolder:
     run.config.write_text(
         yaml.safe_dump({"group_size": 4, "batch_size": 2, "gradient_accumulation_steps": 1} | FORM | settings)
     )
-    lines = [{"v": 1, "seq": place, "t": 1.0, "kind": "step", "step": place, "metrics": {"time/step": one}} for place, one in enumerate(seconds)]  # fmt: skip
+    lines = [{"v": 1, "seq": step, "t": 1.0, "kind": "step", "step": step, "metrics": {"time/step": time_s}} for step, time_s in enumerate(seconds)]  # fmt: skip
     run.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return run
 
@@ -55,9 +55,9 @@ def test_no_forecast_for_a_model_with_no_or_few_steps():
 
 
 def test_the_archive_is_read_a_run_at_a_time_in_the_event_loop(qtbot):
-    """A thread did it once, and cleared widgets of other windows away while it was at it: a segmentation fault."""
-    for place in range(4):
-        run_of(f"run-{place}", [2.0, 16.0, 16.0])
+    """A thread once read the archive and garbage-collected widgets of other windows: a segmentation fault."""
+    for number in range(4):
+        run_of(f"run-{number}", [2.0, 16.0, 16.0])
     threads = threading.active_count()
     known = TimeForecast()
     with qtbot.waitSignal(known.changed):

@@ -1,4 +1,4 @@
-"""The verdict in words: every rule sees what it should, says it in one sentence, and keeps quiet about health."""
+"""Verdicts: every rule recognises its case, states it in one sentence, and reports nothing for healthy scores."""
 
 from __future__ import annotations
 
@@ -13,107 +13,127 @@ TAGGED = "<think>so</think><answer>4</answer>"
 
 def sample(*functions: Scores, sizes=(4, 4), texts=None, **about) -> Sample:
     count = sum(sizes)
-    known = [one for one in functions if one.given]
+    known = [function for function in functions if function.given]
     rewards = [
-        sum(one.weight * one.given[i] for one in known if one.given[i] is not None) if known else None
+        sum(function.weight * function.given[i] for function in known if function.given[i] is not None)
+        if known
+        else None
         for i in range(count)
     ]
     return Sample(sizes, texts or [f"{TAGGED}{i}" for i in range(count)], rewards, functions, **about)
 
 
-def one(given, name="f", weight=1.0, **about) -> Scores:
+def function_scores(given, name="f", weight=1.0, **about) -> Scores:
     return Scores(name, about.pop("label", name.capitalize()), weight, given, **about)
 
 
-def said(what: Sample) -> list[str]:
-    return [finding.sentence for finding in verdicts(what)]
+def sentences_of(scored: Sample) -> list[str]:
+    return [finding.sentence for finding in verdicts(scored)]
 
 
 MIXED = [0.0, 1.0, 0.5, 0.0, 1.0, 1.0, 0.0, 0.5]
 
 
 def test_a_good_sample_is_reported_as_good() -> None:
-    assert said(sample(one(MIXED))) == [
+    assert sentences_of(sample(function_scores(MIXED))) == [
         "There is something to learn from: within 2 of 2 prompts the completions score differently."
     ]
 
 
 def test_one_group_that_scores_the_same_has_no_signal() -> None:
-    found = verdicts(sample(one([0.5] * 8), sizes=(8,)))
-    assert found[0].sentence == "All 8 completions score the same: no signal." and found[0].level == "warning"
+    findings = verdicts(sample(function_scores([0.5] * 8), sizes=(8,)))
+    assert findings[0].sentence == "All 8 completions score the same: no signal." and findings[0].level == "warning"
 
 
 def test_groups_without_signal_are_counted() -> None:
-    assert said(sample(one([1.0] * 4 + [0.0] * 4)))[0] == (
+    assert sentences_of(sample(function_scores([1.0] * 4 + [0.0] * 4)))[0] == (
         "Within each of the 2 prompts all completions score the same: no signal."
     )
-    assert said(sample(one([1.0] * 4 + MIXED[:4])))[0] == (
+    assert sentences_of(sample(function_scores([1.0] * 4 + MIXED[:4])))[0] == (
         "Within 1 of 2 prompts all completions score the same, and teach nothing."
     )
-    assert "all completions score the same" not in " ".join(said(sample(one([1.0] * 2 + MIXED[:6]), sizes=(2, 3, 3))))
+    assert "all completions score the same" not in " ".join(
+        sentences_of(sample(function_scores([1.0] * 2 + MIXED[:6]), sizes=(2, 3, 3)))
+    )
 
 
 def test_no_signal_comes_with_its_likely_reason() -> None:
-    """A sum that is constant though its parts vary is the reason that nobody thinks of (trl#3857)."""
-    advice = {finding.code: finding.advice for finding in verdicts(sample(one(MIXED, "a"), one(MIXED, "b", -1.0)))}
+    """A weighted sum that is constant although its parts vary is easily overlooked (trl#3857)."""
+    advice = {
+        finding.code: finding.advice
+        for finding in verdicts(sample(function_scores(MIXED, "a"), function_scores(MIXED, "b", -1.0)))
+    }
     assert advice["no_signal"] == "A and B differ, but weighted they cancel out: change a weight."
-    alike = verdicts(sample(one([0.5] * 4), sizes=(4,), texts=["same"] * 4))
+    alike = verdicts(sample(function_scores([0.5] * 4), sizes=(4,), texts=["same"] * 4))
     assert alike[0].advice == "They are the same text throughout: raise the temperature."
-    full = verdicts(sample(one([1.0] * 4), sizes=(4,)))
+    full = verdicts(sample(function_scores([1.0] * 4), sizes=(4,)))
     assert full[0].advice == "Every function gives all it can: take harder prompts."
 
 
 def test_a_function_that_never_fires_names_the_missing_text() -> None:
-    silent = one([0.0] * 8, "r1_accuracy_reward_func", label="Accuracy", looks_for=("<answer>",))
-    assert "Accuracy never fires: the model writes no <answer>." in said(
-        sample(silent, one(MIXED), texts=["plain"] * 8)
+    silent = function_scores([0.0] * 8, "r1_accuracy_reward_func", label="Accuracy", looks_for=("<answer>",))
+    assert "Accuracy never fires: the model writes no <answer>." in sentences_of(
+        sample(silent, function_scores(MIXED), texts=["plain"] * 8)
     )
-    assert "Accuracy never fires: 8 of 8 completions have <answer>, and none is what it wants." in said(
-        sample(silent, one(MIXED))
+    assert "Accuracy never fires: 8 of 8 completions have <answer>, and none is what it wants." in sentences_of(
+        sample(silent, function_scores(MIXED))
     )
-    empty = verdicts(sample(silent, one(MIXED), answers=["", ""]))
+    empty = verdicts(sample(silent, function_scores(MIXED), answers=["", ""]))
     assert empty[0].advice == "The dataset's answers are empty: choose the Answer column on Train."
 
 
 def test_functions_that_never_fire_for_one_reason_share_a_sentence() -> None:
-    found = [one([0.0] * 8, name, looks_for=("<answer>",)) for name in ("a", "b")]
-    assert "A and B never fire: the model writes no <answer>." in said(sample(*found, one(MIXED), texts=["plain"] * 8))
+    functions = [function_scores([0.0] * 8, name, looks_for=("<answer>",)) for name in ("a", "b")]
+    assert "A and B never fire: the model writes no <answer>." in sentences_of(
+        sample(*functions, function_scores(MIXED), texts=["plain"] * 8)
+    )
 
 
 def test_a_failing_function_is_the_first_finding() -> None:
-    found = verdicts(sample(one([], "bad", error="The reward function bad raised KeyError."), one([1.0] * 8)))
-    assert (found[0].level, found[0].sentence) == ("error", "The reward function bad raised KeyError.")
-    assert [LEVELS.index(finding.level) for finding in found] == sorted(LEVELS.index(each.level) for each in found)
+    findings = verdicts(
+        sample(function_scores([], "bad", error="The reward function bad raised KeyError."), function_scores([1.0] * 8))
+    )
+    assert (findings[0].level, findings[0].sentence) == ("error", "The reward function bad raised KeyError.")
+    assert [LEVELS.index(finding.level) for finding in findings] == sorted(
+        LEVELS.index(each.level) for each in findings
+    )
 
 
 def test_a_constant_function_and_one_without_opinions_are_found() -> None:
-    told = said(sample(one([0.5] * 8, "half"), one(MIXED), one([None] * 8, "shy")))
-    assert "Half gives 0.5 to every completion: it adds nothing to the advantage." in told
-    assert "Shy has no opinion on any completion." in told
+    verdict = sentences_of(
+        sample(function_scores([0.5] * 8, "half"), function_scores(MIXED), function_scores([None] * 8, "shy"))
+    )
+    assert "Half gives 0.5 to every completion: it adds nothing to the advantage." in verdict
+    assert "Shy has no opinion on any completion." in verdict
 
 
 def test_a_dominating_function_is_found() -> None:
-    other = [0.0, 0.1, 0.0, 0.1] * 2
-    told = said(sample(one(MIXED, "loud", 5.0), one(other, "soft")))
+    quiet = [0.0, 0.1, 0.0, 0.1] * 2
+    verdict = sentences_of(sample(function_scores(MIXED, "loud", 5.0), function_scores(quiet, "soft")))
     assert any(
-        sentence.startswith("Loud makes ") and sentence.endswith("the other hardly counts.") for sentence in told
+        sentence.startswith("Loud makes ") and sentence.endswith("the other hardly counts.") for sentence in verdict
     )
-    assert not any("hardly" in sentence for sentence in said(sample(one(MIXED, "a"), one(MIXED[::-1], "b"))))
+    assert not any(
+        "hardly" in sentence
+        for sentence in sentences_of(sample(function_scores(MIXED, "a"), function_scores(MIXED[::-1], "b")))
+    )
 
 
 def test_a_slow_function_is_named() -> None:
-    told = said(sample(one(MIXED, "judge", seconds=2.0), one(MIXED[::-1], "quick", seconds=0.01)))
-    assert "Judge takes 2 s of 2 s: much slower than the rest." in told
+    verdict = sentences_of(
+        sample(function_scores(MIXED, "judge", seconds=2.0), function_scores(MIXED[::-1], "quick", seconds=0.01))
+    )
+    assert "Judge takes 2 s of 2 s: much slower than the rest." in verdict
 
 
 def test_completions_at_the_length_limit_are_counted() -> None:
-    told = said(sample(one(MIXED), stops=["length"] * 4 + ["eos"] * 4))
-    assert "4 of 8 completions ran into the length limit." in told
+    verdict = sentences_of(sample(function_scores(MIXED), stops=["length"] * 4 + ["eos"] * 4))
+    assert "4 of 8 completions ran into the length limit." in verdict
 
 
 def test_groups_of_one_completion_give_a_note() -> None:
-    found = verdicts(sample(one([0.0, 1.0]), sizes=(1, 1)))
-    assert [finding.code for finding in found] == ["scored", "single"]
+    findings = verdicts(sample(function_scores([0.0, 1.0]), sizes=(1, 1)))
+    assert [finding.code for finding in findings] == ["scored", "single"]
     assert verdicts(Sample((), (), (), ())) == []
 
 

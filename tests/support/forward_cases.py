@@ -1,4 +1,4 @@
-"""Batches for the forward pass, and what the definition says of them: each row alone, the full vocabulary, plain autodiff."""
+"""Batches for the forward pass, and their log-probabilities by definition: each row alone, full vocabulary, plain autodiff."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def model_of(models: Path, arch: str = "qwen3", **options: Any) -> nn.Module:
 
 
 def lora_policy(models: Path, dropout: float = 0.0) -> Policy:
-    """qwen3 with LoRA everywhere, whose B matrices are random: fresh ones are 0, and hide errors in A's gradient."""
+    """qwen3 with LoRA everywhere, whose B matrices are random: fresh ones are 0, which would hide errors in A's gradient."""
     model_of(models)
     settings = {"model": str(models / "qwen3"), "data": "none", "beta": 0, "num_layers": -1, "dropout": dropout}
     policy = load_policy(parse(settings))
@@ -97,7 +97,7 @@ def lora_policy(models: Path, dropout: float = 0.0) -> Policy:
 
 
 def gradients(model: nn.Module, logps: Callable[[], mx.array]) -> tuple[float, dict[str, np.ndarray]]:
-    """A loss in which every token has a weight of its own, and its gradient in every trainable array."""
+    """A loss that weighs every token differently, and its gradient in every trainable array."""
 
     def loss() -> mx.array:
         logp_BT = logps()
@@ -108,7 +108,7 @@ def gradients(model: nn.Module, logps: Callable[[], mx.array]) -> tuple[float, d
 
 
 def assert_same_gradients(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray], rtol: float = 1e-5) -> None:
-    """Differences are measured against the largest entry of each array: single entries may be as good as 0."""
+    """Differences are measured against the largest entry of each array: single entries may be nearly 0."""
     assert actual.keys() == expected.keys()
     assert any(np.abs(grad).max() > 1e-2 for grad in expected.values())
     for name, grad in expected.items():

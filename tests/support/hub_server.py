@@ -19,12 +19,12 @@ from urllib.parse import parse_qs, unquote, urlsplit
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_right"
 LARGE = 4096
-"""From this size on a file is one of LFS: named by its SHA-256, and served from another path, as from a CDN."""
+"""Files of at least this size are LFS files: their ETag is the SHA-256, and they are served from another path, as by a CDN."""
 
 
 @dataclass
 class Repo:
-    """One repository: its files, and what a search says of it."""
+    """One repository: its files, and its entry in a search."""
 
     files: dict[str, bytes]
     about: dict[str, Any] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Repo:
 class HubStandIn:
     """Serve with `with HubStandIn({...}) as hub:`; `hub.url` is what HF_ENDPOINT should be.
 
-    `break_after` breaks the connection once after so many bytes of a large file, `down_after` from then on for good;
+    `break_after` breaks the connection once after that many bytes of a large file, `down_after` then stays down;
     `damage` flips a byte of what is sent; `sent` counts bytes by file, `asked` requests by path.
     """
 
@@ -95,24 +95,24 @@ class _Handler(BaseHTTPRequestHandler):
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
         if token not in ("", TOKEN):
             self._error(401, message="Invalid credentials in Authorization header")
-        elif found := re.fullmatch(r"/api/(models|datasets)", path):
-            self._search(found[1], parse_qs(split.query))
-        elif found := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(/tree/[^/]+)?(?:/revision/[^/]+)?", path):
-            self._about(found[1], found[2], token, tree=bool(found[3]))
-        elif found := re.fullmatch(r"(/cdn)?/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            self._file(found[2] or "models", found[3], found[5], token, from_cdn=bool(found[1]))
+        elif match := re.fullmatch(r"/api/(models|datasets)", path):
+            self._search(match[1], parse_qs(split.query))
+        elif match := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(/tree/[^/]+)?(?:/revision/[^/]+)?", path):
+            self._about(match[1], match[2], token, tree=bool(match[3]))
+        elif match := re.fullmatch(r"(/cdn)?/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            self._file(match[2] or "models", match[3], match[5], token, from_cdn=bool(match[1]))
         else:
             self._error(404, "EntryNotFound")
 
-    def _search(self, kind: str, asked: dict[str, list[str]]) -> None:
-        words = asked.get("search", [""])[0].lower()
-        wanted = set(asked.get("filter", []))
-        found = [
+    def _search(self, kind: str, query: dict[str, list[str]]) -> None:
+        words = query.get("search", [""])[0].lower()
+        tags = set(query.get("filter", []))
+        matches = [
             {"id": id_, "modelId": id_, "gated": repo.gated, **repo.about}
             for id_, repo in self.stand_in.repos[kind].items()
-            if words in id_.lower() and not repo.private and wanted <= set(repo.about.get("tags", []))
+            if words in id_.lower() and not repo.private and tags <= set(repo.about.get("tags", []))
         ]
-        self._json(found[: int(asked.get("limit", ["1000"])[0])])
+        self._json(matches[: int(query.get("limit", ["1000"])[0])])
 
     def _repo(self, kind: str, id_: str, token: str) -> Repo | None:
         repo = self.stand_in.repos[kind].get(id_)

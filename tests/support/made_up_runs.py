@@ -71,7 +71,7 @@ def make_run(
 ) -> RunFolder:
     """A run folder with `steps` steps of `total`; `ending` is the kind of the last event, None for none.
 
-    `now`: its last events are of the last seconds; `config` overrides settings.
+    `now`: its last events are a few seconds old; `config` overrides settings.
     """
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)
@@ -129,23 +129,23 @@ def held_out(step: int, total: int) -> dict[str, float]:
 
 def groups(step: int, total: int, dice: random.Random, prompts: int = 4, size: int = 8) -> list[dict]:
     """The rows of completions.jsonl at a step."""
-    found = []
+    rows = []
     for _ in range(prompts):
         a, b = dice.randint(2, 60), dice.randint(2, 60)
         completions = [_completion(a, b, dice.random() < 0.25 + 0.7 * step / total, dice) for _ in range(size)]
-        mean = sum(one["reward"] for one in completions) / size
-        spread = math.sqrt(sum((one["reward"] - mean) ** 2 for one in completions) / (size - 1))
-        for one in completions:
-            one["advantage"] = (one["reward"] - mean) / (spread + 1e-4)
+        mean = sum(completion["reward"] for completion in completions) / size
+        spread = math.sqrt(sum((completion["reward"] - mean) ** 2 for completion in completions) / (size - 1))
+        for completion in completions:
+            completion["advantage"] = (completion["reward"] - mean) / (spread + 1e-4)
         prompt = f"<|user|>What is {a} + {b}? Think first, then answer.<|assistant|>"
-        found.append({"step": step, "prompt": prompt, "answer": str(a + b), "type": "add", "completions": completions})
-    return found
+        rows.append({"step": step, "prompt": prompt, "answer": str(a + b), "type": "add", "completions": completions})
+    return rows
 
 
 def _completion(a: int, b: int, right: bool, dice: random.Random) -> dict:
-    said = a + b if right else a + b + dice.choice((-10, -1, 1, 10))
+    total = a + b if right else a + b + dice.choice((-10, -1, 1, 10))
     tidy = right or dice.random() < 0.4
-    text = f"<think>{a} plus {b}: {a % 10 + b % 10} ones, {a // 10 + b // 10} tens.</think>\n<answer>{said}</answer>"
+    text = f"<think>{a} plus {b}: {a % 10 + b % 10} ones, {a // 10 + b // 10} tens.</think>\n<answer>{total}</answer>"
     text = text if tidy else text.replace("</answer>", "") + " and so on and so on"
     scores = dict(zip(REWARDS, (2.0 * (right and tidy), 0.5 * tidy, 0.5 * tidy, 0.5 * tidy, 0.5 if tidy else 0.375), strict=True))  # fmt: skip
     return {"text": text, "tokens": len(text) // 2, "stop": "eos" if tidy else "length", "rewards": scores,

@@ -92,12 +92,12 @@ def mutations(module: str) -> list[Mutation]:
         assert node.end_lineno is not None and node.end_col_offset is not None
         return offsets[node.lineno - 1] + node.col_offset, offsets[node.end_lineno - 1] + node.end_col_offset
 
-    found = []
+    mutants = []
     for node in _expressions(tree):
         start, end = place(node)
         for new in _changes(node, lambda part: data[slice(*place(part))].decode()):
-            found.append(Mutation(module, node.lineno, start, end, data[start:end].decode(), new))
-    return sorted(found, key=lambda one: one.start)
+            mutants.append(Mutation(module, node.lineno, start, end, data[start:end].decode(), new))
+    return sorted(mutants, key=lambda one: one.start)
 
 
 def _expressions(tree: ast.Module) -> Iterator[ast.expr]:

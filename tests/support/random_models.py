@@ -1,7 +1,7 @@
-"""Tiny random models, made on the spot: every file that mlx_lm.load wants, a few hundred kilobytes, no network.
+"""Tiny random models: every file that mlx_lm.load needs, a few hundred kilobytes, no network.
 
-Weights are random and the tokenizer knows little, so nothing here says anything about quality; it is for shapes,
-exactness and round trips.
+Weights are random and the tokenizer is trained on a few sentences: for tests of shapes, exactness and round trips, not of
+quality.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 PAD, END, START = "<|pad|>", "<|im_end|>", "<|im_start|>"
 """Ids 0, 1 and 2. END is the end-of-sequence token."""
 
-# mlx_lm passes enable_thinking=False by itself where the vocabulary has no <think> token, so only true shows.
+# mlx_lm passes enable_thinking=False by itself where the vocabulary has no <think> token, so only True has an effect.
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
@@ -50,10 +50,10 @@ def tiny_model(
 ) -> Path:
     """Write a random model of `arch` with its tokenizer into `folder` (made if absent) and return the folder.
 
-    `arch`: qwen3, llama, gemma3_text, mixtral, qwen3_moe or mamba; any other of mlx-lm's with what its config.json says
-    beside the usual as `own`. `vocab` is at least 259: 256 bytes, 3 special
-    tokens, then merges. `hidden` is a multiple of 32. With `bits`, linear and embedding weights are quantised in groups of 32.
-    `tie` says nothing for gemma3_text, which decides by itself. Sets mlx's random seed.
+    `arch`: qwen3, llama, gemma3_text, mixtral, qwen3_moe or mamba, or any other of mlx-lm's with its additional config.json
+    keys as `own`. `vocab` is at least 259: 256 bytes, 3 special tokens, then merges. `hidden` is a multiple of 32. With `bits`,
+    linear and embedding weights are quantised in groups of 32.
+    gemma3_text ignores `tie`. Sets mlx's random seed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tiny_tokenizer(folder, vocab=vocab)
@@ -91,7 +91,7 @@ def tiny_tokenizer(folder: Path, *, vocab: int = 320) -> Path:
 
 @cache
 def _trained(vocab: int) -> str:
-    """tokenizer.json as text, with exactly `vocab` entries, so that every id a model can draw decodes."""
+    """tokenizer.json as text, with exactly `vocab` entries, so that every id that a model can sample decodes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -108,7 +108,7 @@ def _trained(vocab: int) -> str:
 
 
 def _config(arch: str, vocab: int, hidden: int, layers: int, tie: bool) -> dict[str, Any]:
-    """config.json of a model of `arch`; sizes that nobody asks about follow from `hidden`."""
+    """config.json of a model of `arch`; all other sizes follow from `hidden`."""
     common = {
         "model_type": arch,
         "vocab_size": vocab,
@@ -149,7 +149,7 @@ def _config(arch: str, vocab: int, hidden: int, layers: int, tie: bool) -> dict[
         "qwen3": attention,
         "llama": attention,
         "gemma3_text": attention | window,
-        # Mixtral works out its head size itself and ignores head_dim.
+        # Mixtral computes its head size itself and ignores head_dim.
         "mixtral": attention | {"num_local_experts": 4, "num_experts_per_tok": 2},
         "qwen3_moe": attention | experts,
         "mamba": state,

@@ -1,4 +1,4 @@
-"""Random completions, and their log-probabilities by a plain forward pass: no micro-batches, no cache, nothing shared."""
+"""Random completions, and their log-probabilities by a plain forward pass: no micro-batches, no cache, no shared prompts."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ Row = tuple[list[int], Completion]
 
 
 def rows_of(groups: list[Group]) -> list[Row]:
-    return [(group.problem.tokens, one) for group in groups for one in group.completions]
+    return [(group.problem.tokens, completion) for group in groups for completion in group.completions]
 
 
 def plain_scores(model: nn.Module, rows: list[Row], temperature: float = TEMPERATURE) -> tuple[mx.array, mx.array]:
     """Log-probabilities and entropies [B, T], the whole vocabulary at every position of one padded batch, at `temperature`."""
-    longest = max(len(prompt) + len(one.tokens) for prompt, one in rows)
-    whole = [prompt + one.tokens + [0] * (longest - len(prompt) - len(one.tokens)) for prompt, one in rows]
-    logp_BLV = nn.log_softmax(model(mx.array(whole)) / temperature, axis=-1)
+    longest = max(len(prompt) + len(completion.tokens) for prompt, completion in rows)
+    padded_rows = [
+        prompt + completion.tokens + [0] * (longest - len(prompt) - len(completion.tokens))
+        for prompt, completion in rows
+    ]
+    logp_BLV = nn.log_softmax(model(mx.array(padded_rows)) / temperature, axis=-1)
     position_BT = [[min(len(prompt) - 1 + t, longest - 1) for t in range(LONGEST)] for prompt, _ in rows]
     logp_BTV = mx.take_along_axis(logp_BLV, mx.array(position_BT)[:, :, None], axis=1)
-    ids_BT1 = mx.array(padded([one.tokens for _, one in rows]).astype(int))[:, :, None]
+    ids_BT1 = mx.array(padded([completion.tokens for _, completion in rows]).astype(int))[:, :, None]
     return mx.take_along_axis(logp_BTV, ids_BT1, axis=2)[:, :, 0], -(mx.exp(logp_BTV) * logp_BTV).sum(axis=-1)
 
 
@@ -55,6 +58,6 @@ def sampled_groups(model: nn.Module, problems: int = P, seed: int = 0) -> list[G
         groups.append(Group(Problem(i, "", [], prompt, ""), completions))
     logp_BT, _ = plain_scores(model, rows_of(groups))
     noise = rng.normal(0, 0.2, (len(rows_of(groups)), 1))
-    for (_, one), row in zip(rows_of(groups), np.array(logp_BT) + noise, strict=True):
-        one.logps = row[: len(one.tokens)].tolist()
+    for (_, completion), row in zip(rows_of(groups), np.array(logp_BT) + noise, strict=True):
+        completion.logps = row[: len(completion.tokens)].tolist()
     return groups

@@ -1,4 +1,4 @@
-"""Completions to be scored, for tests."""
+"""Builds completions and scores them with `reward_functions` entries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from backend.rewards.runner.score import ScoreReport, score
 from backend.types import Completion, Group, Problem
 
 
-def group(*texts: str, answer: str = "4", kind: str | None = None, **row: object) -> Group:
+def make_group(*texts: str, answer: str = "4", kind: str | None = None, **row: object) -> Group:
     problem = Problem(0, "What is 2 + 2?", [], [], answer, kind, row)
     return Group(problem, [Completion([i, i + 1], [0.0, 0.0], text, "eos") for i, text in enumerate(texts)])
 
@@ -19,12 +19,12 @@ def score_of(entry: str, text: str, answer: str = "4", ids: list[int] | None = N
 
 
 def scores_of(entry: str, texts: list[str], answer: str = "4", ids: list[list[int]] | None = None, **about) -> list:
-    one = group(*texts, answer=answer)
-    for completion, tokens in zip(one.completions, ids or [[] for _ in texts], strict=True):
+    group = make_group(*texts, answer=answer)
+    for completion, tokens in zip(group.completions, ids or [[] for _ in texts], strict=True):
         completion.tokens = tokens
-    run(one, [entry], **about)
-    return [next(iter(completion.scores.values())) for completion in one.completions]
+    report_of(group, [entry], **about)
+    return [next(iter(completion.scores.values())) for completion in group.completions]
 
 
-def run(one: Group, entries: list[str], timeout_s: float = 20.0, **about) -> ScoreReport:
-    return score([one], resolve(entries), [1.0] * len(entries), timeout_s, **about)
+def report_of(group: Group, entries: list[str], timeout_s: float = 20.0, **about) -> ScoreReport:
+    return score([group], resolve(entries), [1.0] * len(entries), timeout_s, **about)

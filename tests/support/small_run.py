@@ -1,4 +1,4 @@
-"""A run that takes no time: a tiny random model, eight rows, and settings under which a step takes a few milliseconds."""
+"""A very short run: a tiny random model, eight rows, and settings under which a step takes a few milliseconds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def low_half(prompts, completions, answer, types=None, completion_ids=None):
 
 
 def low_half(folder: Path) -> dict[str, Any]:
-    """Settings of a reward that tells even a random model's completions apart; its file is written into `folder`."""
+    """Settings of a reward that varies even over a random model's completions; its file is written into `folder`."""
     (folder / "low_half.py").write_text(LOW_HALF)
     return {
         "reward_functions": ["low_half"],
@@ -49,7 +49,7 @@ def low_half(folder: Path) -> dict[str, Any]:
 
 
 def settings_for(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Raw settings of a quick run; the model and the rows are made in `folder` the first time."""
+    """Raw settings of a quick run; the model and the rows are written to `folder` the first time."""
     if not (folder / "model").exists():
         tiny_model(folder / "model")
         write_rows(folder / "rows.jsonl")

@@ -1,4 +1,4 @@
-"""Advantages: another implementation's numbers, numbers worked by hand, and what must not matter."""
+"""Advantages: TRL's numbers, numbers computed by hand, and invariances."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLOSE = {"rtol": 2e-5, "atol": 2e-6}
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_advantages_and_metrics_equal_trls(case: dict[str, Any]) -> None:
-    got, metrics = advantages(
+    actual, metrics = advantages(
         case["rewards"],
         case["G"],
         weights=case.get("reward_weights"),
@@ -29,7 +29,7 @@ def test_advantages_and_metrics_equal_trls(case: dict[str, Any]) -> None:
         multi_objective_aggregation=case["multi_objective_aggregation"],
         names=case["names"],
     )
-    np.testing.assert_allclose(np.array(got), case["out"]["advantages"], **CLOSE)
+    np.testing.assert_allclose(np.array(actual), case["out"]["advantages"], **CLOSE)
     expected = {name: float(value) for name, value in case["out"]["metrics"].items()}
     assert set(metrics) == set(expected)
     for name, value in expected.items():
@@ -38,8 +38,8 @@ def test_advantages_and_metrics_equal_trls(case: dict[str, Any]) -> None:
 
 def test_the_formula_computed_by_hand() -> None:
     # Rewards 1, 0, 0, 1: mean ½, std with n − 1 is √(4·¼ / 3) = 0.57735.
-    got, metrics = advantages([[1.0], [0.0], [0.0], [1.0]], 4)
-    assert got.tolist() == pytest.approx([s * 0.5 / (math.sqrt(1 / 3) + 1e-4) for s in (1, -1, -1, 1)])
+    actual, metrics = advantages([[1.0], [0.0], [0.0], [1.0]], 4)
+    assert actual.tolist() == pytest.approx([s * 0.5 / (math.sqrt(1 / 3) + 1e-4) for s in (1, -1, -1, 1)])
     assert metrics == pytest.approx({"reward": 0.5, "reward_std": math.sqrt(1 / 3), "frac_reward_zero_std": 0})
 
 
@@ -58,18 +58,18 @@ def test_each_way_of_scaling_computed_by_hand() -> None:
 def test_normalize_then_sum_computed_by_hand() -> None:
     # GDPO. Group (0, 2) and (0, 20): z is ∓1/√2 for both functions, so the big numbers of the second do not drown the
     # first; with weights 1 and 0.5, S = ∓1.5/√2, and once more over the batch.
-    got, metrics = advantages(
+    actual, metrics = advantages(
         [[0.0, 20.0], [2.0, 0.0]], 2, weights=[1, 0.5], multi_objective_aggregation="normalize_then_sum"
     )
     z, big = 1 / (math.sqrt(2) + 1e-4), 10 / (math.sqrt(200) + 1e-4)
     s = z - 0.5 * big
-    assert got.tolist() == pytest.approx([-s / (s * math.sqrt(2) + 1e-4), s / (s * math.sqrt(2) + 1e-4)])
+    assert actual.tolist() == pytest.approx([-s / (s * math.sqrt(2) + 1e-4), s / (s * math.sqrt(2) + 1e-4)])
     assert metrics["reward"] == pytest.approx((10 + 2) / 2)  # the charts keep showing rewards, not z-scores
 
 
 def test_normalize_then_sum_skips_missing_scores_and_ignores_scale_rewards() -> None:
     rewards = [[1.0, None], [0.0, 3.0], [None, None], [0.5, 1.0]]
-    got = [
+    actual = [
         advantages(rewards, 2, multi_objective_aggregation="normalize_then_sum", scale_rewards=scale)[0].tolist()
         for scale in ("group", "batch", "none")
     ]
@@ -77,14 +77,14 @@ def test_normalize_then_sum_skips_missing_scores_and_ignores_scale_rewards() -> 
     z = 0.5 / (math.sqrt(0.5) + 1e-4)
     sums = [z, -z, 0]
     std = math.sqrt(sum((x - sum(sums) / 3) ** 2 for x in sums) / 2)
-    assert got[0] == pytest.approx([z / (std + 1e-4), -z / (std + 1e-4), 0, 0])
-    assert got[0] == got[1] == got[2]
+    assert actual[0] == pytest.approx([z / (std + 1e-4), -z / (std + 1e-4), 0, 0])
+    assert actual[0] == actual[1] == actual[2]
 
 
 def test_an_unscored_completion_counts_in_no_mean_and_gets_advantage_0() -> None:
     # As a 0 it would have pulled the mean down to 2/3 and got an advantage of its own.
-    got, metrics = advantages([[1.0], [None], [1.0]], 3, names=["acc"], scale_rewards="none")
-    assert got.tolist() == [0, 0, 0]
+    actual, metrics = advantages([[1.0], [None], [1.0]], 3, names=["acc"], scale_rewards="none")
+    assert actual.tolist() == [0, 0, 0]
     assert metrics["reward"] == metrics["rewards/acc/mean"] == 1
 
 
@@ -92,8 +92,8 @@ def test_equal_rewards_give_advantages_of_exactly_0() -> None:
     # 0.1 three times does not average to 0.1 in floating point; divided by 1e-4 the rest would look like a signal.
     for value in (0.1, 0.7, 1 / 3, 1e9 + 0.1):
         for size in (3, 5, 6, 7):
-            got, metrics = advantages([[value]] * size, size)
-            assert got.tolist() == [0] * size and metrics["frac_reward_zero_std"] == 1
+            actual, metrics = advantages([[value]] * size, size)
+            assert actual.tolist() == [0] * size and metrics["frac_reward_zero_std"] == 1
 
 
 def test_arrays_and_lists_with_none_are_the_same() -> None:
@@ -134,17 +134,17 @@ batches = st.integers(1, 3).flatmap(
 def test_order_shift_and_centring_for_any_rewards(
     rewards: list[list[float | None]], data: st.DataObject, scale: str
 ) -> None:
-    got = np.array(advantages(rewards, 4, scale_rewards=scale)[0])
-    assert np.isfinite(got).all()
+    actual = np.array(advantages(rewards, 4, scale_rewards=scale)[0])
+    assert np.isfinite(actual).all()
     # Relative to the group: they sum to 0 over what was scored. (n − 1 and 1e-4 only scale them.)
-    np.testing.assert_allclose(got.reshape(-1, 4).sum(axis=1), 0, atol=1e-4)
+    np.testing.assert_allclose(actual.reshape(-1, 4).sum(axis=1), 0, atol=1e-4)
     # A constant on every reward, and the order inside a group, do not matter.
     shifted = [[None if x is None else x + 8 for x in row] for row in rewards] if len(rewards[0]) == 1 else rewards
-    np.testing.assert_allclose(np.array(advantages(shifted, 4, scale_rewards=scale)[0]), got, atol=1e-4)
+    np.testing.assert_allclose(np.array(advantages(shifted, 4, scale_rewards=scale)[0]), actual, atol=1e-4)
     order = data.draw(st.permutations(range(4)))
     shuffled = [rewards[i + j] for i in range(0, len(rewards), 4) for j in order]
     again = np.array(advantages(shuffled, 4, scale_rewards=scale)[0])
-    np.testing.assert_allclose(again, got.reshape(-1, 4)[:, order].reshape(-1), atol=1e-5)
+    np.testing.assert_allclose(again, actual.reshape(-1, 4)[:, order].reshape(-1), atol=1e-5)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -152,11 +152,11 @@ def test_order_shift_and_centring_for_any_rewards(
 def test_scaling_the_rewards_of_a_group_changes_no_advantage(
     rewards: list[list[float | None]], factor: float, baseline: str
 ) -> None:
-    """Up to the 1e-4 that keeps the division finite: a group that hardly differs is nearly nothing to either."""
+    """Up to the 1e-4 that keeps the division finite: rewards that hardly differ have advantages near 0 either way."""
     larger = [[None if x is None else x * factor for x in row] for row in rewards]
-    got, again = (np.array(advantages(rows, 4, baseline=baseline)[0]).reshape(-1, 4) for rows in (rewards, larger))
+    actual, again = (np.array(advantages(rows, 4, baseline=baseline)[0]).reshape(-1, 4) for rows in (rewards, larger))
     totals = [[x for x in row if x is not None] for row in rewards]
-    for i, (small, large) in enumerate(zip(got, again, strict=True)):
+    for i, (small, large) in enumerate(zip(actual, again, strict=True)):
         scored = [sum(row) for row in totals[i * 4 : i * 4 + 4] if row]
         spread = np.std(scored, ddof=1) * min(factor, 1) if len(scored) > 1 else 0
         if spread > 0.02:

@@ -81,7 +81,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 
 def policy_of(config: Config) -> Policy:
-    """A policy whose adapters are not zero, the same one at every call."""
+    """A policy with non-zero adapters, the same at every call."""
     policy = load_policy(config)
     mx.random.seed(0)
     policy.assign({name: x + 0.05 * mx.random.normal(x.shape) for name, x in policy.trainable().items()})
@@ -113,24 +113,24 @@ def learnt(
     return metrics, {name: np.array(x) - before[name] for name, x in policy.trainable().items()}
 
 
-def assert_same_changes(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+def assert_same_changes(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
     largest = max(np.abs(x).max() for x in expected.values())
     assert largest > 1e-4, "nothing has changed, so this shows nothing"
-    assert all(np.abs(x - expected[name]).max() < 1e-4 * largest for name, x in got.items())
+    assert all(np.abs(x - expected[name]).max() < 1e-4 * largest for name, x in actual.items())
 
 
 @pytest.mark.parametrize("tokens", [10**6, 30], ids=["one micro-batch", "several micro-batches"])
 def test_a_supervised_warm_up_takes_the_step_of_plain_autodiff(config: Config, tokens: int) -> None:
     groups = sampled_groups(policy_of(config).model)
     rows = rows_of(groups)
-    mask = mx.array(padded([[1.0] * len(one.tokens) for _, one in rows]))
+    mask = mx.array(padded([[1.0] * len(completion.tokens) for _, completion in rows]))
 
     def cross_entropy(model: nn.Module) -> mx.array:
         return -(plain_scores(model, rows)[0] * mask).sum() / mask.sum()
 
     loss, changes = plain_step(config, cross_entropy)
-    metrics, mine = learnt(config, Supervised, groups, tokens)
-    assert_same_changes(mine, changes)
+    metrics, learned_changes = learnt(config, Supervised, groups, tokens)
+    assert_same_changes(learned_changes, changes)
     assert metrics["loss"] == pytest.approx(loss, rel=1e-5) == pytest.approx(metrics["nll"], rel=1e-5)
     assert metrics.keys() == {"loss", "nll", "grad_norm", "learning_rate"}, "nothing of GRPO's"
 
@@ -138,14 +138,14 @@ def test_a_supervised_warm_up_takes_the_step_of_plain_autodiff(config: Config, t
 def test_dpo_takes_the_step_of_plain_autodiff(config: Config) -> None:
     groups = sampled_groups(policy_of(config).model)
     rows, reference = rows_of(groups), load_policy(config).model  # whose adapters are still zero
-    mask = mx.array(padded([[1.0] * len(one.tokens) for _, one in rows]))
+    mask = mx.array(padded([[1.0] * len(completion.tokens) for _, completion in rows]))
 
     def dpo(model: nn.Module) -> mx.array:
         ratio_B = ((plain_scores(model, rows)[0] - plain_scores(reference, rows)[0]) * mask).sum(axis=1)
         return -nn.log_sigmoid(0.3 * (ratio_B[0::2] - ratio_B[1::2])).mean()
 
     loss, changes = plain_step(config, dpo)
-    metrics, mine = learnt(config, lambda policy: Dpo(policy, 0.3), groups, 10**6)
-    assert_same_changes(mine, changes)
+    metrics, learned_changes = learnt(config, lambda policy: Dpo(policy, 0.3), groups, 10**6)
+    assert_same_changes(learned_changes, changes)
     assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
     assert abs(metrics["margin"]) > 1e-3 and math.isnan(metrics["never measured"])

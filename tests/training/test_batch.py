@@ -118,11 +118,11 @@ def test_rows_without_signal_are_dropped_and_the_others_keep_their_weights() -> 
 def random_groups(seed: int) -> list[Group]:
     rng = random.Random(seed)
 
-    def one() -> Completion:
+    def random_completion() -> Completion:
         tokens = [rng.randrange(50) for _ in range(rng.randrange(7))]
         return completion(tokens, rng.choice(["eos", "length"]), rng.choice([0.0, rng.gauss(0, 1)]))
 
-    return [group([1] * rng.randint(1, 5), *(one() for _ in range(4))) for _ in range(rng.randint(1, 3))]
+    return [group([1] * rng.randint(1, 5), *(random_completion() for _ in range(4))) for _ in range(rng.randint(1, 3))]
 
 
 def toy_policy(w: mx.array, batch: Batch) -> mx.array:
@@ -211,11 +211,11 @@ def test_length_metrics_equal_trls(case: dict[str, Any]) -> None:
     if "env_mask" in case:  # tokens that an environment wrote are not the model's: they do not count
         for g, mask in zip(groups, case["env_mask"], strict=True):
             g.completions[0].mask = mask
-    got = completion_metrics(groups)
-    assert got.pop("hit_max_tokens_ratio") == got["completions/clipped_ratio"]
-    assert set(got) == set(case["out"]["metrics"])
+    actual = completion_metrics(groups)
+    assert actual.pop("hit_max_tokens_ratio") == actual["completions/clipped_ratio"]
+    assert set(actual) == set(case["out"]["metrics"])
     for name, value in case["out"]["metrics"].items():
-        np.testing.assert_allclose(got[name], value, err_msg=name, **CLOSE)
+        np.testing.assert_allclose(actual[name], value, err_msg=name, **CLOSE)
     batch = pack(groups, pad_id=case["pad"], mask_truncated_completions=case["mask_truncated_completions"])
     mask = np.array(case["out"]["completion_mask"]) * np.array(case["out"].get("tool_mask", 1))
     assert batch.mask_BT.tolist() == mask.tolist() and mask.sum() == case["out"]["num_items_in_batch"]

@@ -47,7 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(model: Path, **settings: Any) -> Config:
-    """Losses that the form does not offer yet are put in behind the checks."""
+    """Losses that the form does not offer are set after the checks."""
     loss = settings.pop("grpo_loss_type", "grpo")
     return parse({"model": str(model)} | BASE | settings).model_copy(update={"grpo_loss_type": loss})
 
@@ -61,7 +61,7 @@ class Step:
     rewards: np.ndarray
 
     def groups(self, config: Config) -> list[Group]:
-        """As the trainer passes them on."""
+        """The groups as the trainer passes them to the learner."""
         advantage_B, _ = advantages(self.rewards.reshape(-1, 1), G, scale_rewards=config.scale_rewards)
         each = iter(advantage_B.tolist())
         return [
@@ -203,8 +203,8 @@ class Reference:
 
 
 def away_from_ties(config: Config) -> tuple[Reference, list[Step]]:
-    """The first data on which no ratio comes near a corner of the clip, and the reference after it: at a corner rounding
-    decides which of two gradients there is, and two right answers diverge."""
+    """The first random data on which no ratio comes near a corner of the clip, and the reference after it: at a corner
+    rounding decides between two gradients, and two correct implementations diverge."""
     for seed in range(20):
         reference, steps = Reference(config), random_steps(seed)
         for step in steps:
@@ -221,9 +221,9 @@ def assert_equal_steps(config: Config) -> tuple[Reference, list[dict[str, float]
     weights, metrics = learned(config, steps)
     assert weights.keys() == reference.weights.keys()
     for name, x in weights.items():
-        theirs, allowed = np.array(reference.weights[name]), reference.rounding[name]
-        assert (np.abs(x - theirs) < allowed).all(), f"{name}: {np.abs(x - theirs).max():.1e} apart"
-        changes = np.abs(theirs - start[name])
+        expected, allowed = np.array(reference.weights[name]), reference.rounding[name]
+        assert (np.abs(x - expected) < allowed).all(), f"{name}: {np.abs(x - expected).max():.1e} apart"
+        changes = np.abs(expected - start[name])
         assert changes.max() > 1e-4, f"{name} has hardly changed, so this shows nothing"
         assert np.median(allowed) < 3e-2 * changes.max(), f"{name}: more is allowed than this comparison is worth"
     mu = config.num_iterations
@@ -332,7 +332,7 @@ def test_recomputing_activations_and_chunking_logits_change_no_weight(model: Pat
     settings = SGD | {"train_type": train_type, "num_iterations": 2}
     steps = away_from_ties(config_of(model, **settings))[1]
     slim = {"grad_checkpoint": True, "efficient_long_context": True, "seq_step_size": 16}
-    plain, recomputed = (learned(config_of(model, **how), steps)[0] for how in (settings, settings | slim))
+    plain, recomputed = (learned(config_of(model, **options), steps)[0] for options in (settings, settings | slim))
     assert_same_weights(plain, recomputed)
 
 
@@ -376,7 +376,7 @@ def test_measuring_the_kl_at_weight_0_changes_no_weight(model: Path) -> None:
     assert measured[0]["kl"] == pytest.approx(0, abs=1e-8) and measured[1]["kl"] > 1e-7
 
 
-def test_the_metrics_of_a_step_are_there(model: Path) -> None:
+def test_a_step_reports_every_metric(model: Path) -> None:
     _, metrics = learned(config_of(model, num_iterations=2), random_steps())
     for step in metrics:
         assert {
@@ -411,7 +411,7 @@ def test_poll_is_called_after_every_micro_batch(model: Path, monkeypatch: pytest
     monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, False, 1)
     learner = grpo_learner(load_policy(config), config, 1)
     learner.learn(pack(random_steps()[0].groups(config), pad_id=0), lambda: calls.append(learner.updates))
-    assert calls == [0] * 2 * P * G + [1] * P * G  # the reference's pass, then each update's
+    assert calls == [0] * 2 * P * G + [1] * P * G  # the reference pass, then one pass per update
 
 
 # ── resuming ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -440,7 +440,7 @@ def test_a_restored_learner_continues_bit_for_bit(model: Path, optimizer: str) -
 
 
 def test_dropout_depends_on_the_seed_and_the_update_alone(model: Path) -> None:
-    """Not on the random state left by earlier code: a resumed run must drop what the uninterrupted one would have."""
+    """Not on mlx's global random state: a resumed run must sample the same dropout masks as the uninterrupted one."""
     config = config_of(model, dropout=0.3)
 
     def first_step(seed: int = 0, updates: int = 0) -> dict[str, np.ndarray]:
@@ -453,8 +453,8 @@ def test_dropout_depends_on_the_seed_and_the_update_alone(model: Path) -> None:
 
     plain = first_step()
     assert all(np.array_equal(x, plain[name]) for name, x in first_step().items())
-    for other in (first_step(seed=1), first_step(updates=1)):
-        assert any(not np.array_equal(x, plain[name]) for name, x in other.items())
+    for changed in (first_step(seed=1), first_step(updates=1)):
+        assert any(not np.array_equal(x, plain[name]) for name, x in changed.items())
 
 
 # ── prompts prefilled once for several micro-batches ─────────────────────────────────────────────────────────────────
@@ -470,11 +470,11 @@ def test_prefilling_a_prompt_once_for_several_micro_batches_changes_no_weight(
 ) -> None:
     config = config_of(model, num_iterations=2, **SGD, **settings)
     steps = away_from_ties(config)[1]
-    whole, metrics = learned(config, steps)
+    unsplit, metrics = learned(config, steps)
     split, split_metrics = learned(config, steps, micro_batch_tokens=12)
-    assert_same_weights(whole, split)
-    for one, other in zip(metrics, split_metrics, strict=True):
-        assert one == pytest.approx(other, rel=1e-3, abs=1e-5, nan_ok=True)
+    assert_same_weights(unsplit, split)
+    for step, split_step in zip(metrics, split_metrics, strict=True):
+        assert step == pytest.approx(split_step, rel=1e-3, abs=1e-5, nan_ok=True)
 
 
 def test_a_prompt_is_prefilled_once_however_many_micro_batches_it_is_in(model: Path) -> None:

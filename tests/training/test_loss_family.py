@@ -1,5 +1,5 @@
 """Every loss and every setting of the objective, through the learner: an update equals plain automatic differentiation of
-`policy_loss` over the whole batch, with a forward pass that splits, skips and shares nothing.
+`policy_loss` over the whole batch, with a forward pass without micro-batches, skipped rows or shared prompts.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def loaded(model: str, train_type: str, reference: bool, whose: str) -> tuple[Po
 
 
 def perturbed(config: Config, whose: str = "the learner's") -> Policy:
-    """A policy whose adapters are not zero, some way from its reference; the same one at every call."""
+    """A policy with non-zero adapters, different from its reference; the same at every call."""
     policy, initial = loaded(config.model, config.train_type, config.needs_reference, whose)
     mx.random.seed(0)
     policy.assign({name: x + 0.05 * mx.random.normal(x.shape) for name, x in initial.items()})
@@ -110,14 +110,14 @@ class Plain:
 
     def _update(self, rows: list[Row], old: mx.array, ref: mx.array) -> None:
         config = self.config
-        hidden = [config.mask_truncated_completions and one.stop == "length" for _, one in rows]
+        hidden = [config.mask_truncated_completions and completion.stop == "length" for _, completion in rows]
         mask = padded(
             [
-                [float(m and not h) for m in one.mask or [1] * len(one.tokens)]
-                for h, (_, one) in zip(hidden, rows, strict=True)
+                [float(m and not h) for m in completion.mask or [1] * len(completion.tokens)]
+                for h, (_, completion) in zip(hidden, rows, strict=True)
             ]
         )
-        sampling_logps = padded([(np.array(one.logps) - one.log_kept).tolist() for _, one in rows])
+        sampling_logps = padded([(np.array(completion.logps) - completion.log_kept).tolist() for _, completion in rows])
         correction = (
             {} if config.sampling_correction == "none" else {"is_ratio": self._correction(old, sampling_logps, mask)}
         )
@@ -129,7 +129,7 @@ class Plain:
                 logps,
                 old,
                 ref if config.needs_reference else None,
-                mx.array([one.advantage for _, one in rows]),
+                mx.array([completion.advantage for _, completion in rows]),
                 mx.array(mask),
                 entropies=entropies,
                 sampling_logps=mx.array(sampling_logps),
@@ -166,14 +166,14 @@ class Plain:
 
 
 def assert_same_changes(
-    got: dict[str, np.ndarray], expected: dict[str, np.ndarray], start: dict[str, np.ndarray]
+    actual: dict[str, np.ndarray], expected: dict[str, np.ndarray], start: dict[str, np.ndarray]
 ) -> None:
     """The changes, which are gradients times the learning rate, agree to a ten-thousandth of the largest of them."""
-    assert got.keys() == expected.keys() == start.keys()
+    assert actual.keys() == expected.keys() == start.keys()
     largest = max(np.abs(expected[name] - start[name]).max() for name in start)
     assert largest > 1e-6, "nothing has changed, so this shows nothing"
     for name in start:
-        difference = np.abs(got[name] - expected[name]).max()
+        difference = np.abs(actual[name] - expected[name]).max()
         assert difference < 1e-4 * largest + 1e-7, (
             f"{name}: {difference:.1e} apart, where weights changed by {largest:.1e}"
         )
@@ -200,13 +200,13 @@ def assert_equal_updates(
     """The learner's updates are the plain ones, in one part and in many; the plain run and our metrics are returned."""
     start = weights_of(perturbed(config))
     plain, groups = away_from_ties(config, batches, has_tool_results)
-    expected = {name: np.mean([one[name] for one in plain.metrics]) for name in plain.metrics[0]}
+    expected = {name: np.mean([update[name] for update in plain.metrics]) for name in plain.metrics[0]}
     metrics: dict[str, float] = {}
     for budget in (ONE_MICRO_BATCH, SEVERAL):
         monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, False, budget)
-        mine = perturbed(config)
-        previous, metrics = metrics, grpo_learner(mine, config, 1).learn(pack_of(groups, config))
-        assert_same_changes(weights_of(mine), weights_of(plain.policy), start)
+        policy = perturbed(config)
+        previous, metrics = metrics, grpo_learner(policy, config, 1).learn(pack_of(groups, config))
+        assert_same_changes(weights_of(policy), weights_of(plain.policy), start)
         assert expected.keys() <= metrics.keys()
         for name, value in (metrics | previous | expected).items():
             assert metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), name
@@ -214,10 +214,10 @@ def assert_equal_updates(
 
 
 def mask_some_tokens(groups: list[Group], seed: int) -> None:
-    """A third of the tokens of every completion are a tool's, wherever they stand."""
+    """A third of the tokens of every completion are a tool's, at random positions."""
     rng = np.random.default_rng(seed)
-    for _, one in rows_of(groups):
-        one.mask = (rng.random(len(one.tokens)) > 1 / 3).astype(int).tolist()
+    for _, completion in rows_of(groups):
+        completion.mask = (rng.random(len(completion.tokens)) > 1 / 3).astype(int).tolist()
 
 
 def pack_of(groups: list[Group], config: Config) -> Any:
@@ -256,28 +256,28 @@ def cases() -> list[Any]:
     proof."""
     others = [name for name in LOSS_NAMES if name != "grpo"]
     few = {(loss, "defaults") for loss in LOSS_NAMES}
-    for i, what in enumerate(SETTINGS_NAMES):
-        few |= {("grpo", what), (others[i % len(others)], what)}
+    for i, name in enumerate(SETTINGS_NAMES):
+        few |= {("grpo", name), (others[i % len(others)], name)}
     return [
-        pytest.param(loss, what, marks=[] if (loss, what) in few else pytest.mark.proof)
-        for what in SETTINGS_NAMES
+        pytest.param(loss, name, marks=[] if (loss, name) in few else pytest.mark.proof)
+        for name in SETTINGS_NAMES
         for loss in LOSS_NAMES
     ]
 
 
-@pytest.mark.parametrize(("loss", "what"), cases())
+@pytest.mark.parametrize(("loss", "name"), cases())
 def test_an_update_is_the_gradient_of_the_loss_over_the_whole_batch(
-    model: Path, monkeypatch: pytest.MonkeyPatch, loss: str, what: str
+    model: Path, monkeypatch: pytest.MonkeyPatch, loss: str, name: str
 ) -> None:
     own = {"epsilon_high": 1.001} if loss == "cispo" else {}
-    config = config_of(model, grpo_loss_type=loss, **SETTINGS_OF[what] | own)
+    config = config_of(model, grpo_loss_type=loss, **SETTINGS_OF[name] | own)
     plain, _ = assert_equal_updates(monkeypatch, config)
-    if what == "defaults" and "clip_ratio_total" in plain.metrics[0]:
+    if name == "defaults" and "clip_ratio_total" in plain.metrics[0]:
         assert plain.metrics[1]["clip_ratio_total"] > 0.1, "nothing is clipped, so this shows nothing of the clip"
 
 
 @pytest.mark.parametrize(
-    ("loss", "what"),
+    ("loss", "name"),
     [
         ("grpo", "most uncertain tokens, with the bonus"),
         ("dapo", "token, truncated"),
@@ -287,16 +287,16 @@ def test_an_update_is_the_gradient_of_the_loss_over_the_whole_batch(
     ],
 )
 def test_masked_tokens_have_no_part_in_an_update(
-    model: Path, monkeypatch: pytest.MonkeyPatch, loss: str, what: str
+    model: Path, monkeypatch: pytest.MonkeyPatch, loss: str, name: str
 ) -> None:
-    assert_equal_updates(monkeypatch, config_of(model, grpo_loss_type=loss, **SETTINGS_OF[what]), has_tool_results=True)
+    assert_equal_updates(monkeypatch, config_of(model, grpo_loss_type=loss, **SETTINGS_OF[name]), has_tool_results=True)
 
 
-@pytest.mark.parametrize("what", ["entropy bonus", "most uncertain tokens", "off-policy mask", "sequence, masked",
+@pytest.mark.parametrize("name", ["entropy bonus", "most uncertain tokens", "off-policy mask", "sequence, masked",
                                   "token, truncated", "truncated completions masked", "delta"])  # fmt: skip
-def test_every_setting_changes_the_update(model: Path, what: str) -> None:
+def test_every_setting_changes_the_update(model: Path, name: str) -> None:
     """Each of the settings above changes the update, or its comparison above would have compared nothing."""
-    settings = SETTINGS_OF[what]
+    settings = SETTINGS_OF[name]
     without = {key: value for key, value in settings.items() if key.startswith(("epsilon", "sampling_correction_"))}
     ends = []
     for chosen in (without, settings):
@@ -323,14 +323,16 @@ def test_the_parameters_of_sapo_and_vespo_reach_the_loss(
     model: Path, monkeypatch: pytest.MonkeyPatch, loss: str, own: dict[str, float]
 ) -> None:
     config = config_of(model, grpo_loss_type=loss, beta=0, skip_zero_signal=False, **own)
-    mine, _ = assert_equal_updates(monkeypatch, config)
-    other, _ = assert_equal_updates(monkeypatch, config_of(model, grpo_loss_type=loss, beta=0, skip_zero_signal=False))
-    assert mine.metrics[1]["loss"] != pytest.approx(other.metrics[1]["loss"], abs=1e-7)
+    changed, _ = assert_equal_updates(monkeypatch, config)
+    default, _ = assert_equal_updates(
+        monkeypatch, config_of(model, grpo_loss_type=loss, beta=0, skip_zero_signal=False)
+    )
+    assert changed.metrics[1]["loss"] != pytest.approx(default.metrics[1]["loss"], abs=1e-7)
 
 
-@pytest.mark.parametrize("what", ["defaults", "most uncertain tokens, with the bonus", "sequence, truncated"])
-def test_full_fine_tuning_takes_the_same_updates(model: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    config = config_of(model, train_type="full", grpo_loss_type="dapo", learning_rate=2e-3, **SETTINGS_OF[what])
+@pytest.mark.parametrize("name", ["defaults", "most uncertain tokens, with the bonus", "sequence, truncated"])
+def test_full_fine_tuning_takes_the_same_updates(model: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    config = config_of(model, train_type="full", grpo_loss_type="dapo", learning_rate=2e-3, **SETTINGS_OF[name])
     assert_equal_updates(monkeypatch, config)
 
 
@@ -346,8 +348,8 @@ def test_a_batch_of_masked_completions_changes_no_weight(model: Path) -> None:
         config = config_of(model, mask_truncated_completions=True, **settings)
         policy = perturbed(config)
         groups = sampled_groups(policy.model)
-        for _, one in rows_of(groups):
-            one.stop = "length"
+        for _, completion in rows_of(groups):
+            completion.stop = "length"
         before = weights_of(policy)
         metrics = grpo_learner(policy, config, 1).learn(pack_of(groups, config))
         assert metrics["loss"] == 0 and metrics["grad_norm"] == 0
@@ -370,15 +372,15 @@ def test_the_adaptive_bonus_is_adapted_after_each_update_and_applies_at_or_below
             assert ("policy_loss" in metrics) == (coefficient > 0)
 
 
-def test_an_adaptive_bonus_may_start_at_zero(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adaptive_bonus_that_starts_at_zero_grows(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(model, entropy_adaptive=True, entropy_target=9.0, beta=0, num_iterations=1)
     policy = perturbed(config)
     learner = grpo_learner(policy, config, 2)
     learner.learn(pack_of(sampled_groups(policy.model), config))
     groups = sampled_groups(policy.model, seed=1)
-    other = perturbed(config, "the plain one's")
-    other.assign(policy.trainable())
-    plain = Plain(config.model_copy(update={"entropy_coef": 0.005}), other, other.model)
+    plain_policy = perturbed(config, "the plain one's")
+    plain_policy.assign(policy.trainable())
+    plain = Plain(config.model_copy(update={"entropy_coef": 0.005}), plain_policy, plain_policy.model)
     plain.learn(groups)
     start = weights_of(policy)
     learner.learn(pack_of(groups, config))
@@ -389,8 +391,8 @@ def test_an_adaptive_bonus_may_start_at_zero(model: Path, monkeypatch: pytest.Mo
 
 
 def without_signal(groups: list[Group]) -> list[Group]:
-    for _, one in rows_of(groups):
-        one.advantage = 0.0
+    for _, completion in rows_of(groups):
+        completion.advantage = 0.0
     return groups
 
 
@@ -460,7 +462,7 @@ def test_rows_that_another_term_needs_are_not_skipped(model: Path, settings: dic
 
 
 @pytest.mark.parametrize(
-    ("loss", "what"),
+    ("loss", "name"),
     [
         ("grpo", "defaults"),
         ("dapo", "sequence, masked"),
@@ -469,15 +471,15 @@ def test_rows_that_another_term_needs_are_not_skipped(model: Path, settings: dic
     ],
 )
 def test_two_optimizer_batches_of_a_rollout_each_learnt_from_twice(
-    model: Path, monkeypatch: pytest.MonkeyPatch, loss: str, what: str
+    model: Path, monkeypatch: pytest.MonkeyPatch, loss: str, name: str
 ) -> None:
     """Four updates; the old log-probabilities are those before the first, so the second batch's first ratio is not 1."""
-    config = config_of(model, grpo_loss_type=loss, steps_per_generation=2, **SETTINGS_OF[what])
+    config = config_of(model, grpo_loss_type=loss, steps_per_generation=2, **SETTINGS_OF[name])
     assert (config.prompts_per_step, config.updates_per_step) == (2 * P, 4)
     plain, _ = assert_equal_updates(monkeypatch, config, batches=2)
     assert len(plain.metrics) == 4
-    if loss != "vespo" and what == "defaults":
-        clipped = [one["clip_ratio_total"] for one in plain.metrics]
+    if loss != "vespo" and name == "defaults":
+        clipped = [update["clip_ratio_total"] for update in plain.metrics]
         assert clipped[0] == 0 and min(clipped[1:]) > 0.05
 
 
@@ -497,7 +499,7 @@ def test_old_log_probabilities_are_computed_once_and_before_the_policy_changes(
         ({"steps_per_generation": 2}, [0, 0]),
         ({"steps_per_generation": 2, "ratio_against": "reference"}, []),
         ({"sampling_correction": "token_truncate"}, [0]),
-        ({"num_iterations": 4}, []),  # the first update has them for nothing
+        ({"num_iterations": 4}, []),  # the first update's forward pass gives them
     ):
         config = config_of(model, **settings)
         policy = perturbed(config)
@@ -522,8 +524,8 @@ def test_the_gap_between_sampler_and_policy_is_measured_with_and_without_correct
     logp_BT = np.array(plain_scores(policy.model, rows_of(groups))[0])
     gaps = np.concatenate(
         [
-            row[: len(one.tokens)] - np.array(one.logps) + one.log_kept
-            for (_, one), row in zip(rows_of(groups), logp_BT, strict=True)
+            row[: len(completion.tokens)] - np.array(completion.logps) + completion.log_kept
+            for (_, completion), row in zip(rows_of(groups), logp_BT, strict=True)
         ]
     )
     expected = {
@@ -551,18 +553,18 @@ def test_the_gap_between_sampler_and_policy_is_measured_with_and_without_correct
 @pytest.mark.parametrize(
     ("key", "table"), [("grpo_loss_type", LOSSES), ("importance_sampling_level", LEVELS)], ids=["losses", "levels"]
 )
-def test_the_menu_is_the_table(key: str, table: dict[str, Any]) -> None:
+def test_the_choices_of_a_menu_are_the_rows_of_its_table(key: str, table: dict[str, Any]) -> None:
     menu = [(choice.value, choice.label, choice.sentence) for choice in SETTINGS[key].choices]
     assert menu == [(name, row.name, row.sentence) for name, row in table.items()]
 
 
 def test_every_parameter_of_the_objective_is_a_setting_with_the_same_default() -> None:
     """Epsilon and beta have the defaults of the guide that the form follows."""
-    ours = {field.name: field.default for field in fields(Settings)}
+    defaults = {field.name: field.default for field in fields(Settings)}
     renamed = {"loss_type": "grpo_loss_type"}
     elsewhere = {"num_items", "max_completion_length", "epsilon", "beta"}
-    for name in ours.keys() - elsewhere:
-        assert SETTINGS[renamed.get(name, name)].default == ours[name], name
+    for name in defaults.keys() - elsewhere:
+        assert SETTINGS[renamed.get(name, name)].default == defaults[name], name
     raw = {
         "epsilon": 0.3,
         "beta": 0.7,
@@ -571,8 +573,10 @@ def test_every_parameter_of_the_objective_is_a_setting_with_the_same_default() -
         "vespo_k_neg": 5.0,
         "delta": 3.0,
     }
-    made = asdict(loss_settings(parse({"model": "m", "data": "d"} | raw)))
-    assert {name: made[name] for name in raw.keys() - {"grpo_loss_type"}} | {"grpo_loss_type": made["loss_type"]} == raw
+    parsed = asdict(loss_settings(parse({"model": "m", "data": "d"} | raw)))
+    assert {name: parsed[name] for name in raw.keys() - {"grpo_loss_type"}} | {
+        "grpo_loss_type": parsed["loss_type"]
+    } == raw
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [

@@ -128,10 +128,10 @@ def test_the_kl_term_computed_by_hand(corrected: bool, derivative: float) -> Non
 def test_token_weights_by_loss(loss_type: str, loss: float) -> None:
     # Rows of 3, 1 and 0 tokens, every term −1 (sapo's gate at ratio 1 is 4σ(0)/τ = 2), max_completion_length 4, 8 items.
     mask = rows([1, 1, 1], [1, 0, 0], [0, 0, 0])
-    got, _ = policy_loss(
+    actual, _ = policy_loss(
         mx.zeros((3, 3)), None, None, mx.ones(3), mask, loss_type=loss_type, max_completion_length=4, num_items=8
     )
-    assert float(got) == pytest.approx(loss)
+    assert float(actual) == pytest.approx(loss)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -239,8 +239,8 @@ def test_only_tokens_at_or_above_the_entropy_quantile_get_a_gradient(top: float,
 def test_the_quantile_is_linear_over_the_tokens_that_count() -> None:
     active = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
     for top in (0.0, 0.13, 0.5, 0.77, 1.0):
-        got = float(entropy_quantile(ENTROPIES, ENTROPY_MASK, top))
-        assert got == pytest.approx(np.quantile(active, 1 - top), rel=1e-6)
+        quantile = float(entropy_quantile(ENTROPIES, ENTROPY_MASK, top))
+        assert quantile == pytest.approx(np.quantile(active, 1 - top), rel=1e-6)
     assert float(entropy_quantile(ENTROPIES, mx.zeros((2, 4)), 0.5)) == math.inf
 
 
@@ -260,7 +260,7 @@ def test_the_entropy_bonus_is_the_mean_entropy_whatever_the_loss(loss_type: str)
 
 
 def settings_of(loss_type: str, seed: int) -> dict[str, Any]:
-    """Settings that switch everything on that depends on the whole batch."""
+    """Settings that turn on every term that depends on the whole batch."""
     level = list(LEVELS)[seed % 3]
     return {
         "loss_type": loss_type,
@@ -313,7 +313,7 @@ def run(batch: dict[str, np.ndarray], **settings: Any) -> tuple[float, Tally, np
 
 
 def totals_of(batch: dict[str, np.ndarray], settings: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
-    """What an algorithm computes over the optimizer batch before it is split."""
+    """The totals that an algorithm computes over the optimizer batch before it is split."""
     mask, entropies = mx.array(batch["mask"]), mx.array(batch["entropies"].astype(np.float32))
     names = ("loss_type", "max_completion_length")
     threshold = entropy_quantile(entropies, mask, settings["top_entropy_quantile"])
@@ -322,8 +322,8 @@ def totals_of(batch: dict[str, np.ndarray], settings: dict[str, Any]) -> tuple[n
     return np.array(weights), {"entropy_threshold": threshold, "entropy_tokens": counted.sum()}
 
 
-def assert_same(got: float, expected: float) -> None:
-    assert got == pytest.approx(expected, rel=1e-5, abs=1e-6)
+def assert_same(actual: float, expected: float) -> None:
+    assert actual == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 seeds = st.integers(0, 2**31)
@@ -347,10 +347,10 @@ def test_splitting_the_batch_changes_no_gradient_and_no_metric(loss_type: str, s
     assert_same(sum(r[0] for r in results), loss)
     for part, (_, _, share) in zip(parts, results, strict=True):
         np.testing.assert_allclose(share, gradient[part], rtol=1e-4, atol=1e-6)
-    got, expected = merge([r[1] for r in results]), merge([tally])
-    assert set(got) == set(expected)
+    merged, expected = merge([r[1] for r in results]), merge([tally])
+    assert set(merged) == set(expected)
     for name, value in expected.items():
-        np.testing.assert_allclose(float(got[name]), float(value), rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(float(merged[name]), float(value), rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 @every_loss
@@ -375,12 +375,14 @@ def test_masked_positions_are_never_read_even_if_nan(loss_type: str, seed: int, 
         k: x if x.ndim == 1 else np.pad(x, [(0, 0), (0, extra)], constant_values=0 if k == "mask" else np.nan)
         for k, x in batch.items()
     }
-    got, got_tally, wider = run(padded, **options)
-    assert_same(got, loss)
+    loss_with_nan, tally_with_nan, wider = run(padded, **options)
+    assert_same(loss_with_nan, loss)
     np.testing.assert_allclose(wider[:, :-extra], gradient, rtol=1e-4, atol=1e-6)
     assert not wider[:, -extra:].any()
     for name, value in merge([tally]).items():
-        np.testing.assert_allclose(float(merge([got_tally])[name]), float(value), rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            float(merge([tally_with_nan])[name]), float(value), rtol=1e-4, atol=1e-6, err_msg=name
+        )
 
 
 @every_loss
@@ -393,9 +395,9 @@ def test_rows_with_advantage_zero_can_be_dropped(loss_type: str, seed: int) -> N
     loss, _, gradient = run(batch, weights=weights, **totals, **options)
     assert not gradient[::2].any()
     if len(gradient) > 1:
-        less, _, kept = run({k: x[1::2] for k, x in batch.items()}, weights=weights[1::2], **totals, **options)
+        less, _, kept_gradient = run({k: x[1::2] for k, x in batch.items()}, weights=weights[1::2], **totals, **options)
         assert_same(less, loss)
-        np.testing.assert_allclose(kept, gradient[1::2], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(kept_gradient, gradient[1::2], rtol=1e-4, atol=1e-6)
 
 
 @every_loss

@@ -57,7 +57,7 @@ def test_a_limit_keeps_the_rows_of_a_prompt_together() -> None:
 
 
 def test_a_prefilled_prompt_costs_a_micro_batch_nothing() -> None:
-    """It neither counts against the budget nor keeps rows of one prompt together."""
+    """A prefilled prompt neither counts against the budget nor keeps the rows of its group together."""
     assert plan_micro_batches(rows(4000, 500, *[20] * 7), prompts="prefilled") == [[0], [1, 2, 3, 4, 5, 6, 7]]
     assert plan_micro_batches(rows(4000, *[64] * 4, groups=2), token_budget=4 * 64, prompts="prefilled") == [
         [0, 1, 2, 3]
@@ -137,9 +137,9 @@ def test_the_estimate_counts_with_the_same_micro_batches(
     groups=st.integers(1, 3),
 )
 def test_the_plan_is_the_cheapest_split_by_length(lengths: list[int], prompt: int, groups: int, shared: bool) -> None:
-    """Against every way of splitting between buckets of like length."""
+    """Compared with every split of the rows sorted by length."""
     many = rows(prompt, *lengths, groups=groups)
-    mine = sum(
+    planned = sum(
         cost + PASS_OVERHEAD
         for cost in costs(plan_micro_batches(many, prompts="per_micro_batch" if shared else "per_row"), many, shared)
     )
@@ -153,5 +153,5 @@ def test_the_plan_is_the_cheapest_split_by_length(lengths: list[int], prompt: in
     for count in range(len(steps) + 1):
         for chosen in combinations(steps, count):
             borders = [0, *chosen, len(many)]
-            other = [falling[a:b] for a, b in pairwise(borders)]
-            assert mine <= sum(MicroBatchRows(shared, part).tokens + PASS_OVERHEAD for part in other)
+            split = [falling[a:b] for a, b in pairwise(borders)]
+            assert planned <= sum(MicroBatchRows(shared, part).tokens + PASS_OVERHEAD for part in split)

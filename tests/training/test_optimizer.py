@@ -121,9 +121,9 @@ def test_state_survives_a_file_bit_for_bit(name: str, tmp_path: Path) -> None:
     assert isinstance(arrays, dict)
     restore(second, arrays)
     assert second.state is held  # a compiled step holds this very object
-    ours, theirs = state_arrays(first), state_arrays(second)
-    assert ours.keys() == theirs.keys()
-    assert all(ours[k].dtype == theirs[k].dtype and (ours[k] == theirs[k]).all().item() for k in ours)
+    saved, loaded = state_arrays(first), state_arrays(second)
+    assert saved.keys() == loaded.keys()
+    assert all(saved[k].dtype == loaded[k].dtype and (saved[k] == loaded[k]).all().item() for k in saved)
     for step in range(3, 5):
         a, b = first.apply_gradients(gradients(step), params), second.apply_gradients(gradients(step), params)
         assert all((x == y).all().item() for (_, x), (_, y) in zip(*map(tree_flatten, (a, b)), strict=True))
@@ -132,11 +132,11 @@ def test_state_survives_a_file_bit_for_bit(name: str, tmp_path: Path) -> None:
 def test_an_incomplete_state_raises_an_error_that_names_the_array() -> None:
     tuned = optimizer("adamw", learning_rate=1e-2)
     tuned.init(parameters())
-    whole = state_arrays(tuned)
+    complete = state_arrays(tuned)
     for broken, words in (
-        ({k: v for k, v in whole.items() if k != "head.v"}, "'head.v' is missing in the checkpoint"),
-        (whole | {"layers.0.lora_a.m": mx.zeros(1)}, "'layers.0.lora_a.m' .* missing here"),
-        (whole | {"head.m": mx.zeros((2, 3))}, r"'head.m' is mlx.core.float32 \(2, 3\)"),
+        ({k: v for k, v in complete.items() if k != "head.v"}, "'head.v' is missing in the checkpoint"),
+        (complete | {"layers.0.lora_a.m": mx.zeros(1)}, "'layers.0.lora_a.m' .* missing here"),
+        (complete | {"head.m": mx.zeros((2, 3))}, r"'head.m' is mlx.core.float32 \(2, 3\)"),
     ):
         with pytest.raises(ValueError, match=words):
             restore(tuned, broken)

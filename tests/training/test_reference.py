@@ -32,11 +32,6 @@ FOLLOWING: dict[str, Any] = {
 TRAIN_TYPES = ["lora", "dora", "full"]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def config_of(models: Path, arch: str = "qwen3", **settings: Any) -> Config:
     folder = models / arch
     if not folder.exists():
@@ -53,13 +48,13 @@ def numbers(arrays: dict[str, mx.array]) -> dict[str, np.ndarray]:
     return {name: np.array(x) for name, x in arrays.items()}
 
 
-def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
-    assert one.keys() == other.keys()
-    return max(float(np.abs(x - other[name]).max()) for name, x in one.items())
+def largest_difference(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> float:
+    assert first.keys() == second.keys()
+    return max(float(np.abs(x - second[name]).max()) for name, x in first.items())
 
 
 def perturb(policy: Policy, amount: float = 0.1) -> None:
-    """Make the adapters something other than zero."""
+    """Add noise to the adapters, which start at zero."""
     mx.random.seed(1)
     policy.assign({name: x + amount * mx.random.normal(x.shape) for name, x in policy.trainable().items()})
     mx.eval(policy.model.parameters())
@@ -81,11 +76,11 @@ def test_the_reference_starts_as_the_policy_and_moves_by_the_formula_at_its_inte
     for update in range(1, 6):
         metrics = learner.learn(batch_for(policy, update))
         assert (metrics["kl"] == pytest.approx(0, abs=1e-8)) == (update == 1)
-        mine = numbers(policy.trainable())
+        weights = numbers(policy.trainable())
         if update % 2 == 0:
-            expected = {name: (1 - ALPHA) * x + ALPHA * mine[name] for name, x in expected.items()}
+            expected = {name: (1 - ALPHA) * x + ALPHA * weights[name] for name, x in expected.items()}
         assert largest_difference(numbers(policy.reference_arrays()), expected) < 1e-6
-        assert largest_difference(mine, expected) > 1e-3, "the policy has not changed, so this shows nothing"
+        assert largest_difference(weights, expected) > 1e-3, "the policy has not changed, so this shows nothing"
 
 
 @pytest.mark.parametrize("train_type", ["lora", "dora"])
@@ -96,9 +91,9 @@ def test_only_the_adapter_is_copied_never_the_model(models: Path, train_type: st
     for update in range(4):
         learner.learn(batch_for(policy, update))
     assert policy.reference_model is not None
-    theirs = dict(tree_flatten(policy.reference_model.parameters()))
+    reference_arrays = dict(tree_flatten(policy.reference_model.parameters()))
     for name, array in tree_flatten(policy.model.parameters()):
-        assert (theirs[name] is array) == (name not in policy.trainable()), name
+        assert (reference_arrays[name] is array) == (name not in policy.trainable()), name
     assert not tree_flatten(policy.reference_model.trainable_parameters())
 
 
@@ -128,7 +123,10 @@ def k3(policy: Any, reference: Any, groups: list[Any]) -> float:
     rows = rows_of(groups)
     logp, ref = (np.array(plain_scores(model, rows)[0], np.float64) for model in (policy, reference))
     gaps = np.concatenate(
-        [r[: len(one.tokens)] - p[: len(one.tokens)] for (_, one), p, r in zip(rows, logp, ref, strict=True)]
+        [
+            r[: len(completion.tokens)] - p[: len(completion.tokens)]
+            for (_, completion), p, r in zip(rows, logp, ref, strict=True)
+        ]
     )
     return float((np.exp(gaps) - gaps - 1).mean())
 
@@ -146,10 +144,12 @@ def test_a_resumed_run_has_the_same_reference(tmp_path: Path, train_type: str) -
     assert small_run.train_here(raw, broken, stop).step == 3
     assert small_run.train_here(raw, broken).kind == "finished"
     saved = [checkpoint.newest(run) for run in (unbroken, broken)]
-    assert all(one is not None and one.state.step == 5 and one.has_reference for one in saved)
-    for what in ("weights", "reference", "optimizer"):
-        one, other = (numbers(getattr(each, what)()) for each in saved)
-        assert largest_difference(one, other) == 0, what
+    assert all(
+        checkpoint_ is not None and checkpoint_.state.step == 5 and checkpoint_.has_reference for checkpoint_ in saved
+    )
+    for attribute in ("weights", "reference", "optimizer"):
+        first, second = (numbers(getattr(checkpoint_, attribute)()) for checkpoint_ in saved)
+        assert largest_difference(first, second) == 0, attribute
     kls = [[e["metrics"]["kl"] for e in read_events(run.events) if e["kind"] == "step"] for run in (unbroken, broken)]
     assert kls[0] == kls[1] and kls[0][-1] > 0
 
@@ -158,7 +158,7 @@ def test_a_resumed_run_has_the_same_reference(tmp_path: Path, train_type: str) -
 
 
 def adapter(models: Path, folder: Path, arch: str = "qwen3", **settings: Any) -> Path:
-    """An adapter as a run leaves it in its folder."""
+    """An adapter folder as a finished run has it."""
     config = config_of(models, arch, beta=0, **settings)
     policy = load_policy(config)
     perturb(policy)
@@ -184,8 +184,8 @@ def test_the_base_is_not_loaded_twice_for_an_adapter(models: Path, tmp_path: Pat
     config = config_of(models, reference_model_path=str(adapter(models, tmp_path)), beta=0.1)
     policy = load_policy(config)
     assert policy.reference_model is not None
-    mine = {id(x) for _, x in tree_flatten(policy.model.parameters())}
-    own = [name for name, x in tree_flatten(policy.reference_model.parameters()) if id(x) not in mine]
+    policy_arrays = {id(x) for _, x in tree_flatten(policy.model.parameters())}
+    own = [name for name, x in tree_flatten(policy.reference_model.parameters()) if id(x) not in policy_arrays]
     assert own and all(name.endswith((".lora_a", ".lora_b")) for name in own)
 
 

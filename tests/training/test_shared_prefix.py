@@ -38,23 +38,23 @@ def config_of(model: Path, **settings: Any) -> Config:
 
 
 def groups(*prompts: int) -> list[Group]:
-    """A group for each prompt, of so many tokens; completions of unequal lengths, the first as long as may be."""
+    """One group for each prompt length; completions of unequal lengths, the first of the maximum length."""
     rng = np.random.default_rng(0)
-    made = []
+    groups_ = []
     for number, length in enumerate(prompts):
         lengths = [COMPLETION, *rng.integers(2, COMPLETION + 1, G - 1).tolist()]
         completions = [
             Completion(rng.integers(3, 320, n).tolist(), [0.0] * n, "", "eos", advantage=float(rng.normal()))
             for n in lengths
         ]
-        made.append(Group(Problem(number, "", [], rng.integers(3, 320, length).tolist(), ""), completions))
-    return made
+        groups_.append(Group(Problem(number, "", [], rng.integers(3, 320, length).tolist(), ""), completions))
+    return groups_
 
 
 Reads = list[tuple[type, int]]
 
 
-def learned(config: Config, given: list[Group], **how: Any) -> tuple[dict[str, np.ndarray], dict[str, float], Reads]:
+def learned(config: Config, batch: list[Group], **how: Any) -> tuple[dict[str, np.ndarray], dict[str, float], Reads]:
     """The changes of the weights by a step of plain gradient descent, its metrics, and what was read: whether prompts or completions, and
     how many tokens."""
     policy = load_policy(config)
@@ -63,27 +63,27 @@ def learned(config: Config, given: list[Group], **how: Any) -> tuple[dict[str, n
     plain, reads = split_model.hidden, []
     split_model.hidden = lambda tokens, cache=None: reads.append((type(cache[0]), tokens.size)) or plain(tokens, cache)
     learner = grpo_learner(policy, config, 1, **how)
-    metrics = learner.learn(pack(given, pad_id=policy.pad_id))
+    metrics = learner.learn(pack(batch, pad_id=policy.pad_id))
     return {name: np.array(x) - start[name] for name, x in policy.trainable().items()}, metrics, reads
 
 
-def assert_same_step(one: tuple[Any, dict[str, float], Reads], other: tuple[Any, dict[str, float], Reads]) -> None:
-    assert one[1]["grad_norm"] > 1e-3, "else this shows nothing"
-    assert one[1] == pytest.approx(other[1], rel=1e-4, abs=1e-6, nan_ok=True)
-    for name, x in one[0].items():
-        np.testing.assert_allclose(other[0][name], x, atol=1e-5 * np.abs(x).max() + 1e-7, rtol=0, err_msg=name)
+def assert_same_step(first: tuple[Any, dict[str, float], Reads], second: tuple[Any, dict[str, float], Reads]) -> None:
+    assert first[1]["grad_norm"] > 1e-3, "else this shows nothing"
+    assert first[1] == pytest.approx(second[1], rel=1e-4, abs=1e-6, nan_ok=True)
+    for name, x in first[0].items():
+        np.testing.assert_allclose(second[0][name], x, atol=1e-5 * np.abs(x).max() + 1e-7, rtol=0, err_msg=name)
 
 
-def micro_batches_of(config: Config, given: list[Group], budget: int) -> tuple[Learner, list[MicroBatch]]:
+def micro_batches_of(config: Config, batch: list[Group], budget: int) -> tuple[Learner, list[MicroBatch]]:
     policy = load_policy(config)
     learner = grpo_learner(policy, config, 1, micro_batch_tokens=budget)
-    return learner, learner.forward.micro_batches(policy.split_model, pack(given, pad_id=0), config.batch_size * G)
+    return learner, learner.forward.micro_batches(policy.split_model, pack(batch, pad_id=0), config.batch_size * G)
 
 
 # ── whether it pays ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_it_pays_where_a_prompt_and_its_completions_exceed_the_budget(model: Path) -> None:
+def test_prefilling_pays_where_a_prompt_and_its_completions_exceed_the_budget(model: Path) -> None:
     _, parts = micro_batches_of(config_of(model), groups(PROMPT), BUDGET)
     assert len(parts) == 1, "completions alone fit, so they go together, and no prompt is read twice"
     both = PROMPT + G * COMPLETION
@@ -91,7 +91,7 @@ def test_it_pays_where_a_prompt_and_its_completions_exceed_the_budget(model: Pat
     assert not SharedPrefix.pays(parts, both)
 
 
-def test_it_pays_where_more_than_a_third_of_the_prompts_would_be_read_again(model: Path) -> None:
+def test_prefilling_pays_where_more_than_a_third_of_the_prompts_would_be_read_again(model: Path) -> None:
     config = config_of(model, gradient_accumulation_steps=6)
     _, parts = micro_batches_of(config, groups(*[5] * 4), G * COMPLETION)
     assert len(parts) == 4 and not SharedPrefix.pays(parts, 10**6), "no prompt in two parts"
@@ -127,16 +127,18 @@ MANY = {"gradient_accumulation_steps": 3}
     ids=["one prompt", "several", "full", "recomputed"],
 )
 def test_prefilling_prompts_once_changes_no_gradient(model: Path, settings: dict[str, Any], prompts: list[int]) -> None:
-    config, given = config_of(model, **settings), groups(*prompts)
-    whole = learned(config, given, micro_batch_tokens=10**6)
-    prefilled = learned(config, given, micro_batch_tokens=BUDGET)
-    assert_same_step(whole, prefilled)
+    config, batch = config_of(model, **settings), groups(*prompts)
+    unsplit = learned(config, batch, micro_batch_tokens=10**6)
+    prefilled = learned(config, batch, micro_batch_tokens=BUDGET)
+    assert_same_step(unsplit, prefilled)
 
 
 def test_only_a_single_prompt_may_exceed_the_budget(model: Path) -> None:
     """A prompt of 40 tokens exceeds the 32 that may go together, so it goes alone; completions go without their prompts."""
     _, _, reads = learned(config_of(model, **MANY), groups(PROMPT, PROMPT, PROMPT), micro_batch_tokens=BUDGET)
-    prompts, completions = ([size for kind, size in reads if kind is one] for one in (PrefixRecorder, PrefixReader))
+    prompts, completions = (
+        [size for kind, size in reads if kind is cache_kind] for cache_kind in (PrefixRecorder, PrefixReader)
+    )
     assert prompts == [PROMPT] * 6, "each once without gradient, once with"
     assert len(completions) == 3 and max(completions) <= BUDGET
     _, _, reads = learned(config_of(model, **MANY), groups(12, 12, 12), micro_batch_tokens=BUDGET)
@@ -149,7 +151,7 @@ def test_prompts_that_fit_are_read_in_the_micro_batch(model: Path) -> None:
 
 
 def test_with_dropout_prompts_are_never_prefilled(model: Path) -> None:
-    """A second pass would drop other inputs than the first. So prompts count against the budget, and each row goes alone."""
+    """A second pass would drop other inputs than the first. So prompts count against the budget, and each row gets its own micro-batch."""
     config = config_of(model, dropout=0.2)
     _, metrics, reads = learned(config, groups(PROMPT), micro_batch_tokens=BUDGET)
     assert [kind for kind, _ in reads] == [PrefixRecorder, PrefixReader] * G

@@ -1,4 +1,4 @@
-"""`Completion.mask`: tokens that the policy did not produce, such as a tool's result, are read and never trained on."""
+"""`Completion.mask`: tokens that the policy did not produce, such as a tool's result, are in the context and never trained on."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def random_groups(model: Path) -> list[Group]:
 def with_tool_results(groups: list[Group], seed: int = 0) -> list[Group]:
     """Some tokens of every completion masked, of one completion all."""
     rng = random.Random(seed)
-    for i, (_, one) in enumerate(rows_of(groups)):
-        one.mask = [int(i != 1 and (t == 0 or rng.random() < 0.6)) for t in range(len(one.tokens))]
+    for i, (_, completion) in enumerate(rows_of(groups)):
+        completion.mask = [int(i != 1 and (t == 0 or rng.random() < 0.6)) for t in range(len(completion.tokens))]
     return groups
 
 
@@ -57,36 +57,44 @@ def test_a_mask_of_ones_changes_no_bit(model: Path) -> None:
     groups = random_groups(model)
     changes, metrics = learnt(model, groups)
     counts = completion_metrics(groups)
-    for _, one in rows_of(groups):
-        one.mask = [1] * len(one.tokens)
+    for _, completion in rows_of(groups):
+        completion.mask = [1] * len(completion.tokens)
     same_changes, same_metrics = learnt(model, groups)
     assert metrics == same_metrics and counts == completion_metrics(groups)
     assert metrics["grad_norm"] > 1e-3
     assert all(np.array_equal(x, same_changes[name]) for name, x in changes.items())
 
 
-def test_what_is_known_of_masked_tokens_never_matters(model: Path) -> None:
+def test_logps_of_masked_tokens_change_nothing(model: Path) -> None:
     """A tool's tokens have no log-probability: NaN there reaches no gradient and no metric."""
     changes, metrics = learnt(model, with_tool_results(random_groups(model)))
     groups = with_tool_results(random_groups(model))
-    for _, one in rows_of(groups):
-        one.logps = [logp if trained else math.nan for logp, trained in zip(one.logps, one.mask, strict=True)]
-        one.log_kept = [kept if trained else -9.0 for kept, trained in zip(one.log_kept, one.mask, strict=True)]
+    for _, completion in rows_of(groups):
+        completion.logps = [
+            logp if trained else math.nan for logp, trained in zip(completion.logps, completion.mask, strict=True)
+        ]
+        completion.log_kept = [
+            kept if trained else -9.0 for kept, trained in zip(completion.log_kept, completion.mask, strict=True)
+        ]
     same_changes, same_metrics = learnt(model, groups)
     assert metrics == same_metrics and metrics["grad_norm"] > 1e-3 and math.isfinite(metrics["loss"])
     assert all(np.array_equal(x, same_changes[name]) for name, x in changes.items())
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "luspo", "vespo"])
-def test_masked_tokens_after_the_last_trained_one_count_as_if_they_were_not_there(model: Path, loss: str) -> None:
+def test_masked_tokens_after_the_last_trained_token_change_nothing(model: Path, loss: str) -> None:
     """Weights, KL, entropy, threshold, bonus and importance correction divide by trained tokens alone."""
     settings = {"grpo_loss_type": loss, "importance_sampling_level": "sequence" if loss == "luspo" else "token"}
     groups = random_groups(model)
     changes, metrics = learnt(model, groups, **settings)
     for problem in groups:
-        for one in problem.completions:
-            one.mask = [1] * len(one.tokens) + [0, 0]
-            one.tokens, one.logps, one.log_kept = [*one.tokens, 7, 8], one.logps + [-1.0] * 2, one.log_kept + [0.0] * 2
+        for completion in problem.completions:
+            completion.mask = [1] * len(completion.tokens) + [0, 0]
+            completion.tokens, completion.logps, completion.log_kept = (
+                [*completion.tokens, 7, 8],
+                completion.logps + [-1.0] * 2,
+                completion.log_kept + [0.0] * 2,
+            )
     padded_changes, padded_metrics = learnt(model, groups, **settings)
     assert padded_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6, nan_ok=True)
     largest = max(np.abs(x).max() for x in changes.values())
@@ -101,9 +109,9 @@ def test_the_mask_reaches_the_batch_beside_padding_and_truncation() -> None:
     rows = [completion("eos", [1, 0, 1]), completion("length", [1, 0, 1]), completion("eos", [0, 0, 0])]
     rows += [Completion([5], [-1.0], "", "eos")]
     groups = [Group(Problem(0, "", [], [1, 2], ""), rows)]
-    kept: Batch = pack(groups, pad_id=0)
-    assert kept.mask_BT.tolist() == [[1, 0, 1], [1, 0, 1], [0, 0, 0], [1, 0, 0]] and kept.mask_BT.dtype == mx.float32
-    assert kept.length_B.tolist() == [3, 3, 3, 1], "masked tokens are read all the same"
+    batch: Batch = pack(groups, pad_id=0)
+    assert batch.mask_BT.tolist() == [[1, 0, 1], [1, 0, 1], [0, 0, 0], [1, 0, 0]] and batch.mask_BT.dtype == mx.float32
+    assert batch.length_B.tolist() == [3, 3, 3, 1], "masked tokens are read all the same"
     truncated = pack(groups, pad_id=0, mask_truncated_completions=True)
     assert truncated.mask_BT.tolist() == [[1, 0, 1], [0, 0, 0], [0, 0, 0], [1, 0, 0]]
     counts = completion_metrics(groups)
@@ -112,6 +120,6 @@ def test_the_mask_reaches_the_batch_beside_padding_and_truncation() -> None:
 
 
 def test_a_mask_of_the_wrong_length_is_an_error_that_says_so() -> None:
-    one = Completion([5, 6], [-1.0, -1.0], "", "eos", mask=[1, 1, 0])
+    completion = Completion([5, 6], [-1.0, -1.0], "", "eos", mask=[1, 1, 0])
     with pytest.raises(ValueError, match=r"A completion of group 0 has 2 tokens, 3 mask entries\."):
-        pack([Group(Problem(0, "", [], [1], ""), [one])], pad_id=0)
+        pack([Group(Problem(0, "", [], [1], ""), [completion])], pad_id=0)

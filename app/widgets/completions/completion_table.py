@@ -32,7 +32,7 @@ _PREVIEW_CHARS = 400
 """Leading characters of a completion that its line is made from."""
 BAR_ROLE = Qt.ItemDataRole.UserRole
 """Item role: (length −1 to 1, colour) of the bar under a score."""
-STOP_LABELS = {"eos": "ended", "stop": "stop text", "length": "cut off"}
+STOP_LABELS = {"eos": "ended", "string": "stop text", "length": "cut off"}
 """Stop reason of a completion → its label."""
 TIPS = {
     "Reward": "The weighted sum of the scores; beside a prompt, the mean of its completions.",

@@ -1,4 +1,7 @@
-"""Models and datasets for pictures of the pickers: descriptions as the real ones have them, and weights that are holes."""
+"""A home folder with sample models and datasets for screenshots of the pickers.
+
+Names, configs and sizes are those of real repositories; weights are sparse files, so the folder takes no space.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ RECENT = {"model": MODELS[0][0], "dataset": DATASETS[2][0]}
 
 
 def fill(home: Path) -> None:
-    """Put them where Hugging Face and LM Studio keep theirs."""
+    """Fill the Hugging Face cache and LM Studio's models folder of `home` with the samples."""
     hub = home / ".cache" / "huggingface" / "hub"
     for id_, kind, bits, size, days in MODELS:
         _model(_snapshot(hub, "models", id_), kind, bits, size, days)
@@ -63,12 +66,12 @@ def _model(folder: Path, kind: str, bits: int, size: float, days: float) -> None
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     for name, millions in (("model.safetensors", size), ("tokenizer.json", 11)):
         _file(folder / name, millions, days)
-    for one in folder.iterdir():
-        os.utime(one, (time.time() - days * DAY_S,) * 2)
+    for file in folder.iterdir():
+        os.utime(file, (time.time() - days * DAY_S,) * 2)
 
 
 def _file(path: Path, millions: float, days: float) -> None:
-    """So many bytes that nobody wrote: they take no room on the disk."""
+    """A sparse file of `millions` MB, `days` old: it occupies no blocks on disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         file.truncate(int(millions * 1e6))
