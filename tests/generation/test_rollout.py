@@ -400,7 +400,7 @@ def test_the_number_of_rows_decoded_at_once_changes_nothing(
     rows = problems([5, 30, 2, 90, 1, 140])
     all_at_once = with_problems(rollouts("qwen3", max_tokens, ends).sample(rows, 3, sampling, seed=3, first_number=20))
     assert {completion.stop for _, completion in all_at_once} == {"eos", "length"} or max_tokens > 13
-    assert len({len(completion.tokens) for _, completion in all_at_once}) > 2
+    assert len({len(completion.tokens) for _, completion in all_at_once}) >= 2, "rows end at different times"
     for limit in limits:
         rollout = rollouts("qwen3", max_tokens, ends, rows=limit)
         some = with_problems(rollout.sample(rows, 3, sampling, seed=3, first_number=20))
