@@ -28,32 +28,39 @@ from queue import SimpleQueue
 
 ROOT = Path(__file__).parents[2]
 
-TRAINING = "tests/training"
 MODULES: dict[str, tuple[str, ...]] = {
-    "backend/training/losses.py": (TRAINING,),
+    "backend/training/losses.py": (
+        "tests/training/test_losses.py",
+        "tests/training/test_loss_family.py",
+        "tests/training",
+    ),
     "backend/training/advantages.py": ("tests/training/test_advantages.py", "tests/rewards"),
-    "backend/training/batch.py": (TRAINING,),
-    "backend/training/grpo.py": (TRAINING, "tests/run/test_trainer.py"),
-    "backend/training/learner.py": (TRAINING, "tests/run/test_trainer.py"),
-    "backend/training/microbatch.py": (TRAINING,),
-    "backend/training/shared_prefix.py": (TRAINING,),
-    "backend/training/importance_sampling.py": (TRAINING,),
-    "backend/generation/sampler.py": ("tests/generation",),
-    "backend/generation/scheduler.py": ("tests/generation",),
-    "backend/generation/outputs.py": ("tests/generation",),
-    "backend/engine/lm_head.py": ("tests/engine", "tests/training/test_learner.py"),
-    "backend/engine/attention.py": ("tests/engine",),
-    "backend/run/checkpoint.py": ("tests/run",),
-    "backend/run/checkpoint_writer.py": ("tests/run",),
-    "backend/run/scoring_stages.py": ("tests/run",),
-    "backend/rewards/runner/score.py": ("tests/rewards", "tests/run/test_stages.py"),
-    "backend/rewards/weights.py": ("tests/rewards", "tests/run/test_stages.py"),
-    "backend/rewards/functions/r1.py": ("tests/rewards",),
-    "backend/spec/checks.py": ("tests/spec", "tests/cli"),
-    "backend/spec/config.py": ("tests/spec", "tests/cli"),
-    "backend/spec/aliases.py": ("tests/spec",),
+    "backend/training/batch.py": ("tests/training/test_batch.py", "tests/training/test_learner.py", "tests/training"),
+    "backend/training/grpo.py": ("tests/training/test_algorithm.py", "tests/training", "tests/run/test_trainer.py"),
+    "backend/training/learner.py": ("tests/training/test_learner.py", "tests/training", "tests/run/test_trainer.py"),
+    "backend/training/microbatch.py": ("tests/training/test_microbatch.py", "tests/training"),
+    "backend/training/shared_prefix.py": ("tests/training/test_shared_prefix.py", "tests/training"),
+    "backend/training/importance_sampling.py": ("tests/training/test_losses.py", "tests/training"),
+    "backend/generation/sampler.py": ("tests/generation/test_sampler.py", "tests/generation"),
+    "backend/generation/scheduler.py": ("tests/generation/test_rollout.py", "tests/generation"),
+    "backend/generation/outputs.py": ("tests/generation/test_rollout.py", "tests/generation"),
+    "backend/engine/lm_head.py": ("tests/engine/test_lm_head.py", "tests/engine", "tests/training/test_learner.py"),
+    "backend/engine/attention.py": ("tests/engine/test_attention.py", "tests/engine/test_forward.py", "tests/engine"),
+    "backend/run/checkpoint.py": ("tests/run/test_checkpoint_folder.py", "tests/run/test_trainer.py", "tests/run"),
+    "backend/run/checkpoint_writer.py": ("tests/run/test_checkpoint_writer.py", "tests/run"),
+    "backend/run/scoring_stages.py": ("tests/run/test_stages.py", "tests/run"),
+    "backend/rewards/runner/score.py": (
+        "tests/rewards/test_reward_calls.py",
+        "tests/rewards",
+        "tests/run/test_stages.py",
+    ),
+    "backend/rewards/weights.py": ("tests/rewards/test_reward_weights.py", "tests/rewards", "tests/run/test_stages.py"),
+    "backend/rewards/functions/r1.py": ("tests/rewards/test_shipped_rewards.py", "tests/rewards"),
+    "backend/spec/checks.py": ("tests/spec/test_config.py", "tests/spec", "tests/cli"),
+    "backend/spec/config.py": ("tests/spec/test_config.py", "tests/spec", "tests/cli"),
+    "backend/spec/aliases.py": ("tests/spec/test_config.py", "tests/spec"),
 }
-"""What is mutated, and the tests that are there to notice."""
+"""What is mutated, and the tests that should notice, the likeliest first; a folder stands for its remaining files."""
 
 COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "*"}
@@ -62,6 +69,8 @@ NAMES = {
     "argmax": "argmin", "floor": "ceil", "logsumexp": "max", "isnan": "isinf",
 }  # fmt: skip
 TIME_LIMIT_S = 300.0
+NO_BEHAVIOUR = {"slots", "frozen", "kw_only", "repr", "strict", "init", "compare"}
+"""Keyword arguments of `dataclass`, `field` and `zip` that no correct program can be told apart by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,9 @@ class Mutation:
     end: int
     old: str
     new: str
+
+    def applied_to(self, source: bytes) -> bytes:
+        return source[: self.start] + self.new.encode() + source[self.end :]
 
     def __str__(self) -> str:
         return f"{self.module}:{self.line}  {' '.join(self.old.split())}  →  {' '.join(self.new.split())}"
@@ -96,14 +108,18 @@ def mutations(module: str) -> list[Mutation]:
     for node in _expressions(tree):
         start, end = place(node)
         for new in _changes(node, lambda part: data[slice(*place(part))].decode()):
-            found.append(Mutation(module, node.lineno, start, end, data[start:end].decode(), new))
+            mutation = Mutation(module, node.lineno, start, end, data[start:end].decode(), new)
+            if _compiles(mutation.applied_to(data)):
+                found.append(mutation)
     return sorted(found, key=lambda one: one.start)
 
 
 def _expressions(tree: ast.Module) -> Iterator[ast.expr]:
-    """Expressions that run: annotations, docstrings and f-strings are left out."""
+    """Expressions that run: annotations, docstrings, f-strings and `NO_BEHAVIOUR` are left out."""
     skipped: set[int] = set()
     for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg in NO_BEHAVIOUR:
+            skipped.add(id(node.value))
         for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             if annotation is not None:
                 skipped.update(id(part) for part in ast.walk(annotation))
@@ -112,13 +128,23 @@ def _expressions(tree: ast.Module) -> Iterator[ast.expr]:
     yield from (node for node in ast.walk(tree) if isinstance(node, ast.expr) and id(node) not in skipped)
 
 
+def _compiles(source: bytes) -> bool:
+    try:
+        ast.parse(source)
+    except SyntaxError:
+        return False
+    return True
+
+
 def _changes(node: ast.expr, text) -> Iterator[str]:
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
-        yield f"{text(node.left)} {COMPARISONS[type(node.ops[0])]} {text(node.comparators[0])}"
+        yield f"({text(node.left)}) {COMPARISONS[type(node.ops[0])]} ({text(node.comparators[0])})"
     elif (
         isinstance(node, ast.BinOp)
         and type(node.op) in ARITHMETIC
         and not isinstance(node.left, ast.Constant | ast.JoinedStr)
+        and not isinstance(node.right, ast.JoinedStr)
+        and not (isinstance(node.right, ast.Constant) and isinstance(node.right.value, str))
     ):
         yield f"({text(node.left)}) {ARITHMETIC[type(node.op)]} ({text(node.right)})"
     elif isinstance(node, ast.BoolOp):
@@ -154,15 +180,28 @@ def chosen(modules: list[str], count: int, seed: int) -> list[Mutation]:
     return picked[:count]
 
 
+def test_files(module: str) -> list[str]:
+    """The files of `MODULES[module]`, each once: pytest may otherwise reorder a file and the folder it is in."""
+    files: dict[str, None] = {}
+    for path in MODULES[module]:
+        names = (
+            [path]
+            if path.endswith(".py")
+            else sorted(str(one.relative_to(ROOT)) for one in (ROOT / path).glob("test_*.py"))
+        )
+        files |= dict.fromkeys(names)
+    return list(files)
+
+
 def outcome(tree: Path, mutation: Mutation) -> tuple[str, float]:
     """ "caught", "survived" or "caught (time limit)", and the seconds it took. Restores the file."""
     file = tree / mutation.module
     source = file.read_bytes()
-    file.write_bytes(source[: mutation.start] + mutation.new.encode() + source[mutation.end :])
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *MODULES[mutation.module]]
+    file.write_bytes(mutation.applied_to(source))
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *test_files(mutation.module)]
     environment = os.environ | {
         "QT_QPA_PLATFORM": "offscreen",
-        "TMPDIR": str(tree.parent),
+        "TMPDIR": str(_kernel_cache(tree)),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     began = time.monotonic()
@@ -174,6 +213,13 @@ def outcome(tree: Path, mutation: Mutation) -> tuple[str, float]:
     finally:
         file.write_bytes(source)
     return word, time.monotonic() - began
+
+
+def _kernel_cache(tree: Path) -> Path:
+    """mlx keeps its compiled CPU kernels in TMPDIR: a folder per worker that later calls find warm."""
+    folder = Path(tempfile.gettempdir()) / f"mutations-kernels-{tree.parent.name}"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def main() -> None:
