@@ -3,6 +3,7 @@
     python -m tests.support.mutate --count 66 --seed 1            66 mutations, spread evenly over MODULES
     python -m tests.support.mutate --module backend/training/losses.py --count 20
     … --list                                                      only print them
+    … --module backend/training/batch.py --replace OLD NEW        one mutation by hand: the only OLD in the file becomes NEW
 
 Each mutation is made in a copy of the tree, never in the checkout. A mutation is *caught* when a test fails or the run exceeds its
 time limit, and *survives* when all tests of its row of MODULES pass. Some survivors are equivalent programs (a tolerance, a default
@@ -48,6 +49,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "backend/engine/attention.py": ("tests/engine/test_attention.py", "tests/engine/test_forward.py", "tests/engine"),
     "backend/run/checkpoint.py": ("tests/run/test_checkpoint_folder.py", "tests/run/test_trainer.py", "tests/run"),
     "backend/run/checkpoint_writer.py": ("tests/run/test_checkpoint_writer.py", "tests/run"),
+    "backend/run/evaluate.py": ("tests/run/test_evaluate.py", "tests/run"),
     "backend/run/scoring_stages.py": ("tests/run/test_stages.py", "tests/run"),
     "backend/rewards/runner/score.py": (
         "tests/rewards/test_reward_calls.py",
@@ -193,6 +195,16 @@ def test_files(module: str) -> list[str]:
     return list(files)
 
 
+def by_hand(module: str, old: str, new: str) -> Mutation:
+    """The mutation that replaces `old`, which the file has once."""
+    source = (ROOT / module).read_text("utf-8")
+    if source.count(old) != 1:
+        raise SystemExit(f"{module} has {old!r} {source.count(old)} times, not once.")
+    before = source[: source.index(old)]
+    start = len(before.encode())
+    return Mutation(module, before.count("\n") + 1, start, start + len(old.encode()), old, new)
+
+
 def outcome(tree: Path, mutation: Mutation) -> tuple[str, float]:
     """ "caught", "survived" or "caught (time limit)", and the seconds it took. Restores the file."""
     file = tree / mutation.module
@@ -227,10 +239,16 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=66)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--module", action="append", choices=list(MODULES), help="only this file; may be repeated")
+    parser.add_argument("--replace", nargs=2, metavar=("OLD", "NEW"), action="append", help="needs one --module")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--list", action="store_true", help="print the mutations and run nothing")
     options = parser.parse_args()
-    picked = chosen(options.module or list(MODULES), options.count, options.seed)
+    if options.replace:
+        if len(options.module or ()) != 1:
+            parser.error("--replace needs one --module")
+        picked = [by_hand(options.module[0], *pair) for pair in options.replace]
+    else:
+        picked = chosen(options.module or list(MODULES), options.count, options.seed)
     if options.list:
         print(*picked, sep="\n")
         return
