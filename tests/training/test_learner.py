@@ -503,3 +503,12 @@ def test_old_log_probabilities_are_computed_without_dropout(model: Path) -> None
     policy.model.eval()
     (logp_BT,) = learner.forward.logps_without_gradient(policy.split_model, [micro_batch])
     assert np.array_equal(np.array(micro_batch.batch.old_logp_BT), np.array(logp_BT))
+
+
+def test_seq_step_size_is_the_logit_chunk_of_efficient_long_context_alone(model: Path) -> None:
+    policy = load_policy(config_of(model))
+    chunks = [
+        grpo_learner(policy, config_of(model, seq_step_size=16, efficient_long_context=on), 1).forward.chunk
+        for on in (True, False)
+    ]
+    assert chunks[0] == 16 < chunks[1]
