@@ -90,7 +90,11 @@ class Mutation:
         return source[: self.start] + self.new.encode() + source[self.end :]
 
     def __str__(self) -> str:
-        return f"{self.module}:{self.line}  {' '.join(self.old.split())}  →  {' '.join(self.new.split())}"
+        """With its line, the part that changes marked: `0 → 1` alone names none of the zeros of a line."""
+        source = (ROOT / self.module).read_bytes()
+        before = source[source.rfind(b"\n", 0, self.start) + 1 : self.start].decode().lstrip()
+        after = source[self.end :].split(b"\n", 1)[0].decode()
+        return f"{self.module}:{self.line}  {' '.join(f'{before}⟦{self.old}⟧{after}'.split())}  →  {' '.join(self.new.split())}"
 
 
 def mutations(module: str) -> list[Mutation]:
