@@ -58,8 +58,18 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "backend/rewards/weights.py": ("tests/rewards/test_reward_weights.py", "tests/rewards", "tests/run/test_stages.py"),
     "backend/rewards/functions/r1.py": ("tests/rewards/test_shipped_rewards.py", "tests/rewards"),
-    "backend/spec/checks.py": ("tests/spec/test_config.py", "tests/spec", "tests/cli"),
-    "backend/spec/config.py": ("tests/spec/test_config.py", "tests/spec", "tests/cli"),
+    "backend/spec/checks.py": (
+        "tests/spec/test_config.py",
+        "tests/training/test_loss_family.py",
+        "tests/spec",
+        "tests/cli",
+    ),
+    "backend/spec/config.py": (
+        "tests/spec/test_config.py",
+        "tests/training/test_loss_family.py",
+        "tests/spec",
+        "tests/cli",
+    ),
     "backend/spec/aliases.py": ("tests/spec/test_config.py", "tests/spec"),
 }
 """What is mutated, and the tests that should notice, the likeliest first; a folder stands for its remaining files."""
@@ -160,10 +170,10 @@ def _changes(node: ast.expr, text) -> Iterator[str]:
         yield f"({text(node.operand)})"
     elif isinstance(node, ast.IfExp):
         yield f"({text(node.orelse)} if {text(node.test)} else {text(node.body)})"
-    elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        yield str(node.value + 1)
     elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield str(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        yield str(node.value + 1)
     elif isinstance(node, ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name in NAMES:
