@@ -134,14 +134,19 @@ def _expressions(tree: ast.Module) -> Iterator[ast.expr]:
     """Expressions that run: annotations, docstrings, f-strings and `NO_BEHAVIOUR` are left out."""
     skipped: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg in NO_BEHAVIOUR:
-            skipped.add(id(node.value))
+        if isinstance(node, ast.keyword) and (node.arg in NO_BEHAVIOUR or _is_last_axis(node)):
+            skipped.update(id(part) for part in ast.walk(node.value))
         for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             if annotation is not None:
                 skipped.update(id(part) for part in ast.walk(annotation))
         if isinstance(node, ast.JoinedStr):
             skipped.update(id(part) for part in ast.walk(node))
     yield from (node for node in ast.walk(tree) if isinstance(node, ast.expr) and id(node) not in skipped)
+
+
+def _is_last_axis(node: ast.keyword) -> bool:
+    """`axis=-1`: 1 in its place is the same axis of a matrix and an error elsewhere."""
+    return node.arg == "axis" and isinstance(node.value, ast.UnaryOp)
 
 
 def _compiles(source: bytes) -> bool:
