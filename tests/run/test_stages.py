@@ -436,3 +436,8 @@ def test_advantages_use_the_reward_weights_of_their_step() -> None:
         scoring.fill_advantages(groups, step)
         by_step.append([one.advantage for one in groups[0].completions])
     assert by_step == [[0.5, -0.5], [0, 0], [-0.5, 0.5]]
+
+
+def test_shipped_functions_alone_do_not_count_as_functions_that_use_mlx() -> None:
+    """They would be called after sampling, not beside it."""
+    assert not scoring_of([1, 2], 2).uses_mlx
