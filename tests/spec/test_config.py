@@ -623,3 +623,16 @@ def test_numbers_have_the_documented_limits() -> None:
 
     limited = {key: interval(about) for key, about in SETTINGS.items() if (about.low, about.high) != (None, None)}
     assert limited == {key: limits for limits, keys in LIMITS.items() for key in keys.split()}
+
+
+@pytest.mark.parametrize(
+    ("stage", "says"),
+    [
+        ({"reward_weights": [1, "a"]}, "Stage 1: reward_weights must be a list of numbers."),
+        ({"reward_functions": ["a", 3]}, "Stage 1: reward_functions must be a list of names."),
+    ],
+    ids=["weights", "functions"],
+)
+def test_every_entry_of_a_stages_list_must_have_the_right_type(stage: dict[str, Any], says: str) -> None:
+    assert sentences({"stages": [{"iters": 1} | stage]}, "stages") == [says]
+    assert not sentences({"stages": [{"iters": 1, "reward_weights": []}]}, "stages"), "empty means the default"

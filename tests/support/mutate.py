@@ -82,7 +82,7 @@ NAMES = {
 }  # fmt: skip
 TIME_LIMIT_S = 300.0
 NO_BEHAVIOUR = {"slots", "frozen", "kw_only", "repr", "strict", "init", "compare"}
-"""Keyword arguments of `dataclass`, `field` and `zip` that no correct program can be told apart by."""
+"""Keyword arguments of `dataclass`, `field` and `zip` that do not change what a correct program computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +116,18 @@ def mutations(module: str) -> list[Mutation]:
         offsets.append(offsets[-1] + len(line.encode()))
     data = source.encode()
 
-    def place(node: ast.expr) -> tuple[int, int]:
+    def byte_range(node: ast.expr) -> tuple[int, int]:
         assert node.end_lineno is not None and node.end_col_offset is not None
         return offsets[node.lineno - 1] + node.col_offset, offsets[node.end_lineno - 1] + node.end_col_offset
 
-    found = []
+    changes = []
     for node in _expressions(tree):
-        start, end = place(node)
-        for new in _changes(node, lambda part: data[slice(*place(part))].decode()):
+        start, end = byte_range(node)
+        for new in _changes(node, lambda part: data[slice(*byte_range(part))].decode()):
             mutation = Mutation(module, node.lineno, start, end, data[start:end].decode(), new)
             if _compiles(mutation.applied_to(data)):
-                found.append(mutation)
-    return sorted(found, key=lambda one: one.start)
+                changes.append(mutation)
+    return sorted(changes, key=lambda mutation: mutation.start)
 
 
 def _expressions(tree: ast.Module) -> Iterator[ast.expr]:
