@@ -61,6 +61,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "backend/spec/checks.py": (
         "tests/spec/test_config.py",
         "tests/training/test_loss_family.py",
+        "tests/run/test_stages.py",
         "tests/spec",
         "tests/cli",
     ),
