@@ -636,3 +636,9 @@ def test_numbers_have_the_documented_limits() -> None:
 def test_every_entry_of_a_stages_list_must_have_the_right_type(stage: dict[str, Any], says: str) -> None:
     assert sentences({"stages": [{"iters": 1} | stage]}, "stages") == [says]
     assert not sentences({"stages": [{"iters": 1, "reward_weights": []}]}, "stages"), "empty means the default"
+
+
+def test_characters_that_a_name_may_not_contain_are_listed_in_order() -> None:
+    """Not in that of a set, which is another one in every process."""
+    (sentence,) = sentences({"run_name": "a|b?c>d<e*f:g"}, "run_name")
+    assert sentence == "The run folder name may not contain '*' ':' '<' '>' '?' '|'."
