@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -15,9 +16,11 @@ from mlx.utils import tree_map
 from mlx_lm.generate import generate_step
 
 from backend.generation import rollout as rollout_module
-from backend.generation.outputs import Outputs
+from backend.generation.kv_rows import KVRows
+from backend.generation.outputs import REASONS, Outputs
 from backend.generation.rollout import DECODE_CHUNK, Rollout
-from backend.generation.sampler import GREEDY, Sampling, keyed_uniforms, sample_tokens
+from backend.generation.sampler import GREEDY, SampledTokens, Sampling, keyed_uniforms, sample_tokens
+from backend.generation.scheduler import Scheduler
 from backend.models.policy import Policy, load_policy
 from backend.spec.config import parse
 from backend.spec.memory.chunking import BUCKET, capacity
@@ -551,3 +554,36 @@ def test_a_model_that_is_wrong_for_rows_of_unequal_length_says_so(
     monkeypatch.setattr(rollout_module, "BatchKVCache", lambda pads: batched([0] * len(pads)))
     (sentence,) = Rollout(policy_of(models), 4).slow_paths
     assert sentence.endswith("gave other log-probabilities than each prompt alone.")
+
+
+def scheduler_of(lengths: list[int], generated: list[int], ended: list[int], max_tokens: int) -> Scheduler:
+    """A scheduler between two chunks: these rows, some of which have ended; no completion waits."""
+    rows, N, columns = KVRows(), len(lengths), capacity(max(lengths))
+    rows.index, rows.generated, rows.slot = np.arange(N), np.array(generated), max(lengths)
+    rows.pad, rows.column_C = rows.slot - np.array(lengths), mx.arange(columns)
+    rows.keys, rows.values = [mx.zeros((N, 1, columns, 4))], [mx.zeros((N, 1, columns, 4))]
+    outputs = Outputs(N, max_tokens, None, [2], [])
+    outputs.stop[ended] = REASONS.index("eos")
+    queue: Any = SimpleNamespace(waiting=0)
+    scheduler = Scheduler(queue, outputs, np.zeros((N, max_tokens)), Sampling(), lambda: None, N)
+    scheduler.rows, scheduler.latest = rows, SampledTokens(*[mx.zeros(N)] * 3)
+    return scheduler
+
+
+def test_after_compaction_the_columns_last_for_the_chunk_of_the_youngest_row() -> None:
+    """The oldest row has one token to go and the youngest eight: there must be columns for all eight."""
+    scheduler = scheduler_of([63, 30, 20, 20], generated=[49, 10, 10, 10], ended=[2, 3], max_tokens=50)
+    assert scheduler.schedule()
+    assert (len(scheduler.rows), scheduler.rows.slot) == (2, 63)
+    assert scheduler.rows.capacity >= 63 + DECODE_CHUNK
+
+
+def test_row_counts_are_one_two_three_or_four_times_a_power_of_two() -> None:
+    """Every other row count would be one more trace of the compiled step."""
+    sizes = []
+    for living in range(1, 49):
+        scheduler = scheduler_of([5] * 64, generated=[1] * 64, ended=list(range(living, 64)), max_tokens=50)
+        assert scheduler.schedule()
+        sizes.append(len(scheduler.rows))
+    assert sorted(set(sizes)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]
+    assert all(size >= living for living, size in enumerate(sizes, 1))

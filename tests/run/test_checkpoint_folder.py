@@ -112,3 +112,17 @@ def test_a_failed_save_is_a_mistake_and_leaves_older_checkpoints_alone(
     with pytest.raises(Mistake, match=r"save_every: The checkpoint of step 2 cannot be written to .*No space left"):
         save(run, 2)
     assert [folder.name for folder in run.checkpoints.iterdir()] == ["000001"] and steps(run) == [1]
+
+
+def test_a_folder_that_cannot_be_made_is_the_same_mistake(run: RunFolder) -> None:
+    run.checkpoints.parent.mkdir(exist_ok=True)
+    run.checkpoints.write_text("a file, not a folder")
+    with pytest.raises(Mistake, match=r"save_every: The checkpoint of step 2 cannot be written to "):
+        save(run, 2)
+
+
+def test_a_leftover_that_cannot_be_deleted_does_not_fail_the_save(run: RunFolder) -> None:
+    run.checkpoints.mkdir(parents=True)
+    (run.checkpoints / ".000009").write_text("a file, where only folders are expected")
+    save(run, 1)
+    assert steps(run) == [1]

@@ -141,3 +141,23 @@ def test_batches_come_in_file_order_and_no_more_than_count() -> None:
 
     assert indices(5, 2, -1) == [[0, 1], [2, 3], [4]] and indices(5, 2, 2) == [[0, 1], [2, 3]]
     assert indices(5, 2, 9) == [[0, 1], [2, 3], [4]] and indices(5, 2, 0) == [] and indices(0, 2, -1) == []
+
+
+def test_every_held_out_batch_has_random_numbers_of_its_own_and_the_same_at_every_evaluation() -> None:
+    class Recorded(Sampled):
+        def sample(self, problems: Sequence[Problem], group_size: int, *more: Any) -> list[Group]:
+            seeds.append(more[1:3])
+            return super().sample(problems, group_size, *more)
+
+    def evaluate() -> None:
+        held_out_rewards(
+            Recorded([]), PROBLEMS, scorer([], 0), ["r"], [1.0],
+            sampling=SAMPLING, group_size=2, batch_size=2, count=-1,
+        )  # fmt: skip
+
+    seeds: list[Any] = []
+    evaluate()
+    assert [index for _, index in seeds] == [0, 2, 4, 6] and len({seed for seed, _ in seeds}) == 1
+    first, seeds = seeds, []
+    evaluate()
+    assert seeds == first

@@ -421,3 +421,22 @@ def test_masked_truncated_completions_give_no_gradient(inputs: Path, tmp_path: P
             step["reward_std"] > 0 for step in steps
         )
         assert all((step["grad_norm"] == 0) == masked for step in steps if step["frac_reward_zero_std"] < 1)
+
+
+def test_advantages_use_the_reward_weights_of_their_step() -> None:
+    """Weights 1 and 0 at first, 0 and 1 in the last step, which turns the better completion into the worse one."""
+    config = {"model": "m", "data": "d", "reward_functions": ["r1_int", "r1_count_xml"], "reward_weights": [1, 0],
+              "reward_weight_schedule": "linear", "reward_weights_final": [0, 1], "group_size": 2,
+              "scale_rewards": "none"}  # fmt: skip
+    scoring = stages_of(parse(config), 3)
+    groups = groups_of([[1, 0], [0, 1]], 2, scoring.stage(1).names)
+    by_step = []
+    for step in (1, 2, 3):
+        scoring.fill_advantages(groups, step)
+        by_step.append([one.advantage for one in groups[0].completions])
+    assert by_step == [[0.5, -0.5], [0, 0], [-0.5, 0.5]]
+
+
+def test_shipped_functions_alone_do_not_count_as_functions_that_use_mlx() -> None:
+    """They would be called after sampling, not beside it."""
+    assert not scoring_of([1, 2], 2).uses_mlx

@@ -594,3 +594,54 @@ def test_dumped_settings_load_to_the_same_settings(raw: dict[str, Any], tmp_path
     assert again == (config.model_copy(update={"iters": SETTINGS["iters"].default}) if config.epochs else config)
     assert ("\niters:" in text) == (config.epochs == 0), "epochs take the place of iters in the file"
     assert all(f"# {title}\n" in text for title in SECTIONS.values())
+
+
+LIMITS = {
+    "(0, 1)": "epsilon",
+    "[0, 1)": "dropout adam_beta1 adam_beta2 validation_split",
+    "(0, 1]": "ref_model_mixup_alpha top_p",
+    "[0, 1]": "weight_decay min_p top_entropy_quantile entropy_coef",
+    "(0, 10]": "learning_rate lr_decay_fraction temperature",
+    "[0, 4294967295]": "seed",
+    "[1, 4096]": "rank",
+    "(1, ∞)": "delta",
+    "(0, ∞)": "scale epsilon_high sapo_temperature_pos sapo_temperature_neg vespo_k_pos vespo_lambda_pos vespo_k_neg "
+    "vespo_lambda_neg off_policy_mask_threshold sampling_correction_max sampling_correction_min reward_timeout",
+    "[-1, ∞)": "num_layers val_batches test_batches",
+    "[0, ∞)": "epochs max_grad_norm lr_warmup_steps lr_warmup_init lr_final steps_per_eval memory_limit beta top_k "
+    "entropy_target",
+    "[1, ∞)": "iters batch_size gradient_accumulation_steps num_iterations steps_per_generation steps_per_report save_every "
+    "keep_checkpoints num_generations_eval ref_model_sync_steps max_completion_length dynamic_sampling_rounds",
+    "[2, ∞)": "max_seq_length group_size",
+    "[16, ∞)": "seq_step_size",
+}
+
+
+def test_numbers_have_the_documented_limits() -> None:
+    """The walk over every setting proves that limits are enforced, whatever they are; this proves which they are."""
+
+    def interval(about: Setting) -> str:
+        low, high = ("(" if about.low_open else "["), (")" if about.high_open or about.high is None else "]")
+        return f"{low}{about.low}, {'∞' if about.high is None else about.high}{high}"
+
+    limited = {key: interval(about) for key, about in SETTINGS.items() if (about.low, about.high) != (None, None)}
+    assert limited == {key: limits for limits, keys in LIMITS.items() for key in keys.split()}
+
+
+@pytest.mark.parametrize(
+    ("stage", "says"),
+    [
+        ({"reward_weights": [1, "a"]}, "Stage 1: reward_weights must be a list of numbers."),
+        ({"reward_functions": ["a", 3]}, "Stage 1: reward_functions must be a list of names."),
+    ],
+    ids=["weights", "functions"],
+)
+def test_every_entry_of_a_stages_list_must_have_the_right_type(stage: dict[str, Any], says: str) -> None:
+    assert sentences({"stages": [{"iters": 1} | stage]}, "stages") == [says]
+    assert not sentences({"stages": [{"iters": 1, "reward_weights": []}]}, "stages"), "empty means the default"
+
+
+def test_characters_that_a_name_may_not_contain_are_listed_in_order() -> None:
+    """Not in that of a set, which is another one in every process."""
+    (sentence,) = sentences({"run_name": "a|b?c>d<e*f:g"}, "run_name")
+    assert sentence == "The run folder name may not contain '*' ':' '<' '>' '?' '|'."

@@ -254,3 +254,10 @@ def test_a_token_the_sampler_could_not_score_is_not_corrected() -> None:
     assert {float(x) for x in nothing.values()} == {0}
     with pytest.raises(ValueError, match="mode is token_"):
         importance_ratio(old, sampling, mask, "row_mask")
+
+
+def test_only_the_length_limit_truncates_a_completion() -> None:
+    """One that ends at a stop string is trained on like one that ends by itself."""
+    ended = [group([1], completion([2, 3], "string"), completion([2, 3], "eos"), completion([2, 3], "length"))]
+    assert pack(ended, pad_id=PAD, mask_truncated_completions=True).mask_BT.tolist() == [[1, 1], [1, 1], [0, 0]]
+    assert completion_metrics(ended)["hit_max_tokens_ratio"] == pytest.approx(1 / 3)

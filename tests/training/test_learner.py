@@ -488,3 +488,27 @@ def test_a_prompt_is_prefilled_once_however_many_micro_batches_it_is_in(model: P
     learner.learn(pack(steps[0].groups(config), pad_id=0))
     assert reads.count(PrefixRecorder) == 2 * 2, "two prompts have a signal: once without gradient, once with"
     assert reads.count(PrefixReader) > 4
+
+
+def test_old_log_probabilities_are_computed_without_dropout(model: Path) -> None:
+    """The old policy is the one that sampled, and sampling drops nothing; an update before left the model in training mode."""
+    config = config_of(model, beta=0, dropout=0.5, sampling_correction="token_truncate")
+    policy = load_policy(config)
+    policy.assign(
+        {name: x + 0.1 for name, x in policy.trainable().items()}
+    )  # B = 0 would hide what is dropped before it
+    policy.model.train()
+    learner = grpo_learner(policy, config, 1)
+    ((micro_batch,),) = learner.algorithm.prepare(pack(random_steps()[0].groups(config), pad_id=0), learner.forward)
+    policy.model.eval()
+    (logp_BT,) = learner.forward.logps_without_gradient(policy.split_model, [micro_batch])
+    assert np.array_equal(np.array(micro_batch.batch.old_logp_BT), np.array(logp_BT))
+
+
+def test_seq_step_size_is_the_logit_chunk_of_efficient_long_context_alone(model: Path) -> None:
+    policy = load_policy(config_of(model))
+    chunks = [
+        grpo_learner(policy, config_of(model, seq_step_size=16, efficient_long_context=on), 1).forward.chunk
+        for on in (True, False)
+    ]
+    assert chunks[0] == 16 < chunks[1]

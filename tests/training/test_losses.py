@@ -477,3 +477,9 @@ def test_the_tables_are_plain_literals_that_a_menu_can_parse(table: str) -> None
 
 def test_every_loss_names_levels_that_exist() -> None:
     assert all(row.ratio and set(row.ratio) <= set(LEVELS) for row in LOSSES.values())
+
+
+def test_clip_metrics_count_the_ratio_that_delta_has_capped() -> None:
+    # As in TRL: a ratio of 1.5 capped at 1.1 lies within 1 ± 0.2.
+    arguments = (mx.log(rows([1.5])), mx.zeros((1, 1)), None, mx.array([1.0]), mx.ones((1, 1)))
+    assert [float(policy_loss(*arguments, delta=delta)[1]["clip_ratio_high"]) for delta in (None, 1.1)] == [1, 0]
