@@ -17,6 +17,7 @@ NAMES = {
     "decoding weights": ("Decoding", "Weights with the adapters inside, while completions are sampled."),
     "KV cache": ("KV cache", "Keys and values of the completions that are decoded together."),
     "activations": ("Activations", "What the backward pass needs of the tokens that go through the model together."),
+    "prompts": ("Prompts", "Keys and values of prompts that several micro-batches share, and their gradients."),
     "logits": ("Logits", "A number for each word of the vocabulary, for the tokens at work."),
     "in flight": ("In flight", "Arrays that MLX has prepared ahead of the device."),
 }

@@ -1,0 +1,33 @@
+"""The memory of a run as the window shows it."""
+
+from __future__ import annotations
+
+from app.model.memory import NAMES
+from backend.spec.config import load, parse
+from backend.spec.memory.estimate import estimate, machine_bytes
+from backend.spec.memory.model_shape import shape_of
+from backend.spec.places import demo_config, local_folder
+
+
+def test_every_part_of_an_estimate_has_a_label() -> None:
+    """Prompts that several micro-batches share once stood in the list under their internal name."""
+    demo = load(demo_config()).model_dump()
+    folder = local_folder(demo["model"])
+    assert folder is not None
+    shape = shape_of(folder)
+    assert shape is not None
+    reported = set()
+    for changes in (
+        {
+            "train_type": "full",
+            "beta": 0.1,
+            "gradient_accumulation_steps": 8,
+            "max_completion_length": 2000,
+            "max_seq_length": 4096,
+        },
+        {"train_type": "lora", "num_layers": -1, "beta": 0.1, "max_completion_length": 2000, "max_seq_length": 4096},
+    ):
+        result = estimate(parse(demo | changes), shape, machine_bytes(), prompt=400)
+        reported |= {part.name for phase in (result.rollout, result.training) for part in phase.allocations}
+    assert {"prompts", "adapters", "KV cache", "logits"} <= reported, "the settings above no longer reach these parts"
+    assert reported <= set(NAMES)
