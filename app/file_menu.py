@@ -9,9 +9,9 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QApplication, QFileDialog, QMainWindow
 
+from app.message_boxes import ask
 from app.model.presets import presets
 from app.model.session import Session
-from app.questions import ask
 from app.widgets.form.preset_panel import PresetPanel
 from app.widgets.frame.status_strip import StatusStrip
 from backend.spec.export_mlx_lm_lora import mlx_lm_lora_yaml

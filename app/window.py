@@ -25,6 +25,7 @@ from app import theme
 from app.drop_target import DroppedFile, dropped_file
 from app.file_menu import FileWindow
 from app.menus import RUN_ACTIONS, Menus
+from app.message_boxes import ask
 from app.model.consent import ConsentRequest
 from app.model.memory_parts import MemoryParts
 from app.model.processes import VerbProcess
@@ -32,10 +33,9 @@ from app.model.session import Session
 from app.model.undo import History
 from app.page_stack import PageStack
 from app.pages import PAGES
-from app.questions import ask
 from app.widgets.basic import icons
-from app.widgets.basic.desktop import open_path
 from app.widgets.basic.icons import IconButton
+from app.widgets.basic.open_in_desktop import open_path
 from app.widgets.form.field import UndoKeys
 from app.widgets.frame.sidebar import Sidebar
 from app.widgets.frame.status_strip import StatusStrip

@@ -61,7 +61,7 @@ def app() -> typer.Typer:
 
 
 def main() -> None:
-    # The child processes of a bundled app (`backend.pipes.module_command`); they need neither mlx nor a BLAS.
+    # The child processes of a bundled app (`backend.child_process.module_command`); they need neither mlx nor a BLAS.
     if sys.argv[1:] == [math_equality.VERB]:
         from backend.rewards.functions import math_verify_process
 

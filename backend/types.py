@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from backend.spec.completions import Stop as Stop
+from backend.spec.completion_rows import Stop as Stop
 
 
 @dataclass(slots=True)

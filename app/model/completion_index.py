@@ -10,7 +10,7 @@ import re
 from bisect import bisect_right
 from pathlib import Path
 
-from backend.spec.completions import GroupRow, parse_group_row
+from backend.spec.completion_rows import GroupRow, parse_group_row
 
 _STEP = re.compile(rb'^\s*\{\s*"step":\s*(\d+)\b')
 """The step comes first in a row as the trainer writes it; any other row is parsed in full."""

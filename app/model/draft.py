@@ -20,13 +20,13 @@ from app.model.form_step import FormState, FormStep
 from app.model.form_values import Values, defaults, is_equivalent, is_identical, typed_value, values_from
 from app.model.presets import Preset
 from backend.spec import config, places
-from backend.spec.aliases import ignored_keys
 from backend.spec.command import backend_command, shell_line
 from backend.spec.config import SETTINGS, Config
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import source_faults
 from backend.spec.rewards import catalog
 from backend.spec.rewards.catalog import RewardEntry
+from backend.spec.setting_aliases import ignored_keys
 
 AUTOSAVE_MS = 400
 """How long typing must rest before the form is written to disk."""

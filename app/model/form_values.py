@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from backend.spec import config
-from backend.spec.aliases import translate
 from backend.spec.config import SETTINGS
 from backend.spec.faults import Fault
 from backend.spec.rewards import catalog
 from backend.spec.setting import Setting
+from backend.spec.setting_aliases import translate
 
 Values = dict[str, Any]
 

@@ -18,7 +18,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.model.completion_index import CompletionIndex
 from app.model.run_state import LIVE, RunState, State
 from backend.spec.archive import STARTUP_GRACE_S, may_be_starting
-from backend.spec.completions import GroupRow
+from backend.spec.completion_rows import GroupRow
 from backend.spec.config import DEFAULT_REWARDS, read
 from backend.spec.events import Event, Follower
 from backend.spec.faults import Mistake

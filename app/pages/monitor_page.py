@@ -20,9 +20,9 @@ from app.model.run import Run
 from app.model.run_state import PHASE_WORDS
 from app.model.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel
-from app.widgets.basic.desktop import open_path
 from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.number_format import duration
+from app.widgets.basic.open_in_desktop import open_path
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid
 from app.widgets.charts.metric_tile import MetricTile, TileRow
 from app.widgets.charts.plot import Plot, Trace

@@ -34,7 +34,7 @@ from app.pages.parts.reward_editing import RewardEditing
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.number_format import THIN, figure
-from app.widgets.basic.segments import Segments
+from app.widgets.basic.segmented_control import Segments
 from app.widgets.completions.completion_detail import CompletionDetail
 from app.widgets.rewards.bench_results import BenchResults
 from app.widgets.rewards.case_table import CaseModel, CaseTable

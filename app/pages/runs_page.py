@@ -23,9 +23,9 @@ from PySide6.QtWidgets import (  # fmt: skip
 from app import theme
 from app.model.run_state import LIVE
 from app.model.session import Session
-from app.widgets.basic.desktop import open_path
 from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.open_in_desktop import open_path
 from app.widgets.runs.run_table import RunModel, RunRow, RunTable
 from backend.spec import archive, places
 from backend.spec.places import RunFolder

@@ -15,8 +15,8 @@ from typing import Any
 from backend.bench.contender import Contender
 from backend.bench.stopwatch import Stopwatch
 from backend.bench.workloads import Case
+from backend.child_process import claim_stdout
 from backend.engine.cpu import blas
-from backend.pipes import claim_stdout
 
 
 def contender(name: str) -> Contender:

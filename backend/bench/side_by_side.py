@@ -19,7 +19,7 @@ from typing import Any
 from backend.bench import peers
 from backend.bench.random_model import model_folder
 from backend.bench.workloads import PEERS, Case
-from backend.pipes import ChildEnded, ChildProcess
+from backend.child_process import ChildEnded, ChildProcess
 from backend.spec.places import project_root
 
 Note = Callable[[str], None]

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from backend.spec.aliases import translate
 from backend.spec.config import SETTINGS, TEXTS, Config, beside, dump, parse, read
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, default_run_name, make_run_folder
+from backend.spec.setting_aliases import translate
 
 if TYPE_CHECKING:
     from backend.run.run_inputs import RunInputs

@@ -28,7 +28,7 @@ from backend.models.verify import TOLERANCE, Reference, last_logits, tokenize_sa
 from backend.spec import config as spec_config
 from backend.spec import places
 from backend.spec.checks import cross_setting_faults
-from backend.spec.completions import parse_group_row
+from backend.spec.completion_rows import parse_group_row
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 

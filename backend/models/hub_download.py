@@ -44,7 +44,7 @@ PROGRESS_S = 0.2
 
 
 class DownloadListener(Protocol):
-    """Receives progress, and may cancel by raising in `check` or `sleep` (`backend.serve.call.QuestionCall` is one)."""
+    """Receives progress, and may cancel by raising in `check` or `sleep` (`backend.serve.question_call.QuestionCall` is one)."""
 
     report: Callable[[dict[str, Any]], None]
 

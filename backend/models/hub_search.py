@@ -16,7 +16,7 @@ from typing import Any
 from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-from backend.models import support
+from backend.models import supported_architectures
 from backend.models.hub_errors import hub_errors_as_mistakes
 from backend.spec.model_config import model_type
 from backend.spec.places import RepoType
@@ -99,7 +99,7 @@ def _model_result(repo: Mapping[str, Any]) -> dict[str, Any]:
     return _result(repo) | {
         "kind": model_type(config),
         "size": sum(count * _BYTES.get(type_, 1) for type_, count in counts.items()) or None,
-        "precision": support.precision_of(config) or _precision(counts, tags),
+        "precision": supported_architectures.precision_of(config) or _precision(counts, tags),
         "refusal": _refusal(config, tags),
     }
 
@@ -107,8 +107,16 @@ def _model_result(repo: Mapping[str, Any]) -> dict[str, Any]:
 def _refusal(config: Mapping[str, Any], tags: list[str]) -> str:
     """Why the model cannot be used, as far as a search result shows: it does not list the files."""
     if "safetensors" not in tags and "mlx" not in tags:
-        return support.refusal(None, ["model.gguf"]) if "gguf" in tags else support.refusal(config or None, [])
-    return support.refusal(config, ["model.safetensors", "tokenizer.json"]) if config.get("model_type") else ""
+        return (
+            supported_architectures.refusal(None, ["model.gguf"])
+            if "gguf" in tags
+            else supported_architectures.refusal(config or None, [])
+        )
+    return (
+        supported_architectures.refusal(config, ["model.safetensors", "tokenizer.json"])
+        if config.get("model_type")
+        else ""
+    )
 
 
 def _precision(counts: Mapping[str, int], tags: list[str]) -> str:

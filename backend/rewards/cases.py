@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.rewards.sandbox.client import SandboxClient, SandboxTask
-from backend.spec.completions import token_ids
+from backend.spec.completion_rows import token_ids
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import builtin_rewards, computes_names, reward_call, rewards_in_file
 

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from backend.spec.completions import SampledRow, ScoringRow, token_ids
+from backend.spec.completion_rows import SampledRow, ScoringRow, token_ids
 from backend.spec.faults import Mistake
 from backend.types import Completion, Group, Problem
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from backend.rewards.mlx_lm_lora import stand_in_library
+from backend.rewards.mlx_lm_lora_shim import stand_in_library
 from backend.rewards.registry import REWARD_REGISTRY, RewardCallable
 from backend.rewards.runner.error_text import describe_error
 from backend.spec.faults import Mistake

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from backend.data.problems import PromptFormat, check_prompts, load_tokenizer
 from backend.data.rows import SPLITS, Splits, check_columns, read_splits
 from backend.models.hub_search import config_file
-from backend.models.support import architectures, module_of
+from backend.models.supported_architectures import architectures, module_of
 from backend.run.run_inputs import RunInputs, StageFunctions, resolve_stages
 from backend.run.scoring_stages import scoring_stages
 from backend.spec.config import Config, parse, problems

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from backend.spec.completions import CompletionRow, GroupRow
+from backend.spec.completion_rows import CompletionRow, GroupRow
 from backend.spec.events import Diary
 from backend.spec.health import LONG, findings
 from backend.types import Completion, Group

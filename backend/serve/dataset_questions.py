@@ -29,7 +29,7 @@ from backend.data.prompt_preview import (
     tokenizer_for,
 )
 from backend.data.rows import Row
-from backend.serve.call import QuestionCall
+from backend.serve.question_call import QuestionCall
 from backend.spec.config import Config, keys_used_by
 from backend.spec.faults import Mistake
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from backend.serve.call import QuestionCall
+from backend.serve.question_call import QuestionCall
 from backend.spec.places import hub_cache
 
 

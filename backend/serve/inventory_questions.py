@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.models import inventory
-from backend.serve.call import QuestionCall
+from backend.serve.question_call import QuestionCall
 from backend.spec.places import local_folder
 
 

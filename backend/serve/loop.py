@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TextIO
 
-from backend.pipes import claim_stdout, json_line
-from backend.serve.call import Cancelled, QuestionCall
+from backend.child_process import claim_stdout, json_line
+from backend.serve.question_call import Cancelled, QuestionCall
 from backend.serve.questions import QUESTIONS, Question
 from backend.spec.events import json_safe
 from backend.spec.faults import Fault, Mistake
@@ -113,7 +113,7 @@ def _run_handler(question: Question, request: dict[str, Any], call: QuestionCall
 
 def run() -> None:
     """Answer the lines of this process's stdin until it ends; only answers reach stdout
-    (`backend.pipes.claim_stdout`)."""
+    (`backend.child_process.claim_stdout`)."""
     out = claim_stdout()
     Server(lambda line: _write(out, line)).serve(sys.stdin.buffer)
     out.flush()

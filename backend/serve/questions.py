@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from backend.serve.call import QuestionCall
+from backend.serve.question_call import QuestionCall
 
 Handler = Callable[[dict[str, Any], QuestionCall], Any]
 

@@ -17,8 +17,8 @@ from backend.rewards.completion_lines import group_of, groups_in, line_of, merge
 from backend.rewards.runner.score_one import LoadError
 from backend.rewards.sandbox.client import SandboxClient
 from backend.rewards.trial_scoring import ScoringSettings, score_lines
-from backend.serve.call import QuestionCall
-from backend.spec.completions import GroupRow, ScoringRow, parse_group_row
+from backend.serve.question_call import QuestionCall
+from backend.spec.completion_rows import GroupRow, ScoringRow, parse_group_row
 from backend.spec.config import DEFAULT_REWARDS, keys_used_by, parse, problems
 from backend.spec.faults import Mistake
 from backend.spec.rewards.catalog import locate_reward_file

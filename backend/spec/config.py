@@ -1,6 +1,6 @@
 """Every setting of a run, declared once. Form, YAML, command line, checks and help are read from this list.
 
-The keys are those of the YAML file; a file written for mlx-lm-lora or TRL means the same here (`backend.spec.aliases`
+The keys are those of the YAML file; a file written for mlx-lm-lora or TRL means the same here (`backend.spec.setting_aliases`
 translates its keys). To add a setting, add one field below and the line that uses it. Where other code depends on a group of
 settings, tag the field (`used_by`) and ask `keys_used_by`.
 """
@@ -15,12 +15,12 @@ from typing import Annotated, Any, cast
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from backend.spec.aliases import FOREIGN_KEYS, translate
 from backend.spec.checks import cross_setting_faults, reference_is_needed
 from backend.spec.faults import Fault, Mistake
 from backend.spec.loss_menu import levels, losses
 from backend.spec.rewards.catalog import DEFAULT_REWARDS, nearest, split_names, with_absolute_file
 from backend.spec.setting import Setting, Use, setting, setting_from_field
+from backend.spec.setting_aliases import FOREIGN_KEYS, translate
 
 SECTIONS: dict[str, str] = {
     "algorithm": "Algorithm",

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from backend.engine.lm_head import TokenScores
+from backend.training.additive_metrics import Tally
 from backend.training.batch import Batch
 from backend.training.policy_forward import MicroBatch, PolicyForward
-from backend.training.tally import Tally
 
 OptimizerBatch = list[MicroBatch]
 """The micro-batches of one optimizer update; empty where no token has a gradient."""

@@ -17,6 +17,7 @@ import mlx.core as mx
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy
 from backend.spec.config import Config
+from backend.training.additive_metrics import Tally
 from backend.training.algorithm import Algorithm, OptimizerBatch
 from backend.training.batch import Batch
 from backend.training.entropy_bonus import EntropyBonus
@@ -24,7 +25,6 @@ from backend.training.importance_sampling import importance_ratio
 from backend.training.learner import Learner, build_learner
 from backend.training.losses import Settings, entropy_quantile, policy_terms, token_weights
 from backend.training.policy_forward import MicroBatch, PolicyForward
-from backend.training.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)

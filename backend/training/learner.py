@@ -24,11 +24,11 @@ from backend.models.policy import Policy
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.memory.chunking import MICRO_BATCH_TOKENS, head_chunk
+from backend.training.additive_metrics import Tally, merge
 from backend.training.algorithm import Algorithm, OptimizerBatch
 from backend.training.batch import Batch
 from backend.training.optimizer import clip_by_norm, optimizer, restore, schedule, state_arrays
 from backend.training.policy_forward import MicroBatch, PolicyForward, do_nothing
-from backend.training.tally import Tally, merge
 
 
 class Learner:

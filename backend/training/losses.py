@@ -20,7 +20,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.training.tally import Tally, merge, row_mean, token_mean
+from backend.training.additive_metrics import Tally, merge, row_mean, token_mean
 
 Scalar = float | mx.array
 

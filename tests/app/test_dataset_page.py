@@ -24,7 +24,7 @@ from app.pages.parts import dataset_line
 from app.pages.parts.dataset_line import DatasetLine
 from app.widgets.dataset.dataset_histogram import Histogram
 from app.widgets.dataset.dataset_table import CHUNK, MAX_CHUNKS, PLACEHOLDER, ColumnHeading, RowModel
-from backend.serve.call import QuestionCall
+from backend.serve.question_call import QuestionCall
 from backend.serve.questions import QUESTIONS
 from backend.spec.faults import Fault, Mistake
 from tests.support.latency import LatencyProbe

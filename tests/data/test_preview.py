@@ -21,7 +21,7 @@ from backend.data.prompts import TokenizedPrompts
 from backend.data.rows import read_splits
 from backend.run.preflight import check
 from backend.serve import dataset_questions
-from backend.serve.call import Cancelled, QuestionCall
+from backend.serve.question_call import Cancelled, QuestionCall
 from backend.serve.questions import QUESTIONS
 from backend.spec.config import parse
 from backend.spec.faults import Mistake

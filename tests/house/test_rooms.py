@@ -24,7 +24,7 @@ MODEL = {"app.model"}
 PLAIN_DATA = {"app.model.memory_parts", "app.model.presets"}
 """What widgets draw: data classes without Qt and without the session."""
 SHELL = MODEL | {"app.theme", "app.stylesheet", "app.widgets"}
-FRAME = SHELL | {"app.pages", "app.page_stack", "app.menus", "app.file_menu", "app.questions", "app.drop_target"}
+FRAME = SHELL | {"app.pages", "app.page_stack", "app.menus", "app.file_menu", "app.message_boxes", "app.drop_target"}
 PLOTS = {"PySide6", "pyqtgraph", "numpy"}
 NUMBERS = {"mlx", "numpy"}
 
@@ -35,8 +35,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     SPEC: (set(), {"yaml", "pydantic"}),
     TYPES: ({SPEC}, set()),
     ADVANTAGES: (set(), {"mlx"}),
-    "backend.pipes": ({SPEC}, set()),
-    "backend.rewards": ({SPEC, TYPES, ADVANTAGES, "backend.pipes"}, {"math_verify", "regex"}),
+    "backend.child_process": ({SPEC}, set()),
+    "backend.rewards": ({SPEC, TYPES, ADVANTAGES, "backend.child_process"}, {"math_verify", "regex"}),
     "backend.engine": ({SPEC}, {*NUMBERS, "mlx_lm"}),
     "backend.models": ({SPEC, "backend.engine"}, {"mlx", "mlx_lm", "huggingface_hub"}),
     "backend.data": (
@@ -44,8 +44,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"datasets", "huggingface_hub", "jinja2", "mlx_lm", "pyarrow"},
     ),
     "backend.generation": ({SPEC, TYPES, "backend.engine"}, {*NUMBERS, "mlx_lm"}),
-    "backend.training.tally": (set(), {"mlx"}),
-    "backend.training.losses": ({"backend.training.tally"}, {"mlx"}),
+    "backend.training.additive_metrics": (set(), {"mlx"}),
+    "backend.training.losses": ({"backend.training.additive_metrics"}, {"mlx"}),
     "backend.training.microbatch": (set(), set()),
     "backend.training.batch": ({TYPES, "backend.training.microbatch"}, {"mlx"}),
     "backend.training": ({SPEC, "backend.engine", "backend.models", TYPES}, NUMBERS),
@@ -53,7 +53,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {SPEC, TYPES, "backend.rewards"} | {f"backend.{room}" for room in ("data", "models", "generation", "training")},
         {*NUMBERS, "mlx_lm"},
     ),
-    "backend.serve": ({SPEC, *(f"backend.{room}" for room in ("data", "models", "pipes", "rewards", "run"))}, set()),
+    "backend.serve": (
+        {SPEC, *(f"backend.{room}" for room in ("data", "models", "child_process", "rewards", "run"))},
+        set(),
+    ),
     "backend.demo": (
         {SPEC, TYPES, *(f"backend.{room}" for room in ("data", "generation", "models", "rewards", "run", "training"))},
         {*NUMBERS, "mlx_lm", "tokenizers", "transformers"},
@@ -70,10 +73,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "app.widgets": ({SPEC, "app.theme", "app.stylesheet", *PLAIN_DATA}, PLOTS),
     "app.pages.parts": (SHELL | {SPEC}, PLOTS),
     "app.pages": (SHELL | {SPEC, "app.pages.parts"}, PLOTS),
-    "app.questions": (set(), {"PySide6"}),
+    "app.message_boxes": (set(), {"PySide6"}),
     "app.drop_target": ({SPEC}, {"PySide6"}),
     "app.file_open_event": (set(), {"PySide6"}),
-    "app.file_menu": (SHELL | {SPEC, "app.questions"}, {"PySide6"}),
+    "app.file_menu": (SHELL | {SPEC, "app.message_boxes"}, {"PySide6"}),
     "app.page_stack": (SHELL | {"app.pages"}, {"PySide6"}),
     "app.menus": (SHELL | {"app.pages", "app.file_menu"}, {"PySide6"}),
     "app.window": (FRAME | {SPEC}, {"PySide6"}),

@@ -20,7 +20,7 @@ from huggingface_hub.utils import _http
 from backend.data.rows import read_splits
 from backend.models import hub_download, hub_errors, hub_search, inventory
 from backend.run.preflight import check_model
-from backend.serve.call import Cancelled, QuestionCall
+from backend.serve.question_call import Cancelled, QuestionCall
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from tests.support.hub_server import COMMIT, TOKEN, HubStandIn, Repo

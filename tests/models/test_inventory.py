@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from backend.models import inventory, support
-from backend.serve.call import QuestionCall
+from backend.models import inventory, supported_architectures
 from backend.serve.inventory_questions import model_facts
+from backend.serve.question_call import QuestionCall
 from backend.spec.command import backend_environment
 
 PLAIN = ("model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -73,7 +73,7 @@ def cached(home: Path, id_: str, *names: str, config: dict[str, Any] | None = No
     ],
 )
 def test_a_model_that_cannot_be_loaded_has_a_reason(config: dict[str, Any] | None, names: tuple[str, ...], words: str):
-    sentence = support.refusal(config, names)
+    sentence = supported_architectures.refusal(config, names)
     assert words in sentence and bool(sentence) == bool(words) and (not sentence or sentence.endswith("."))
 
 
@@ -89,16 +89,16 @@ def test_a_model_that_cannot_be_loaded_has_a_reason(config: dict[str, Any] | Non
     ],
 )
 def test_precision_is_read_from_the_config(config: dict[str, Any], precision: str):
-    assert support.precision_of(config) == precision
+    assert supported_architectures.precision_of(config) == precision
 
 
 def test_known_architectures_are_those_that_mlx_lm_itself_resolves():
     """We read the names of mlx-lm's files; mlx-lm itself must resolve every alias in the same way."""
     from mlx_lm.utils import MODEL_REMAPPING, _get_classes
 
-    assert support._remappings()[0] == MODEL_REMAPPING
+    assert supported_architectures._remappings()[0] == MODEL_REMAPPING
     for kind in ("qwen3", "mistral", "gemma3_text", "nothing"):
-        known = support.module_of({"model_type": kind}) in support.architectures()
+        known = supported_architectures.module_of({"model_type": kind}) in supported_architectures.architectures()
         try:
             _get_classes({"model_type": kind})
         except ValueError:

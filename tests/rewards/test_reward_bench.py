@@ -17,7 +17,7 @@ from backend.rewards.completion_lines import group_of, groups_in, line_of, merge
 from backend.rewards.sandbox.client import SandboxClient, SandboxTask
 from backend.rewards.trial_scoring import ScoringSettings, score_lines
 from backend.serve import reward_questions as handlers
-from backend.serve.call import Cancelled, QuestionCall
+from backend.serve.question_call import Cancelled, QuestionCall
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.rewards.user_code import read_code

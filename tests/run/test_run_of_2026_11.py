@@ -16,7 +16,7 @@ from backend.rewards.trial_scoring import ScoringSettings, score_lines
 from backend.run.telemetry import group_row
 from backend.run.trainer import train
 from backend.spec.archive import summary
-from backend.spec.completions import GroupRow
+from backend.spec.completion_rows import GroupRow
 from backend.spec.config import load, problems
 from backend.spec.events import JsonLines, read_events
 from backend.spec.places import RunFolder

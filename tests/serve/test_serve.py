@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from backend.serve.call import QuestionCall
 from backend.serve.loop import Server
+from backend.serve.question_call import QuestionCall
 from backend.serve.questions import QUESTIONS, Question
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.faults import Mistake

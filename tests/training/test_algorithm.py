@@ -17,11 +17,11 @@ from mlx.utils import tree_unflatten
 from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy, load_policy
 from backend.spec.config import Config, parse
+from backend.training.additive_metrics import Tally, token_mean
 from backend.training.algorithm import Algorithm, OptimizerBatch
 from backend.training.batch import Batch, pack
 from backend.training.learner import build_learner
 from backend.training.policy_forward import MicroBatch, PolicyForward, micro_batch_of
-from backend.training.tally import Tally, token_mean
 from backend.types import Group
 from tests.support import random_models
 from tests.support.reference_forward import TEMPERATURE, G, P, padded, plain_scores, rows_of, sampled_groups

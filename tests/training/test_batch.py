@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backend.training.additive_metrics import merge
 from backend.training.batch import Batch, completion_metrics, pack
 from backend.training.importance_sampling import importance_ratio
 from backend.training.losses import Settings, policy_terms, token_weights
-from backend.training.tally import merge
 from backend.types import Completion, Group, Problem, Stop
 
 GOLDEN = Path(__file__).parents[1] / "golden"

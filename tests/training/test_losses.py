@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.training import losses
+from backend.training.additive_metrics import Tally, merge
 from backend.training.losses import (
     LEVELS,
     LOSSES,
@@ -24,7 +25,6 @@ from backend.training.losses import (
     policy_terms,
     token_weights,
 )
-from backend.training.tally import Tally, merge
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 INPUTS = json.loads((GOLDEN / "loss_inputs.json").read_text())

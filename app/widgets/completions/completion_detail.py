@@ -15,7 +15,7 @@ from app import theme
 from app.widgets.basic.labels_and_buttons import label
 from app.widgets.basic.number_format import figure, signed
 from app.widgets.completions.completion_table import STOP_LABELS, advantage_colour
-from backend.spec.completions import token_count
+from backend.spec.completion_rows import token_count
 
 
 class CompletionDetail(QFrame):

@@ -18,7 +18,7 @@ from app import theme
 from app.stylesheet import CELL_PADDING
 from app.widgets.basic.base_table import BaseTable
 from app.widgets.basic.number_format import DASH, figure, finite, signed
-from backend.spec.completions import token_count
+from backend.spec.completion_rows import token_count
 
 Index = QModelIndex | QPersistentModelIndex
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QTextEdit, QVBoxLayout, QWidg
 from app import theme
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.labels_and_buttons import label
-from app.widgets.basic.segments import Segments
+from app.widgets.basic.segmented_control import Segments
 
 VIEWS = {"prompt": "Prompt", "ids": "Ids", "columns": "Columns"}
 LOADING = "The tokenizer is being loaded; until then these are the messages."

@@ -17,10 +17,10 @@ from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.layout import clear_layout, set_style_property
 from app.widgets.form.memory_bar import MemoryBar
 from app.widgets.form.value_text import limits_text
-from backend.spec.aliases import other_names
 from backend.spec.config import SETTINGS
 from backend.spec.faults import Fault
 from backend.spec.setting import Setting
+from backend.spec.setting_aliases import other_names
 
 WIDTH, NARROW_WIDTH = 296, 256
 """Width in pixels before scaling: usual, and in a narrow page."""

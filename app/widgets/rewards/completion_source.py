@@ -25,7 +25,7 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.widgets.basic.controls import ComboBox, ElidedLabel, NumberEdit
 from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.basic.segments import Segments
+from app.widgets.basic.segmented_control import Segments
 
 SOURCES = {"model": "Model", "run": "Run", "file": "File"}
 ROW_CHOICES = (("random", "Random rows"), ("first", "First rows"), ("numbers", "These rows"))

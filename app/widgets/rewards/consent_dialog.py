@@ -14,9 +14,9 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFrame, QGridLayout, QPushButton, QVBoxLayout, QWidget
 
 from app import theme
-from app.widgets.basic.desktop import open_path
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.number_format import figure
+from app.widgets.basic.open_in_desktop import open_path
 from backend.spec.rewards.user_code import CodeFile
 
 WIDTH = 520

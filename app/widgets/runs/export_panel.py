@@ -25,8 +25,8 @@ from PySide6.QtWidgets import (  # fmt: skip
 
 from app import theme
 from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel
-from app.widgets.basic.desktop import open_path
 from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.open_in_desktop import open_path
 from backend.spec.command import backend_command
 from backend.spec.places import RunFolder, lm_studio_models
 

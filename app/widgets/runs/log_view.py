@@ -11,8 +11,8 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QVBoxLayout, 
 
 from app import theme
 from app.widgets.basic.controls import ElidedLabel, LinkButton
-from app.widgets.basic.desktop import open_path
 from app.widgets.basic.icons import IconButton
+from app.widgets.basic.open_in_desktop import open_path
 
 POLL_MS = 500
 MAX_READ = 64 << 10

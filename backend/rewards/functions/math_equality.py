@@ -14,7 +14,7 @@ import signal
 import threading
 from functools import lru_cache
 
-from backend.pipes import ChildEnded, ChildProcess, module_command
+from backend.child_process import ChildEnded, ChildProcess, module_command
 from backend.rewards.functions.answer_text import final_answer
 
 LONGEST = 500

@@ -4,7 +4,7 @@ It is a process because an answer such as 9^{9^9} keeps sympy inside one call in
 and no Python signal handler can interrupt it. Each comparison has a processor-time limit (SIGPROF, whose default action
 ends the process); `backend.rewards.functions.math_equality` then starts another child.
 
-The protocol is that of `backend.pipes`: first "ready", or the reason why not; then for each request [reference,
+The protocol is that of `backend.child_process`: first "ready", or the reason why not; then for each request [reference,
 candidate] true or false. It decides nothing about where in a completion the answer is.
 """
 
@@ -15,7 +15,7 @@ import re
 import signal
 from collections.abc import Callable
 
-from backend import pipes
+from backend import child_process
 
 LIMIT_S = 1.0
 """Processor time of one comparison. Wall-clock time would make a verdict depend on the load of the machine."""
@@ -32,19 +32,19 @@ _SCIENTIFIC = re.compile(r"(?<=\d)[eE]([+-]?\d+)\b")
 
 def main() -> None:
     """Answer until stdin ends."""
-    out = pipes.claim_stdout()
+    out = child_process.claim_stdout()
     try:
         equal = comparison()
     except ImportError as error:
-        pipes.answer(out, f"math-verify cannot be loaded: {error}")
+        child_process.answer(out, f"math-verify cannot be loaded: {error}")
         return
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    pipes.answer(out, "ready")
-    for reference, candidate in pipes.requests():
+    child_process.answer(out, "ready")
+    for reference, candidate in child_process.requests():
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         verdict = equal(reference, candidate)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        pipes.answer(out, verdict)
+        child_process.answer(out, verdict)
 
 
 def comparison() -> Callable[[str, str], bool]:

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from backend.rewards.mlx_lm_lora import stand_in_library
+from backend.rewards.mlx_lm_lora_shim import stand_in_library
 from backend.rewards.resolve import RewardFunction
 from backend.rewards.runner.error_text import describe_error, shorten
 from backend.rewards.runner.extra_logs import ExtraLogs

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backend.pipes import ChildEnded, ChildProcess, ChildTimeout, describe_exit, module_command
+from backend.child_process import ChildEnded, ChildProcess, ChildTimeout, describe_exit, module_command
 from backend.rewards.runner.score_one import LoadError
 from backend.rewards.runner.user_traceback import UserError
 from backend.rewards.sandbox.server import VERB

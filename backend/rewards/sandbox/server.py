@@ -1,7 +1,7 @@
 """The sandbox's child process: it loads reward functions and calls them, one at a time, for
 `backend.rewards.sandbox.client`.
 
-Requests and answers (`backend.pipes`):
+Requests and answers (`backend.child_process`):
     {"begin": {"names", "file", "timeout", "max_completion_length"?, "groups": […]}}
                    → {"ready": [[name, line of its def], …]} or {"faults": […], "user_error": {…}}
     {"score": 2}   → {"scored": {…}, "printed": "…"}, the third function over all groups
@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from backend import pipes
+from backend import child_process
 from backend.rewards.completion_lines import group_of
 from backend.rewards.resolve import RewardFunction
 from backend.rewards.runner.inputs import TrainerState
@@ -73,10 +73,10 @@ def main() -> None:
     # The default action ends the process without running any bytecode. Set, because exec keeps a signal ignored that the
     # parent had ignored.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    out = pipes.claim_stdout()
+    out = child_process.claim_stdout()
     server = SandboxServer()
-    for request in pipes.requests():
-        pipes.answer(out, server.answer(request))
+    for request in child_process.requests():
+        child_process.answer(out, server.answer(request))
 
 
 @contextlib.contextmanager

@@ -59,7 +59,7 @@ def _remove_library() -> dict[str, ModuleType]:
 
 def _stand_in_modules(table: MutableMapping[str, RewardCallable]) -> dict[str, ModuleType]:
     modules = {
-        name: ModuleType(name, "GRPO Studio's stand-in; see backend/rewards/mlx_lm_lora.py.") for name in _MODULES
+        name: ModuleType(name, "GRPO Studio's stand-in; see backend/rewards/mlx_lm_lora_shim.py.") for name in _MODULES
     }
     for name, module in modules.items():
         module.__spec__ = ModuleSpec(name, loader=None)

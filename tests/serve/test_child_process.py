@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from backend.pipes import ChildEnded, ChildProcess, ChildTimeout, json_line, module_command
+from backend.child_process import ChildEnded, ChildProcess, ChildTimeout, json_line, module_command
 
 CHILD = """
 import os, sys, time
-from backend import pipes
-out = pipes.claim_stdout()
-for request in pipes.requests():
+from backend import child_process
+out = child_process.claim_stdout()
+for request in child_process.requests():
     if request == "print":
         print("printed by Python")
         os.write(1, b"printed by C\\n")
@@ -25,7 +25,7 @@ for request in pipes.requests():
         os._exit(3)
     if request == "hang":
         time.sleep(60)
-    pipes.answer(out, [os.getpid(), request])
+    child_process.answer(out, [os.getpid(), request])
 """
 
 
@@ -81,7 +81,7 @@ def test_a_child_ends_by_itself_when_its_stdin_is_closed(child: ChildProcess) ->
 
 
 def test_more_than_a_pipe_holds_goes_through_in_both_directions_and_on_stderr() -> None:
-    code = "from backend import pipes\nout = pipes.claim_stdout()\nfor x in pipes.requests(): print(x); pipes.answer(out, x)"
+    code = "from backend import child_process\nout = child_process.claim_stdout()\nfor x in child_process.requests(): print(x); child_process.answer(out, x)"
     child = ChildProcess([sys.executable, "-c", code], grace_s=0.5)
     text = "x" * 1_000_000
     assert child.request(text) == text
