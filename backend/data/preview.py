@@ -19,6 +19,7 @@ from backend.spec.dataset_columns import likeliest_column
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import DATA_SUFFIXES, check_data
 from backend.spec.places import is_dataset_cached
+from backend.spec.setting_groups import ColumnSettings, DatasetSettings
 
 READING = keys_used_by("rows")
 """Settings that decide which rows the dataset has."""
@@ -50,7 +51,7 @@ class LoadedDataset:
     def rows(self, split: str) -> list[Row]:
         return self.splits.rows(split)
 
-    def source(self, split: str, config: Config) -> str:
+    def source(self, split: str, config: DatasetSettings) -> str:
         """The name of the split in sentences, the same as in `check` and in training."""
         return self.splits.source.get(split, config.data)
 
@@ -59,7 +60,7 @@ _opened: tuple[Any, LoadedDataset] | None = None
 _reading = threading.Lock()
 
 
-def open_dataset(config: Config) -> LoadedDataset:
+def open_dataset(config: DatasetSettings) -> LoadedDataset:
     """The rows of all splits; read again only when the settings or the files have changed. Raises Mistake."""
     global _opened
     with _reading:
@@ -150,7 +151,7 @@ def cell_text(value: Any, most: int) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)[:most]
 
 
-def likely(columns: Sequence[Mapping[str, str]], config: Config) -> dict[str, str]:
+def likely(columns: Sequence[Mapping[str, str]], config: ColumnSettings) -> dict[str, str]:
     """Setting → the column that is probably meant, for prompt and answer where the configured column does not exist."""
     kinds = {column["name"]: column["kind"] for column in columns}
     guessed: dict[str, str] = {}
@@ -174,7 +175,7 @@ def column_faults(opened: LoadedDataset, config: Config) -> list[Fault]:
     return next((faults for faults in by_split if faults), [])
 
 
-def gaps(rows: Sequence[Row], config: Config) -> dict[str, int | None]:
+def gaps(rows: Sequence[Row], config: ColumnSettings) -> dict[str, int | None]:
     """Rows without an answer, and rows that repeat the prompt of an earlier row; None where there is no such column."""
     missing = sum(not cell_text(row.get(config.answer_feature), 64).strip() for row in rows)
     repeated = len(rows) - len({_identity(row, config) for row in rows})
@@ -184,7 +185,7 @@ def gaps(rows: Sequence[Row], config: Config) -> dict[str, int | None]:
     }
 
 
-def _identity(row: Row, config: Config) -> Any:
+def _identity(row: Row, config: ColumnSettings) -> Any:
     prompt, system = row.get(config.prompt_feature), row.get(config.system_feature)
     return (
         prompt if isinstance(prompt, str) and not system else (cell_text(prompt, 1 << 30), cell_text(system, 1 << 30))
@@ -213,7 +214,7 @@ def overview(config: Config) -> dict[str, Any]:
     }
 
 
-def _split(opened: LoadedDataset, split: str, config: Config) -> dict[str, Any]:
+def _split(opened: LoadedDataset, split: str, config: ColumnSettings) -> dict[str, Any]:
     key = ("gaps", split, config.prompt_feature, config.system_feature, config.answer_feature)
     if key not in opened.computed:
         opened.computed[key] = gaps(opened.rows(split), config)

@@ -14,8 +14,8 @@ from typing import Any
 from jinja2 import TemplateError
 
 from backend.data.rows import Row, check_columns, first_line
-from backend.spec.config import Config
 from backend.spec.faults import Mistake
+from backend.spec.setting_groups import PromptSettings
 from backend.types import Problem
 
 Messages = list[dict[str, Any]]
@@ -38,7 +38,7 @@ class PromptFormat:
     """Tokens of the longest prompt that leaves room for a completion."""
 
     @classmethod
-    def of(cls, config: Config) -> PromptFormat:
+    def of(cls, config: PromptSettings) -> PromptFormat:
         return cls(
             prompt_column=config.prompt_feature,
             answer_column=config.answer_feature,
@@ -146,7 +146,7 @@ class Prepared:
     """Tokens of the longest prompt that was left out."""
 
 
-def prepare(rows: Sequence[Row], tokenizer: Any, config: Config, source: str) -> Prepared:
+def prepare(rows: Sequence[Row], tokenizer: Any, config: PromptSettings, source: str) -> Prepared:
     """Every row as a Problem, tokenised one after the other. Raises Mistake naming the column or the row.
 
     Training does not wait for rows that it does not sample: it uses `backend.data.prompts`, which gives the same problems.

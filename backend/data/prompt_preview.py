@@ -28,6 +28,7 @@ from backend.data.rows import Row
 from backend.spec.config import Config
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import model_source
+from backend.spec.setting_groups import PromptSettings
 from backend.types import Problem
 
 SAMPLE = 1000
@@ -94,7 +95,7 @@ _tokenizer_lock = threading.Lock()
 """Questions run in threads of their own and share one tokenizer, which may change its own settings while it works."""
 
 
-def preview_problem(index: int, row: Row, tokenizer: Any, config: Config, source: str) -> Problem:
+def preview_problem(index: int, row: Row, tokenizer: Any, config: PromptSettings, source: str) -> Problem:
     """The problem that training makes of a row, however long its prompt; without a tokenizer it has no tokens.
 
     Raises Mistake for a row that training would refuse.
@@ -153,7 +154,7 @@ class PromptLengths:
     """
 
     rows: Sequence[Row]
-    config: Config
+    config: PromptSettings
     source: str
     lengths: array[int] = field(init=False)
     by_length: Counter[int] = field(default_factory=Counter)

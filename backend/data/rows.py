@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backend.spec.config import Config
 from backend.spec.faults import Fault, Mistake
 from backend.spec.model_and_data_names import DATA_SUFFIXES as SUFFIXES
 from backend.spec.model_and_data_names import check_data
 from backend.spec.rewards.catalog import COMPARING_REWARDS, metric_name
+from backend.spec.setting_groups import ColumnSettings, DatasetSettings
 
 Row = dict[str, Any]
 SPLITS = ("train", "valid", "test")
@@ -42,7 +42,7 @@ class Splits:
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_splits(config: Config) -> Splits:
+def read_splits(config: DatasetSettings) -> Splits:
     """Rows of all splits of `config.data`: a file (all of it is train), a folder, or a Hub id. Raises Mistake."""
     path = Path(config.data).expanduser()
     if path.is_file():
@@ -56,7 +56,7 @@ def read_splits(config: Config) -> Splits:
     return _hold_out(splits, config)
 
 
-def _read_folder(folder: Path, config: Config) -> Splits:
+def _read_folder(folder: Path, config: DatasetSettings) -> Splits:
     files = {split: _split_file(folder, names) for split, names in _names_by_split(config).items()}
     if files["train"] is None:
         expected = ", ".join(config.train_split + suffix for suffix in SUFFIXES)
@@ -66,13 +66,13 @@ def _read_folder(folder: Path, config: Config) -> Splits:
     return Splits(**rows, source={split: str(file) for split, file in files.items() if file})
 
 
-def _names_by_split(config: Config) -> dict[str, tuple[str, ...]]:
+def _names_by_split(config: DatasetSettings) -> dict[str, tuple[str, ...]]:
     """Split → the names it may have in the dataset: the configured name, or all usual names where it is the default."""
     configured = {"train": config.train_split, "valid": config.valid_split, "test": config.test_split}
     return {split: SPLIT_NAMES[split] if name == split else (name,) for split, name in configured.items()}
 
 
-def _check_named_splits(available: Mapping[str, Any], config: Config, why: str) -> None:
+def _check_named_splits(available: Mapping[str, Any], config: DatasetSettings, why: str) -> None:
     """Raise Mistake for a missing split that the user named. Splits under their default name may be absent."""
     for key in ("valid_split", "test_split"):
         split, name = key.removesuffix("_split"), getattr(config, key)
@@ -158,7 +158,7 @@ def _read_parquet(path: Path) -> list[Row]:
         raise Mistake("data", f"{path} cannot be read as parquet: {first_line(error)}") from None
 
 
-def _read_hub(config: Config) -> Splits:
+def _read_hub(config: DatasetSettings) -> Splits:
     """A dataset on Hugging Face through `datasets`. Raises Mistake where it cannot be reached or does not exist."""
     check_data(config.data)
     from backend.data import hub_rows
@@ -188,7 +188,7 @@ def first_line(error: Exception) -> str:
     return text if text.endswith(".") else f"{text}."
 
 
-def _hold_out(splits: Splits, config: Config) -> Splits:
+def _hold_out(splits: Splits, config: DatasetSettings) -> Splits:
     """Move a seeded share of the training rows to valid when there is no valid split and `validation_split` is set."""
     if splits.valid or not config.validation_split:
         return splits
@@ -205,7 +205,7 @@ def _hold_out(splits: Splits, config: Config) -> Splits:
 # ── columns ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def check_columns(rows: Sequence[Row], config: Config, source: str) -> list[Fault]:
+def check_columns(rows: Sequence[Row], config: ColumnSettings, source: str) -> list[Fault]:
     """Faults in the columns of `rows` (at least one row); the sentences name the columns that exist."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     existing = f"{source} has the columns {', '.join(columns)}"
@@ -221,7 +221,7 @@ def check_columns(rows: Sequence[Row], config: Config, source: str) -> list[Faul
     return faults
 
 
-def _needs_answer(config: Config) -> bool:
+def _needs_answer(config: ColumnSettings) -> bool:
     return config.answer_feature != "answer" or any(
         metric_name(name) in COMPARING_REWARDS for name in config.reward_functions
     )

@@ -23,9 +23,9 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 
 from backend.engine.model_probe import split
-from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.model_and_data_names import model_source
+from backend.spec.setting_groups import AdapterSettings, ModelSettings
 
 QUANTIZATION = {
     "4": {"bits": 4, "group_size": 64, "mode": "affine"},
@@ -106,7 +106,7 @@ class Policy:
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def load_policy(config: Config, note: Callable[[str], None] = lambda sentence: None) -> Policy:
+def load_policy(config: ModelSettings, note: Callable[[str], None] = lambda sentence: None) -> Policy:
     """Build the policy of a run, before its first step; `note` takes sentences for the user.
 
     Raises Mistake, naming the setting, for a model that cannot be loaded, run, quantised or adapted.
@@ -195,7 +195,7 @@ def _prepare_full_training(model: nn.Module, note: Callable[[str], None]) -> dic
     return original_dtypes
 
 
-def _load_reference(model: nn.Module, tokenizer: Any, config: Config) -> nn.Module | None:
+def _load_reference(model: nn.Module, tokenizer: Any, config: ModelSettings) -> nn.Module | None:
     """The reference that the settings ask for: the model before training, another model, or the base with other adapters."""
     if not config.needs_reference:
         return None
@@ -236,7 +236,9 @@ def copy_sharing_arrays(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, arrays)  # deepcopy does not copy objects that are in its memo
 
 
-def attach_adapters(model: nn.Module, config: Config, note: Callable[[str], None] = lambda sentence: None) -> None:
+def attach_adapters(
+    model: nn.Module, config: AdapterSettings, note: Callable[[str], None] = lambda sentence: None
+) -> None:
     """Freeze the base and attach LoRA or DoRA to its last `num_layers` layers, initialised from `seed`. Raises Mistake."""
     model.freeze()
     layers, adapted_layers = len(model.layers), adapted_layer_count(model, config.num_layers)  # pyright: ignore
@@ -281,7 +283,7 @@ def adapted_layer_count(model: nn.Module, num_layers: int) -> int:
     return layers if num_layers < 0 else min(num_layers, layers)
 
 
-def lora_parameters(config: Config) -> dict[str, Any]:
+def lora_parameters(config: AdapterSettings) -> dict[str, Any]:
     """mlx-lm's `lora_parameters`."""
     keys = {"keys": config.lora_keys} if config.lora_keys else {}
     return {"rank": config.rank, "scale": config.scale, "dropout": config.dropout} | keys
@@ -290,7 +292,7 @@ def lora_parameters(config: Config) -> dict[str, Any]:
 # ── saving ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def adapter_config(policy: Policy, config: Config) -> dict[str, Any]:
+def adapter_config(policy: Policy, config: ModelSettings) -> dict[str, Any]:
     """The content of adapter_config.json, from which mlx-lm's `load_adapters` rebuilds the adapters."""
     return {
         "fine_tune_type": config.train_type,

@@ -14,6 +14,7 @@ from backend.rewards.resolve import RewardFunction, resolve
 from backend.rewards.user_files import RewardFile
 from backend.spec.config import Config
 from backend.spec.rewards.catalog import locate_reward_file
+from backend.spec.setting_groups import RewardSettings
 
 StageFunctions = list[list[RewardFunction]]
 """The reward functions of each stage; one list for a run without stages."""
@@ -30,7 +31,7 @@ def read_inputs(config: Config) -> RunInputs:
     return RunInputs(read_splits(config), resolve_stages(config))
 
 
-def resolve_stages(config: Config) -> StageFunctions:
+def resolve_stages(config: RewardSettings) -> StageFunctions:
     """The reward functions of every stage; each reward file is executed once, however many stages name it.
 
     Raises Mistake for functions that cannot be used.
