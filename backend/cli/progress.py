@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -23,13 +22,6 @@ METRICS = {
     "time/step": "s a step",
     "peak_memory_gb": "GB",
 }
-
-
-class Display(Protocol):
-    def __enter__(self) -> Callable[[Event], None]: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 def format_number(value: Any) -> str:

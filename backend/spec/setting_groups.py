@@ -1,4 +1,4 @@
-"""The parts of a `Config` that one room reads, as protocols, so that a signature says what a function needs of 104 settings.
+"""The parts of a `Config` that one room reads, as protocols, so that a signature says which settings a function needs.
 
 `Config` has them all, and anything else with these attributes will do. Attributes are read-only: nobody changes a setting of a run.
 """
