@@ -25,7 +25,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
-from backend.engine.cpu import vector_exp
+from backend.engine import device
 from backend.engine.model_probe import split
 from backend.generation import rollout as backend_rollout
 from backend.generation import sampler
@@ -117,7 +117,7 @@ def _as_on_a_gpu(without_sampling: bool) -> Iterator[None]:
         held.enter_context(mock.patch.object(mx.fast, "rms_norm", lambda x, *a, **k: mx.cumsum(x, axis=-1)))
         held.enter_context(mock.patch.object(mx.fast, "rope", lambda x, *a, **k: mx.cumprod(x, axis=-1)))
         held.enter_context(mock.patch.object(mx.fast, "scaled_dot_product_attention", attention))
-        held.enter_context(mock.patch.object(vector_exp, "on_cpu", lambda: False))
+        held.enter_context(mock.patch.object(device, "on_gpu", lambda: True))
         held.enter_context(mock.patch.object(sampler, "on_cpu", lambda: False))
         if without_sampling:
             held.enter_context(mock.patch.object(backend_rollout, "draw", lambda logits, *rest: (logits,)))

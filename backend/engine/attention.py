@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from backend.engine.cpu.vector_exp import exp_nonpositive, on_cpu
+from backend.engine.cpu.vector_exp import exp_nonpositive
+from backend.engine.device import on_gpu
 from backend.engine.evaluation_order import evaluate_after
 from backend.spec.memory.chunking import attention_block
 
@@ -56,7 +57,7 @@ def blocked_attention(
     """
     B, H, N, _ = queries_BHNd.shape
     K = prompts.keys.shape[2] if prompts else 0
-    size = block or attention_block(B * H, N, K + N, gpu=not on_cpu())
+    size = block or attention_block(B * H, N, K + N, gpu=on_gpu())
     spans = [slice(start, min(start + size, N)) for start in range(0, N, size)]
     length_P = prompts.length_P if prompts else None
 

@@ -24,7 +24,8 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from backend.engine.cpu.vector_exp import exp_nonpositive, on_cpu
+from backend.engine.cpu.vector_exp import exp_nonpositive
+from backend.engine.device import on_cpu
 
 SORT_BELOW = 64
 """Candidates that are sorted at once; more of them are bisected first, where that is cheaper than sorting."""

@@ -26,7 +26,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from backend.engine.cpu.vector_exp import on_cpu
+from backend.engine.device import on_cpu
 from backend.generation.kv_rows import Admissions, KVRows, WaitingQueue
 from backend.generation.outputs import OPEN, Outputs
 from backend.generation.sampler import SampledTokens, Sampling, sample_tokens

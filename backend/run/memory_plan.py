@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from backend.engine.device import on_gpu
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.memory.estimate import Estimate, MemoryPlan, estimate, machine_bytes
@@ -35,7 +36,7 @@ def refuse_too_large(config: Config) -> None:
     """Raises Mistake for a model that this machine cannot train even on the shortest prompts. Loads nothing."""
     shape = _shape(config)
     if shape is not None:
-        _refuse(estimate(config, shape, machine_bytes(), prompt=1, gpu=_on_gpu()))
+        _refuse(estimate(config, shape, machine_bytes(), prompt=1, gpu=on_gpu()))
 
 
 def plan_memory(config: Config, policy: Any, prompts: Iterable[int], note: Callable[[str], None]) -> MemoryPlan | None:
@@ -48,7 +49,7 @@ def plan_memory(config: Config, policy: Any, prompts: Iterable[int], note: Calla
     if shape is None:
         return None
     machine = machine_bytes(held=mx.get_active_memory())
-    needs = estimate(config, shape, machine, max(prompts, default=0) or None, gpu=_on_gpu())
+    needs = estimate(config, shape, machine, max(prompts, default=0) or None, gpu=on_gpu())
     _refuse(needs)
     if needs.reductions or not needs.fits:
         note(needs.sentence)
@@ -67,10 +68,6 @@ def _shape(config: Config) -> ModelShape | None:
     return shape_of(Path(folder)) if folder is not None else None
 
 
-def _on_gpu() -> bool:
-    return mx.default_device().type == mx.gpu
-
-
 def _set_memory_limit(needs: Estimate, policy: Any) -> None:
     """Keep MLX from allocating further ahead of the device than the plan allows, until `policy` is collected.
 
@@ -78,7 +75,7 @@ def _set_memory_limit(needs: Estimate, policy: Any) -> None:
     device. Waiting at the bytes that a step needs costs no time. MLX checks the limit late, so a little more is in flight all the same.
     On a GPU the limit is all that the run may use: it has to be kept busy, and freed buffers are reused from MLX's cache.
     """
-    size = needs.limit if _on_gpu() or needs.rough else needs.needed
+    size = needs.limit if on_gpu() or needs.rough else needs.needed
     before = mx.set_memory_limit(size)
     weakref.finalize(policy, mx.set_memory_limit, before).atexit = False  # at exit the old limit is of no use
     if mx.metal.is_available():

@@ -18,6 +18,7 @@ from mlx.optimizers import Optimizer
 from mlx.utils import tree_map
 
 from backend.engine.cpu.affinity import on_one_core
+from backend.engine.device import on_gpu
 from backend.engine.forward import PrefilledPrompts
 from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.models.policy import Policy
@@ -218,7 +219,6 @@ def build_learner(
     `micro_batch_tokens`, `chunk` (completion tokens whose logits are held at once) and `recompute` trade memory for time and
     change no number; left out, they follow from `config` and the device.
     """
-    on_gpu = mx.default_device().type == mx.gpu
     seq_step_size = config.seq_step_size if config.efficient_long_context else None
     return Learner(
         policy,
@@ -240,8 +240,8 @@ def build_learner(
         ),
         PolicyForward(
             config.temperature,
-            chunk or seq_step_size or head_chunk(policy.split_model.vocab_size, on_gpu),
-            micro_batch_tokens or MICRO_BATCH_TOKENS[on_gpu],
+            chunk or seq_step_size or head_chunk(policy.split_model.vocab_size, on_gpu()),
+            micro_batch_tokens or MICRO_BATCH_TOKENS[on_gpu()],
             has_dropout=config.dropout > 0,
         ),
         max_grad_norm=config.max_grad_norm,

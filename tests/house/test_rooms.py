@@ -50,7 +50,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "backend.training.batch": ({TYPES, "backend.training.microbatch"}, {"mlx"}),
     "backend.training": ({SPEC, "backend.engine", "backend.models", TYPES}, NUMBERS),
     "backend.run": (
-        {SPEC, TYPES, "backend.rewards"} | {f"backend.{room}" for room in ("data", "models", "generation", "training")},
+        {SPEC, TYPES, "backend.rewards"}
+        | {f"backend.{room}" for room in ("data", "models", "generation", "training", "engine")},
         {*NUMBERS, "mlx_lm"},
     ),
     "backend.serve": (

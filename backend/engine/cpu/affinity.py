@@ -24,7 +24,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from backend.engine.cpu import blas
-from backend.engine.cpu.vector_exp import on_cpu
+from backend.engine.device import on_cpu
 
 MIN_CPU_SHARE = 0.7
 """CPU seconds per second below which another process uses the core too, and another core is taken next time."""

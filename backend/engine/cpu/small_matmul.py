@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from backend.engine.cpu.vector_exp import on_x86
+from backend.engine.device import on_x86
 
 UNPACKED_FLOPS, UNPACKED_SIZE = 10**6, 1024
 """The largest product that OpenBLAS multiplies without packing: rows · columns · inner, and rows · columns of the result."""

@@ -8,12 +8,13 @@ x · log2 e, 2^r is a polynomial on [−½, ½], and 2^n is put together from it
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any
 
 import mlx.core as mx
+
+from backend.engine.device import on_x86
 
 LOG2_E = 1 / math.log(2)
 
@@ -26,16 +27,6 @@ MIN_EXPONENT = -127.0
 ROUND_AND_BIAS = 1.5 * 2.0**23 + 127
 """A float32 of this size has no fraction bits, so adding it rounds to the nearest whole number, which is then in the last
 bits of the mantissa, plus 127, the bias of float32's exponent."""
-
-
-def on_cpu() -> bool:
-    """Whether mlx computes on the CPU in this process."""
-    return mx.default_device() == mx.Device(mx.cpu, 0)
-
-
-def on_x86() -> bool:
-    """Whether that is an x86 processor."""
-    return on_cpu() and platform.machine() in ("x86_64", "AMD64")
 
 
 def exp_is_scalar() -> bool:

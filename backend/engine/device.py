@@ -1,0 +1,34 @@
+"""What mlx computes on in this process: the only place that asks, so that a test can answer otherwise.
+
+The environment variable `GRPO_STUDIO_TREAT_CPU_AS=gpu` makes a CPU take the choices of a GPU: budgets, queueing ahead, row counts,
+the paths without x86 stand-ins. It changes no kernel: those that only Metal has are asked for by `has_metal`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+
+import mlx.core as mx
+
+TREAT_CPU_AS = "GRPO_STUDIO_TREAT_CPU_AS"
+
+
+def on_gpu() -> bool:
+    """Whether this process makes the choices of a GPU."""
+    return os.environ.get(TREAT_CPU_AS) == "gpu" or mx.default_device().type == mx.gpu
+
+
+def on_cpu() -> bool:
+    """Whether it makes those of a CPU."""
+    return not on_gpu()
+
+
+def on_x86() -> bool:
+    """Whether that is an x86 processor."""
+    return on_cpu() and platform.machine() in ("x86_64", "AMD64")
+
+
+def has_metal() -> bool:
+    """Whether Metal kernels run here."""
+    return mx.metal.is_available() and mx.default_device().type == mx.gpu
