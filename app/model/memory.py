@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from app.model.memory_parts import MemoryPart, MemoryParts
 from backend.spec.config import Config
-from backend.spec.memory.estimate import Estimate, estimate, machine_bytes
+from backend.spec.machine import machine_bytes
+from backend.spec.memory.estimate import Estimate, estimate
 from backend.spec.memory.model_shape import shape_of
 from backend.spec.places import local_folder
 

@@ -11,6 +11,7 @@ from backend.bench import ablation
 from backend.bench.contender import RANK, RATE, SCALE, Contender, prompt_ids, reward
 from backend.bench.stopwatch import Stopwatch
 from backend.bench.workloads import Case
+from backend.engine.memory import release_cached_buffers
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Policy, load_policy
@@ -107,9 +108,7 @@ def decoding_steps(case: Case, folder: Path, stopwatch: Stopwatch) -> None:
 
 
 def _train(learner: Learner, policy: Policy, groups: list[Group]) -> None:
-    import mlx.core as mx
-
-    mx.clear_cache()  # as the trainer does between sampling and learning
+    release_cached_buffers()  # as between sampling and learning of a run
     learner.learn(pack(groups, pad_id=policy.pad_id))
 
 

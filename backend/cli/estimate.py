@@ -41,8 +41,8 @@ def estimate(
 ) -> None:
     """Say what memory a run needs, phase by phase; loads no weights."""
     from backend.spec.config import load
+    from backend.spec.machine import machine_bytes
     from backend.spec.memory.estimate import estimate as estimate_memory
-    from backend.spec.memory.estimate import machine_bytes
     from backend.spec.memory.model_shape import shape_of
     from backend.spec.model_and_data_names import model_source
     from backend.spec.places import local_folder
@@ -100,4 +100,4 @@ def _print_table(result: Estimate) -> None:
         table.add_row(name, *sizes, MEANINGS.get(name, ""), style="bold" if name == "total" else None)
     console = Console()
     console.print(table)
-    console.print(" ".join([result.sentence, result.advice]).strip(), highlight=False)
+    console.print(" ".join(filter(None, [result.sentence, result.advice, result.row_tip])), highlight=False)

@@ -6,17 +6,16 @@ the paths without x86 stand-ins. It changes no kernel: those that only Metal has
 
 from __future__ import annotations
 
-import os
 import platform
 
 import mlx.core as mx
 
-TREAT_CPU_AS = "GRPO_STUDIO_TREAT_CPU_AS"
+from backend.spec.machine import treats_cpu_as_gpu
 
 
 def on_gpu() -> bool:
     """Whether this process makes the choices of a GPU."""
-    return os.environ.get(TREAT_CPU_AS) == "gpu" or mx.default_device().type == mx.gpu
+    return treats_cpu_as_gpu() or mx.default_device().type == mx.gpu
 
 
 def on_cpu() -> bool:

@@ -14,11 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map
 from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 
+from backend.engine.compiled import compiled_by_shape
 from backend.engine.cpu.affinity import on_one_core
+from backend.engine.device import on_gpu
+from backend.engine.memory import release_cached_buffers
 from backend.engine.model_probe import describe_error
 from backend.engine.slot_cache import SlotCache
 from backend.generation.fused_model import FusedModel
@@ -26,10 +30,17 @@ from backend.generation.kv_rows import Prefilled, WaitingQueue
 from backend.generation.outputs import OPEN, Outputs
 from backend.generation.sampler import GREEDY, SampledTokens, Sampling, keyed_uniforms, sample_tokens
 from backend.generation.scheduler import DECODE_CHUNK, Scheduler, to_host
+from backend.spec.machine import chip
 from backend.spec.memory.chunking import PREFILL_TOKENS
+from backend.spec.row_costs import row_costs
 from backend.types import Group, Problem
 
 Poll = Callable[[int], None]
+
+SHORT_OF_MEMORY = (
+    "Sampling now waits for each token before the next is queued, because caches copied meanwhile took too much memory. "
+    "Fewer or shorter completions avoid it."
+)
 
 
 class Rollout:
@@ -59,6 +70,9 @@ class Rollout:
         self.fused = FusedModel(policy.model, policy.split_model, merge=merge, others=others)
         self.slow_paths = list(self.fused.slow_paths)
         """Sentences for the user: which fast path is not taken, and why. Empty where all are."""
+        is_quantized = any(isinstance(module, nn.QuantizedLinear) for module in policy.model.modules())
+        self.row_costs = row_costs(on_gpu(), is_quantized, chip())
+        self._notes: list[str] = []
         self._compiled_steps: dict[Sampling, Callable[..., Any]] = {}
         reason = self._batching_obstacle()
         if reason:
@@ -94,7 +108,7 @@ class Rollout:
             self.fused.release()
         completions = [outputs.completion(row) for row in range(len(keys))]
         # The allocator keeps freed KV caches for arrays of the same size, which training does not allocate.
-        mx.clear_cache()
+        release_cached_buffers()
         return [
             Group(problem, completions[i * group_size : (i + 1) * group_size]) for i, problem in enumerate(problems)
         ]
@@ -106,10 +120,19 @@ class Rollout:
     ) -> None:
         queue = WaitingQueue(prompts, G, self._prefill)
         step = self.compiled_step(sampling)
-        scheduler = Scheduler(queue, outputs, uniform_NT, sampling, step, self.rows or queue.waiting)
+        rows = self.rows or queue.waiting
+        scheduler = Scheduler(queue, outputs, uniform_NT, sampling, step, rows, self.row_costs)
         while scheduler.schedule():
             scheduler.decode_chunk()
             poll(outputs.token_count)
+        if scheduler.waits_for_memory and SHORT_OF_MEMORY not in self.slow_paths:
+            self.slow_paths.append(SHORT_OF_MEMORY)
+            self._notes.append(SHORT_OF_MEMORY)
+
+    def new_notes(self) -> list[str]:
+        """Sentences for the user since the last call."""
+        notes, self._notes = self._notes, []
+        return notes
 
     def _prefill(self, prompts: list[list[int]]) -> Prefilled:
         """Run the model over the prompts once, left-padded together, a chunk of columns at a time (bounds peak memory)."""
@@ -131,7 +154,7 @@ class Rollout:
     def compiled_step(self, sampling: Sampling) -> Callable[..., Any]:
         """One decoding step, compiled: feed the last tokens, write a column of the cache, sample the next tokens.
 
-        Traced once for each (rows, capacity). The weights are inputs of the trace, not constants, so that updates are seen.
+        Traced once for each (rows, capacity) in use. The weights are inputs of the trace, not constants, so that updates are seen.
         """
         if sampling not in self._compiled_steps:
             split_model = self.fused.split_model
@@ -145,7 +168,7 @@ class Rollout:
                 sampled = sample_tokens(logits, uniform_B, sampling)
                 return tuple(sampled), [c.keys for c in cache], [c.values for c in cache]
 
-            self._compiled_steps[sampling] = mx.compile(decode, inputs=[self.fused.model.state])
+            self._compiled_steps[sampling] = compiled_by_shape(decode, [self.fused.model.state])
         return self._compiled_steps[sampling]
 
     def _batching_obstacle(self) -> str:
@@ -173,7 +196,8 @@ class Rollout:
         try:
             queue = WaitingQueue(prompts, 1, self._prefill)
             # Three rows, whatever `rows` allows: decoded one at a time, no row would be padded.
-            scheduler = Scheduler(queue, outputs, np.zeros((3, 2), np.float32), GREEDY, self.compiled_step(GREEDY), 3)
+            step, uniform_NT = self.compiled_step(GREEDY), np.zeros((3, 2), np.float32)
+            scheduler = Scheduler(queue, outputs, uniform_NT, GREEDY, step, 3, self.row_costs)
             while scheduler.schedule():
                 scheduler.decode_chunk()
         except Exception as error:  # a model's own code may raise anything; the reason goes to the user

@@ -4,13 +4,15 @@ A rollout has N completions and at most `max_rows` ≤ N rows. Keys and values l
 all B rows write into one column, `slot`, so row b starts with pad[b] columns that its mask hides. Work alternates between
 `schedule` and `decode_chunk` (up to 8 tokens a row, read one step late, so that the device rarely waits for Python).
 
-Rows are **compacted** (copied into smaller arrays) when a quarter of them have ended, because a step costs as much for an ended
-row as for a living one, and the columns are cut when most living rows would fit in three quarters of them. Row counts are 1, 2, 3
-or 4 times a power of two, and capacities multiples of 64, because every (B, C) is a new trace of the compiled step. Rows are
-**refilled** from the waiting queue when an eighth of them is free: each refill copies all rows.
+Rows are **compacted** (copied into smaller arrays) when enough of them have ended for a step to cost less, which depends on the
+device (`backend.spec.row_costs`), and the columns are cut when most living rows would fit in three quarters of them. Row counts are
+few, and capacities multiples of 64, because every (B, C) is a new trace of the compiled step. Rows are **refilled** from the waiting
+queue when an eighth of them is free: each refill copies all rows.
 
-On a GPU, a step whose inputs are still being computed cannot write into them and copies the KV cache. Below `COPYABLE` bytes
-that is cheaper than waiting; above it (and always on a CPU) the step waits for its inputs.
+A step that is submitted while its inputs are still being computed cannot write into them and copies the KV cache. A CPU therefore
+waits for them. A GPU never waits but to read tokens, a chunk late: mlx lets it run about ten command buffers behind, less than a step
+of most models, so by the time a layer's step is submitted its last step is done. Where that is not so, the copies add up to a chunk's
+at most; should they take more memory than there is (`HEADROOM`), the rest of the rollout waits, and `waits_for_memory` tells.
 
 Randomness comes in as uniform_NT, a number for each completion and token, keyed by (seed, prompt number, completion number), so
 that the result does not depend on which rows are decoded together, on `max_rows`, or on the order of admission.
@@ -31,12 +33,13 @@ from backend.generation.kv_rows import Admissions, KVRows, WaitingQueue
 from backend.generation.outputs import OPEN, Outputs
 from backend.generation.sampler import SampledTokens, Sampling, sample_tokens
 from backend.spec.memory.chunking import capacity
+from backend.spec.row_costs import RowCosts
 
 DECODE_CHUNK = 8
 """Decoding steps between two reads of the sampled tokens. The device continues while Python reads."""
 
-COPYABLE = 64 << 20
-"""Bytes of keys and values that a GPU copies faster than it would receive its next step after waiting."""
+HEADROOM = 0.95
+"""Share of MLX's memory limit up to which a GPU may copy KV caches. Plans aim at less (`backend.spec.memory.estimate`)."""
 
 
 class Scheduler:
@@ -50,11 +53,15 @@ class Scheduler:
         sampling: Sampling,
         step: Callable[..., Any],
         max_rows: int,
+        row_costs: RowCosts,
     ) -> None:
         self.queue, self.outputs, self.uniform_NT = queue, outputs, uniform_NT
-        self.sampling, self.step, self.max_rows = sampling, step, min(max_rows, queue.waiting)
+        self.sampling, self.step, self.row_costs = sampling, step, row_costs
+        self.max_rows = row_costs.planned(min(max_rows, queue.waiting))
         self.rows = KVRows()
-        self.copyable = 0 if on_cpu() else COPYABLE
+        self.waits_for_inputs = on_cpu()
+        self.waits_for_memory = False
+        """Whether a GPU has begun to wait, since copies of the KV cache took too much memory."""
         self.latest: SampledTokens | None = None
         """Sampled and not yet read: the next step's input."""
 
@@ -66,7 +73,7 @@ class Scheduler:
         admitted = self._admission_count(len(alive))
         if not len(alive) and not admitted:
             return False
-        size = self._batch_size(len(alive) + admitted)
+        size = self.row_costs.compacted(len(rows), len(alive) + admitted)
         # Ended rows fill the batch up to `size`, which has a trace already. Living rows come first: `compact` relies on it.
         keep = np.concatenate([alive, np.flatnonzero(~is_open)[: size - len(alive) - admitted]])
         if admitted or size != len(rows) or self._has_wrong_capacity(alive):
@@ -103,11 +110,14 @@ class Scheduler:
             )
             # The step above is only a graph so far. mlx writes the new column in place only if nothing else holds the cache
             # any more; a step that is still running does, and the cache would be copied. So wait for that step, then submit.
-            if rows.nbytes > self.copyable:
+            if self.waits_for_inputs:
                 mx.eval(token_B)
             unread.append(SampledTokens(*sampled))
             rows.slot += 1
             mx.async_eval(sampled, rows.keys, rows.values)
+            # Arrays are allocated as they are submitted, so copies show at once.
+            if not self.waits_for_inputs and mx.get_active_memory() > HEADROOM * mx.get_memory_limit():
+                self.waits_for_inputs = self.waits_for_memory = True
         self.latest = unread[-1]
         return unread
 
@@ -119,12 +129,6 @@ class Scheduler:
         free = self.max_rows - alive
         is_worth_it = free >= max(1, self.max_rows // 8) or not alive
         return min(free, self.queue.waiting) if is_worth_it else 0
-
-    def _batch_size(self, needed: int) -> int:
-        """As many rows as now, or, once a quarter have ended, 2, 3 or 4 times a power of two: few sizes, few traces."""
-        power = 1 << max(0, (needed - 1).bit_length() - 2)
-        size = needed if needed < 4 else next(n * power for n in (2, 3, 4) if n * power >= needed)
-        return size if 4 * size <= 3 * len(self.rows) else max(needed, len(self.rows))
 
     def _has_wrong_capacity(self, alive: np.ndarray) -> bool:
         """Whether the columns do not last for a chunk, or three quarters of them would, without the unused ones on the left."""

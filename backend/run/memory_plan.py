@@ -12,10 +12,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.engine.device import on_gpu
+from backend.engine.device import has_metal, on_gpu
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
-from backend.spec.memory.estimate import Estimate, MemoryPlan, estimate, machine_bytes
+from backend.spec.machine import machine_bytes
+from backend.spec.memory.estimate import Estimate, MemoryPlan, estimate
 from backend.spec.memory.model_shape import ModelShape, shape_of
 from backend.spec.places import local_folder
 
@@ -36,7 +37,7 @@ def refuse_too_large(config: Config) -> None:
     """Raises Mistake for a model that this machine cannot train even on the shortest prompts. Loads nothing."""
     shape = _shape(config)
     if shape is not None:
-        _refuse(estimate(config, shape, machine_bytes(), prompt=1, gpu=on_gpu()))
+        _refuse(estimate(config, shape, machine_bytes(working_set=_working_set()), prompt=1, gpu=on_gpu()))
 
 
 def plan_memory(config: Config, policy: Any, prompts: Iterable[int], note: Callable[[str], None]) -> MemoryPlan | None:
@@ -48,7 +49,7 @@ def plan_memory(config: Config, policy: Any, prompts: Iterable[int], note: Calla
     shape = _shape(config)
     if shape is None:
         return None
-    machine = machine_bytes(held=mx.get_active_memory())
+    machine = machine_bytes(mx.get_active_memory(), _working_set())
     needs = estimate(config, shape, machine, max(prompts, default=0) or None, gpu=on_gpu())
     _refuse(needs)
     if needs.reductions or not needs.fits:
@@ -78,6 +79,10 @@ def _set_memory_limit(needs: Estimate, policy: Any) -> None:
     size = needs.limit if on_gpu() or needs.rough else needs.needed
     before = mx.set_memory_limit(size)
     weakref.finalize(policy, mx.set_memory_limit, before).atexit = False  # at exit the old limit is of no use
-    if mx.metal.is_available():
-        most = int(mx.device_info()["max_recommended_working_set_size"])
-        mx.set_wired_limit(min(needs.limit, most))
+    if (working_set := _working_set()) is not None:
+        mx.set_wired_limit(min(needs.limit, working_set))
+
+
+def _working_set() -> int | None:
+    """Bytes that Metal recommends a process to use at most; None where there is no Metal."""
+    return int(mx.device_info()["max_recommended_working_set_size"]) if has_metal() else None

@@ -46,6 +46,10 @@ class RunParts:
     slow_paths: list[str]
     """A sentence for each part that does not take its fastest path, with the reason."""
 
+    def new_notes(self) -> list[str]:
+        """Sentences for the user that came up since the last call."""
+        return [*self.background_tokenizer.new_notes(), *self.rollout.new_notes()]
+
     def restore(self, saved: Checkpoint) -> None:
         """Bring every part to the state of a checkpoint."""
         state = saved.state

@@ -18,7 +18,8 @@ from backend.run.run_inputs import RunInputs, StageFunctions, resolve_stages
 from backend.run.scoring_stages import scoring_stages
 from backend.spec.config import Config, parse, problems
 from backend.spec.faults import Fault, Mistake
-from backend.spec.memory.estimate import estimate, machine_bytes
+from backend.spec.machine import machine_bytes
+from backend.spec.memory.estimate import estimate
 from backend.spec.memory.model_shape import shape_of
 from backend.spec.model_and_data_names import check_reference, check_weights, model_source
 from backend.spec.model_config import is_quantized_by_mlx

@@ -18,6 +18,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
+from backend.engine.memory import release_cached_buffers
 from backend.models.export import export, fuse_run
 from backend.models.policy import save_model
 from backend.run import checkpoint
@@ -179,12 +180,10 @@ class Trainer:
             # Between two updates of one rollout a pause does no harm, but a stop would leave weights that belong to no step.
             self.control.obey(may_stop=False, before_pause=self.release_memory)
 
-        # Sampling and learning use buffers of different sizes: neither can reuse those that the other leaves in MLX's cache.
-        mx.clear_cache()
         masked = self.config.mask_truncated_completions
         batch = pack(groups, pad_id=self.parts.policy.pad_id, mask_truncated_completions=masked)
         metrics = self.parts.learner.learn(batch, poll)
-        mx.clear_cache()
+        release_cached_buffers()
         return metrics
 
     def write_step(self, step: int, groups: list[Group], metrics: dict[str, float]) -> None:
@@ -214,7 +213,7 @@ class Trainer:
         if step % self.config.save_every == 0 or self.control.save_requested:
             self.control.save_requested = False
             self.save()
-        for sentence in self.parts.background_tokenizer.new_notes():
+        for sentence in self.parts.new_notes():
             self.note(sentence)
         self.control.obey(before_pause=self.release_memory)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from app.model.memory import NAMES
 from backend.spec.config import load, parse
-from backend.spec.memory.estimate import estimate, machine_bytes
+from backend.spec.machine import machine_bytes
+from backend.spec.memory.estimate import estimate
 from backend.spec.memory.model_shape import shape_of
 from backend.spec.places import demo_config, local_folder
 

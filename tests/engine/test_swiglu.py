@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from mlx_lm.models.activations import swiglu as mlx_lm_swiglu
 
+from backend.engine.compiled import compiled_by_shape
 from backend.engine.cpu.swiglu import swiglu
-from backend.engine.cpu.vector_exp import compiled_by_shape, exp_clipped
+from backend.engine.cpu.vector_exp import exp_clipped
 
 EXTREMES = [-1000.0, -104.0, -88.0, -87.0, -20.0, -1e-6, 0.0, 1e-6, 20.0, 87.0, 88.0, 104.0, 1000.0]
 

@@ -16,6 +16,7 @@ from mlx.utils import tree_map
 from mlx_lm.generate import generate_step
 
 from backend.generation import rollout as rollout_module
+from backend.generation import scheduler as scheduler_module
 from backend.generation.kv_rows import KVRows
 from backend.generation.outputs import REASONS, Outputs
 from backend.generation.rollout import DECODE_CHUNK, Rollout
@@ -24,6 +25,7 @@ from backend.generation.scheduler import Scheduler
 from backend.models.policy import Policy, load_policy
 from backend.spec.config import parse
 from backend.spec.memory.chunking import BUCKET, capacity
+from backend.spec.row_costs import ON_CPU, QUANTIZED, RowCosts
 from backend.types import Completion, Group, Problem
 from tests.support import random_models
 
@@ -511,6 +513,72 @@ def test_a_stop_string_across_two_chunks_is_found(models: Path) -> None:
         )
 
 
+# ---- as on a GPU -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """As on a GPU, which queues steps ahead; the list receives every wait for the device inside of `_decode`."""
+    monkeypatch.setattr(scheduler_module, "on_cpu", lambda: False)
+    seen: list[str] = []
+    decode = Scheduler._decode
+
+    def watched(self: Scheduler, steps: int) -> list[SampledTokens]:
+        with monkeypatch.context() as inside:
+            for name in ("eval", "synchronize"):
+                inside.setattr(mx, name, lambda *_, name=name: seen.append(name))
+            for owner, name in ((np, "array"), (np, "asarray")):
+                real = getattr(owner, name)
+                inside.setattr(owner, name, lambda x, *rest, r=real, n=name: _noted(x, n, seen) or r(x, *rest))
+            return decode(self, steps)
+
+    monkeypatch.setattr(Scheduler, "_decode", watched)
+    return seen
+
+
+def _noted(x: Any, name: str, seen: list[str]) -> None:
+    if isinstance(x, mx.array):
+        seen.append(name)
+
+
+def test_a_gpu_never_waits_between_steps_and_gets_the_same_tokens(
+    rollouts: Callable[..., Rollout], waits: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However large the caches are: a token is read a chunk after it was sampled."""
+    queued = with_problems(rollouts("qwen3", 40, MANY_ENDS).sample(problems(), 4, FILTERED, seed=3, first_number=20))
+    assert waits == []
+    monkeypatch.setattr(scheduler_module, "on_cpu", lambda: True)
+    waited = with_problems(rollouts("qwen3", 40, MANY_ENDS).sample(problems(), 4, FILTERED, seed=3, first_number=20))
+    assert waits.count("eval") >= 20, "the test would not notice a wait"
+    for (_, completion), (_, other) in zip(queued, waited, strict=True):
+        assert (completion.tokens, completion.logps) == (other.tokens, other.logps)
+
+
+def test_a_gpu_short_of_memory_waits_from_then_on_and_says_so_once(
+    rollouts: Callable[..., Rollout], waits: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout = rollouts("qwen3", 24, [319], slow_paths=[])
+    monkeypatch.setattr(mx, "get_memory_limit", lambda: 100_000_000)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 96_000_000)
+    for _ in range(2):
+        rollout.sample(problems(), 2, Sampling(), seed=3, first_number=20)
+    assert waits == ["eval"] * 2 * (23 - 1), "every step but the first of each rollout"
+    assert rollout.new_notes() == [rollout_module.SHORT_OF_MEMORY] == rollout.slow_paths
+    assert rollout.new_notes() == []
+
+
+def test_on_a_gpu_rows_fill_tiles(rollouts: Callable[..., Rollout], monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 completions: 32 rows, refilled as long as any wait, and no 33 to 63, nor a copy into 24."""
+    rollout = rollouts("qwen3", 64, MANY_ENDS, row_costs=QUANTIZED)
+    seen = recorded_steps(rollout, monkeypatch)
+    tiled = with_problems(rollout.sample(problems([4] * 6), 8, Sampling(), 0, 0))
+    sizes = [rows for rows, *_ in seen]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] == 32
+    assert set(sizes) <= {32, 16, 8, 4, 2, 1}
+    together = with_problems(rollouts("qwen3", 64, MANY_ENDS).sample(problems([4] * 6), 8, Sampling(), 0, 0))
+    assert [completion.tokens for _, completion in tiled] == [completion.tokens for _, completion in together]
+
+
 # ---- slow paths ------------------------------------------------------------------------------------------------
 
 
@@ -556,7 +624,9 @@ def test_a_model_that_is_wrong_for_rows_of_unequal_length_says_so(
     assert sentence.endswith("gave other log-probabilities than each prompt alone.")
 
 
-def scheduler_of(lengths: list[int], generated: list[int], ended: list[int], max_tokens: int) -> Scheduler:
+def scheduler_of(
+    lengths: list[int], generated: list[int], ended: list[int], max_tokens: int, costs: RowCosts = ON_CPU
+) -> Scheduler:
     """A scheduler between two chunks: these rows, some of which have ended; no completion waits."""
     rows, N, columns = KVRows(), len(lengths), capacity(max(lengths))
     rows.index, rows.generated, rows.slot = np.arange(N), np.array(generated), max(lengths)
@@ -565,7 +635,7 @@ def scheduler_of(lengths: list[int], generated: list[int], ended: list[int], max
     outputs = Outputs(N, max_tokens, None, [2], [])
     outputs.stop[ended] = REASONS.index("eos")
     queue: Any = SimpleNamespace(waiting=0)
-    scheduler = Scheduler(queue, outputs, np.zeros((N, max_tokens)), Sampling(), lambda: None, N)
+    scheduler = Scheduler(queue, outputs, np.zeros((N, max_tokens)), Sampling(), lambda: None, N, costs)
     scheduler.rows, scheduler.latest = rows, SampledTokens(*[mx.zeros(N)] * 3)
     return scheduler
 

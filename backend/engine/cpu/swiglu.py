@@ -10,7 +10,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.engine.cpu.vector_exp import compiled_by_shape, exp_clipped
+from backend.engine.compiled import compiled_by_shape
+from backend.engine.cpu.vector_exp import exp_clipped
 
 
 @compiled_by_shape

@@ -8,12 +8,11 @@ x · log2 e, 2^r is a polynomial on [−½, ½], and 2^n is put together from it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import lru_cache, wraps
 from typing import Any
 
 import mlx.core as mx
 
+from backend.engine.compiled import compiled_by_shape
 from backend.engine.device import on_x86
 
 LOG2_E = 1 / math.log(2)
@@ -32,22 +31,6 @@ bits of the mantissa, plus 127, the bias of float32's exponent."""
 def exp_is_scalar() -> bool:
     """Whether mlx's own `exp` computes one number at a time here."""
     return on_x86()
-
-
-def compiled_by_shape(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` of arrays under `mx.compile`: its elementwise operations become a few passes over memory (where a gradient is
-    traced, mlx runs them one by one). Traces of the last 64 shapes are kept; `mx.compile` alone keeps all."""
-
-    @lru_cache(maxsize=64)
-    def compiled(_shapes: tuple[Any, ...]) -> Callable[..., Any]:
-        # mlx ties traces to the function object and drops them with it: a new lambda for each shape.
-        return mx.compile(lambda *arrays: function(*arrays))
-
-    @wraps(function)
-    def call(*arrays: mx.array) -> Any:
-        return compiled(tuple((x.shape, x.dtype) for x in arrays))(*arrays)
-
-    return call
 
 
 def exp_nonpositive(x: mx.array) -> mx.array:
@@ -75,6 +58,7 @@ def _exp2(y: mx.array) -> mx.array:
     return value * mx.left_shift(rounded.view(mx.int32), 23).view(mx.float32)
 
 
+# Compiled, its elementwise operations are a few passes over memory (where a gradient is traced, mlx runs them one by one).
 @compiled_by_shape
 def _exp(x: mx.array) -> mx.array:
     # One bound suffices for x ≤ 0. It also turns −inf, a masked score, into 2^−127, whose bits are those of 0.

@@ -6,26 +6,19 @@ loaded and no device is queried.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from backend.spec.config import Config
 from backend.spec.faults import Fault
+from backend.spec.machine import has_gpu
 from backend.spec.memory.backward import BackwardMemory
 from backend.spec.memory.chunking import MICRO_BATCH_TOKENS, SMALLEST_CHUNK, head_chunk
 from backend.spec.memory.model_shape import ModelShape
-from backend.spec.memory.phases import PREFILL_CHUNK, MemoryModel, MemoryPlan, Phase
+from backend.spec.memory.phases import PREFILL_CHUNK, MemoryModel, MemoryPlan, Phase, row_costs_of
 
 GB = 1_000_000_000
-PROCESS_BYTES = 600_000_000
-"""Memory of Python and the libraries beside MLX's arrays, data and tokenizer included."""
-
-USABLE_SHARE = 0.75
-"""Share of the memory that a run may use; the rest is for the system and other programs."""
 
 TARGET_SHARE = 0.92
 """Share of the limit that a plan aims at, so that the run stays below the limit where the estimate is a little low."""
@@ -34,7 +27,8 @@ SMALLEST_MICRO_BATCH = {False: 1, True: 1024}
 """On a CPU and on a GPU: tokens below which gradient checkpointing is tried before still smaller micro-batches.
 Checkpointing costs a third; launching a GPU's kernels that often costs more."""
 
-ON_GPU = sys.platform == "darwin"
+LEAST_GAIN = 1.15
+"""Times as many tokens per second from which another number of completions is worth a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +37,7 @@ class Estimate:
 
     `machine` is what a run may use of this machine, `limit` what this one may use: the setting Memory limit, or `machine`.
     `reductions` names where the plan trades time for memory; `advice` says which settings to change where even that is not enough.
+    `row_tip` says what more completions a step would gain on a GPU; "" where that is little, or memory is short.
     """
 
     rollout: Phase
@@ -55,6 +50,7 @@ class Estimate:
     rough: bool
     reductions: tuple[str, ...] = ()
     advice: str = ""
+    row_tip: str = ""
 
     @property
     def total(self) -> int:
@@ -100,30 +96,8 @@ class Estimate:
         return {
             "rollout": self.rollout.to_dict(), "training": self.training.to_dict(), "total": self.total,
             "machine": self.machine, "limit": self.limit, "fits": self.fits, "sentence": self.sentence,
-            "advice": self.advice, "prompt": self.prompt, "completion": self.completion, "plan": asdict(self.plan),
+            "advice": self.advice, "row_tip": self.row_tip, "prompt": self.prompt, "completion": self.completion, "plan": asdict(self.plan),
         }  # fmt: skip
-
-
-def machine_bytes(held: int = 0) -> int:
-    """Bytes that a run may use of this machine. On a Mac a share of all memory, about Metal's recommended working set;
-    elsewhere a share of what is available, plus what the run holds already (`held`)."""
-    if sys.platform == "darwin":
-        return int(USABLE_SHARE * _physical())
-    # MemAvailable leaves out what this process holds already, and may keep.
-    return max(0, int(USABLE_SHARE * (_available() + held)) - PROCESS_BYTES)
-
-
-def _physical() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _available() -> int:
-    """MemAvailable of /proc/meminfo: free memory and the caches that the kernel would give up for a program."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return _physical()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), _physical())
 
 
 def estimate(
@@ -132,15 +106,18 @@ def estimate(
     machine: int,
     prompt: int | None = None,
     *,
-    gpu: bool = ON_GPU,
+    gpu: bool | None = None,
 ) -> Estimate:
     """The memory of a run with these valid settings, under the quickest plan that fits; else under the smallest.
 
     `machine`: bytes that it may use (`machine_bytes`). `prompt`: tokens of the longest prompt, where known; else prompts are
-    assumed to fill what `max_seq_length` leaves beside the completion.
+    assumed to fill what `max_seq_length` leaves beside the completion. `gpu`: whether it computes on one (None: as this machine).
     """
+    gpu = has_gpu() if gpu is None else gpu
     fitted = _fit(config, shape, machine, prompt, gpu)
-    return fitted if fitted.fits else replace(fitted, advice=_advice(config, shape, machine, prompt, gpu))
+    if not fitted.fits:
+        return replace(fitted, advice=_advice(config, shape, machine, prompt, gpu))
+    return replace(fitted, row_tip=_row_tip(config, shape, prompt, fitted) if gpu else "")
 
 
 def _fit(config: Config, shape: ModelShape, machine: int, prompt: int | None, gpu: bool) -> Estimate:
@@ -207,7 +184,7 @@ def _sampling_plans(memory: MemoryModel, learnings: Iterator[MemoryPlan]) -> Ite
     base = next(learnings)
     yield base
     # Chunks in the inner loop: smaller ones cost less speed than decoding fewer rows together.
-    for rows in _halvings(memory.rows, 1):
+    for rows in memory.row_costs.fewer(memory.rows):
         for chunk in _halvings(base.prefill_chunk, 64):
             yield replace(base, rows=rows, prefill_chunk=chunk, merge=False)
 
@@ -273,6 +250,27 @@ def _possible_changes(config: Config, shape: ModelShape) -> Iterator[tuple[str, 
         )
     if config.train_type == "full" and not shape.quantised:
         yield "With LoRA on the model in 4 bits", {"train_type": "lora", "quantization": "4"}
+
+
+def _row_tip(config: Config, shape: ModelShape, prompt: int | None, now: Estimate) -> str:
+    """What a GPU would gain by as many completions a step as fill its tiles, and their memory."""
+    count = config.prompts_per_step * config.group_size
+    costs = row_costs_of(config, shape, gpu=True)
+    full = costs.filled(count)
+    slower = costs.time_of(full) / costs.time_of(count)
+    gain = full / count / slower
+    if gain < LEAST_GAIN or now.plan.rows < costs.planned(count):
+        return ""
+    # About: the product of whole prompts and a whole group is not always `full`.
+    more = config.model_copy(update={"group_size": -(-full // config.prompts_per_step)})
+    filled = _fit(more, shape, now.machine, prompt, gpu=True)
+    if not filled.fits or filled.plan.rows < full:
+        return ""
+    more_memory = format_bytes(max(filled.total - now.total, 0))
+    return (
+        f"A step samples {count} completions. This GPU decodes {full} in {slower:.1f} times the time: up to {gain:.1f} times as "
+        f"many tokens per second, for {more_memory} more memory. Raise Group or Batch."
+    )
 
 
 def _listed(parts: tuple[str, ...]) -> str:

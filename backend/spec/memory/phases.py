@@ -11,8 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from backend.spec.config import Config
+from backend.spec.machine import chip
 from backend.spec.memory.chunking import PREFILL_TOKENS, capacity
 from backend.spec.memory.model_shape import Linear, ModelShape, packed_width
+from backend.spec.row_costs import RowCosts, row_costs
 
 FLOAT_BYTES = 4
 """float32: adapters, their gradients, log-probabilities."""
@@ -90,7 +92,10 @@ class MemoryModel:
         """Bytes per activation: full fine-tuning computes in float32."""
         self.group, self.completion = config.group_size, config.max_completion_length
         self.prompts = config.prompts_per_step
-        self.rows = self.prompts * self.group
+        self.completions = self.prompts * self.group
+        self.row_costs = row_costs_of(config, shape, gpu=gpu)
+        self.rows = self.row_costs.planned(self.completions)
+        """Completions decoded together where memory suffices."""
         count = len(shape.layers)
         trainable_layers = count if self.full or config.num_layers < 0 else min(config.num_layers, count)
         self.layers = shape.layers[count - trainable_layers :]
@@ -177,8 +182,8 @@ class MemoryModel:
         prefilled = self._prompts_prefilled(rows)
         prompt_cache = self.cache(prefilled, _rounded(self.prompt, PREFILL_BUCKET))
         columns = capacity(self.prompt + self.completion)
-        # Where not all rows are decoded together, the prefilled prompts stay beside the rows until the last one has started.
-        waiting = prompt_cache if rows < self.rows else 0
+        # Where not all are decoded together, the prefilled prompts stay beside the rows until the last one has started.
+        waiting = prompt_cache if rows < self.completions else 0
         cache = self.cache(rows, columns) + waiting
         # Five arrays [B, V]: logits, logits minus their maximum, exponentials, the filtered distribution, its running sum.
         logits = 5 * rows * self.shape.vocabulary * FLOAT_BYTES
@@ -248,6 +253,11 @@ class MemoryModel:
     def mlp_width(self, layer: tuple[Linear, ...]) -> int:
         """Intermediate size of the gated MLP, summed over the experts that a token is routed to, shared ones included."""
         return sum(linear.inputs * self.uses_per_token(linear) for linear in layer if linear.name.endswith("down_proj"))
+
+
+def row_costs_of(config: Config, shape: ModelShape, *, gpu: bool) -> RowCosts:
+    """What decoding steps of this run cost by their rows."""
+    return row_costs(gpu, shape.quantised or config.quantization != "none", chip())
 
 
 def in_flight(work: int) -> Allocation:
