@@ -24,7 +24,8 @@ class MemoryPart:
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """`limit` is what a process may use of this machine's memory, in bytes. `advice` says what to change, in a sentence.
+    """`limit` is what a process may use of this machine's memory, in bytes. `advice` says what to change where the run may not fit,
+    and `row_tip` what would make one that fits faster, in a sentence each.
 
     `slack` is how far the estimate may be off, as a share of it: beyond that, a run that does not fit surely does not.
     """
@@ -33,6 +34,7 @@ class MemoryParts:
     limit: float
     advice: str = ""
     slack: float = 0.15
+    row_tip: str = ""
 
     @property
     def total(self) -> float:

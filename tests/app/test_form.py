@@ -550,6 +550,16 @@ def test_the_verdict_is_over_only_if_the_run_surely_does_not_fit(room: float, ve
     assert MemoryParts((MemoryPart("Weights", 10e9),), room).verdict == verdict
 
 
+def test_a_run_that_fits_shows_what_would_make_it_faster_and_one_that_may_not_what_to_change(qtbot):
+    bar, parts, tip = MemoryBar(), (MemoryPart("Weights", 4e9),), "This GPU decodes 32."
+    qtbot.addWidget(bar)
+    for room, shown in ((8e9, tip), (3e9, "Take less.")):
+        bar.show_memory(MemoryParts(parts, room, "Take less.", row_tip=tip))
+        assert bar.advice.text() == shown and bar.advice.isVisibleTo(bar)
+    bar.show_memory(MemoryParts(parts, 8e9, "Take less."))
+    assert not bar.advice.isVisibleTo(bar)
+
+
 def test_no_row_of_the_memory_bar_says_0_mb(qtbot):
     bar = MemoryBar()
     qtbot.addWidget(bar)

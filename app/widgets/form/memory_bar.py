@@ -26,7 +26,8 @@ class MemoryBar(QWidget):
 
     Attributes:
         memory_parts – the estimate shown, or None.
-        sentence, advice – labels: whether it fits, and what to change if it may not.
+        sentence – label: whether it fits.
+        advice – label: what to change if it may not, or what would make it faster if it does.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -65,8 +66,9 @@ class MemoryBar(QWidget):
         for row, (name, size, about) in enumerate(parts):
             self._add_row(row, name, size, about)
         self.sentence.setText(memory_parts.sentence)
-        self.advice.setText(memory_parts.advice)
-        self.advice.setVisible(bool(memory_parts.advice) and memory_parts.verdict != "fits")
+        advice = memory_parts.row_tip if memory_parts.verdict == "fits" else memory_parts.advice
+        self.advice.setText(advice)
+        self.advice.setVisible(bool(advice))
         self._bar.show_parts([size for _, size, _ in parts], memory_parts.limit)
         listed = ", ".join(f"{name} {amount(size)}" for name, size, _ in parts)
         self.setAccessibleDescription(

@@ -259,16 +259,18 @@ def _row_tip(config: Config, shape: ModelShape, prompt: int | None, now: Estimat
     full = costs.filled(count)
     slower = costs.time_of(full) / costs.time_of(count)
     gain = full / count / slower
-    if gain < LEAST_GAIN or now.plan.rows < costs.planned(count):
+    # Without full attention one prompt's group is decoded at a time, however many there are.
+    if not shape.has_full_attention or gain < LEAST_GAIN or now.plan.rows < costs.planned(count):
         return ""
     # About: the product of whole prompts and a whole group is not always `full`.
     more = config.model_copy(update={"group_size": -(-full // config.prompts_per_step)})
     filled = _fit(more, shape, now.machine, prompt, gpu=True)
     if not filled.fits or filled.plan.rows < full:
         return ""
+    time = "the same time" if slower < 1.05 else f"{slower:.1f} times the time"
     more_memory = format_bytes(max(filled.total - now.total, 0))
     return (
-        f"A step samples {count} completions. This GPU decodes {full} in {slower:.1f} times the time: up to {gain:.1f} times as "
+        f"A step samples {count} completions. This GPU decodes {full} in {time}: up to {gain:.1f} times as "
         f"many tokens per second, for {more_memory} more memory. Raise Group or Batch."
     )
 
