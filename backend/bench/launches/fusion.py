@@ -19,7 +19,7 @@ UNARY = {
 BINARY = {
     *("Add", "ArcTan2", "BitwiseBinary", "Divide", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual"),
     *("LogAddExp", "LogicalAnd", "LogicalOr", "Maximum", "Minimum", "Multiply", "NaNEqual", "NotEqual", "Power"),
-    *("Subtract"),
+    "Subtract",
 }
 ELEMENTWISE = UNARY | BINARY | {"Select"}
 
