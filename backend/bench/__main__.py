@@ -74,6 +74,14 @@ def start(rounds: Rounds = 3, warm_up: WarmUp = 1, json_file: Out = None) -> Non
 
 
 @app.command()
+def kernels(rows: Annotated[int, typer.Option(min=1, help="Completions decoded together.")] = 8) -> None:
+    """What a decoding step launches on Metal, counted from its trace: the same on every machine."""
+    from backend.bench.launches.decoding_step import table
+
+    table(rows).show()
+
+
+@app.command()
 def record(
     sections: Annotated[list[str] | None, typer.Argument(help="Which of them; all if left out.")] = None,
     rounds: Rounds = 7,

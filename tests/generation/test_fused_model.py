@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
-from backend.bench.kernels import kernels, qwen3_policy
 from backend.generation import fused_linear, fused_model
 from backend.generation.fused_linear import FusedOutput, FusedProjection
 from backend.generation.fused_model import FusedModel
@@ -189,18 +188,6 @@ def test_layers_with_other_quantisation_are_not_fused(models: Path) -> None:
     assert all(len(linear.members) == 1 for linear in fused.fused_linears) and len(fused.fused_linears) == 14
     fused.refresh()
     assert distance(policy, fused) < 1e-4
-
-
-@pytest.mark.parametrize(("bits", "most"), [(4, 720), (None, 480)], ids=["4-bit", "bf16"])
-def test_kernels_in_a_decoding_step(
-    bits: int | None, most: int, compiled: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """28 layers, adapters everywhere, sampling included. Counted on two and three layers: each adds the same number."""
-    monkeypatch.setattr(
-        Rollout, "_batching_obstacle", lambda rollout: ""
-    )  # no trial decode: only a graph is needed here
-    two, three = (kernels(Rollout(qwen3_policy(bits=bits, layers=n), 4), Sampling()).total() for n in (2, 3))
-    assert two + 26 * (three - two) <= most
 
 
 def test_a_fused_output_is_computed_once_and_not_kept() -> None:
