@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from backend.bench.device import child as device_child
 from backend.engine.cpu import blas
 from backend.rewards.functions import math_equality
 from backend.rewards.sandbox import server
@@ -29,7 +30,7 @@ def version(is_requested: bool) -> None:
 
 def app() -> typer.Typer:
     """The command line as typer knows it."""
-    from backend.cli import check, demo, estimate, export, resume, rewards, runs, serve, train
+    from backend.cli import bench, check, demo, estimate, export, resume, rewards, runs, serve, train
 
     verbs = typer.Typer(
         name="grpo-studio-backend", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -48,6 +49,7 @@ def app() -> typer.Typer:
     ):
         verbs.command()(function)
     verbs.add_typer(rewards.rewards, name="rewards")
+    verbs.add_typer(bench.bench, name="bench")
 
     @verbs.callback()
     def root(
@@ -61,13 +63,15 @@ def app() -> typer.Typer:
 
 
 def main() -> None:
-    # The child processes of a bundled app (`backend.child_process.module_command`); they need neither mlx nor a BLAS.
+    # The child processes of a bundled app (`backend.child_process.module_command`); they prepare what they need themselves.
     if sys.argv[1:] == [math_equality.VERB]:
         from backend.rewards.functions import math_verify_process
 
         return math_verify_process.main()
     if sys.argv[1:] == [server.VERB]:
         return server.main()
+    if sys.argv[1:] == [device_child.VERB]:
+        return device_child.main()
     # mlx binds to the BLAS that is loaded first, so this comes before anything that may import mlx.
     blas.prepare()
     app()()

@@ -16,6 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from backend.bench import peers, report
+from backend.bench.device import report as device_report
+from backend.bench.device import schema
+from backend.bench.device.schema import DeviceFile
+from backend.bench.machine import processor
 from backend.spec.places import project_root
 
 MARKED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -27,6 +31,11 @@ def document() -> Path:
 
 def data() -> Path:
     return document().with_suffix(".json")
+
+
+def device_files() -> list[DeviceFile]:
+    """What `python -m backend bench device` wrote on several machines: the files that were put into docs/devices."""
+    return [schema.read(path) for path in sorted((document().parent / "devices").glob("*.json"))]
 
 
 def read() -> dict[str, Any]:
@@ -53,6 +62,8 @@ def rendered(text: str, sections: dict[str, Any]) -> str:
 def _content(name: str, sections: dict[str, Any]) -> str:
     if name == "differs":
         return report.differs()
+    if name == "devices":
+        return device_report.markdown(device_files())
     if name not in sections:
         return "Not measured yet.\n"
     section = sections[name]
@@ -74,17 +85,9 @@ def about(rounds: int, warm_up: int) -> dict[str, Any]:
     theirs = {name: number for name, number in peers.versions().items() if name in peers.PEERS}
     return {
         "date": date.today().isoformat(),
-        "machine": f"{_processor()}, {os.cpu_count()} cores, {platform.system()}",
+        "machine": f"{processor()}, {os.cpu_count()} cores, {platform.system()}",
         "rounds": rounds,
         "warm_up": warm_up,
         "versions": {"Python": platform.python_version()} | ours | theirs,
         "blas": blas.prepare(),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,33 @@
+"""The machine and the versions that a device file states. Nothing of the machine's user, and not its host name."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+
+import mlx.core as mx
+import psutil
+
+from backend.bench.device.schema import Machine
+from backend.bench.machine import processor
+from backend.engine.device import has_metal, on_gpu
+from backend.spec.memory.estimate import GB
+
+
+def this_machine() -> Machine:
+    info = mx.device_info()
+    macos = platform.mac_ver()[0]
+    return Machine(
+        chip=str(info["device_name"]) if on_gpu() else processor(),
+        cores=os.cpu_count() or 1,
+        memory_gb=round(psutil.virtual_memory().total / GB, 1),
+        working_set_gb=int(info["max_recommended_working_set_size"]) / GB if has_metal() else None,
+        system=f"macOS {macos}" if macos else platform.system(),
+        computes_on="gpu" if on_gpu() else "cpu",
+    )
+
+
+def versions() -> dict[str, str]:
+    ours = {name: version(name) for name in ("grpo-studio", "mlx", "mlx-lm")}
+    return ours | {"Python": platform.python_version()}
