@@ -13,19 +13,20 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from backend.bench import kernels
 from backend.bench.device import schema
-from backend.bench.device.random_policy import random_policy, same_model, write_config
+from backend.bench.device.random_policy import BITS, random_policy, same_model, write_config
 from backend.bench.device.schema import Task
 from backend.bench.device.switches import Technique, switch_named
 from backend.bench.device.workload import Workload, settings
+from backend.bench.launches.decoding_step import Size, step_launches
 from backend.engine.device import on_gpu
 from backend.generation.rollout import Rollout
 from backend.models.policy import Policy
 from backend.run.memory_plan import plan_memory
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
-from backend.spec.memory.estimate import GB, Estimate, estimate, machine_bytes
+from backend.spec.machine import machine_bytes
+from backend.spec.memory.estimate import GB, Estimate, estimate
 from backend.spec.memory.model_shape import shape_of
 
 T = TypeVar("T")
@@ -98,7 +99,7 @@ class ModelBench:
             case "gap":
                 return gap(workload, self._rollout(workload))
             case "launches":
-                return launches(workload, self._rollout(workload))
+                return launches(task, workload)
             case "switch":
                 return in_turns(workload, switch_named(task.switch), allowance_s)
 
@@ -161,8 +162,14 @@ def gap(workload: Workload, rollout: Rollout) -> schema.GapNumbers:
     )  # fmt: skip
 
 
-def launches(workload: Workload, rollout: Rollout) -> schema.LaunchNumbers:
-    counted = kernels.kernels(rollout, workload.sampling, rows=workload.task.rows)
+def launches(task: Task, workload: Workload) -> schema.LaunchNumbers:
+    shape = task.shape
+    size = Size(
+        hidden=shape.hidden, intermediate=shape.intermediate, heads=shape.heads, kv_heads=shape.kv_heads, head=shape.head_dim,
+        vocabulary=shape.vocab, layers=shape.layers,
+    )  # fmt: skip
+    bits = BITS if "4-bit" in task.precision else None
+    counted = step_launches(bits=bits, size=size, sampling=workload.sampling, rows=task.rows)
     return schema.LaunchNumbers(launches=counted.total(), by_kind=dict(counted.most_common()))
 
 

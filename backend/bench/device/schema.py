@@ -121,7 +121,7 @@ class GapNumbers(Record):
 
 
 class LaunchNumbers(Record):
-    """Kernel launches of one decoding step, counted and not measured (`backend.bench.kernels`)."""
+    """Kernel launches of one decoding step, counted and not measured (`backend.bench.launches`)."""
 
     measure: Literal["launches"] = "launches"
     launches: int

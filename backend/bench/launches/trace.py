@@ -17,6 +17,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from backend.engine import device
+from backend.spec import machine
 
 MARKS = {"rms_norm": mx.cumprod, "rope": mx.cummax, "attention": mx.cummin}
 """The scan that stands for each of mlx's fast operations."""
@@ -137,7 +138,7 @@ def as_on_a_gpu(has_metal: bool = False) -> Iterator[None]:
         for name, stand_in in fast.items():
             held.enter_context(mock.patch.object(mx.fast, name, stand_in))
         held.enter_context(mock.patch.object(mx, "dequantize", _dequantize))
-        held.enter_context(mock.patch.dict("os.environ", {device.TREAT_CPU_AS: "gpu"}))
+        held.enter_context(mock.patch.dict("os.environ", {machine.TREAT_CPU_AS: "gpu"}))
         held.enter_context(mock.patch.object(device, "has_metal", lambda: has_metal))
         yield
 
