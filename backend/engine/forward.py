@@ -18,6 +18,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from backend.engine.gathers import put_distinct, take_distinct, take_repeated
 from backend.engine.lm_head import TokenScores, token_logps
 from backend.engine.prefix_cache import PrefixMask, PrefixReader, PrefixRecorder
 from backend.engine.split_model import SplitModel
@@ -111,16 +112,14 @@ def completion_logps(
     flat_NH, target_N = hidden_BTH.reshape(B * T, -1), rows.completion_BT.reshape(-1)
     # The gather selects before the head, so masked tokens cost no row of logits; with a full mask it would be only a copy.
     if not rows.full:
-        flat_NH, target_N = flat_NH[rows.active_N], target_N[rows.active_N]
+        flat_NH, target_N = take_distinct(flat_NH, rows.active_N), target_N[rows.active_N]
     scored = token_logps(
         split_model.logits, split_model.head, flat_NH, target_N,
         temperature=temperature, chunk=chunk, with_gradient=with_gradient, entropy_gradient=entropy_gradient,
     )  # fmt: skip
     if rows.full:
         return TokenScores(*(x.reshape(B, T) for x in scored))
-    # Back to [B, T]. Indices are distinct, so each sum has one term and is exact.
-    blank = mx.zeros(B * T)
-    return TokenScores(*(blank.at[rows.active_N].add(x).reshape(B, T) for x in scored))
+    return TokenScores(*(put_distinct((B * T,), rows.active_N, x).reshape(B, T) for x in scored))
 
 
 def whole_row_states(split_model: SplitModel, rows: SequenceRows) -> mx.array:
@@ -128,10 +127,12 @@ def whole_row_states(split_model: SplitModel, rows: SequenceRows) -> mx.array:
     B, T = rows.completion_BT.shape
     hidden_BLH = split_model.hidden(rows.tokens_BL[:, :-1])
     # The state that predicts completion token t of row b is at position prompt_length[b] − 1 + t. In shorter rows the last
-    # of the T positions may lie beyond the array; clamped, they read a wrong state, but they are not active.
-    position_BT = mx.minimum(rows.prompt_length_B[:, None] - 1 + mx.arange(T)[None], rows.tokens_BL.shape[1] - 2)
-    flat_N = (mx.arange(B)[:, None] * hidden_BLH.shape[1] + position_BT).reshape(-1)
-    return hidden_BLH.reshape(-1, hidden_BLH.shape[-1])[flat_N].reshape(B, T, -1)
+    # of the T positions may lie beyond the array; from its start again, so that all differ, they read a wrong state, but they
+    # are not active.
+    length = hidden_BLH.shape[1]
+    position_BT = (rows.prompt_length_B[:, None] - 1 + mx.arange(T)[None]) % length
+    flat_N = (mx.arange(B)[:, None] * length + position_BT).reshape(-1)
+    return take_distinct(hidden_BLH.reshape(B * length, -1), flat_N).reshape(B, T, -1)
 
 
 class PrefilledPrompts(NamedTuple):
@@ -147,7 +148,8 @@ def prefill_prompts(split_model: SplitModel, prompt_PK: mx.array, length_P: mx.a
     # The recorders collect keys and values as a side effect of the pass, so `hidden` must be called before they are read.
     recorders = [PrefixRecorder() for _ in range(split_model.prefix_layers)]
     hidden_PKH = split_model.hidden(prompt_PK, recorders)
-    last_PH = hidden_PKH[mx.arange(len(length_P)), length_P - 1]
+    P, K, _ = hidden_PKH.shape
+    last_PH = take_distinct(hidden_PKH.reshape(P * K, -1), mx.arange(P) * K + length_P - 1)
     return PrefilledPrompts(last_PH, [layer.keys for layer in recorders], [layer.values for layer in recorders])
 
 
@@ -157,7 +159,7 @@ def shared_prompt_states(
     """As `whole_row_states`, with each prompt prefilled once. Its gradient is summed over the rows that attend to it."""
     T, (P, K) = rows.completion_BT.shape[1], rows.prompt_PK.shape
     prompts = prefilled or prefill_prompts(split_model, rows.prompt_PK, rows.prompt_length_P)
-    last_BH = prompts.last_PH[rows.prompt_B]
+    last_BH = take_repeated(prompts.last_PH, rows.prompt_B)
     # Completions of one token: the prompt predicts it, and there is nothing to run the model on.
     if T == 1:
         return last_BH[:, None]

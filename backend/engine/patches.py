@@ -6,6 +6,8 @@ mlx-lm has no hook for these places, so attributes of its modules and classes ar
 |-------------------------------------------------------|----------------------------------------|------------------|----------------------------------|
 | `mlx_lm.models.<family>.scaled_dot_product_attention` | `scaled_dot_product_attention` below   | since `install`  | bounded memory; vectors on x86   |
 | `mlx_lm.models.<family>.swiglu`, `switch_layers` too  | `swiglu` below                         | since `install`  | mlx's exp is scalar on x86       |
+| `nn.Embedding.__call__`, `LoRAEmbedding.__call__`,    | those of `engine/gathers.py`           | since `install`, | the gradient of a gather adds in |
+| `switch_layers._gather_sort`, `._scatter_unsort`      |                                        | on a GPU         | no fixed order there             |
 | `<class of a model's layers>.__call__`                | a version that recomputes activations  | inside that      | keeping all of them takes        |
 |                                                       | (`engine/gradient_checkpointing.py`)   | context          | too much memory                  |
 
@@ -23,11 +25,14 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models import activations, base
+from mlx_lm.models import activations, base, switch_layers
+from mlx_lm.tuner.lora import LoRAEmbedding
 
+from backend.engine import gathers
 from backend.engine.attention import blocked_attention, decode_attention
 from backend.engine.cpu import swiglu as vector_swiglu
 from backend.engine.cpu.vector_exp import exp_is_scalar
+from backend.engine.device import on_gpu
 from backend.engine.prefix_cache import AttentionInputs, PrefixReader, PrefixRecorder
 from backend.engine.slot_cache import SlotCache
 
@@ -92,6 +97,9 @@ def install(model: nn.Module) -> None:
             # `is original`: a family that defines its own function of this name keeps it.
             if getattr(module, attribute, None) is original and module is not sys.modules[original.__module__]:
                 replace(module, attribute, ours)
+    for owner, attribute, ours in GATHERS if on_gpu() else ():
+        if getattr(owner, attribute) is not ours:
+            replace(owner, attribute, ours)
 
 
 def uninstall() -> None:
@@ -150,3 +158,11 @@ FUNCTIONS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
     ("swiglu", MLX_LM_SWIGLU, swiglu),
 )
 """(attribute, mlx-lm's, ours)."""
+
+GATHERS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+    (nn.Embedding, "__call__", gathers.embedding_call),
+    (LoRAEmbedding, "__call__", gathers.lora_embedding_call),
+    (switch_layers, "_gather_sort", gathers.gather_sort),
+    (switch_layers, "_scatter_unsort", gathers.scatter_unsort),
+)
+"""(owner, attribute, ours)."""

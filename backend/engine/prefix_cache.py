@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from backend.engine.attention import PromptKV
+from backend.engine.gathers import take_repeated
 
 
 class AttentionInputs(NamedTuple):
@@ -80,7 +81,9 @@ class PrefixMask:
         """[P, …] → [B, …]. `mx.repeat` is cheaper than a gather, in the backward pass too (a sum, no scatter)."""
         if self.rows_per_prompt == 1:
             return x_P
-        return mx.repeat(x_P, self.rows_per_prompt, axis=0) if self.rows_per_prompt else x_P[self.prompt_B]
+        return (
+            mx.repeat(x_P, self.rows_per_prompt, axis=0) if self.rows_per_prompt else take_repeated(x_P, self.prompt_B)
+        )
 
     def prompts(self, keys: mx.array, values: mx.array) -> PromptKV:
         """The prompts' keys and values for blocked attention: shared by consecutive rows, else repeated for each row."""

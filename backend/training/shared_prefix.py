@@ -24,6 +24,7 @@ import numpy as np
 from mlx.utils import tree_map
 
 from backend.engine.forward import PrefilledPrompts, SequenceRows, prefill_prompts
+from backend.engine.gathers import put_distinct
 from backend.engine.split_model import SplitModel
 
 
@@ -86,7 +87,8 @@ class SharedPrefix:
         # The transpose of `select`: prompts without rows in this micro-batch get 0, narrower ones are padded with 0.
         def scatter(x: mx.array) -> mx.array:
             padding = [(0, 0), (0, 0), (0, longest - K), (0, 0)] if x.ndim == 4 else 0
-            return mx.zeros((P, *mx.pad(x, padding).shape[1:]), x.dtype).at[index_P].add(mx.pad(x, padding))
+            padded = mx.pad(x, padding)
+            return put_distinct((P, *padded.shape[1:]), index_P, padded)
 
         scattered = _map_arrays(scatter, cotangents)
         total = self._cotangents

@@ -1,0 +1,127 @@
+"""Gathers whose gradient is the same bits every time.
+
+The gradient of x[index] is a scatter-add, and Metal's adds with atomics, in an order that changes from run to run. Where an index
+occurs more than once, so does the rounding of its sum, and a resumed run ends with other weights. Each function here is a gather in
+the forward pass, with a gradient without atomics on a GPU; on a CPU, where scatter-adds go in order, it is mlx's own.
+
+Letters: S rows of the source, N rows taken, V vocabulary, H hidden.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.tuner.lora import LoRAEmbedding
+
+from backend.engine.device import on_gpu
+from backend.engine.evaluation_order import evaluate_after
+
+BLOCK = 1024
+"""Tokens whose sums are computed together: their comparison with all N tokens is an array [BLOCK, N]."""
+
+
+def take_distinct(source: mx.array, index_N: mx.array) -> mx.array:
+    """source[index_N], [N, …], for indices that are all different: its gradient is written instead of added."""
+    if not on_gpu():
+        return source[index_N]
+
+    @mx.custom_function
+    def take(source: mx.array) -> mx.array:
+        return source[index_N]
+
+    @take.vjp
+    def take_vjp(source: mx.array, cotangent: mx.array, _: mx.array) -> mx.array:
+        return put_distinct(source.shape, index_N, cotangent)
+
+    return take(source)  # pyright: ignore[reportReturnType]: mlx's stubs know no signature of it
+
+
+def put_distinct(shape: tuple[int, ...], index_N: mx.array, rows: mx.array) -> mx.array:
+    """Zeros of this shape [S, …] with rows [N, …] at indices that are all different."""
+    blank = mx.zeros(shape, rows.dtype)
+    blank[index_N] = rows
+    return blank
+
+
+def take_repeated(source: mx.array, index_N: mx.array) -> mx.array:
+    """source[index_N], [N, …], for any indices and a source of few rows: its gradient is a product with [S, N] zeros and ones."""
+    if not on_gpu():
+        return source[index_N]
+
+    @mx.custom_function
+    def take(source: mx.array) -> mx.array:
+        return source[index_N]
+
+    @take.vjp
+    def take_vjp(source: mx.array, cotangent: mx.array, _: mx.array) -> mx.array:
+        chosen_SN = (mx.arange(source.shape[0])[:, None] == index_N[None]).astype(cotangent.dtype)
+        return (chosen_SN @ cotangent.reshape(len(index_N), -1)).reshape(source.shape)
+
+    return take(source)  # pyright: ignore[reportReturnType]
+
+
+def embed(weight_VH: mx.array, tokens: mx.array) -> mx.array:
+    """weight_VH[tokens], [..., H], for the embeddings of a vocabulary, many of them and most not used."""
+    if not on_gpu():
+        return weight_VH[tokens]
+
+    @mx.custom_function
+    def take(weight_VH: mx.array) -> mx.array:
+        return weight_VH[tokens]
+
+    @take.vjp
+    def take_vjp(weight_VH: mx.array, cotangent: mx.array, _: mx.array) -> mx.array:
+        return _summed_by_token(weight_VH.shape, tokens.reshape(-1), cotangent.reshape(-1, cotangent.shape[-1]))
+
+    return take(weight_VH)  # pyright: ignore[reportReturnType]
+
+
+def _summed_by_token(shape: tuple[int, ...], token_N: mx.array, rows_NH: mx.array) -> mx.array:
+    """Zeros [V, H] with the sum of a token's rows at each token that occurs."""
+    sums: list[mx.array] = []
+    firsts: list[mx.array] = []
+    for start in range(0, len(token_N), BLOCK):
+        block_n = evaluate_after(token_N[start : start + BLOCK], sums[-1:])  # one [BLOCK, N] at a time
+        same_nN = block_n[:, None] == token_N[None]
+        sums.append(same_nN.astype(rows_NH.dtype) @ rows_NH)
+        firsts.append(mx.argmax(same_nN, axis=1))
+    sum_NH, first_N = mx.concatenate(sums), mx.concatenate(firsts)
+    total_VH = mx.zeros(shape, rows_NH.dtype)
+    # All occurrences of a token write the sum of the first one, so it does not matter which of them is written last.
+    total_VH[token_N] = sum_NH[first_N]
+    return total_VH
+
+
+# ── replacements in mlx and mlx-lm (backend.engine.patches) ──────────────────────────────────────────────────────────
+
+
+def embedding_call(self: nn.Embedding, tokens: mx.array) -> mx.array:
+    """`nn.Embedding.__call__`, by `embed` where the embeddings are being trained."""
+    is_learning = self.training and "weight" not in self._no_grad
+    return embed(self.weight, tokens) if is_learning else self.weight[tokens]
+
+
+def lora_embedding_call(self: LoRAEmbedding, tokens: mx.array) -> mx.array:
+    """`LoRAEmbedding.__call__`: the embedding and its adapter, rows of A [V, rank] by `embed`, times B [rank, H]."""
+    y = self.embedding(tokens)
+    z = self.dropout(embed(self.lora_a, tokens) @ self.lora_b)
+    return y + (self.scale * z).astype(y.dtype)
+
+
+def gather_sort(x: mx.array, indices: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+    """mlx-lm's `_gather_sort`: the inputs of the experts, [N · M, 1, H], ordered by expert, for x [..., 1, 1, H] and M experts a
+    token, `indices` [..., M]. Also the experts in that order, and the order's inverse."""
+    M = indices.shape[-1]
+    flat = indices.flatten()
+    order = mx.argsort(flat)
+    # Repeated first, so that the order is a permutation: the gradient of a repetition is a plain sum.
+    repeated = mx.repeat(x.flatten(0, -3), M, axis=0)
+    return take_distinct(repeated, order), flat[order], mx.argsort(order)
+
+
+def scatter_unsort(x: mx.array, inverse: mx.array, shape: Any = None) -> mx.array:
+    """mlx-lm's `_scatter_unsort`: undo the order of `gather_sort`."""
+    x = take_distinct(x, inverse)
+    return x if shape is None else mx.unflatten(x, 0, shape)
