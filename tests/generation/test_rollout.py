@@ -520,6 +520,7 @@ def test_a_stop_string_across_two_chunks_is_found(models: Path) -> None:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """As on a GPU, which queues steps ahead; the list receives every wait for the device inside of `_decode`."""
     monkeypatch.setattr(scheduler_module, "on_cpu", lambda: False)
+    monkeypatch.setattr(mx, "get_memory_limit", lambda: 1 << 40)
     seen: list[str] = []
     decode = Scheduler._decode
 
