@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 # --no-compile: modules are byte-compiled when they are first imported; most of them never are, and compiling all takes half of the install.
 PIP_FLAGS := --quiet --disable-pip-version-check --no-compile
 
-.PHONY: run test proofs mutations demo lint format bench bench-against help system clean
+.PHONY: run test test-as-gpu proofs mutations demo lint format bench bench-against help system clean
 .DEFAULT_GOAL := help
 
 help: ## say what there is to make
@@ -19,6 +19,9 @@ run: $(VENV)/.run-ready ## start the app on the bundled demo (in the terminal wh
 
 test: $(VENV)/.test-ready ## run the whole suite
 	QT_QPA_PLATFORM=offscreen $(PY) -m pytest -n logical --maxprocesses 4 --dist loadfile
+
+test-as-gpu: $(VENV)/.test-ready ## run the suite on a CPU that makes a GPU's choices
+	GRPO_STUDIO_TREAT_CPU_AS=gpu QT_QPA_PLATFORM=offscreen $(PY) -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 proofs: $(VENV)/.test-ready ## run the long proofs too: the demo for three seeds, every loss learning
 	QT_QPA_PLATFORM=offscreen $(PY) -m pytest -m proof -s

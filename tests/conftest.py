@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from backend.engine.cpu import blas
+from backend.spec.machine import TREAT_CPU_AS
 from tests.support.exclusive_lock import MachineLock
 
 blas.prepare()  # before any test imports mlx
@@ -42,6 +43,12 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GRPO_STUDIO_PREFS", str(tmp_path / "prefs"))
     _bury_closed_windows()
     return tmp_path
+
+
+@pytest.fixture
+def as_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test of what only a CPU does, where the whole suite makes a GPU's choices (`make test-as-gpu`)."""
+    monkeypatch.delenv(TREAT_CPU_AS, raising=False)
 
 
 @pytest.fixture(scope="module")

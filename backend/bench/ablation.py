@@ -97,9 +97,9 @@ def group_by_group() -> Off:
 
 def no_compaction() -> Off:
     """Rows that have ended stay in the batch until the last row ends."""
-    from backend.generation.scheduler import Scheduler
+    from backend.spec.row_costs import RowCosts
 
-    return mock.patch.object(Scheduler, "_batch_size", lambda scheduler, needed: max(needed, len(scheduler.rows)))
+    return mock.patch.object(RowCosts, "compacted", lambda costs, rows, needed: max(needed, rows))
 
 
 def unfused_layers() -> Off:

@@ -175,6 +175,7 @@ def test_one_update_a_rollout_needs_no_pass_for_the_old_policy(models: Path):
 
 
 @pytest.mark.alone
+@pytest.mark.usefixtures("as_on_a_cpu")  # a GPU's chunk holds all of them
 def test_the_fused_head_holds_no_vocabulary_for_all_tokens(models: Path):
     """512 tokens over 16k words, whose logits alone are 34 MB."""
     case = Case("guard", group_size=4, prompt=16, vocab=16_384, hidden=64, layers=1, beta=0.0)

@@ -16,9 +16,12 @@ import pytest
 from backend.engine.cpu import affinity, blas
 from backend.engine.cpu.affinity import on_one_core
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="one core of several, on Linux"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="one core of several, on Linux"
+    ),
+    pytest.mark.usefixtures("as_on_a_cpu"),
+]
 
 
 @pytest.fixture(autouse=True)

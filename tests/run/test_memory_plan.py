@@ -36,6 +36,8 @@ from tests.support.small_run import settings_for, train_here, write_config
 
 PLENTY = 64 * estimate.GB
 
+pytestmark = pytest.mark.usefixtures("as_on_a_cpu")  # the peaks of a GPU cannot be measured on a CPU
+
 
 @pytest.fixture(autouse=True)
 def _restored_memory_limit() -> Iterator[None]:

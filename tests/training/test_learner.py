@@ -18,6 +18,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm import load
 
+from backend.engine.device import on_gpu
 from backend.engine.prefix_cache import PrefixReader, PrefixRecorder
 from backend.models.policy import load_policy
 from backend.spec.config import Config, parse
@@ -408,7 +409,7 @@ def test_the_learning_rate_follows_updates_not_steps(model: Path) -> None:
 
 def test_poll_is_called_after_every_micro_batch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, calls = config_of(model, num_iterations=2), []
-    monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, False, 1)
+    monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, on_gpu(), 1)
     learner = grpo_learner(load_policy(config), config, 1)
     learner.learn(pack(random_steps()[0].groups(config), pad_id=0), lambda: calls.append(learner.updates))
     assert calls == [0] * 2 * P * G + [1] * P * G  # the reference pass, then one pass per update

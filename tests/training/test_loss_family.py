@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_unflatten
 
+from backend.engine.device import on_gpu
 from backend.models.policy import Policy, load_policy
 from backend.spec.config import SETTINGS, Config, parse, problems
 from backend.spec.config_notes import config_notes
@@ -203,7 +204,7 @@ def assert_equal_updates(
     expected = {name: np.mean([update[name] for update in plain.metrics]) for name in plain.metrics[0]}
     metrics: dict[str, float] = {}
     for budget in (ONE_MICRO_BATCH, SEVERAL):
-        monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, False, budget)
+        monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, on_gpu(), budget)
         policy = perturbed(config)
         previous, metrics = metrics, grpo_learner(policy, config, 1).learn(pack_of(groups, config))
         assert_same_changes(weights_of(policy), weights_of(plain.policy), start)
@@ -536,7 +537,7 @@ def test_the_gap_between_sampler_and_policy_is_measured_with_and_without_correct
         "sampling/importance_sampling_ratio/max": np.exp(gaps).max(),
     }
     for budget in (ONE_MICRO_BATCH, SEVERAL):
-        monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, False, budget)
+        monkeypatch.setitem(learner_module.MICRO_BATCH_TOKENS, on_gpu(), budget)
         metrics = grpo_learner(perturbed(config), config, 1).learn(pack_of(groups, config))
         assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
     corrected = config_of(model, beta=0, num_iterations=1, skip_zero_signal=False, **SETTINGS_OF["token, truncated"])
