@@ -42,12 +42,12 @@ DISTINCT = {"Arange", "ArgPartition", "ArgSort"}
 """Operations whose results differ from one another, along an axis."""
 
 
-class Operation(NamedTuple):
+class GraphNode(NamedTuple):
     name: str
     inputs: list[str]
 
 
-def operations(*arrays: mx.array) -> dict[str, Operation]:
+def operations(*arrays: mx.array) -> dict[str, GraphNode]:
     """array → the operation that computes it, from mlx's own drawing of the graph."""
     dot = io.StringIO()
     mx.export_to_dot(dot, *arrays)
@@ -59,17 +59,17 @@ def operations(*arrays: mx.array) -> dict[str, Operation]:
             inputs[found[2]].append(found[1])
         elif found := re.fullmatch(r'(\d+) -> "(\w+)"', line):
             outputs[found[2]] = found[1]
-    return {array: Operation(names[node], inputs[node]) for array, node in outputs.items()}
+    return {array: GraphNode(names[node], inputs[node]) for array, node in outputs.items()}
 
 
-def origin(array: str, graph: dict[str, Operation], passed: set[str]) -> str:
+def origin(array: str, graph: dict[str, GraphNode], passed: set[str]) -> str:
     """The name of the operation that an array comes from, through operations of the kinds `passed`."""
     while array in graph and graph[array].name in passed:
         array = graph[array].inputs[0]
     return graph[array].name if array in graph else ""
 
 
-def may_repeat(graph: dict[str, Operation]) -> list[str]:
+def may_repeat(graph: dict[str, GraphNode]) -> list[str]:
     """The scatter-adds that may add several terms to one number in any order."""
     offences: list[str] = []
     for operation in graph.values():
