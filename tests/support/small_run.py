@@ -64,7 +64,7 @@ def write_config(path: Path, raw: dict[str, Any]) -> Path:
 
 def train_here(raw: dict[str, Any], run: RunFolder, echo: Any = None) -> Any:
     """Train in this process, in the main thread; returns the trainer's Ending. Its signal handlers stay behind."""
-    from backend.run.trainer import train
+    from backend.run.run_process import train
 
     run.path.mkdir(parents=True, exist_ok=True)
     write_config(run.config, raw)
