@@ -45,17 +45,14 @@ def train_or_exit(
     says_on_stdout = not (stream or quiet)
     if says_on_stdout:
         print(run.folder.path, flush=True)
-    with (
-        logging_to(run.folder),
-        signal_handlers_restored(),
-        display(stream, progress, quiet, run.settings.steps_per_report) as echo,
-    ):
-        print(blas.prepare(), file=sys.stderr, flush=True)
-        command = shell_line([*sys.argv])
-        ending = train(run.settings, run.folder, command=command, echo=echo, inputs=run.inputs, may_restart=True)
-    if ending.kind == RESTART:
-        verb = go_on_with or ("resume", str(run.folder.path))
-        restart(*verb, *display_options(stream, progress))
+    with signal_handlers_restored():
+        with logging_to(run.folder), display(stream, progress, quiet, run.settings.steps_per_report) as echo:
+            print(blas.prepare(), file=sys.stderr, flush=True)
+            command = shell_line([*sys.argv])
+            ending = train(run.settings, run.folder, command=command, echo=echo, inputs=run.inputs, may_restart=True)
+        if ending.kind == RESTART:  # with the handlers that the trainer has left
+            verb = go_on_with or ("resume", str(run.folder.path))
+            restart(*verb, *display_options(stream, progress))
     if ending.exit_code:
         print(ending.sentence, file=sys.stderr)
         raise typer.Exit(ending.exit_code)

@@ -67,11 +67,14 @@ class Control:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # `hand_on_signals` of the program before has blocked them
 
     def hand_on_signals(self) -> None:
-        """Before an exec: signals that come from now on stay pending until the next program listens to them. Raises Stopped for
-        one that has come already."""
+        """Before an exec: a signal that comes from now on is obeyed by the next program. Raises Stopped for one that has come already."""
+        # Until the exec a signal may reach another thread, whose mask is its own; it becomes a word. From the exec on there is this
+        # thread alone: its mask is inherited, and a signal stays pending until the next program listens.
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: self.run.say("stop"))
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         if self._signal is not None:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            self.listen_to_signals()
             self.obey()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
