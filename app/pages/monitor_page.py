@@ -157,8 +157,10 @@ class MonitorPage(QWidget):
             self.tiles["kl"].show_value(None, instead="off: KL weight 0")
 
     def _show_note(self, run: Run) -> None:
-        """Show the newest health finding, else the newest note."""
-        newest = (run.health or run.notes)[-1:]
+        """Show the newest health finding or warning, else the newest note."""
+        warnings = [note for note in run.notes if note.get("level") == "warning"]
+        important = sorted([*run.health, *warnings], key=lambda event: event.get("seq") or 0)
+        newest = (important or run.notes)[-1:]
         text = " ".join(str(newest[0].get(key) or "") for key in ("sentence", "advice")).strip() if newest else ""
         self.note.setText(text)
         self.note.setToolTip("\n".join(str(event.get("sentence", "")) for event in run.notes))

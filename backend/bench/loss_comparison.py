@@ -40,7 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def measure(changes: dict[str, Any], seed: int) -> dict[str, float]:
     """One run of the demo with `changes`."""
     from backend.demo.accuracy import test_accuracy
-    from backend.run.trainer import train
+    from backend.run.run_process import train
     from backend.spec.config import parse, read
     from backend.spec.places import demo_config, make_run_folder
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from backend.cli.exit_codes import verb
-from backend.cli.new_run import new_run
+from backend.cli.gpu_timeout import relax_gpu_timeout
+from backend.cli.new_run import PreparedRun, new_run
 from backend.cli.options import Live, NewRunsDir, Stream
 from backend.cli.run_session import train_or_exit
-from backend.spec.config import read
-from backend.spec.places import demo_config, resources
+from backend.spec.config import load, read
+from backend.spec.places import demo_config, find_run, resources
 
 
 @verb
@@ -26,12 +28,11 @@ def demo(
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Make the bundled model and data again, then stop.")
     ] = False,
+    run: Annotated[Path | None, typer.Option("--run", hidden=True, help="Go on with this run of the demo.")] = None,
     stream: Stream = False,
     progress: Live = None,
 ) -> None:
     """Train the bundled model on the bundled sums, and say how many it gets right before and after."""
-    from backend.demo.accuracy import test_accuracy
-
     if rebuild:
         from backend.demo.build import rebuild as build
 
@@ -39,13 +40,24 @@ def demo(
         return
     start = time.monotonic()
     changes = {key: value for key, value in (("iters", iters), ("seed", seed)) if value is not None}
-    run = new_run(read(demo_config()) | changes, runs_dir, None)
-    before = test_accuracy(run.settings, None)
+    demo_run = _resumed(run) if run else new_run(read(demo_config()) | changes, runs_dir, None)
+    from backend.demo.accuracy import test_accuracy
+
+    before = test_accuracy(demo_run.settings, None)
     sentences = sys.stderr if as_json else sys.stdout
     print(f"Before: {before:.0%} of the test questions are answered right.", file=sentences, flush=True)
-    train_or_exit(run, stream, progress, quiet=as_json)
-    after = test_accuracy(run.settings, run.folder)
+    go_on_with = ["demo", "--run", str(demo_run.folder.path), *(["--json"] if as_json else [])]
+    train_or_exit(demo_run, stream, progress, quiet=as_json, go_on_with=go_on_with)
+    after = test_accuracy(demo_run.settings, demo_run.folder)
     print(f"After:  {after:.0%}.", file=sentences, flush=True)
     seconds = round(time.monotonic() - start, 1)
     if as_json:
-        print(json.dumps({"run": str(run.folder.path), "before": before, "after": after, "seconds": seconds}))
+        print(json.dumps({"run": str(demo_run.folder.path), "before": before, "after": after, "seconds": seconds}))
+
+
+def _resumed(path: Path) -> PreparedRun:
+    """A demo that goes on in this process, after a GPU error in the one before."""
+    folder = find_run(path)
+    settings = load(folder.config)
+    relax_gpu_timeout(settings)
+    return PreparedRun(folder, settings)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from backend.cli.gpu_timeout import relax_gpu_timeout
 from backend.spec.config import SETTINGS, TEXTS, Config, beside, dump, parse, read
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
@@ -33,10 +34,11 @@ class PreparedRun:
 
 def check_settings(raw: Mapping[str, Any]) -> tuple[Config, RunInputs]:
     """The settings, and what was read to check them. Raises Mistake with all faults of them and of what they point to."""
+    settings = parse(raw)
+    relax_gpu_timeout(settings)  # before the import below, which imports mlx
     from backend.run.preflight import preflight
 
-    inputs = preflight(raw)
-    return parse(raw), inputs
+    return settings, preflight(raw)
 
 
 def new_run(raw: dict[str, Any], runs_dir: Path | None, name: str | None) -> PreparedRun:

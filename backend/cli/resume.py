@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from backend.cli.exit_codes import verb
+from backend.cli.gpu_timeout import relax_gpu_timeout
 from backend.cli.new_run import PreparedRun
 from backend.cli.options import Live, NewRunsDir, Stream
 from backend.cli.run_session import train_and_exit
@@ -27,7 +28,9 @@ def resume(
     if has_finished(folder):
         print(f"The run {folder.name} has finished; there is nothing to resume.")
         return
-    train_and_exit(PreparedRun(folder, load(folder.config)), stream, progress)
+    settings = load(folder.config)
+    relax_gpu_timeout(settings)
+    train_and_exit(PreparedRun(folder, settings), stream, progress)
 
 
 def has_finished(folder: RunFolder) -> bool:

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -14,6 +14,7 @@ import typer
 
 from backend.cli.exit_codes import FINISHED
 from backend.cli.new_run import PreparedRun
+from backend.cli.restart import display_options, restart
 from backend.spec.command import shell_line
 from backend.spec.places import RunFolder
 
@@ -24,21 +25,34 @@ def train_and_exit(run: PreparedRun, stream: bool, progress: bool | None) -> NoR
     raise typer.Exit(FINISHED)
 
 
-def train_or_exit(run: PreparedRun, stream: bool, progress: bool | None, *, quiet: bool = False) -> None:
-    """Train with the chosen display; exit unless the run finished. `quiet` leaves stdout to the caller."""
+def train_or_exit(
+    run: PreparedRun,
+    stream: bool,
+    progress: bool | None,
+    *,
+    quiet: bool = False,
+    go_on_with: Sequence[str] = (),
+) -> None:
+    """Train with the chosen display; exit unless the run finished. `quiet` leaves stdout to the caller.
+
+    After a GPU error the process may turn into another, which goes on with the run: `go_on_with` is its verb and arguments, `resume` on
+    this run by default.
+    """
     from backend.engine.cpu import blas
-    from backend.run.trainer import train
+    from backend.run.ending import RESTART
+    from backend.run.run_process import train
 
     says_on_stdout = not (stream or quiet)
     if says_on_stdout:
         print(run.folder.path, flush=True)
-    with (
-        logging_to(run.folder),
-        signal_handlers_restored(),
-        display(stream, progress, quiet, run.settings.steps_per_report) as echo,
-    ):
-        print(blas.prepare(), file=sys.stderr, flush=True)
-        ending = train(run.settings, run.folder, command=shell_line([*sys.argv]), echo=echo, inputs=run.inputs)
+    with signal_handlers_restored():
+        with logging_to(run.folder), display(stream, progress, quiet, run.settings.steps_per_report) as echo:
+            print(blas.prepare(), file=sys.stderr, flush=True)
+            command = shell_line([*sys.argv])
+            ending = train(run.settings, run.folder, command=command, echo=echo, inputs=run.inputs, may_restart=True)
+        if ending.kind == RESTART:  # with the handlers that the trainer has left
+            verb = go_on_with or ("resume", str(run.folder.path))
+            restart(*verb, *display_options(stream, progress))
     if ending.exit_code:
         print(ending.sentence, file=sys.stderr)
         raise typer.Exit(ending.exit_code)

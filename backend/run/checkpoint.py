@@ -26,6 +26,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from backend.run.gpu_errors import gpu_error
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 
@@ -54,6 +55,8 @@ class TrainingState:
     """State of the entropy bonus."""
     reward_weights: list[dict[str, Any]] = field(default_factory=list)
     """State of adaptive reward weights, one entry a stage."""
+    gpu_errors_told: int = 0
+    """How many lines of gpu_errors.jsonl have their note in the diary, as far as `events_bytes`."""
     events_bytes: int = 0
     completions_bytes: int = 0
     """Lengths of events.jsonl and completions.jsonl when this was saved: resuming truncates them to these."""
@@ -126,6 +129,8 @@ def save(
         _sync(run.checkpoints)
     except (OSError, RuntimeError) as error:  # mlx reports a file that it cannot write as RuntimeError
         shutil.rmtree(draft, ignore_errors=True)
+        if gpu_error(error) is not None:
+            raise
         raise Mistake(
             "save_every", f"The checkpoint of step {state.step} cannot be written to {final}: {error}."
         ) from error

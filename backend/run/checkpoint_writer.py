@@ -71,6 +71,11 @@ class CheckpointWriter:
         assert self._pending is None
         self._pending = self._writer.submit(self._write, [taken], logs)
 
+    def write_here(self, taken: Snapshot, logs: Sequence[JsonLines]) -> WrittenCheckpoint:
+        """As `begin` and `wait`, in the calling thread and on its stream."""
+        assert self._pending is None
+        return self._write([taken], logs)
+
     @property
     def is_done(self) -> bool:
         """Whether the checkpoint begun last has been written or has failed, so that `wait` does not block."""

@@ -21,6 +21,10 @@ from backend.spec.places import RunFolder
 
 WORDS = ("pause", "resume", "save", "stop")
 PAUSE_POLL_S = 0.1
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def do_nothing() -> None: ...
 
 
 class Stopped(Exception):
@@ -28,11 +32,24 @@ class Stopped(Exception):
 
 
 class Control:
-    """The commands to one run. `save_requested` stays set until the trainer clears it, `stop_requested` for good."""
+    """The commands to one run. `save_requested` stays set until the trainer clears it, `stop_requested` for good.
 
-    def __init__(self, run: RunFolder, diary: Diary) -> None:
+    `before_pause` and `after_pause` are called at the two ends of a pause. `keep_words`: the program before this one, in the same process,
+    has handed the run on, and a word that came in between is for this one.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        diary: Diary,
+        *,
+        before_pause: Callable[[], None] = do_nothing,
+        after_pause: Callable[[], None] = do_nothing,
+        keep_words: bool = False,
+    ) -> None:
         self.run = run
         self.diary = diary
+        self._before_pause, self._after_pause = before_pause, after_pause
         self.save_requested = False
         self.stop_requested = False
         self.reason = ""
@@ -40,28 +57,40 @@ class Control:
         """Seconds spent paused so far."""
         self._signal: int | None = None
         # Commands to an earlier process: a "stop" that it did not live to read would end this one.
-        for leftover in (run.control, run.control_taken):
+        for leftover in () if keep_words else (run.control, run.control_taken):
             leftover.unlink(missing_ok=True)
 
     def listen_to_signals(self) -> None:
         """Make SIGTERM and SIGINT mean "save and stop". To be called in the main thread, as `signal.signal` requires."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             signal.signal(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # `hand_on_signals` of the program before has blocked them
+
+    def hand_on_signals(self) -> None:
+        """Before an exec: a signal that comes from now on is obeyed by the next program. Raises Stopped for one that has come already."""
+        # Until the exec a signal may reach another thread, whose mask is its own; it becomes a word. From the exec on there is this
+        # thread alone: its mask is inherited, and a signal stays pending until the next program listens.
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: self.run.say("stop"))
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        if self._signal is not None:
+            self.listen_to_signals()
+            self.obey()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Only note it. Python runs a handler between any two bytecodes of the main thread, so a write to the diary from here
         # could land in the middle of another, and an exception could surface between two updates of the weights.
         self._signal = number
 
-    def obey(self, *, may_stop: bool = True, before_pause: Callable[[], None] = lambda: None) -> None:
+    def obey(self, *, may_stop: bool = True) -> None:
         """Obey the command that came since the last call, if any. Blocks while paused; raises Stopped for a stop.
 
         Between the updates of a rollout the weights belong to no step, so the trainer passes may_stop=False there and the
-        stop waits for the end of the step. `before_pause` is called once before a pause (to free memory).
+        stop waits for the end of the step.
         """
         word = self._claim()
         if word == "pause":
-            self._pause(before_pause)
+            self._pause()
         elif word == "save":
             self.save_requested = True
         elif word == "stop":
@@ -92,8 +121,8 @@ class Control:
         self.reason = "it was asked to stop" if word == "stop" else self.reason
         return word
 
-    def _pause(self, before_pause: Callable[[], None]) -> None:
-        before_pause()
+    def _pause(self) -> None:
+        self._before_pause()
         self.diary.write("phase", phase="paused")
         began = time.monotonic()
         while (word := self._claim()) not in ("resume", "stop"):
@@ -101,3 +130,4 @@ class Control:
             time.sleep(PAUSE_POLL_S)  # a signal does not cut it short (PEP 475); the next poll sees it
         self.paused_s += time.monotonic() - began
         self.stop_requested |= word == "stop"
+        self._after_pause()

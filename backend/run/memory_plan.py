@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from backend.engine.device import has_metal, on_gpu
+from backend.run.gpu_retries import StepSize
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.machine import machine_bytes
@@ -20,17 +21,27 @@ from backend.spec.memory.estimate import Estimate, MemoryPlan, estimate
 from backend.spec.memory.model_shape import ModelShape, shape_of
 from backend.spec.places import local_folder
 
-
-def learner_limits(plan: MemoryPlan | None) -> dict[str, Any]:
-    """The plan as keywords of `Learner`; none without a plan, and the learner uses its own defaults."""
-    if plan is None:
-        return {}
-    return {"micro_batch_tokens": plan.micro_batch_tokens, "chunk": plan.chunk, "recompute": plan.recompute}
+WHOLE_STEP = StepSize()
 
 
-def rollout_limits(plan: MemoryPlan | None) -> dict[str, Any]:
-    """The plan as keywords of `Rollout`; none without a plan."""
-    return {} if plan is None else {"rows": plan.rows, "prefill_chunk": plan.prefill_chunk, "merge": plan.merge}
+def learner_limits(plan: MemoryPlan | None, most: StepSize = WHOLE_STEP) -> dict[str, Any]:
+    """The plan as keywords of `Learner`, held to `most`; what neither limits is left to the learner's defaults."""
+    limits: dict[str, Any] = {}
+    if plan is not None:
+        limits |= {"micro_batch_tokens": plan.micro_batch_tokens, "chunk": plan.chunk, "recompute": plan.recompute}
+    return _held_to(limits, "micro_batch_tokens", most.micro_batch_tokens)
+
+
+def rollout_limits(plan: MemoryPlan | None, most: StepSize = WHOLE_STEP) -> dict[str, Any]:
+    """The plan as keywords of `Rollout`, held to `most`."""
+    limits: dict[str, Any] = {}
+    if plan is not None:
+        limits |= {"rows": plan.rows, "prefill_chunk": plan.prefill_chunk, "merge": plan.merge}
+    return _held_to(limits, "rows", most.rows)
+
+
+def _held_to(limits: dict[str, Any], name: str, most: int | None) -> dict[str, Any]:
+    return limits if most is None else limits | {name: min(limits.get(name, most), most)}
 
 
 def refuse_too_large(config: Config) -> None:

@@ -13,7 +13,8 @@ from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Policy, load_policy
 from backend.run.checkpoint import Checkpoint
-from backend.run.memory_plan import learner_limits, plan_memory, refuse_too_large, rollout_limits
+from backend.run.gpu_retries import StepSize
+from backend.run.memory_plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
 from backend.run.run_inputs import RunInputs, read_inputs
 from backend.run.scoring_stages import ScoringStages
 from backend.spec.config import Config
@@ -61,8 +62,9 @@ class RunParts:
             self.policy.restore_reference(saved.reference())
 
 
-def load_parts(config: Config, note: Note, inputs: RunInputs | None = None) -> RunParts:
-    """Build a run's parts. `inputs` is the result of `preflight`; without it they are read now.
+def load_parts(config: Config, note: Note, inputs: RunInputs | None = None, most: StepSize = WHOLE_STEP) -> RunParts:
+    """Build a run's parts. `inputs` is the result of `preflight`; without it they are read now. `most`: what GPU errors have
+    left of a step.
 
     `note` is called with each sentence for the user. Raises Mistake for settings or files that cannot be used.
     """
@@ -81,11 +83,11 @@ def load_parts(config: Config, note: Note, inputs: RunInputs | None = None) -> R
     for sentence in background_tokenizer.new_notes():
         note(sentence)
     plan = plan_memory(config, policy, [split.longest for split in prompts.values()], note)
-    rollout = Rollout(policy, config.max_completion_length, stop=config.stop, **rollout_limits(plan))
+    rollout = Rollout(policy, config.max_completion_length, stop=config.stop, **rollout_limits(plan, most))
     of_prompts = [sentence for split in prompts.values() for sentence in split.slow_paths]
     return RunParts(
         policy=policy,
-        learner=LEARNERS[config.train_mode](policy, config, scoring.steps, **learner_limits(plan)),
+        learner=LEARNERS[config.train_mode](policy, config, scoring.steps, **learner_limits(plan, most)),
         rollout=rollout,
         scoring=scoring,
         prompt_stream=PromptStream(prompts["train"], config.seed),

@@ -1,71 +1,41 @@
 """The training loop: take prompts, sample groups, score them, compute advantages, update the policy, log the step.
 
-A run is a folder and its diary. A run that ends early is saved at its last finished step; a fault the user can mend ends the
-diary with a sentence, a bug with a traceback too. The update itself is in `backend.training`.
+How a run's process begins and ends, errors included, is in `backend.run.run_process`; the update itself is in `backend.training`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from backend.engine.memory import release_cached_buffers
-from backend.models.export import export, fuse_run
 from backend.models.policy import save_model
 from backend.run import checkpoint
 from backend.run.checkpoint import TrainingState
-from backend.run.checkpoint_writer import CheckpointWriter, snapshot
+from backend.run.checkpoint_writer import CheckpointWriter, Snapshot, WrittenCheckpoint, snapshot
 from backend.run.control import Control
-from backend.run.ending import Ending, ending_of
+from backend.run.ending import Ending
 from backend.run.evaluate import held_out_rewards
+from backend.run.final_export import export_finished, exports
+from backend.run.gpu_retries import GpuErrorLog, StepSize
+from backend.run.keep_awake import KeepAwake
 from backend.run.parts import RunParts, load_parts
 from backend.run.run_inputs import RunInputs
+from backend.run.slowdowns import SlowdownWatch
 from backend.run.step_timer import StepTimer
 from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, versions
 from backend.spec.config import Config
 from backend.spec.config_notes import config_notes
-from backend.spec.events import Diary, JsonLines, read_events, truncate_file
-from backend.spec.faults import Mistake
-from backend.spec.places import RunFolder, hold_lock
+from backend.spec.events import Diary, JsonLines, read_events
+from backend.spec.places import RunFolder
 from backend.training.batch import completion_metrics, pack
 from backend.types import Group, Problem
-
-
-def train(
-    config: Config,
-    run: RunFolder,
-    *,
-    command: str,
-    echo: Callable[[Any], None] | None = None,
-    inputs: RunInputs | None = None,
-) -> Ending:
-    """Train `config` in `run`, from its newest checkpoint if it has one. `inputs` are what `preflight` read, if it did.
-
-    Errors of the run are written to the diary and returned in the Ending, never raised. Raises Mistake when another process
-    holds the run.
-    """
-    # An flock, which the kernel releases however this process ends. It is held before the checkpoint is read and the files
-    # are truncated, so that two processes never append to one diary.
-    lock = hold_lock(run)
-    try:
-        saved = checkpoint.newest(run)
-        # After a kill both files are ahead of the checkpoint: see the docstring of backend/run/checkpoint.py.
-        truncate_file(run.events, saved.state.events_bytes if saved else 0)
-        truncate_file(run.completions, saved.state.completions_bytes if saved else 0)
-        trainer = Trainer(config, run, Diary(run.events, echo))
-        ending = ending_of(lambda: trainer.run(saved, command, inputs), lambda: trainer.state.step)
-        return trainer.end(ending)
-    finally:
-        os.close(lock)
 
 
 class Trainer:
@@ -74,12 +44,18 @@ class Trainer:
     parts: RunParts
     """Set once all of them are loaded, deleted before exporting: a run without parts has nothing to save."""
 
-    def __init__(self, config: Config, run: RunFolder, diary: Diary) -> None:
+    def __init__(self, config: Config, run: RunFolder, diary: Diary, *, is_restarted: bool = False) -> None:
+        """`is_restarted`: the program before this one, in the same process, has handed the run on (`backend.run.run_process`)."""
         self.config = config
         self.folder = run
         self.diary = diary
         self.completions = JsonLines(run.completions)
-        self.control = Control(run, diary)
+        self.gpu_errors = GpuErrorLog(run)
+        self.keep_awake = KeepAwake(self.warn)
+        self.slowdowns = SlowdownWatch(self.note)
+        self.control = Control(
+            run, diary, before_pause=self.rest, after_pause=self.keep_awake.start, keep_words=is_restarted
+        )
         self.state = TrainingState()
         self.checkpoint_writer = CheckpointWriter(run, config.keep_checkpoints)
         self.saved_step: int | None = None
@@ -162,7 +138,7 @@ class Trainer:
             # So that its event follows soon after the files, not only before the next update.
             if self.checkpoint_writer.is_done:
                 self.wait_for_checkpoint()
-            self.control.obey(before_pause=self.release_memory)
+            self.control.obey()
 
         return self.parts.rollout.sample(
             problems, self.config.group_size, self.parts.sampling, self.config.seed, position, poll
@@ -172,17 +148,18 @@ class Trainer:
         """Fill in scores and rewards."""
         self.phases.report("scoring")
         self._logged = self.parts.scoring.score(groups, step, self.parts.prompt_stream.epoch)
-        self.control.obey(before_pause=self.release_memory)
+        self.control.obey()
 
     def learn(self, groups: list[Group]) -> dict[str, float]:
         def poll() -> None:
             self.phases.report("learning")
             # Between two updates of one rollout a pause does no harm, but a stop would leave weights that belong to no step.
-            self.control.obey(may_stop=False, before_pause=self.release_memory)
+            self.control.obey(may_stop=False)
 
         masked = self.config.mask_truncated_completions
         batch = pack(groups, pad_id=self.parts.policy.pad_id, mask_truncated_completions=masked)
         metrics = self.parts.learner.learn(batch, poll)
+        mx.synchronize()  # raises what has failed of this step on the GPU, before the step counts (`gpu_errors`)
         release_cached_buffers()
         return metrics
 
@@ -215,7 +192,8 @@ class Trainer:
             self.save()
         for sentence in self.parts.new_notes():
             self.note(sentence)
-        self.control.obey(before_pause=self.release_memory)
+        self.slowdowns.look()
+        self.control.obey()
 
     # ── before the first step ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -224,8 +202,9 @@ class Trainer:
         # Before the slow part: a signal while the model loads then ends the run with a line in the diary.
         self.control.listen_to_signals()
         self.diary.write("phase", phase="loading")
+        self.keep_awake.start()
         maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out; elsewhere it does nothing
-        parts = load_parts(self.config, self.note, inputs)
+        parts = load_parts(self.config, self.note, inputs, self.gpu_errors.step_size)
         if saved is not None:
             parts.restore(saved)
             self.state, self.saved_step = saved.state, saved.state.step
@@ -241,6 +220,9 @@ class Trainer:
         )  # fmt: skip
         if saved:  # its event came after the length to which the diary was cut back
             self._write_checkpoint_event(saved.state.step, saved.path)
+        for error in self.gpu_errors.errors[self.state.gpu_errors_told :]:  # the diary was cut back before their notes
+            self.warn(error.sentence)
+        self.state.gpu_errors_told = len(self.gpu_errors.errors)
         for sentence in self.parts.scoring.notes() + config_notes(self.config) + self.parts.slow_paths:
             self.note(sentence)
 
@@ -261,7 +243,7 @@ class Trainer:
 
         def poll(done: float) -> None:
             self.phases.report("evaluating", done)
-            self.control.obey(before_pause=self.release_memory)
+            self.control.obey()
 
         metrics = held_out_rewards(
             self.parts.rollout,
@@ -277,6 +259,7 @@ class Trainer:
             # Reward functions that use mlx would share the device and its memory with sampling.
             overlap_scoring=not self.parts.scoring.uses_mlx,
         )
+        mx.synchronize()  # as in `learn`
         self.diary.write("eval", step=step, split=split, metrics=metrics | {"time/eval": self.clock() - began})
         return metrics
 
@@ -287,6 +270,11 @@ class Trainer:
         writes its event once it is complete on disk."""
         self.wait_for_checkpoint()
         began = self.clock()
+        self.checkpoint_writer.begin(self._snapshot(), (self.diary, self.completions))
+        self._save_s += self.clock() - began
+
+    def _snapshot(self) -> Snapshot:
+        """The last finished step, with the state of everything that a checkpoint holds."""
         self.diary.write("phase", phase="saving")
         if not (self.parts.valid and self.config.steps_per_eval):
             self.state.score = _mean(self._rewards_since_save)
@@ -294,95 +282,80 @@ class Trainer:
         # Read last: both files up to these lengths hold the steps of this checkpoint and nothing of later ones.
         self.state.events_bytes, self.state.completions_bytes = self.diary.size, self.completions.size
         self.state.bonus, self.state.reward_weights = self.parts.learner.algorithm.state(), self.parts.scoring.state()
-        self.checkpoint_writer.begin(
-            snapshot(self.state, self.parts.policy, self.parts.learner, self.config), (self.diary, self.completions)
-        )
-        self._save_s += self.clock() - began
+        return snapshot(self.state, self.parts.policy, self.parts.learner, self.config)
 
     def wait_for_checkpoint(self) -> None:
         """Wait until the checkpoint that was begun is complete, and write its event. Raises Mistake if writing failed."""
         began = self.clock()
         if (saved := self.checkpoint_writer.wait()) is not None:
-            self.saved_step = saved.step
-            self._write_checkpoint_event(saved.step, saved.path)
+            self._saved(saved)
             self._save_s += self.clock() - began
+
+    def _saved(self, saved: WrittenCheckpoint) -> None:
+        self.saved_step = saved.step
+        self._write_checkpoint_event(saved.step, saved.path)
 
     def _write_checkpoint_event(self, step: int, path: Path) -> None:
         self.diary.write("checkpoint", step=step, path=str(path.relative_to(self.folder.path)))
 
-    def release_memory(self) -> None:
-        """Before a pause: finish the checkpoint being written, and give MLX's cached buffers back to the system."""
+    def rest(self) -> None:
+        """Before a pause: finish the checkpoint being written, give MLX's cached buffers back to the system, and let it sleep."""
         self.wait_for_checkpoint()
         mx.clear_cache()
+        self.keep_awake.stop()
+
+    def save_without_gpu(self) -> None:
+        """Save the last finished step, in this thread and on the CPU: after an error the GPU may refuse all further work. The arrays are
+        evaluated, and on a Mac the CPU reads them where they are."""
+        with mx.stream(mx.cpu):
+            self._saved(self.checkpoint_writer.write_here(self._snapshot(), (self.diary, self.completions)))
+
+    @property
+    def step_size(self) -> StepSize:
+        """How much of a step this process has computed at once."""
+        if "parts" not in vars(self):
+            return self.gpu_errors.step_size
+        forward, rows = self.parts.learner.forward, self.parts.rollout.rows
+        every_row = self.config.prompts_per_step * self.config.group_size
+        # The largest that there was, where the budget was never used up: half of the budget would change nothing then.
+        tokens = min(forward.micro_batch_tokens, forward.largest_micro_batch or forward.micro_batch_tokens)
+        return StepSize(tokens, min(rows or every_row, every_row))
 
     @property
     def has_whole_step(self) -> bool:
-        """Whether the weights are those of the last finished step: loaded, and not between the next step's updates."""
-        return "parts" in vars(self) and self.parts.learner.updates == self.state.updates
+        """Whether the weights are those of the last finished step: loaded, and neither in nor between the next step's updates."""
+        if "parts" not in vars(self):
+            return False
+        return self.parts.learner.is_whole and self.parts.learner.updates == self.state.updates
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def finish(self) -> None:
-        """After the last step: the test split, the model of full fine-tuning, the fused model, LM Studio."""
+        """After the last step: the test split, the model of full fine-tuning, the exports."""
         config = self.config
         if self.parts.test:
             self._held_out("test", self.parts.test, config.test_batches)
         if config.train_type == "full":
             save_model(self.parts.policy, config.model, self.folder.model)
-        fuses = config.fuse and config.train_type != "full"
-        if not (fuses or config.lm_studio_name):
+        if not exports(config):
             return
         self.diary.write("phase", phase="exporting")
         self.parts.background_tokenizer.close()
         del self.parts  # fusing loads the model again, and two of them may not fit in memory
         mx.clear_cache()
-        if fuses:
-            fuse_run(self.folder)
-        if config.lm_studio_name:
-            self._export_to_lm_studio(config.lm_studio_name)
+        export_finished(config, self.folder, self.diary)
 
-    def _export_to_lm_studio(self, name: str) -> None:
-        """A fault here is a note, not a failure: the run has trained well and its model is saved."""
-        try:
-            exported = export(self.folder, "lmstudio", name)
-        except Mistake as mistake:
-            sentence = " ".join(fault.sentence for fault in mistake.faults)
-            self.diary.write("note", level="warning", sentence=f"The model was not put into LM Studio. {sentence}")
-        else:
-            self.note(f"The model is in LM Studio as {name} ({exported.path}).")
-
-    def end(self, ending: Ending) -> Ending:
-        """Save what is not saved yet, write the diary's last line, and close the files."""
-        if ending.kind != "finished":
-            ending = self._save_before(ending)
-        event: dict[str, Any] = {"step": ending.step, "reason": ending.kind, "sentence": ending.sentence}
-        if ending.traceback:
-            event["traceback"] = ending.traceback
-        self.diary.write(ending.kind, **event)
+    def close(self) -> None:
+        """Let the machine sleep, and close threads and files."""
+        self.keep_awake.stop()
         self.checkpoint_writer.close()
         if "parts" in vars(self):
             self.parts.background_tokenizer.close()
         for log in (self.diary, self.completions):
             log.close()
-        return ending
 
-    def _save_before(self, ending: Ending) -> Ending:
-        """Save the last finished step before an early end. Returns `ending`, or a failure that says both if that fails."""
-
-        def save_last_step() -> Ending:
-            with contextlib.suppress(Mistake):  # a checkpoint that could not be written is tried once more below
-                self.wait_for_checkpoint()
-            if self.saved_step != self.state.step and self.has_whole_step:
-                self.save()
-                self.wait_for_checkpoint()
-            if ending.kind == "stopped" and self.config.train_type == "full":
-                save_model(self.parts.policy, self.config.model, self.folder.model)
-            return ending
-
-        result = ending_of(save_last_step, lambda: self.state.step)
-        if ending.kind == "stopped" or result.sentence == ending.sentence:
-            return result
-        return replace(result, sentence=f"{ending.sentence} {result.sentence}")
+    def warn(self, sentence: str) -> None:
+        self.diary.write("note", level="warning", sentence=sentence)
 
     def note(self, sentence: str) -> None:
         self.diary.write("note", level="info", sentence=sentence)

@@ -154,6 +154,12 @@ class Config(BaseModel):
                                     "pass: less memory, about a third slower.", used_by=("duration",))
     memory_limit: float = setting(0.0, "training", "Memory limit", "What a run may use. Sampling and learning are cut up so that "
                                   "they stay within it. 0 takes a safe share of this machine.", ge=0, unit="GB", advanced=True)
+    retry_on_gpu_error: int = setting(3, "training", "Retries after a GPU error", "How often in a row a run that the GPU has failed, for want "
+                                      "of memory or because macOS stopped its work, goes on from its last step in a new process, each time "
+                                      "with half the micro-batch. 0 never does.", ge=0, unit="times", advanced=True)
+    relax_gpu_timeout: bool = setting(False, "training", "Relax GPU timeout", "Asks macOS to wait longer before it stops the GPU's work "
+                                      "because the display waits (AGX_RELAX_CDM_CTXSTORE_TIMEOUT=1). Apple does not document it, it does not "
+                                      "always help, and the display may stutter. Only on a Mac.", advanced=True)
     efficient_long_context: bool = setting(False, "training", "Efficient long context", "Reads long prompts and works out "
                                            "log-probabilities piece by piece, in steps of the sequence step size.", advanced=True)
     seq_step_size: int = setting(512, "training", "Sequence step size", "Tokens per piece.", ge=16, unit="tokens",

@@ -22,6 +22,9 @@ from backend.spec.faults import Mistake
 RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
 """Environment variable that moves the runs folder."""
 
+LOCK_VARIABLE = "GRPO_STUDIO_LOCK"
+"""Environment variable with the file descriptor of a lock that a process has taken over from the program before it."""
+
 LOCK_PATIENCE_S = 0.5
 """How long a trainer waits for its run's lock: a window that tests whether a run is alive holds it for an instant."""
 
@@ -91,6 +94,10 @@ class RunFolder:
         return self.path / "run.lock"
 
     @property
+    def gpu_errors(self) -> Path:
+        return self.path / "gpu_errors.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -147,6 +154,26 @@ def hold_lock(run: RunFolder) -> int:
             raise Mistake("run", f"The run {run.name} is being trained by another process; stop that one first.")
         time.sleep(0.01)
     return handle
+
+
+def hand_on_lock(handle: int) -> None:
+    """Keep the run locked over an exec of this process: the next program takes the lock over with `inherited_lock`."""
+    os.set_inheritable(handle, True)
+    os.environ[LOCK_VARIABLE] = str(handle)
+
+
+def inherited_lock(run: RunFolder) -> int | None:
+    """The handle of this run's lock that the program before this one, in the same process, has handed on; None otherwise."""
+    try:
+        handle = int(os.environ[LOCK_VARIABLE])
+        # The number alone would prove nothing: the variable may have come from another process.
+        if not os.path.samestat(os.fstat(handle), run.lock.stat()):
+            return None
+    except (KeyError, ValueError, OSError):
+        return None
+    del os.environ[LOCK_VARIABLE]
+    os.set_inheritable(handle, False)
+    return handle if _locked(handle) else None
 
 
 def _locked(handle: int) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -61,6 +60,8 @@ class Learner:
         self.seed = seed
         self.recompute = recompute
         self.updates = 0
+        self.is_whole = True
+        """Whether weights and moments are those after `updates` updates: not so where an update has failed half-way."""
         # Before compiling: the compiled update captures the state's arrays, which must exist by then.
         self.optimizer.init(policy.model.trainable_parameters())
         self._loss_and_grad = nn.value_and_grad(policy.model, self._loss)
@@ -81,7 +82,8 @@ class Learner:
         """Every update of one step. Metrics: loss, grad_norm and the algorithm's own, means over the updates;
         learning_rate of the last update. `poll` is called after each micro-batch. Raises Mistake, before the weights
         change, for a gradient that is not finite."""
-        forward = replace(self.forward, poll=poll)
+        forward = self.forward
+        forward.poll = poll
         optimizer_batches = self.algorithm.prepare(batch, forward)
         updates = [self._update(micro_batches, forward) for micro_batches in optimizer_batches]
         names = dict.fromkeys(name for metrics in updates for name in metrics)
@@ -186,10 +188,12 @@ class Learner:
             )
         rate = self.learning_rate(self.updates)
         parameters = self.policy.model.trainable_parameters()
+        self.is_whole = False
         self.policy.model.update(self._apply_gradients(gradient, parameters, mx.array(rate)))
         # Or the update would stay a graph that holds the old weights and the whole gradient.
         mx.eval(self.policy.model.trainable_parameters(), self.optimizer.state)
         self.updates += 1
+        self.is_whole = True
         return {"loss": float(loss), "grad_norm": float(norm), "learning_rate": rate}
 
     def _compiled_update(self) -> Callable[[Any, Any, mx.array], Any]:

@@ -45,15 +45,19 @@ class PolicyForward:
     """Completion tokens whose logits are held at once."""
     micro_batch_tokens: int
     has_dropout: bool = False
+    largest_micro_batch: int = 0
+    """Tokens of the largest micro-batch so far, as `micro_batch_tokens` counts them."""
     poll: Callable[[], None] = do_nothing
     """Called after every micro-batch: the trainer reads its control file in it."""
 
     def micro_batches(self, split_model: SplitModel, batch: Batch, most_rows: int | None = None) -> list[MicroBatch]:
         """Split a batch within `most_rows` and `micro_batch_tokens`."""
-        parts = batch.micro_batches(
-            rows=most_rows, token_budget=self.micro_batch_tokens, prompts=self.prompt_mode(split_model)
-        )
-        return [micro_batch_of(part) for part in parts]
+        mode = self.prompt_mode(split_model)
+        parts = batch.micro_batches(rows=most_rows, token_budget=self.micro_batch_tokens, prompts=mode)
+        micro_batches = [micro_batch_of(part) for part in parts]
+        tokens = [_tokens(micro_batch.rows, mode) for micro_batch in micro_batches]
+        self.largest_micro_batch = max([self.largest_micro_batch, *tokens])
+        return micro_batches
 
     def scores(
         self,
@@ -98,6 +102,13 @@ class PolicyForward:
         if not split_model.prefix_layers:
             return "per_row"
         return "per_micro_batch" if self.has_dropout else "prefilled"
+
+
+def _tokens(rows: SequenceRows, mode: PromptMode) -> int:
+    """Tokens of a micro-batch, padding included, as `plan_micro_batches` counts them."""
+    if mode == "per_row":
+        return rows.tokens_BL.size
+    return rows.completion_BT.size + (rows.prompt_PK.size if mode == "per_micro_batch" else 0)
 
 
 def micro_batch_of(batch: Batch) -> MicroBatch:

@@ -22,7 +22,7 @@ from app.widgets.charts.metric_tile import MetricTile
 from app.widgets.runs.export_panel import ExportPanel
 from app.widgets.runs.log_view import LogView
 from app.widgets.runs.run_header import split_name
-from backend.spec.events import METRICS
+from backend.spec.events import METRICS, Diary
 from backend.spec.places import RunFolder, project_root
 from tests.support import made_up_runs
 from tests.support.latency import LatencyProbe
@@ -361,3 +361,17 @@ def test_values_of_a_chart_can_be_copied(page: MonitorPage, show_run, tmp_path: 
     plot(page, "Clip ratios").copy()
     lines = QGuiApplication.clipboard().text().splitlines()
     assert lines[0] == "step,Total,Low,High" and [line.split(",")[0] for line in lines[1:]] == ["1", "2", "3"]
+
+
+def test_the_line_above_the_charts_is_a_warning_before_any_other_note(
+    tmp_path: Path, page: MonitorPage, show_run
+) -> None:
+    """After a GPU error the next process writes its own notes, which must not cover the sentence on what happened."""
+    folder = made_up_runs.make_run(tmp_path / "retried", steps=3, total=9, ending=None)
+    diary = Diary(folder.events)
+    for level, sentence in (("warning", "macOS stopped the GPU's work."), ("info", "Prompts are read twice.")):
+        diary.write("note", level=level, sentence=sentence)
+    diary.close()
+    show_run(folder)
+    assert page.note.text() == "macOS stopped the GPU's work."
+    assert page.note.toolTip() == "macOS stopped the GPU's work.\nPrompts are read twice."

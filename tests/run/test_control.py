@@ -107,11 +107,14 @@ def test_white_space_around_a_command_is_stripped(run: RunFolder) -> None:
 
 
 def test_a_pause_lasts_until_resume_and_frees_memory_once(run: RunFolder) -> None:
-    control, freed = Control(run, Diary(run.events)), []
+    calls: list[str] = []
+    control = Control(
+        run, Diary(run.events), before_pause=lambda: calls.append("before"), after_pause=lambda: calls.append("after")
+    )
     threading.Timer(0.3, run.say, ["resume"]).start()
     run.say("pause")
-    control.obey(before_pause=lambda: freed.append(1))
-    assert freed == [1] and 0.2 < control.paused_s < 2 and words(run) == ["pause", "resume"]
+    control.obey()
+    assert calls == ["before", "after"] and 0.2 < control.paused_s < 2 and words(run) == ["pause", "resume"]
     paused = [event for event in read_events(run.events) if event["kind"] == "phase"]
     assert [event["phase"] for event in paused] == ["paused"]
     assert not control.stop_requested and not control.save_requested

@@ -13,8 +13,8 @@ from backend.cli.resume import has_finished
 from backend.rewards.completion_lines import group_of, line_of, read_groups
 from backend.rewards.sandbox.client import SandboxClient
 from backend.rewards.trial_scoring import ScoringSettings, score_lines
+from backend.run.run_process import train
 from backend.run.telemetry import group_row
-from backend.run.trainer import train
 from backend.spec.archive import summary
 from backend.spec.completion_rows import GroupRow
 from backend.spec.config import load, problems

@@ -62,13 +62,13 @@ def write_config(path: Path, raw: dict[str, Any]) -> Path:
     return path
 
 
-def train_here(raw: dict[str, Any], run: RunFolder, echo: Any = None) -> Any:
+def train_here(raw: dict[str, Any], run: RunFolder, echo: Any = None, *, may_restart: bool = False) -> Any:
     """Train in this process, in the main thread; returns the trainer's Ending. Its signal handlers stay behind."""
-    from backend.run.trainer import train
+    from backend.run.run_process import train
 
     run.path.mkdir(parents=True, exist_ok=True)
     write_config(run.config, raw)
-    return train(parse(raw), run, command="a test", echo=echo)
+    return train(parse(raw), run, command="a test", echo=echo, may_restart=may_restart)
 
 
 def kinds(run: RunFolder) -> list[str]:

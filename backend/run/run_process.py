@@ -1,0 +1,126 @@
+"""One process of a run, from taking its lock to the diary's last line, whatever happens in between.
+
+A run is a folder and its diary. A run that ends early is saved at its last finished step; a fault the user can mend ends the
+diary with a sentence, a bug with a traceback too. After a GPU error the run does not end: this process saves it, leaves the diary
+without a last line and the lock held, and its caller execs a program that trains on with smaller micro-batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from backend.models.policy import save_model
+from backend.run import checkpoint
+from backend.run.ending import RESTART, Ending, ending_of
+from backend.run.gpu_errors import GpuError
+from backend.run.run_inputs import RunInputs
+from backend.run.trainer import Trainer
+from backend.spec.config import Config
+from backend.spec.events import Diary, truncate_file
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder, hand_on_lock, hold_lock, inherited_lock
+
+
+def train(
+    config: Config,
+    run: RunFolder,
+    *,
+    command: str,
+    echo: Callable[[Any], None] | None = None,
+    inputs: RunInputs | None = None,
+    may_restart: bool = False,
+) -> Ending:
+    """Train `config` in `run`, from its newest checkpoint if it has one. `inputs` are what `preflight` read, if it did.
+
+    Errors of the run are written to the diary and returned in the Ending, never raised. Raises Mistake when another process
+    holds the run. With `may_restart` the Ending may be a RESTART: the run stays locked, SIGTERM and SIGINT stay blocked, and the caller
+    has to exec a program that calls this again.
+    """
+    # An flock, which the kernel releases however this process ends. It is held before the checkpoint is read and the files
+    # are truncated, so that two processes never append to one diary.
+    inherited = inherited_lock(run)
+    lock = hold_lock(run) if inherited is None else inherited
+    try:
+        saved = checkpoint.newest(run)
+        # After a kill both files are ahead of the checkpoint: see the docstring of backend/run/checkpoint.py.
+        truncate_file(run.events, saved.state.events_bytes if saved else 0)
+        truncate_file(run.completions, saved.state.completions_bytes if saved else 0)
+        trainer = Trainer(config, run, Diary(run.events, echo), is_restarted=inherited is not None)
+        ending = ending_of(lambda: trainer.run(saved, command, inputs), lambda: trainer.state.step)
+        ending = _end(trainer, ending, config.retry_on_gpu_error if may_restart else 0)
+        if ending.kind == RESTART:
+            hand_on_lock(os.dup(lock))
+        return ending
+    finally:
+        os.close(lock)
+
+
+def _end(trainer: Trainer, ending: Ending, gpu_retries: int) -> Ending:
+    """Save what is not saved yet, write the diary's last line unless the run goes on, and close the files."""
+    if ending.gpu_error is not None:
+        ending = _after_gpu_error(trainer, ending, ending.gpu_error, gpu_retries)
+    elif ending.kind != "finished":
+        ending = _save_before(trainer, ending)
+    if ending.kind != RESTART:
+        event: dict[str, Any] = {"step": ending.step, "reason": ending.kind, "sentence": ending.sentence}
+        if ending.traceback:
+            event["traceback"] = ending.traceback
+        trainer.diary.write(ending.kind, **event)
+    trainer.close()
+    return ending
+
+
+def _save_before(trainer: Trainer, ending: Ending) -> Ending:
+    """Save the last finished step before an early end. Returns `ending`, or a failure that says both if that fails."""
+
+    def save_last_step() -> Ending:
+        with contextlib.suppress(Mistake):  # a checkpoint that could not be written is tried once more below
+            trainer.wait_for_checkpoint()
+        if trainer.saved_step != trainer.state.step and trainer.has_whole_step:
+            trainer.save()
+            trainer.wait_for_checkpoint()
+        if ending.kind == "stopped" and trainer.config.train_type == "full":
+            save_model(trainer.parts.policy, trainer.config.model, trainer.folder.model)
+        return ending
+
+    result = ending_of(save_last_step, lambda: trainer.state.step)
+    if ending.kind == "stopped" or result.sentence == ending.sentence:
+        return result
+    return replace(result, sentence=f"{ending.sentence} {result.sentence}")
+
+
+def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries: int) -> Ending:
+    """Log a GPU error and save the last finished step. Returns a RESTART if the error is to be retried, a stop if one was asked
+    for meanwhile, else the failure."""
+    log, step = trainer.gpu_errors, trainer.state.step
+    logged = log.add(error, ending.gpu_text, step=step, in_use=trainer.step_size, retries=retries)
+    if logged.is_retried:  # before saving, so that the checkpoint's length of the diary includes the note
+        trainer.warn(logged.sentence)
+        trainer.state.gpu_errors_told = len(log.errors)
+    _save_without_gpu(trainer)
+    if not logged.is_retried:
+        return replace(ending, sentence=logged.sentence)
+
+    def hand_on() -> Ending:
+        """Every command that comes from now on is the next program's to obey."""
+        trainer.control.obey()
+        trainer.control.hand_on_signals()
+        return replace(ending, kind=RESTART, sentence=logged.sentence)
+
+    return ending_of(hand_on, lambda: step)
+
+
+def _save_without_gpu(trainer: Trainer) -> None:
+    """Save the last finished step if the weights are still its. What cannot be saved is trained again, from the newest checkpoint."""
+    try:
+        with contextlib.suppress(Mistake):
+            trainer.wait_for_checkpoint()
+        if trainer.saved_step != trainer.state.step and trainer.has_whole_step:
+            trainer.save_without_gpu()
+    except (Mistake, RuntimeError):
+        traceback.print_exc()  # in log.txt; the run is not lost

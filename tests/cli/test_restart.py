@@ -1,0 +1,176 @@
+"""A run that the GPU fails goes on in a fresh program with the same pid, and nobody who watches it sees it end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.model.run_state import RunState
+from backend.cli import gpu_timeout, restart
+from backend.run.gpu_errors import gpu_error
+from backend.spec.command import backend_command, backend_environment
+from backend.spec.config import parse
+from backend.spec.events import Follower, read_events
+from backend.spec.places import LOCK_VARIABLE, RunFolder, hand_on_lock, hold_lock, inherited_lock
+from tests.support import failing_gpu, small_run
+from tests.support.failing_gpu import INTERACTIVITY, OUT_OF_MEMORY
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """A prepared folder, as the window makes it."""
+    folder = RunFolder(tmp_path / "runs" / "mine")
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    # A reward that varies: without any signal a step has no micro-batch.
+    raw = small_run.settings_for(inputs, iters=4, batch_size=2, save_every=2, **small_run.low_half(inputs))
+    small_run.write_config(folder.config, raw)
+    return folder
+
+
+def started(run: RunFolder, failures: failing_gpu.Failures) -> subprocess.Popen[bytes]:
+    """`train --run` as the window starts it, its output in log.txt."""
+    environment = failing_gpu.environment(backend_environment(), run.path.parent / "failures.json", failures)
+    log = run.log.open("ab")
+    return subprocess.Popen(backend_command("train", "--run", str(run.path)), stdout=log, stderr=log, env=environment)
+
+
+def states(run: RunFolder, child: subprocess.Popen[bytes]) -> Iterator[str]:
+    """What a window shows of the run, every few milliseconds until the child has ended."""
+    follower, state = Follower(run.events), RunState()
+    while child.poll() is None:
+        is_locked = run.is_locked()
+        for event in follower.read():
+            if follower.restarted:
+                state.clear()
+            state.apply(event)
+        yield state.state(is_locked=is_locked, may_be_coming=state.is_empty)
+        time.sleep(0.01)
+
+
+LEARNING, SAMPLING, SAVING = (
+    ["learning", 4, INTERACTIVITY],
+    ["sampling", 2, OUT_OF_MEMORY],
+    ["saving", 4, INTERACTIVITY],
+)
+
+
+@pytest.mark.parametrize(
+    ("failures", "resumed_from"),
+    [
+        ([LEARNING], [None, 3]),
+        pytest.param([SAMPLING, LEARNING, SAVING], [None, 1, 3, 4], marks=pytest.mark.proof),
+    ],
+    ids=["one error", "three errors"],
+)
+def test_a_run_that_the_gpu_fails_goes_on_to_its_end_and_a_window_sees_it_live_throughout(
+    run: RunFolder, failures: failing_gpu.Failures, resumed_from: list[int | None]
+) -> None:
+    child = started(run, failures)
+    seen = list(states(run, child))
+    assert child.wait(60) == 0, run.log.read_text()
+    live = seen[: seen.index("finished")] if "finished" in seen else seen
+    assert set(live) == {"starting", "running"} and set(seen[len(live) :]) <= {"finished"}
+    diary = list(read_events(run.events))
+    assert [event["seq"] for event in diary] == list(range(len(diary)))
+    assert small_run.steps(run) == [1, 2, 3, 4] and diary[-1]["kind"] == "finished"
+    starts = [event for event in diary if event["kind"] == "started"]
+    assert {event["pid"] for event in starts} == {child.pid}
+    assert [event["resumed_from"] for event in starts] == resumed_from and "resume" in starts[-1]["command"]
+    told = [event["sentence"] for event in diary if event["kind"] == "note" and event["level"] == "warning"]
+    for sentence, (_, _, text) in zip(told, failures, strict=True):
+        error = gpu_error(RuntimeError(text))
+        assert error is not None and sentence.startswith(error.happened) and sentence.endswith(error.advice)
+    lines = [json.loads(line)["step"] for line in run.completions.read_text().splitlines()]
+    assert lines == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert run.log.read_text().count("[METAL]") == len(failures), "Metal's own words are in the log"
+
+
+@pytest.mark.proof
+def test_a_signal_while_the_next_program_starts_stops_the_run(run: RunFolder) -> None:
+    child = started(run, [["sampling", 2, OUT_OF_MEMORY]])
+    command = ["ps", "-o", "command=", "-p", str(child.pid)]
+    while child.poll() is None and b" resume " not in subprocess.run(command, capture_output=True).stdout:
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGTERM)  # a fresh interpreter has no handler yet
+    assert child.wait(60) == 3, run.log.read_text()
+    *_, last = read_events(run.events)
+    assert last["kind"] == "stopped" and last["step"] == 1 and not run.is_locked()
+
+
+def test_what_a_program_wants_done_at_its_end_is_done_before_the_next_begins() -> None:
+    code = (
+        "import atexit, sys\n"
+        "from backend.cli import restart\n"
+        "restart.backend_command = lambda *words: [sys.executable, '-c', 'import sys; print(*sys.argv[1:])', *words]\n"
+        "atexit.register(print, 'at exit')\n"
+        "print('before', end=' ')\n"
+        "restart.restart('resume', 'run')\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "before at exit\nresume run\n"
+
+
+def test_the_display_is_the_one_that_was_asked_for() -> None:
+    assert restart.display_options(False, None) == []
+    assert restart.display_options(True, False) == ["--stream", "--no-progress"]
+    assert restart.display_options(False, True) == ["--progress"]
+
+
+def test_a_lock_that_is_handed_on_is_never_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, other = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "other")
+    for folder in (run, other):
+        folder.path.mkdir()
+        folder.lock.touch()
+    monkeypatch.delenv(LOCK_VARIABLE, raising=False)
+    handle = hold_lock(run)
+    hand_on_lock(handle)
+    assert os.get_inheritable(handle) and inherited_lock(other) is None, "the variable may be from another process"
+    assert inherited_lock(run) == handle and run.is_locked()
+    assert not os.get_inheritable(handle), "no child may hold it"
+    assert inherited_lock(run) is None, "once"
+    os.close(handle)
+    assert not run.is_locked()
+
+
+@pytest.mark.parametrize(
+    ("platform", "asked", "value"), [("darwin", True, "1"), ("darwin", False, None), ("linux", True, None)]
+)
+def test_the_gpu_timeout_is_relaxed_on_a_mac_that_is_asked_to(
+    monkeypatch: pytest.MonkeyPatch, platform: str, asked: bool, value: str | None
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    config: Any = parse({"model": "m", "data": "d", "relax_gpu_timeout": asked})
+    gpu_timeout.relax_gpu_timeout(config)
+    assert os.environ.get(gpu_timeout.VARIABLE) == value
+
+
+@pytest.mark.parametrize("verb", ["train", "resume"])
+def test_it_is_relaxed_before_mlx_is_imported(run: RunFolder, verb: str) -> None:
+    """The driver reads the variable as Metal starts."""
+    small_run.write_config(
+        run.config, small_run.settings_for(run.path.parent.parent / "inputs", relax_gpu_timeout=True)
+    )
+    code = (
+        "import sys\n"
+        "from backend.cli import gpu_timeout, new_run, resume\n"
+        "def look(config):\n"
+        "    print(config.relax_gpu_timeout, 'mlx.core' in sys.modules)\n"
+        "    sys.exit()\n"
+        "new_run.relax_gpu_timeout = resume.relax_gpu_timeout = look\n"
+        "from backend.__main__ import main\n"
+        "main()\n"
+    )
+    arguments = ["train", "--run", str(run.path)] if verb == "train" else ["resume", str(run.path)]
+    child = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert child.stdout == "True False\n", child.stderr

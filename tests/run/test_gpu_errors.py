@@ -1,0 +1,71 @@
+"""mlx's GPU errors are told from every other exception, and each gets its sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backend.run.gpu_errors import BUFFERS, DISCARDED, INTERACTIVITY, MEMORY, OTHER, TIMEOUT, gpu_error
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+from tests.support import failing_gpu, small_run
+
+METAL = failing_gpu.METAL
+TEXTS = {
+    failing_gpu.INTERACTIVITY: INTERACTIVITY,
+    failing_gpu.OUT_OF_MEMORY: MEMORY,
+    METAL + "Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout).": TIMEOUT,
+    METAL + "Caused GPU Hang Error (00000003:kIOGPUCommandBufferCallbackErrorHang)": TIMEOUT,
+    failing_gpu.IGNORED: DISCARDED,
+    METAL
+    + "Discarded (victim of GPU error/recovery) (00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)": DISCARDED,
+    METAL + "Caused GPU Address Fault Error (0000000b:kIOGPUCommandBufferCallbackErrorPageFault)": OTHER,
+    METAL + "Internal Error (0000010a:Internal Error)": OTHER,
+    "[metal::malloc] Resource limit (499000) exceeded.": BUFFERS,
+    "[metal::malloc] Attempting to allocate 18253611008 bytes which is greater than the maximum allowed buffer size of "
+    "17179869184 bytes.": MEMORY,
+    "[malloc] Unable to allocate 1073741824 bytes.": MEMORY,
+    "[malloc_async] Unable to allocate 1073741824 bytes.": MEMORY,
+    "cudaMallocAsync failed: out of memory": MEMORY,
+    "cudaMallocAsync(&data, size, stream) failed: out of memory": MEMORY,
+    "cudaGraphInstantiate(&graph_exec_, graph_, nullptr, nullptr, 0) failed: out of memory": MEMORY,
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts_as_mlx_and_metal_write_them(text: str) -> None:
+    error = gpu_error(RuntimeError(text))
+    assert error is TEXTS[text]
+    assert all(sentence.endswith(".") for sentence in (error.happened, error.advice))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(f"the judge said: {failing_gpu.OUT_OF_MEMORY}"),
+        RuntimeError("[save_safetensors] Failed to open checkpoint"),
+        RuntimeError("cudaLaunchKernel failed: an illegal memory access was encountered"),
+        RuntimeError("[metal::Device] Unable to build metal library from source"),
+        ValueError(failing_gpu.OUT_OF_MEMORY),
+        NotImplementedError(failing_gpu.OUT_OF_MEMORY),  # a RuntimeError too, which mlx does not raise
+        Mistake("save_every", failing_gpu.OUT_OF_MEMORY),
+    ],
+)
+def test_nothing_else_is_a_gpu_error(error: Exception) -> None:
+    assert gpu_error(error) is None
+
+
+def test_a_reward_function_that_raises_metal_s_words_ends_the_run_as_any_other_that_raises(
+    tmp_path: Path, run: RunFolder
+) -> None:
+    (tmp_path / "judge.py").write_text(
+        "from backend.rewards import register_reward_function\n\n"
+        '@register_reward_function("judge")\n'
+        "def judge(prompts, completions, answer, types=None):\n"
+        f"    raise RuntimeError({failing_gpu.OUT_OF_MEMORY!r})\n"
+    )
+    rewards = {"reward_functions": ["judge"], "reward_weights": [], "reward_functions_file": str(tmp_path / "judge.py")}
+    ending = small_run.train_here(small_run.settings_for(tmp_path, **rewards), run, may_restart=True)
+    assert ending.kind == "failed" and "judge" in ending.sentence and ending.gpu_error is None
+    assert not run.gpu_errors.exists()

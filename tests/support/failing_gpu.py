@@ -1,0 +1,101 @@
+"""A GPU that fails where a test says: mlx's evaluations raise what mlx raises on a Mac, and nothing works in that process afterwards.
+
+In this process `install` it with a monkeypatch. In a child process put `failing_gpu_site` on PYTHONPATH (`environment`): its sitecustomize
+installs it before the trainer is imported, also after an exec, and the production code knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+SITE = Path(__file__).with_name("failing_gpu_site")
+VARIABLE = "FAILING_GPU"
+"""Environment variable with the path of a JSON file: the failures to come, each [place, step, text]."""
+
+METAL = "[METAL] Command buffer execution failed: "
+INTERACTIVITY = METAL + "Impacting Interactivity (0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)"
+OUT_OF_MEMORY = METAL + "Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)"
+IGNORED = (
+    METAL
+    + "Ignored (for causing prior/excessive GPU errors) (00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)"
+)
+
+PLACES = {
+    "sampling": ("rollout.py", "sample"),
+    "learning": ("learner.py", "_update"),
+    "update": ("learner.py", "_apply"),
+    "saving": ("checkpoint_writer.py", "snapshot"),
+}
+"""The functions, by file, whose evaluations fail. `_apply` runs inside `_update`: the innermost counts."""
+
+WRAPPED = ("eval", "async_eval", "synchronize")
+
+Failures = list[list[Any]]
+"""Each [place, step, text]."""
+
+
+class FailingGpu:
+    """Wraps an evaluation. `pending` are the failures to come; `save` is called after each."""
+
+    def __init__(self, pending: Failures, save: Callable[[], object] = lambda: None) -> None:
+        self.pending, self.save = pending, save
+        self.is_broken = False
+
+    def wrap(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
+        def evaluate_or_fail(*arrays: Any) -> Any:
+            place, step, is_emergency = whereabouts()
+            if self.is_broken and not is_emergency:
+                raise RuntimeError(IGNORED)
+            for failure in self.pending:
+                if failure[:2] == [place, step]:
+                    self.pending.remove(failure)
+                    self.save()
+                    self.is_broken = True
+                    raise RuntimeError(failure[2])
+            return evaluate(*arrays)
+
+        return evaluate_or_fail
+
+
+def whereabouts() -> tuple[str, int, bool]:
+    """The place of PLACES and the step that this call comes from, and whether it is that of a save without the GPU."""
+    place, step, is_emergency = "", 0, False
+    for frame, _ in traceback.walk_stack(sys._getframe()):  # the innermost first
+        function = Path(frame.f_code.co_filename).name, frame.f_code.co_name
+        place = place or next((name for name, where in PLACES.items() if where == function), "")
+        if function in (("trainer.py", "step"), ("trainer.py", "after_step")):
+            step = frame.f_locals["step"]
+        is_emergency |= function == ("trainer.py", "save_without_gpu")
+    return place, step, is_emergency
+
+
+def install(monkeypatch: Any, failures: Failures) -> FailingGpu:
+    """In this process, for one test."""
+    gpu = FailingGpu(failures)
+    for name in WRAPPED:
+        monkeypatch.setattr(mx, name, gpu.wrap(getattr(mx, name)))
+    return gpu
+
+
+def environment(base: dict[str, str], file: Path, failures: Failures) -> dict[str, str]:
+    """`base`, for a child process whose GPU fails so."""
+    file.write_text(json.dumps(failures))
+    path = os.pathsep.join([str(SITE), *filter(None, [base.get("PYTHONPATH")])])
+    return base | {VARIABLE: str(file), "PYTHONPATH": path}
+
+
+def install_from_environment() -> None:
+    """In a child process, for good: each failure happens once, whichever process of the run meets it."""
+    file = Path(os.environ[VARIABLE])
+    failures: Failures = json.loads(file.read_text())
+    gpu = FailingGpu(failures, lambda: file.write_text(json.dumps(failures)))
+    for name in WRAPPED:
+        setattr(sys.modules["mlx.core"], name, gpu.wrap(getattr(mx, name)))
