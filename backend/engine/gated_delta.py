@@ -1,7 +1,7 @@
 """The gated delta rule in chunks, with a backward pass of its own: exact, and never the states of all tokens at once.
 
 A head's state S [e, d] maps keys to values. Each token decays it, corrects what it returns for the token's key, and reads it
-(Gated DeltaNet, arXiv:2412.06464, equation 10; with a decay for each key channel: Kimi Linear, arXiv:2510.26692, equation 1):
+(Gated DeltaNet, arXiv:2412.06464, section 3.1; with a decay for each key channel: Kimi Linear, arXiv:2510.26692, section 3):
 
     S_t = S_{t−1} Diag(g_t) + u_t k_tᵀ      u_t = β_t (v_t − S_{t−1} Diag(g_t) k_t)      o_t = S_t q_t
 
@@ -18,8 +18,8 @@ block between them, the inverse of [L₁ 0; X L₂] is [L₁⁻¹ 0; −L₂⁻�
 
 - Γ_ij of tokens in different halves is (decay from the middle through i) · (decay from j to the middle): two factors ≤ 1, each the
   exponential of a sum of logarithms. Γ_i / Γ_j would overflow, and a difference of sums would cancel, after a strong decay.
-- Each number computed on the way is one of the inverse of a smaller system. The series I − A + A² − … passes through powers of A
-  of 10¹⁷ where keys repeat.
+- Every block on the way is the inverse of a smaller system of the same kind. The series I − A + A² − … passes through powers of A
+  of 10¹⁷ where keys repeat, and cancels to nothing.
 
 The forward pass keeps the states at the borders of spans of some chunks; the backward pass recomputes one span at a time, from the
 last, with autodiff inside it. Knows arrays; no model, no padding of rows (it lies on the right, where causality hides it).
@@ -111,19 +111,19 @@ def _span(
     (B, T, H, e), J, out_type = v.shape, k.shape[2], q.dtype
     q, k, v, log_decay, beta = (_chunked(x, C, J) for x in (q, k, v, log_decay, beta))
     inverse, scores = _by_halves(beta * k, q, k, log_decay)
-    from_start, to_end = _decays(log_decay)
+    from_start, to_end = _decay_through(log_decay), _decay_after(log_decay)
     # U = (I + A)⁻¹ βV − (I + A)⁻¹ βΓK Sᵀ: both products for all chunks, before any state is known.
-    solved = inverse @ mx.concatenate([beta * v, beta * from_start * k], axis=-1)
-    own, by_state = solved[..., :e], solved[..., e:]
-    k_to_end, total = to_end * k, from_start[..., -1:, :]
-    state = state_BHed.reshape(B, J, H // J, e, -1)
+    own, by_state = mx.split(inverse @ mx.concatenate([beta * v, beta * from_start * k], axis=-1), [e], axis=-1)
+    state = state_BHed.reshape(1, B, J, H // J, e, -1)
     states: list[mx.array] = []
     corrections: list[mx.array] = []
-    for n in range(len(solved)):
+    # mx.split, here and below: its gradient is one concatenation, that of an index a scatter into zeros for each chunk.
+    chunks = (mx.split(x, len(k), axis=0) for x in (own, by_state, to_end * k, from_start[..., -1:, :]))
+    for own_n, by_state_n, k_to_end_n, total_n in zip(*chunks, strict=True):
         states.append(state)
-        corrections.append(own[n] - by_state[n] @ state.swapaxes(-1, -2))
-        state = state * total[n] + corrections[n].swapaxes(-1, -2) @ k_to_end[n]
-    out = (from_start * q) @ mx.stack(states).swapaxes(-1, -2) + scores @ mx.stack(corrections)
+        corrections.append(own_n - by_state_n @ state.swapaxes(-1, -2))
+        state = state * total_n + corrections[-1].swapaxes(-1, -2) @ k_to_end_n
+    out = (from_start * q) @ mx.concatenate(states).swapaxes(-1, -2) + scores @ mx.concatenate(corrections)
     out_BTHe = out.transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, H, e)[:, :T]
     return out_BTHe.astype(out_type), state.reshape(B, H, e, -1)
 
@@ -139,38 +139,51 @@ def _by_halves(beta_k: mx.array, q: mx.array, k: mx.array, log_decay: mx.array) 
     """(I + A)⁻¹ and P of every chunk, [N, B, J, R, C, C], from blocks [..., C / size, size, size] that double in size."""
     C, shape = k.shape[-2], beta_k.shape
     rows = mx.stack([beta_k, mx.broadcast_to(q, shape)])
-    inverse = mx.ones((*shape[:-1], 1, 1))
-    scores = mx.broadcast_to((q * k).sum(axis=-1), shape[:-1])[..., None, None]
-    size = 1
+    # A block of one token: the diagonal of I + A, and that of P.
+    diagonal = mx.stack([mx.ones(shape[:-1]), mx.broadcast_to((q * k).sum(axis=-1), shape[:-1])])
+    blocks, size = diagonal[..., None, None], 1
     while size < C:
-        (_, later), (earlier_k, _) = _halves(rows, size), _halves(k, size)
+        later, earlier_k = _halves(rows, size)[1], _halves(k, size)[0]
         earlier_decay, later_decay = _halves(log_decay, size)
         # The token's own decay counts in the later half, and not in the earlier: Γ_ij = g_{j+1} ⋯ g_i.
-        from_middle, to_middle = _decays(later_decay)[0], _decays(earlier_decay)[1]
-        across = (later * from_middle) @ (earlier_k * to_middle).swapaxes(-1, -2)
-        upper, lower = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
-        inverse = _joined(upper, -(lower @ across[0] @ upper), lower)
-        scores = _joined(scores[..., 0::2, :, :], across[1], scores[..., 1::2, :, :])
+        from_middle, to_middle = _decay_through(later_decay), _decay_after(earlier_decay)
+        of_k, of_q = mx.split(_decayed_products(later, earlier_k, from_middle, to_middle), 2)
+        upper, lower = _pairs(blocks)
+        across = mx.concatenate([-(lower[:1] @ of_k @ upper[:1]), of_q])
+        top = mx.concatenate([upper, mx.zeros_like(upper)], axis=-1)
+        blocks = mx.concatenate([top, mx.concatenate([across, lower], axis=-1)], axis=-2)
         size *= 2
-    return inverse[..., 0, :, :], scores[..., 0, :, :]
+    inverse, scores = mx.split(blocks.squeeze(-3), 2)
+    return inverse.squeeze(0), scores.squeeze(0)
 
 
-def _decays(log_decay: mx.array) -> tuple[mx.array, mx.array]:
-    """Along the tokens (axis −2): the decay from before the first through each, and from after each through the last."""
-    to_end = mx.cumsum(log_decay, axis=-2, reverse=True, inclusive=False)
-    return _exp(mx.cumsum(log_decay, axis=-2)), _exp(to_end)  # pyright: ignore[reportReturnType]
+def _decayed_products(rows: mx.array, k: mx.array, row_decay: mx.array, k_decay: mx.array) -> mx.array:
+    """(decay ∘ row)ᵀ (decay ∘ key) of every row with every key of its block, [..., size, size]."""
+    if row_decay.shape[-1] == 1:
+        # One decay for all channels comes out of the product: size numbers a token to scale instead of d.
+        return (rows @ k.swapaxes(-1, -2)) * (row_decay * k_decay.swapaxes(-1, -2))
+    return (rows * row_decay) @ (k * k_decay).swapaxes(-1, -2)
+
+
+def _decay_through(log_decay: mx.array) -> mx.array:
+    """Along the tokens (axis −2): the decay from before the first through each."""
+    return _exp(mx.cumsum(log_decay, axis=-2))  # pyright: ignore[reportReturnType]
+
+
+def _decay_after(log_decay: mx.array) -> mx.array:
+    """Along the tokens: the decay from after each through the last."""
+    return _exp(mx.cumsum(log_decay, axis=-2, reverse=True, inclusive=False))  # pyright: ignore[reportReturnType]
 
 
 def _halves(x: mx.array, size: int) -> tuple[mx.array, mx.array]:
     """[..., C, ·] → the earlier and the later half of every block of 2 · size tokens, [..., C / (2 · size), size, ·] each."""
-    blocks = x.reshape(*x.shape[:-2], -1, 2, size, x.shape[-1])
-    return blocks[..., 0, :, :], blocks[..., 1, :, :]
+    return _pairs(x.reshape(*x.shape[:-2], -1, size, x.shape[-1]))
 
 
-def _joined(upper: mx.array, across: mx.array, lower: mx.array) -> mx.array:
-    """The lower triangular blocks [upper 0; across lower], [..., 2 · size, 2 · size]."""
-    top = mx.concatenate([upper, mx.zeros_like(upper)], axis=-1)
-    return mx.concatenate([top, mx.concatenate([across, lower], axis=-1)], axis=-2)
+def _pairs(blocks: mx.array) -> tuple[mx.array, mx.array]:
+    """[..., n, ·, ·] → the first and the second of every two neighbours, [..., n / 2, ·, ·] each."""
+    first, second = mx.split(blocks.reshape(*blocks.shape[:-3], -1, 2, *blocks.shape[-2:]), 2, axis=-3)
+    return first.squeeze(-3), second.squeeze(-3)
 
 
 @mx.custom_function
