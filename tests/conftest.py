@@ -57,6 +57,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
+@pytest.fixture
+def patched_as_before() -> Iterator[None]:
+    """Restore the patches of mlx-lm that were active before the test, since models of other tests rely on them."""
+    from backend.engine import patches
+
+    before = [(r.owner, r.attribute, getattr(r.owner, r.attribute)) for r in patches._active]
+    yield
+    patches.uninstall()
+    for owner, attribute, value in before:
+        patches.replace(owner, attribute, value)
+
+
 def _bury_closed_windows() -> None:
     """Windows of earlier tests wait for an event loop to delete them; until then every change of theme redraws them."""
     core = sys.modules.get("PySide6.QtCore")

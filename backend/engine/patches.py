@@ -6,14 +6,26 @@ mlx-lm has no hook for these places, so attributes of its modules and classes ar
 |-------------------------------------------------------|----------------------------------------|------------------|----------------------------------|
 | `mlx_lm.models.<family>.scaled_dot_product_attention` | `scaled_dot_product_attention` below   | since `install`  | bounded memory; vectors on x86   |
 | `mlx_lm.models.<family>.swiglu`, `switch_layers` too  | `swiglu` below                         | since `install`  | mlx's exp is scalar on x86       |
+| `mlx_lm.models.<family>.gated_delta_update`           | `gated_delta_update` below             | since `install`  | the gradient of mlx-lm's loop    |
+|                                                       |                                        |                  | takes too much memory; its Metal |
+|                                                       |                                        |                  | kernel has none                  |
+| `mlx_lm.models.rwkv7.wkv7_kernel`                     | `wkv7` below                           | since `install`  | a Metal kernel has no gradient   |
+| `mlx_lm.models.kimi_k3._attn_res_kernel`,             | None: mlx-lm's plain operations        | since `install`, | a Metal kernel has no gradient   |
+| `mlx_lm.models.deepseek_v41._sinkhorn_kernel`         |                                        | on Metal         |                                  |
 | `nn.Embedding.__call__`, `LoRAEmbedding.__call__`,    | those of `engine/gathers.py`           | since `install`, | the gradient of a gather adds in |
 | `switch_layers._gather_sort`, `._scatter_unsort`      |                                        | on a GPU         | no fixed order there             |
 | `<class of a model's layers>.__call__`                | a version that recomputes activations  | inside that      | keeping all of them takes        |
 |                                                       | (`engine/gradient_checkpointing.py`)   | context          | too much memory                  |
 
 A model's file imports its functions by name (`from .base import scaled_dot_product_attention`), so the name is replaced in
-every file that a part of the model comes from, and mlx_lm.models.base and .activations keep theirs. All other calls are passed
-on to mlx-lm's own function. No result changes beyond rounding. `active` lists the replacements; `uninstall` undoes them.
+every file that a part of the model comes from, and mlx-lm's files that define them (base, activations, gated_delta) keep theirs. All
+other calls are passed on to mlx-lm's own function. No result changes beyond rounding. `active` lists the replacements; `uninstall`
+undoes them.
+
+On Metal, mlx-lm chooses between a kernel and plain operations by `self.training`, so that old and reference log-probabilities, computed
+in eval mode, would differ from those of the update. Ours takes the same operations in both. What is left, of all its models: the step
+kernels of `ssm` (Mamba 2 and its hybrids) serve single tokens after a cached state, hence decoding alone; `bitlinear_layers` (BitNet,
+whose layers take no adapters) has no plain form; `dbrx` computes its experts in another order in eval mode, which is rounding.
 """
 
 from __future__ import annotations
@@ -25,7 +37,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models import activations, base, switch_layers
+from mlx_lm.models import activations, base, gated_delta, rwkv7, switch_layers
 from mlx_lm.tuner.lora import LoRAEmbedding
 
 from backend.engine import gathers
@@ -33,6 +45,7 @@ from backend.engine.attention import blocked_attention, decode_attention
 from backend.engine.cpu import swiglu as vector_swiglu
 from backend.engine.cpu.vector_exp import exp_is_scalar
 from backend.engine.device import on_gpu
+from backend.engine.gated_delta import gated_delta_rule
 from backend.engine.prefix_cache import AttentionInputs, PrefixReader, PrefixRecorder
 from backend.engine.slot_cache import SlotCache
 
@@ -41,6 +54,7 @@ MIN_SWIGLU, MIN_SCORES = 1 << 12, 1 << 14
 calls cost more than they save."""
 
 MLX_LM_ATTENTION, MLX_LM_SWIGLU = base.scaled_dot_product_attention, activations.swiglu
+MLX_LM_GATED_DELTA = gated_delta.gated_delta_update
 
 
 # ── replacing and restoring attributes ───────────────────────────────────────────────────────────────────────────────
@@ -96,6 +110,10 @@ def install(model: nn.Module) -> None:
         for attribute, original, ours in FUNCTIONS:
             # `is original`: a family that defines its own function of this name keeps it.
             if getattr(module, attribute, None) is original and module is not sys.modules[original.__module__]:
+                replace(module, attribute, ours)
+        for file, attribute, ours in KERNELS:
+            # None: there is no Metal, hence no kernel.
+            if module is sys.modules.get(file) and getattr(module, attribute) not in (None, ours):
                 replace(module, attribute, ours)
     for owner, attribute, ours in GATHERS if on_gpu() else ():
         if getattr(owner, attribute) is not ours:
@@ -153,12 +171,63 @@ def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     return vector_swiglu.swiglu(gate, up) if pays else MLX_LM_SWIGLU(gate, up)
 
 
+def gated_delta_update(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    a: mx.array,
+    b: mx.array,
+    A_log: mx.array,
+    dt_bias: mx.array,
+    state: mx.array | None = None,
+    mask: mx.array | None = None,
+    *,
+    use_kernel: bool = True,
+    lower_bound: float | None = None,
+    allow_neg_eigval: bool = False,
+) -> tuple[mx.array, mx.array]:
+    """The gated delta rule in chunks wherever a row has several tokens or no state before it: in training, in eval and in train mode
+    alike, and in prefill. A decoding step, one token after a state, is mlx-lm's own."""
+    if state is not None and q.shape[1] == 1:
+        return MLX_LM_GATED_DELTA(
+            q, k, v, a, b, A_log, dt_bias, state, mask,
+            use_kernel=use_kernel, lower_bound=lower_bound, allow_neg_eigval=allow_neg_eigval,
+        )  # fmt: skip
+    # The logarithms of mlx-lm's `compute_g` and `compute_lower_bound_g`, in their types: the step's decay is exp of the same numbers.
+    rate = mx.exp(A_log.astype(mx.float32))
+    if lower_bound is None:
+        log_decay = -rate * nn.softplus(a + dt_bias)
+    else:
+        log_decay = lower_bound * mx.sigmoid(rate * (a.astype(mx.float32) + dt_bias))
+    beta = mx.sigmoid(b) * (2.0 if allow_neg_eigval else 1.0)
+    return gated_delta_rule(q, k, v, log_decay, beta, state, mask)
+
+
+def wkv7(
+    r: mx.array, w: mx.array, k: mx.array, v: mx.array, a: mx.array, b: mx.array, state: mx.array
+) -> tuple[mx.array, mx.array]:
+    """RWKV-7's recurrence token by token, as mlx-lm computes it where it has no kernel. r to b: [B, T, H, d]; state [B, H, d, d]."""
+    outs: list[mx.array] = []
+    for t in range(r.shape[1]):
+        out, state = rwkv7._wkv7_step_ops(r[:, t], w[:, t], k[:, t], v[:, t], a[:, t], b[:, t], state)
+        outs.append(out)
+    return mx.stack(outs, axis=1).astype(r.dtype), state
+
+
 FUNCTIONS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
     ("scaled_dot_product_attention", MLX_LM_ATTENTION, scaled_dot_product_attention),
     ("swiglu", MLX_LM_SWIGLU, swiglu),
+    ("gated_delta_update", MLX_LM_GATED_DELTA, gated_delta_update),
 )
 """(attribute, mlx-lm's, ours)."""
 
+KERNELS: tuple[tuple[str, str, Callable[..., Any] | None], ...] = (
+    ("mlx_lm.models.rwkv7", "wkv7_kernel", wkv7),
+    ("mlx_lm.models.kimi_k3", "_attn_res_kernel", None),
+    ("mlx_lm.models.deepseek_v41", "_sinkhorn_kernel", None),
+)
+"""(file, attribute, ours): Metal kernels without a gradient, each used by the one file that defines it. None: mlx-lm's code takes its
+plain operations where the kernel is None."""
 GATHERS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (nn.Embedding, "__call__", gathers.embedding_call),
     (LoRAEmbedding, "__call__", gathers.lora_embedding_call),

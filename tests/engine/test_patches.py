@@ -7,7 +7,7 @@ import importlib
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,13 @@ from backend.training.batch import pack
 from backend.types import Group, Problem
 from tests.support import random_models, reference_forward
 
+pytestmark = pytest.mark.usefixtures("patched_as_before")
+
 ARCHES = ["qwen3", "llama", "qwen3_moe", "mixtral", "gemma3_text"]
 FILES = {
     "scaled_dot_product_attention": ARCHES,
     "swiglu": ["qwen3", "llama", "qwen3_moe", "switch_layers"],
+    "gated_delta_update": [],  # tests/engine/test_recurrent_models.py
 }
 """The module in which a model's code looks a function up."""
 
@@ -64,16 +67,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(patches, "exp_is_scalar", lambda: True)
     monkeypatch.setattr(patches, "MIN_SWIGLU", 1)
     return counted
-
-
-@pytest.fixture(autouse=True)
-def patched_as_before() -> Iterator[None]:
-    """Restore the patches that were active before the test, since models of other tests rely on them."""
-    before = [(r.owner, r.attribute, getattr(r.owner, r.attribute)) for r in patches._active]
-    yield
-    patches.uninstall()
-    for owner, attribute, value in before:
-        patches.replace(owner, attribute, value)
 
 
 def without_patches(monkeypatch: pytest.MonkeyPatch) -> None:

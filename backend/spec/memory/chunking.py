@@ -18,6 +18,13 @@ ATTENTION_BYTES = {False: 2 << 20, True: 128 << 20}
 SMALLEST_BLOCK = 32
 """Queries."""
 
+GATED_DELTA_BYTES = {False: 32 << 20, True: 256 << 20}
+"""On a CPU and on a GPU: bytes that the backward pass of one gated delta net recomputes together."""
+
+GATED_DELTA_FLOATS = 30
+"""Of those, float32 numbers a token, head and number of its key and value: decayed copies of keys and queries at every size of block,
+and their gradients (measured: 20 with a decay a head, 28 with one a key channel)."""
+
 PREFILL_TOKENS = 8192
 """Most prompt tokens in one forward pass of prefill, summed over the prompts."""
 
@@ -43,3 +50,10 @@ def attention_block(heads: int, queries: int, keys: int, gpu: bool) -> int:
     largest = max(SMALLEST_BLOCK, ATTENTION_BYTES[gpu] // (4 * max(heads * keys, 1)))
     blocks = -(-queries // largest)
     return -(-queries // max(blocks, 1))
+
+
+def gated_delta_span(heads: int, head_size: int, chunk: int, gpu: bool) -> int:
+    """Tokens of a gated delta net recomputed together: as many whole chunks as fit GATED_DELTA_BYTES. `heads`: of all rows together;
+    `head_size`: of a key and a value together."""
+    chunk_bytes = 4 * GATED_DELTA_FLOATS * heads * head_size * chunk
+    return chunk * max(1, GATED_DELTA_BYTES[gpu] // max(chunk_bytes, 1))
