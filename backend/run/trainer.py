@@ -242,7 +242,8 @@ class Trainer:
         )  # fmt: skip
         if saved:  # its event came after the length to which the diary was cut back
             self._write_checkpoint_event(saved.state.step, saved.path)
-        for sentence in self.parts.scoring.notes() + config_notes(self.config) + self.parts.slow_paths:
+        notes = self.parts.learner.algorithm.notes() + self.parts.scoring.notes() + config_notes(self.config)
+        for sentence in notes + self.parts.slow_paths:
             self.note(sentence)
 
     # ── evaluation ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -174,7 +174,7 @@ def _synced_reference_is_the_base_model(sync: bool, path: str, train_type: str) 
 
 @_reads("sampling_correction", "ratio_against")
 def _sampling_correction_needs_the_old_policy(correction: str, against: str) -> Iterator[Fault]:
-    if correction != "none" and against == "reference":
+    if correction not in ("none", "auto") and against == "reference":
         yield Fault(
             "sampling_correction",
             "Sampling correction mends the ratio against the policy that sampled, but Ratio against is the reference "

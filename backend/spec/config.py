@@ -37,7 +37,7 @@ SECTIONS: dict[str, str] = {
 _ADAPTERS = ("train_type", ("lora", "dora"))
 _DECAYING = ("lr_schedule", ("cosine", "linear"))
 _SAPO, _VESPO = ("grpo_loss_type", ("sapo",)), ("grpo_loss_type", ("vespo",))
-_CORRECTED = ("sampling_correction", ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"))
+_CORRECTED = ("sampling_correction", ("auto", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"))
 
 
 class Config(BaseModel):
@@ -266,9 +266,11 @@ class Config(BaseModel):
     mask_truncated_completions: bool = setting(False, "generation", "Mask truncated completions", "Does not train on completions "
                                                "that ran into the length limit; their reward still counts in the group.", advanced=True)
     sampling_correction: str = setting(
-        "none", "generation", "Sampling correction", "What to do about the gap between the policy and what was drawn from, when "
-        "top-p, top-k or min-p cut the distribution. The gap is measured in any case.", advanced=True,
-        choices=[("none", "None", "Leave it."),
+        "auto", "generation", "Sampling correction", "What to do about the gap between the policy and what was drawn from: a model "
+        "in 16 bits rounds differently in sampling and in learning, and top-p, top-k and min-p cut the distribution. The gap is "
+        "measured in any case.", advanced=True,
+        choices=[("auto", "Automatic", "Token, truncated where the model computes in 16 bits; none in 32."),
+                 ("none", "None", "Leave it."),
                  ("token_truncate", "Token, truncated", "Multiply each token's term by the ratio, held within the limits (TIS)."),
                  ("token_mask", "Token, masked", "The same, with tokens outside the limits left out (MIS)."),
                  ("sequence_truncate", "Sequence, truncated", "One ratio a completion, held within the limits."),

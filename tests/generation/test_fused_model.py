@@ -191,7 +191,7 @@ def test_layers_with_other_quantisation_are_not_fused(models: Path) -> None:
     assert distance(policy, fused) < 1e-4
 
 
-@pytest.mark.parametrize(("bits", "most"), [(4, 720), (None, 480)], ids=["4-bit", "bf16"])
+@pytest.mark.parametrize(("bits", "most"), [(4, 720), (None, 720)], ids=["4-bit", "bf16"])
 def test_kernels_in_a_decoding_step(
     bits: int | None, most: int, compiled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
