@@ -112,6 +112,16 @@ def _full_fine_tuning_needs_float_weights(train_type: str, quantization: str) ->
         )
 
 
+@_reads("train_type", "dtype")
+def _full_fine_tuning_needs_range(train_type: str, dtype: str) -> Iterator[Fault]:
+    if train_type == "full" and dtype == "float16":
+        yield Fault(
+            "dtype",
+            "The gradients of weights in float16 fall out of its range, so full fine-tuning takes float32 or bfloat16; choose one "
+            "of them, or LoRA.",
+        )
+
+
 @_reads("train_type", "quantization")
 def _dora_lacks_6_bits(train_type: str, quantization: str) -> Iterator[Fault]:
     if train_type == "dora" and quantization == "6":

@@ -85,6 +85,16 @@ class Config(BaseModel):
                  ("6", "6-bit", ""), ("8", "8-bit", "Half of 16-bit memory; hardly any loss."),
                  ("mxfp4", "MXFP4", "4-bit floating point with shared exponents.")],
     )
+    dtype: str = setting(
+        "auto", "fine_tune", "Precision", "The floating-point type that the model computes in, and that its float weights have while it "
+        "learns. What is saved has the precision that the model came with.",
+        choices=[("auto", "Automatic", "As the model comes; 32 bits where every weight is trained."),
+                 ("float32", "float32", "Sampling and learning agree exactly. Twice the memory of 16 bits; with 4-bit weights only the "
+                  "activations grow."),
+                 ("bfloat16", "bfloat16", "What most models come in. The widest range and the coarsest steps; under full fine-tuning "
+                  "the weights that learn stay in 32 bits beside it."),
+                 ("float16", "float16", "Eight times finer than bfloat16, so sampling and learning agree better; a smaller range.")],
+    )
 
     # Training Settings
     iters: int = setting(1000, "training", "Iterations", "Training steps. Each samples a group for every prompt of the "

@@ -119,7 +119,9 @@ class Plain:
         )
         sampling_logps = padded([(np.array(completion.logps) - completion.log_kept).tolist() for _, completion in rows])
         correction = (
-            {} if config.sampling_correction in ("none", "auto") else {"is_ratio": self._correction(old, sampling_logps, mask)}
+            {}
+            if config.sampling_correction in ("none", "auto")
+            else {"is_ratio": self._correction(old, sampling_logps, mask)}
         )
 
         def loss(weights: dict[str, mx.array]) -> tuple[mx.array, dict[str, mx.array], mx.array, mx.array]:
