@@ -76,6 +76,10 @@ CHARTS: tuple[Chart, ...] = (
           (Curve("reward", "Reward", "accent"),), pattern="rewards/*/mean", held_out=True),
     Chart("Entropy", "nats a token", "nats", "How open the policy still is, per token. Near 0 every completion of a group is the same.",
           (Curve("entropy", "Entropy", "accent"),)),
+    Chart("Sampler and learner", "nats a token", "nats", "How far the log-probabilities of the sampled tokens differ between sampling and learning, "
+          "on average: by rounding alone, which is near 0 in float32 and about 0.01 in 16 bits, and with what top-p, top-k and min-p take "
+          "away. Rounding above 0.05 calls for another precision.",
+          (Curve("sampling/logp_gap/mean", "Rounding", "accent"), Curve("sampling/sampling_logp_difference/mean", "With filters", "muted"))),
     Chart("Groups without signal", "% of groups", "share", "Share of groups whose completions all got the same reward: they have no "
           "advantage, and teach nothing.", (Curve("frac_reward_zero_std", "No signal", "clip"),)),
     Chart("Spread per function", "std of the score", "", "Standard deviation of each reward function's scores. A function that scores all alike "

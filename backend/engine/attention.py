@@ -8,6 +8,9 @@ backward pass recomputes P = exp(S − L) for a block of n queries at a time (Fl
     S = scale · Q Kᵀ      O = P V      D = rowsum(dO ∘ O)
     dV = Pᵀ dO            dS = P ∘ (dO Vᵀ − D)            dQ = dS K            dK = dSᵀ Q
 
+All of it is computed in float32, whatever the type of queries, keys and values: so does Metal's fused attention, which samples, and
+scores rounded to bfloat16 alone are wrong by up to 0.4 %. Only the output and the gradients are rounded, each once.
+
 Keys come in up to two segments: a prompt's, which all completions of its group attend to without copying it, and the rows' own,
 which are causal. Each segment gives a partial softmax; two partial softmaxes merge exactly (Milakov and Gimelshein,
 arXiv:1805.02867). Only queries are blocked, not keys: one block's scores against all keys must fit `attention_block`'s bytes.
@@ -52,8 +55,8 @@ def blocked_attention(
 ) -> mx.array:
     """softmax(scale · q kᵀ) v over the row's prompt and its own tokens up to the query: [B, H, N, e], in the values' type.
 
-    Differentiable in queries, keys, values and the prompts' keys and values. The softmax is computed in float32. `block`:
-    queries at a time (None: as many as `attention_block` allows on this device).
+    Differentiable in queries, keys, values and the prompts' keys and values. `block`: queries at a time (None: as many as
+    `attention_block` allows on this device).
     """
     B, H, N, _ = queries_BHNd.shape
     K = prompts.keys.shape[2] if prompts else 0
@@ -93,17 +96,22 @@ def blocked_attention(
         # from the start, and earlier, shorter blocks are padded to it.
         for span in reversed(spans):
             q = evaluate_after(queries[:, :, span], d_queries[-1:] + d_arrays)
+            d_out_32 = d_out[:, :, span].astype(mx.float32)
             grads = [
-                segment.vjp(q, *(x[:, :, span] for x in (d_out, logsumexp, delta)))
+                segment.vjp(q, d_out_32, *(x[:, :, span] for x in (logsumexp, delta)))
                 for segment in segments(span, arrays)
             ]
             dq, *dkv = zip(*grads, strict=True)
             d_queries.append(reduce(add, dq))
             d_arrays = _accumulate(d_arrays, [x for pair in zip(*dkv, strict=True) for x in pair])
-        return (_concatenate_queries(d_queries[::-1]), *d_arrays)
+        return (
+            _concatenate_queries(d_queries[::-1]),
+            *(d.astype(x.dtype) for d, x in zip(d_arrays, arrays, strict=True)),
+        )
 
-    # Scaled outside of the custom function: d numbers a query instead of K + N scores, and autodiff scales dQ.
-    return attention(queries_BHNd * scale, keys_BJNd, values_BJNe, *(prompts[:2] if prompts else ()))[0]  # pyright: ignore[reportIndexIssue]
+    # Scaled outside of the custom function: d numbers a query instead of K + N scores, and autodiff scales and rounds dQ.
+    scaled = queries_BHNd.astype(mx.float32) * scale
+    return attention(scaled, keys_BJNd, values_BJNe, *(prompts[:2] if prompts else ()))[0]  # pyright: ignore[reportIndexIssue]
 
 
 def decode_attention(
@@ -111,16 +119,18 @@ def decode_attention(
 ) -> mx.array:
     """Attention of one query per row to the columns of a cache that `mask_B11C` allows: [B, H, 1, e], without a gradient.
 
-    For x86, where mlx's own attention computes its exponentials one number at a time.
+    For x86, where mlx's own attention computes its exponentials one number at a time. In float32, as `blocked_attention` is.
     """
+    dtype = values_BJCe.dtype
+    queries_BH1d, keys_BJCd, values_BJCe = (x.astype(mx.float32) for x in (queries_BH1d, keys_BJCd, values_BJCe))
     (B, H, _, d), J = queries_BH1d.shape, keys_BJCd.shape[1]
     # The H / J query heads of a key head become rows of one product, so no key is repeated.
     scores = (queries_BH1d * scale).reshape(B, J, H // J, d) @ keys_BJCd.swapaxes(-1, -2)
-    scores = scores.astype(mx.float32) + mx.where(mask_B11C, 0.0, -mx.inf)
+    scores = scores + mx.where(mask_B11C, 0.0, -mx.inf)
     weights = exp_nonpositive(scores - scores.max(axis=-1, keepdims=True))
     # Normalised after the product: e numbers a query to divide instead of C.
-    out = (weights.astype(values_BJCe.dtype) @ values_BJCe).astype(mx.float32) / weights.sum(axis=-1, keepdims=True)
-    return out.astype(values_BJCe.dtype).reshape(B, H, 1, -1)
+    out = (weights @ values_BJCe) / weights.sum(axis=-1, keepdims=True)
+    return out.astype(dtype).reshape(B, H, 1, -1)
 
 
 class _PartialSoftmax(NamedTuple):
@@ -149,8 +159,7 @@ class _Segment:
         # The peak keeps exp ≤ 1. It is finite (−∞ − −∞ would be NaN): a query sees itself, and a prompt has a token.
         peak = scores.max(axis=-1, keepdims=True)
         weights = exp_nonpositive(scores - peak)
-        # The product runs in the values' type (16 bits on a GPU); sums and scores stay in float32.
-        out = (weights.astype(self.values.dtype) @ self.values).astype(mx.float32)
+        out = weights @ self.values.astype(mx.float32)
         return _PartialSoftmax(
             *(self._ungrouped(x, q_BHnd.shape) for x in (out, weights.sum(axis=-1, keepdims=True), peak))
         )
@@ -158,19 +167,20 @@ class _Segment:
     def vjp(
         self, q_BHnd: mx.array, d_out: mx.array, logsumexp: mx.array, delta: mx.array
     ) -> tuple[mx.array, mx.array, mx.array]:
-        """dQ [B, H, n, d], dK and dV (shaped as keys and values): this segment's share. `logsumexp` and `delta` are those of
-        the whole softmax, so the shares of the segments add."""
+        """dQ [B, H, n, d], dK and dV (shaped as keys and values), float32: this segment's share. `logsumexp` and `delta` are
+        those of the whole softmax, so the shares of the segments add."""
         q, d_out, logsumexp, delta = (self._grouped(x) for x in (q_BHnd, d_out, logsumexp, delta))
+        keys, values = self.keys.astype(mx.float32), self.values.astype(mx.float32)
         # S ≤ L, for L is the logarithm of a sum that S is in: P comes out normalised, and its exponent is never positive.
         weights = exp_nonpositive(self._scores(q, q_BHnd.shape[2]) - logsumexp)
-        d_values = weights.astype(self.values.dtype).swapaxes(-1, -2) @ d_out
-        # dP in the values' type, but the difference dP − D in float32: the two nearly cancel where P is close to one-hot.
-        d_scores = (weights * ((d_out @ self.values.swapaxes(-1, -2)) - delta)).astype(self.keys.dtype)
-        return self._ungrouped(d_scores @ self.keys, q_BHnd.shape), d_scores.swapaxes(-1, -2) @ q, d_values
+        d_values = weights.swapaxes(-1, -2) @ d_out
+        # dP and D nearly cancel where P is close to one-hot: in 16 bits little of the difference would be left.
+        d_scores = weights * ((d_out @ values.swapaxes(-1, -2)) - delta)
+        return self._ungrouped(d_scores @ keys, q_BHnd.shape), d_scores.swapaxes(-1, -2) @ q, d_values
 
     def _scores(self, q: mx.array, n: int) -> mx.array:
         """S [S, J, rows, M] in float32, −∞ where masked. The block's n tokens are the innermost axis of the query rows."""
-        scores = (q @ self.keys.swapaxes(-1, -2)).astype(mx.float32)
+        scores = q @ self.keys.astype(mx.float32).swapaxes(-1, -2)
         columns = mx.arange(self.keys.shape[2])
         # A single query is the last key of its segment, so nothing is to be masked.
         if self.first_query is not None and n > 1:

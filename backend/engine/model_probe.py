@@ -51,8 +51,9 @@ def split(model: nn.Module) -> SplitModel:
         split_model.slow_paths.append(
             UNSHARED.format(reason=f"its code does not take a shared prompt ({describe_error(error)})")
         )
-    # mlx is lazy: the shape is known without running anything.
-    split_model.vocab_size = split_model.logits(split_model.hidden(mx.array([[1]]))).shape[-1]
+    # mlx is lazy: shape and type are known without running anything.
+    hidden = split_model.hidden(mx.array([[1]]))
+    split_model.vocab_size, split_model.dtype = split_model.logits(hidden).shape[-1], hidden.dtype
     return split_model
 
 

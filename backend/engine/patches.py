@@ -14,6 +14,7 @@ mlx-lm has no hook for these places, so attributes of its modules and classes ar
 | `mlx_lm.models.deepseek_v41._sinkhorn_kernel`         |                                        | on Metal         |                                  |
 | `nn.Embedding.__call__`, `LoRAEmbedding.__call__`,    | those of `engine/gathers.py`           | since `install`, | the gradient of a gather adds in |
 | `switch_layers._gather_sort`, `._scatter_unsort`      |                                        | on a GPU         | no fixed order there             |
+| `LoRALinear.__call__`, `DoRALinear.__call__`          | `engine/adapter_product.py`            | since `install`  | in 16 bits as the sampler has it |
 | `<class of a model's layers>.__call__`                | a version that recomputes activations  | inside that      | keeping all of them takes        |
 |                                                       | (`engine/gradient_checkpointing.py`)   | context          | too much memory                  |
 
@@ -40,11 +41,11 @@ import mlx.nn as nn
 from mlx_lm.models import activations, base, gated_delta, rwkv7, switch_layers
 from mlx_lm.tuner.lora import LoRAEmbedding
 
-from backend.engine import gathers
+from backend.engine import adapter_product, gathers
 from backend.engine.attention import blocked_attention, decode_attention
 from backend.engine.cpu import swiglu as vector_swiglu
 from backend.engine.cpu.vector_exp import exp_is_scalar
-from backend.engine.device import on_gpu
+from backend.engine.device import on_cpu, on_gpu
 from backend.engine.gated_delta import gated_delta_rule
 from backend.engine.prefix_cache import AttentionInputs, PrefixReader, PrefixRecorder
 from backend.engine.slot_cache import SlotCache
@@ -118,6 +119,9 @@ def install(model: nn.Module) -> None:
     for owner, attribute, ours in GATHERS if on_gpu() else ():
         if getattr(owner, attribute) is not ours:
             replace(owner, attribute, ours)
+    for owner, call in adapter_product.METHODS:
+        if owner.__call__ is not call and any(type(part) is owner for part in model.modules()):
+            replace(owner, "__call__", call)
 
 
 def uninstall() -> None:
@@ -146,7 +150,12 @@ def scaled_dot_product_attention(
     # `is`: a model that has changed the mask must get attention with its own mask.
     if sinks is None and isinstance(cache, SlotCache) and mask is cache.mask and _pays(queries, keys):
         return decode_attention(queries, keys, values, scale, mask)
-    return MLX_LM_ATTENTION(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+    if hasattr(cache, "bits") or keys.dtype == mx.float32 or not on_cpu():
+        return MLX_LM_ATTENTION(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+    # On a CPU mlx composes attention of plain operations and rounds queries, scores and weights to 16 bits; on a GPU, and in
+    # training, they stay in float32.
+    wide = (x.astype(mx.float32) for x in (queries, keys, values))
+    return MLX_LM_ATTENTION(*wide, cache=cache, scale=scale, mask=mask, sinks=sinks).astype(values.dtype)
 
 
 def _training_inputs(keys: mx.array, values: mx.array, cache: Any, mask: Any) -> AttentionInputs | None:
@@ -167,7 +176,9 @@ def _pays(queries: mx.array, keys: mx.array) -> bool:
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     """silu(gate) · up in vectors, where mlx's exp takes one number at a time; mlx-lm's own otherwise."""
     # Equal shapes: our backward pass does not sum over broadcast axes.
-    pays = gate.shape == up.shape and gate.size >= MIN_SWIGLU and exp_is_scalar()
+    # In 16 bits at any size: ours rounds once and mlx-lm's three times, and small decoding steps must round as large batches do.
+    is_large = gate.size >= MIN_SWIGLU or gate.dtype != mx.float32
+    pays = gate.shape == up.shape and is_large and exp_is_scalar()
     return vector_swiglu.swiglu(gate, up) if pays else MLX_LM_SWIGLU(gate, up)
 
 

@@ -28,5 +28,7 @@ class SplitModel:
     prefix_layers: int = 0
     """The number of layers, where all of them let a prompt be prefilled once for all of its completions; else 0."""
     vocab_size: int = 0
+    dtype: mx.Dtype = mx.float32
+    """Of the hidden states: what the model computes in, whatever its weights are stored in."""
     slow_paths: list[str] = field(default_factory=list)
     """Sentences for the user: each slow path that this model takes, and the reason. Empty if it takes none."""

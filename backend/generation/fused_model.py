@@ -182,7 +182,8 @@ def fusable_linears(model: nn.Module, merge: bool) -> list[FusedLinear]:
 def _fusion(members: list[nn.Module], merge: bool) -> Literal["merge", "pack"] | None:
     """Whether to concatenate weights for each rollout with adapters merged in, or once for good with adapters beside them.
 
-    None where that gains nothing or `merge` does not allow the memory. Quantised weights are packed: merging would make them float.
+    None where that gains nothing or `merge` does not allow the memory. Only float32 weights take adapters in: merged, quantised ones
+    would be floats, and 16-bit ones would swallow what is smaller than half their last digit, most of an update at 1e-5.
     """
     has_adapters = any(has_adapter(member) for member in members)
     is_trainable = any(tree_flatten(base_of(member).trainable_parameters()) for member in members)
@@ -190,7 +191,8 @@ def _fusion(members: list[nn.Module], merge: bool) -> Literal["merge", "pack"] |
         return None
     if is_trainable:
         return "merge" if merge else None
-    return "merge" if merge and has_adapters and isinstance(base_of(members[0]), nn.Linear) else "pack"
+    can_merge = has_adapters and base_of(members[0]).weight.dtype == mx.float32
+    return "merge" if merge and can_merge else "pack"
 
 
 def _linear_inputs(model: nn.Module) -> list[tuple[nn.Module, mx.array]]:

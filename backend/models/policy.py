@@ -17,7 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_map_with_path
+from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
@@ -35,6 +35,8 @@ QUANTIZATION = {
 }
 
 SIXTEEN_BIT_TYPES = (mx.bfloat16, mx.float16)
+DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+"""`dtype`, but for "auto"."""
 
 ADAPTABLE_LAYERS = (
     *(nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding),
@@ -47,6 +49,8 @@ class Policy:
     """Model, tokenizer and reference of one run. Built by `load_policy`.
 
     `original_dtypes` holds the type of every array that was loaded in 16 bits and is trained in 32; it is saved in that type.
+    `masters` is mixed precision (arXiv:1710.03740): the tree of trainable arrays in float32, where the model computes with copies of
+    them in 16 bits. None where the model's own arrays are what learns.
     `hidden` and `logits` are the two parts of the forward pass (see `backend.engine.forward.SplitModel`).
     """
 
@@ -57,11 +61,13 @@ class Policy:
         model_config: dict[str, Any],
         reference: nn.Module | None,
         original_dtypes: dict[str, mx.Dtype] | None = None,
+        masters: Any = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.model_config = model_config
         self.original_dtypes = original_dtypes or {}
+        self.masters = masters
         self.split_model = split(model)
         self.reference_model = reference
         self.reference = split(reference) if reference is not None else None
@@ -75,16 +81,31 @@ class Policy:
     def logits(self, hidden: mx.array) -> mx.array:
         return self.split_model.logits(hidden)
 
+    def parameters(self) -> Any:
+        """The tree of trainable arrays as the optimizer has them."""
+        return self.model.trainable_parameters() if self.masters is None else self.masters
+
+    def set_parameters(self, parameters: Any) -> None:
+        """Put what the optimizer has made of `parameters()` back. Lazy: evaluate `arrays()` after it."""
+        if self.masters is not None:
+            self.masters = parameters
+            parameters = tree_map(lambda x, own: x.astype(own.dtype), parameters, self.model.trainable_parameters())
+        self.model.update(parameters)
+
     def trainable(self) -> dict[str, mx.array]:
-        """Every trainable array, by name."""
-        return dict(tree_flatten(self.model.trainable_parameters()))
+        """Every trainable array, by name, as the optimizer has it."""
+        return dict(tree_flatten(self.parameters()))
+
+    def arrays(self) -> Any:
+        """What training changes, copies in 16 bits included."""
+        return [self.parameters(), self.model.trainable_parameters()]
 
     def assign(self, arrays: dict[str, mx.array]) -> None:
         """Restore saved trainable arrays. Raises ValueError when names or shapes are not those of this policy."""
         own = self.trainable()
         if own.keys() != arrays.keys() or any(own[name].shape != arrays[name].shape for name in own):
             raise ValueError("The saved weights do not belong to this model.")
-        self.model.load_weights(list(arrays.items()), strict=False)
+        self.set_parameters(tree_map_with_path(lambda name, _: arrays[name], self.parameters()))
 
     def move_reference(self, alpha: float) -> None:
         """reference ← (1 − α)·reference + α·policy, over the trainable arrays (TR-DPO, arXiv:2404.09656)."""
@@ -99,6 +120,8 @@ class Policy:
 
     def restore_reference(self, arrays: dict[str, mx.array]) -> None:
         assert self.reference_model is not None
+        own = dict(tree_flatten(self.reference_model.parameters()))
+        arrays = {name: x.astype(own[name].dtype) for name, x in arrays.items()}
         self.reference_model.load_weights(list(arrays.items()), strict=False)
         mx.eval(self.reference_model.parameters())
 
@@ -114,16 +137,38 @@ def load_policy(config: ModelSettings, note: Callable[[str], None] = lambda sent
     model, tokenizer, model_config = load_model(config.model, "model")
     if config.quantization != "none":
         model, model_config = _quantize(model, model_config, config.quantization)
-    original_dtypes = _prepare_full_training(model, note) if config.train_type == "full" else {}
+    is_full = config.train_type == "full"
+    original_dtypes = _prepare_full_training(model, note) if is_full else {}
+    # After quantising, so that the codes are those of the model as it came, which an export quantises too.
+    masters = cast(model, config.dtype, keep=is_full)
     reference = _load_reference(model, tokenizer, config)
-    if config.train_type == "full":
+    if is_full:
         model.unfreeze()
     else:
         attach_adapters(model, config, note)
         if config.sync_ref_model:  # a reference that follows needs adapters of its own; the base is still shared
             reference = _frozen(copy_sharing_arrays(model))
-    mx.eval(model.parameters())
-    return Policy(model, tokenizer, model_config, reference, original_dtypes)
+    mx.eval(model.parameters(), masters)
+    return Policy(model, tokenizer, model_config, reference, original_dtypes, masters)
+
+
+def cast(model: nn.Module, dtype: str, keep: bool = False) -> Any:
+    """Give the model's float arrays this type, scales and biases of quantised layers included. "auto" leaves them as they are.
+
+    Arrays that the architecture computes in float32 whatever the model's type (routers, state-space decays) stay, as in mlx-lm's own
+    conversion. With `keep`: → the arrays as they were before, where casting to 16 bits has rounded them; else None.
+    """
+    if dtype == "auto":
+        return None
+    casts: Callable[[str], bool] = getattr(model, "cast_predicate", lambda name: True)  # mlx-lm's name
+    before = model.parameters()
+
+    def as_type(name: str, array: mx.array) -> mx.array:
+        is_float = mx.issubdtype(array.dtype, mx.floating)
+        return array.astype(DTYPES[dtype]) if is_float and casts(name) else array
+
+    model.update(tree_map_with_path(as_type, before))
+    return before if keep and DTYPES[dtype] in SIXTEEN_BIT_TYPES else None
 
 
 def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
@@ -205,6 +250,7 @@ def _load_reference(model: nn.Module, tokenizer: Any, config: ModelSettings) -> 
     if (path / "adapter_config.json").is_file():
         return _frozen(_with_adapters(copy_sharing_arrays(model), path))
     reference, other_tokenizer, _ = load_model(config.reference_model_path, "reference_model_path")
+    cast(reference, config.dtype)
     if other_tokenizer.get_vocab() != tokenizer.get_vocab():
         raise Mistake(
             "reference_model_path",
@@ -312,6 +358,7 @@ def save_model(policy: Policy, source: str, folder: Path) -> None:
         return array.astype(policy.original_dtypes.get(name, array.dtype))
 
     model = copy_sharing_arrays(policy.model)
+    model.update(policy.parameters())  # the masters, where the model computes with copies
     model.update(tree_map_with_path(in_original_dtype, model.parameters()))
     path = Path(source).expanduser()
     # A folder, never an id: for an id mlx-lm requests a model card from the Hub, and a run must be able to end offline.

@@ -223,7 +223,8 @@ class Trainer:
         for error in self.gpu_errors.errors[self.state.gpu_errors_told :]:  # the diary was cut back before their notes
             self.warn(error.sentence)
         self.state.gpu_errors_told = len(self.gpu_errors.errors)
-        for sentence in self.parts.scoring.notes() + config_notes(self.config) + self.parts.slow_paths:
+        notes = self.parts.learner.algorithm.notes() + self.parts.scoring.notes() + config_notes(self.config)
+        for sentence in notes + self.parts.slow_paths:
             self.note(sentence)
 
     # ── evaluation ───────────────────────────────────────────────────────────────────────────────────────────────────

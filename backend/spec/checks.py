@@ -112,6 +112,16 @@ def _full_fine_tuning_needs_float_weights(train_type: str, quantization: str) ->
         )
 
 
+@_reads("train_type", "dtype")
+def _full_fine_tuning_needs_range(train_type: str, dtype: str) -> Iterator[Fault]:
+    if train_type == "full" and dtype == "float16":
+        yield Fault(
+            "dtype",
+            "The gradients of weights in float16 fall out of its range, so full fine-tuning takes float32 or bfloat16; choose one "
+            "of them, or LoRA.",
+        )
+
+
 @_reads("train_type", "quantization")
 def _dora_lacks_6_bits(train_type: str, quantization: str) -> Iterator[Fault]:
     if train_type == "dora" and quantization == "6":
@@ -174,7 +184,7 @@ def _synced_reference_is_the_base_model(sync: bool, path: str, train_type: str) 
 
 @_reads("sampling_correction", "ratio_against")
 def _sampling_correction_needs_the_old_policy(correction: str, against: str) -> Iterator[Fault]:
-    if correction != "none" and against == "reference":
+    if correction not in ("none", "auto") and against == "reference":
         yield Fault(
             "sampling_correction",
             "Sampling correction mends the ratio against the policy that sampled, but Ratio against is the reference "

@@ -37,7 +37,7 @@ SECTIONS: dict[str, str] = {
 _ADAPTERS = ("train_type", ("lora", "dora"))
 _DECAYING = ("lr_schedule", ("cosine", "linear"))
 _SAPO, _VESPO = ("grpo_loss_type", ("sapo",)), ("grpo_loss_type", ("vespo",))
-_CORRECTED = ("sampling_correction", ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"))
+_CORRECTED = ("sampling_correction", ("auto", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"))
 
 
 class Config(BaseModel):
@@ -84,6 +84,16 @@ class Config(BaseModel):
         choices=[("none", "None", "As the model comes."), ("4", "4-bit", "A quarter of 16-bit memory; some loss."),
                  ("6", "6-bit", ""), ("8", "8-bit", "Half of 16-bit memory; hardly any loss."),
                  ("mxfp4", "MXFP4", "4-bit floating point with shared exponents.")],
+    )
+    dtype: str = setting(
+        "auto", "fine_tune", "Precision", "The floating-point type that the model computes in, and that its float weights have while it "
+        "learns. What is saved has the precision that the model came with.",
+        choices=[("auto", "Automatic", "As the model comes; 32 bits where every weight is trained."),
+                 ("float32", "float32", "Sampling and learning agree exactly. Twice the memory of 16 bits; with 4-bit weights only the "
+                  "activations grow."),
+                 ("bfloat16", "bfloat16", "What most models come in. The widest range and the coarsest steps; under full fine-tuning "
+                  "the weights that learn stay in 32 bits beside it."),
+                 ("float16", "float16", "Eight times finer than bfloat16, so sampling and learning agree better; a smaller range.")],
     )
 
     # Training Settings
@@ -272,9 +282,11 @@ class Config(BaseModel):
     mask_truncated_completions: bool = setting(False, "generation", "Mask truncated completions", "Does not train on completions "
                                                "that ran into the length limit; their reward still counts in the group.", advanced=True)
     sampling_correction: str = setting(
-        "none", "generation", "Sampling correction", "What to do about the gap between the policy and what was drawn from, when "
-        "top-p, top-k or min-p cut the distribution. The gap is measured in any case.", advanced=True,
-        choices=[("none", "None", "Leave it."),
+        "auto", "generation", "Sampling correction", "What to do about the gap between the policy and what was drawn from: a model "
+        "in 16 bits rounds differently in sampling and in learning, and top-p, top-k and min-p cut the distribution. The gap is "
+        "measured in any case.", advanced=True,
+        choices=[("auto", "Automatic", "Token, truncated where the model computes in 16 bits; none in 32."),
+                 ("none", "None", "Leave it."),
                  ("token_truncate", "Token, truncated", "Multiply each token's term by the ratio, held within the limits (TIS)."),
                  ("token_mask", "Token, masked", "The same, with tokens outside the limits left out (MIS)."),
                  ("sequence_truncate", "Sequence, truncated", "One ratio a completion, held within the limits."),

@@ -98,6 +98,20 @@ def moving_fast(steps: Steps) -> Finding | None:
 
 
 @_rule
+def sampler_differs(steps: Steps) -> Finding | None:
+    """Measured before top-p, top-k and min-p, so filters do not count: only the rounding of the type that the model computes in."""
+    gap = _mean(steps, "sampling/logp_gap/mean")
+    if gap is None or gap <= 0.05:
+        return None
+    return Finding(
+        "sampler_differs",
+        f"Sampling and learning differ by {gap:.2g} nats a token in the log-probability of the same token: the model's numbers "
+        f"are too coarse.",
+        "Set Precision to float16 or float32, and leave Sampling correction on Automatic.",
+    )
+
+
+@_rule
 def never_scores(steps: Steps) -> Finding | None:
     """Reward functions that gave 0 to every completion."""
     if len(steps) < WINDOW:

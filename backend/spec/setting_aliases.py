@@ -23,6 +23,7 @@ KEY_ALIASES = {
     "gradient_checkpointing": "grad_checkpoint",
     "ref_model": "reference_model_path",
     "lr_scheduler_type": "lr_schedule",
+    "torch_dtype": "dtype",
 }
 """Another program's key → ours, where only the name differs."""
 
@@ -34,6 +35,12 @@ CHOICE_ALIASES = {
         "linear_schedule": "linear",
     },
     "quantization": {"": "none", "4-bit": "4", "6-bit": "6", "8-bit": "8", "4bit": "4", "6bit": "6", "8bit": "8"},
+    "dtype": {
+        **dict.fromkeys(("", "none"), "auto"),
+        **dict.fromkeys(("fp32", "float", "torch.float32"), "float32"),
+        **dict.fromkeys(("bf16", "torch.bfloat16"), "bfloat16"),
+        **dict.fromkeys(("fp16", "half", "torch.float16"), "float16"),
+    },
     "scale_rewards": {"true": "group", "false": "none"},
     "grpo_loss_type": {"dr-grpo": "dr_grpo", "dr grpo": "dr_grpo"},
     "importance_sampling_level": {"": "token", "default": "token"},
@@ -64,13 +71,15 @@ IGNORED = {
 
 QUANTIZATION_FLAGS = {"load_in_4bits": "4", "load_in_6bits": "6", "load_in_8bits": "8", "load_in_mxfp4": "mxfp4"}
 
+PRECISION_FLAGS = {"bf16": "bfloat16", "fp16": "float16"}
+
 EMPTY_MEANS_DEFAULT = (
     *("prompt_feature", "answer_feature", "type_feature", "system_feature"),
     *("train_split", "valid_split", "test_split"),
 )
 """Columns and splits that may be left empty, as the form's fields may."""
 
-FOREIGN_KEYS = (*KEY_ALIASES, *QUANTIZATION_FLAGS, "dataset", "lora_parameters", "optimizer_config")
+FOREIGN_KEYS = (*KEY_ALIASES, *QUANTIZATION_FLAGS, *PRECISION_FLAGS, "dataset", "lora_parameters", "optimizer_config")
 """Keys that are translated and are none of ours: suggested for a misspelt key."""
 
 
@@ -83,6 +92,7 @@ def ignored_keys(raw: Mapping[str, Any]) -> dict[str, str]:
 def other_names(key: str) -> list[str]:
     """Names of one of our settings in other programs."""
     grouped = {"data": ["dataset"], "quantization": list(QUANTIZATION_FLAGS), "lora_keys": ["keys"]}
+    grouped["dtype"] = list(PRECISION_FLAGS)
     grouped |= {name: [f"lora_parameters {name}"] for name in ("rank", "scale", "dropout")}
     return [theirs for theirs, ours in KEY_ALIASES.items() if ours == key] + grouped.get(key, [])
 
@@ -164,18 +174,28 @@ def _ungroup_lora_parameters(values: Raw) -> list[Fault]:
 
 def _merge_quantization_flags(values: Raw) -> list[Fault]:
     """`load_in_4bits: true` and its variants become one value of `quantization`."""
-    flags = {key: values.pop(key) for key in QUANTIZATION_FLAGS if key in values}
+    return _merge_flags(values, "quantization", QUANTIZATION_FLAGS, "none")
+
+
+def _merge_precision_flags(values: Raw) -> list[Fault]:
+    """TRL's `bf16: true` and `fp16: true` become a value of `dtype`."""
+    return _merge_flags(values, "dtype", PRECISION_FLAGS, "auto")
+
+
+def _merge_flags(values: Raw, ours: str, choices: Mapping[str, str], default: str) -> list[Fault]:
+    """At most one of several flags may be on, and sets our setting to its choice."""
+    flags = {key: values.pop(key) for key in choices if key in values}
     odd = [key for key, value in flags.items() if _as_bool(value) is None]
     if odd:
-        return [Fault("quantization", f"{odd[0]} must be true or false, not {flags[odd[0]]}.")]
+        return [Fault(ours, f"{odd[0]} must be true or false, not {flags[odd[0]]}.")]
     chosen = [key for key, value in flags.items() if _as_bool(value)]
     if len(chosen) > 1:
-        return [Fault("quantization", f"{' and '.join(chosen)} are both on; choose one.")]
+        return [Fault(ours, f"{' and '.join(chosen)} are both on; choose one.")]
     if chosen:
-        quantization, named = QUANTIZATION_FLAGS[chosen[0]], values.get("quantization")
-        if named is not None and _choice(named, CHOICE_ALIASES["quantization"]) not in ("none", quantization):
-            return [Fault("quantization", f"quantization is {named} but {chosen[0]} is on; keep one of them.")]
-        values["quantization"] = quantization
+        choice, named = choices[chosen[0]], values.get(ours)
+        if named is not None and _choice(named, CHOICE_ALIASES[ours]) not in (default, choice):
+            return [Fault(ours, f"{ours} is {named} but {chosen[0]} is on; keep one of them.")]
+        values[ours] = choice
     return []
 
 
@@ -203,7 +223,13 @@ def _ungroup_optimizer_config(values: Raw) -> list[Fault]:
     return faults
 
 
-_GROUPS = (_merge_dataset, _ungroup_lora_parameters, _merge_quantization_flags, _ungroup_optimizer_config)
+_GROUPS = (
+    _merge_dataset,
+    _ungroup_lora_parameters,
+    _merge_quantization_flags,
+    _merge_precision_flags,
+    _ungroup_optimizer_config,
+)
 """Translations of keys that hold several settings, or of several keys that hold one setting."""
 
 _SCHEDULES = {"cosine": ("peak", "steps", "end"), "linear": ("peak", "end", "steps")}

@@ -48,6 +48,10 @@ class Algorithm(Protocol):
     def after_update(self, update: int, metrics: dict[str, float]) -> None:
         """After update number `update` (from 1 over the run), with its merged metrics."""
 
+    def notes(self) -> list[str]:
+        """Sentences for the user about what was chosen where a setting leaves the choice open."""
+        return []
+
     def metric_names(self) -> list[str]:
         """Metrics that every step reports: NaN where nothing was measured."""
         return []

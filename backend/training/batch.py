@@ -37,6 +37,8 @@ class Batch:
     """1.0 where a token is trained on, 0.0 at padding, tool results and truncated completions that are masked."""
     sampling_logp_BT: mx.array
     """The log-probability each token was sampled with, after top-p, top-k and min-p; in nats."""
+    log_kept_BT: mx.array
+    """The log of the share of the policy's mass that those filters kept: 0 where none is on."""
     advantage_B: mx.array
     group_B: mx.array
     row_B: mx.array
@@ -124,6 +126,7 @@ def pack(groups: Sequence[Group], *, pad_id: int, mask_truncated_completions: bo
         completion_BT=_padded([c.tokens for _, _, c in rows], longest, pad_id, mx.int32),
         mask_BT=_padded(masks, longest, 0, mx.float32),
         sampling_logp_BT=_padded([_sampling_logps(c) for _, _, c in rows], longest, 0, mx.float32),
+        log_kept_BT=_padded([c.log_kept or [0.0] * len(c.tokens) for _, _, c in rows], longest, 0, mx.float32),
         advantage_B=mx.array([c.advantage for _, _, c in rows], mx.float32),
         group_B=mx.array([index for index, _, _ in rows], mx.int32),
         row_B=mx.arange(len(rows), dtype=mx.int32),

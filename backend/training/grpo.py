@@ -1,8 +1,9 @@
 """GRPO and its family (arXiv:2402.03300): preparation of a rollout's batches, and the clipped objective of the chosen loss.
 
-A step is `steps_per_generation` optimizer batches, each used for μ = `num_iterations` updates. Token weights, reference
-log-probabilities and the importance correction are fixed before the first update; the old policy is the policy before it. The
-losses themselves are the table in `losses.py`.
+A step is `steps_per_generation` optimizer batches, each used for μ = `num_iterations` updates. Token weights and reference
+log-probabilities are fixed before the first update; the old policy is the policy before it. Its log-probabilities, and with them
+the importance correction, come from the first update's own forward pass wherever that is still the policy that sampled. The losses
+themselves are the table in `losses.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from backend.training.additive_metrics import Tally
 from backend.training.algorithm import Algorithm, OptimizerBatch
 from backend.training.batch import Batch
 from backend.training.entropy_bonus import EntropyBonus
-from backend.training.importance_sampling import importance_ratio
+from backend.training.importance_sampling import importance_ratio, logp_gap
 from backend.training.learner import Learner, build_learner
 from backend.training.losses import Settings, entropy_quantile, policy_terms, token_weights
 from backend.training.policy_forward import MicroBatch, PolicyForward
@@ -64,6 +65,9 @@ class Grpo(Algorithm):
     """"old" or "reference": the denominator of the ratio is the policy before the step's first update, or the reference."""
     correction: ImportanceCorrection | None
     reference_sync: ReferenceSync | None
+    has_dropout: bool
+    chosen_correction: str = ""
+    """A sentence about the correction, where the settings leave it open."""
 
     # ── before the updates ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -93,19 +97,20 @@ class Grpo(Algorithm):
         if self.policy.reference is not None:
             logps = forward.logps_without_gradient(self.policy.reference, micro_batches)
             for micro_batch, logp_BT in zip(micro_batches, logps, strict=True):
-                micro_batch.set_arrays(
-                    ref_logp_BT=logp_BT, old_logp_BT=logp_BT if self.ratio_against == "reference" else None
-                )
+                micro_batch.set_arrays(ref_logp_BT=logp_BT)
         if self._needs_old_pass():
             self.policy.model.eval()  # no dropout: the old policy is the one that sampled
             logps = forward.logps_without_gradient(split_model, micro_batches)
             for micro_batch, logp_BT in zip(micro_batches, logps, strict=True):
-                micro_batch.set_arrays(old_logp_BT=logp_BT)
-        # π_old / π_sampler, not π_θ / π_sampler: it corrects for the sampler alone, so it is constant over the updates.
-        if self.correction is not None:
-            for micro_batch in micro_batches:
-                micro_batch.set_arrays(is_ratio_BT=_importance(micro_batch.batch, self.correction)[0])
+                self._set_old_policy(micro_batch, logp_BT)
         return micro_batches
+
+    def _set_old_policy(self, micro_batch: MicroBatch, logp_BT: mx.array) -> None:
+        micro_batch.set_arrays(old_logp_BT=logp_BT, is_ratio_BT=self._is_ratio(micro_batch.batch, logp_BT))
+
+    def _is_ratio(self, batch: Batch, old_logp_BT: mx.array) -> mx.array | None:
+        """π_old / π_sampler, not π_θ / π_sampler: it corrects for the sampler alone, so it is constant over the updates."""
+        return None if self.correction is None else _importance(batch, old_logp_BT, self.correction)[0]
 
     def _zero_signal_rows_add_nothing(self) -> bool:
         """Whether a completion with advantage 0 adds nothing at all: no KL, no entropy term, and no entropies that the quantile
@@ -114,10 +119,10 @@ class Grpo(Algorithm):
         return self.skip_zero_signal and policy_term_alone
 
     def _needs_old_pass(self) -> bool:
-        """The first update's forward pass *is* the policy that sampled, so `after_backward` keeps its log-probabilities. A
-        pass of its own is needed only where they are read before that, or the policy has moved by then."""
-        read_early = self.steps_per_generation > 1 or self.correction is not None
-        return read_early and self.ratio_against == "old"
+        """The first update's forward pass *is* the policy that sampled, so `after_backward` keeps its log-probabilities. A pass
+        of its own is needed only where the policy has moved by then, or dropout makes that pass another policy than sampled."""
+        is_other = self.steps_per_generation > 1 or (self.has_dropout and self.correction is not None)
+        return is_other and self.ratio_against == "old"
 
     # ── an update ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -145,24 +150,27 @@ class Grpo(Algorithm):
 
     def objective(self, micro_batch: MicroBatch, scores: TokenScores, totals: dict[str, Any]) -> tuple[mx.array, Tally]:
         batch = micro_batch.batch
-        # old_logp_BT may be None in the first update: the policy is its own old policy then, and `after_backward` records it.
+        is_ratio_BT = batch.is_ratio_BT
+        # In the first update the policy is its own old policy, and `after_backward` records it for the others.
+        if batch.old_logp_BT is None:
+            is_ratio_BT = self._is_ratio(batch, mx.stop_gradient(scores.logp_N))
         return policy_terms(
             scores.logp_N,
-            batch.old_logp_BT,
+            batch.ref_logp_BT if self.ratio_against == "reference" else batch.old_logp_BT,
             batch.ref_logp_BT,
             batch.advantage_B,
             batch.mask_BT,
             replace(self.loss, entropy_coef=self.bonus.coefficient),
             weights=batch.weight_BT,
             entropies=scores.entropy_N,
-            is_ratio=batch.is_ratio_BT,
+            is_ratio=is_ratio_BT,
             sampling_logps=batch.sampling_logp_BT,
             **totals,
         )
 
     def after_backward(self, micro_batch: MicroBatch, logp_BT: mx.array) -> None:
         if micro_batch.batch.old_logp_BT is None:
-            micro_batch.set_arrays(old_logp_BT=logp_BT)
+            self._set_old_policy(micro_batch, logp_BT)
 
     def after_update(self, update: int, metrics: dict[str, float]) -> None:
         if self.reference_sync and update % self.reference_sync.every == 0:
@@ -173,24 +181,34 @@ class Grpo(Algorithm):
     # ── metrics and state ────────────────────────────────────────────────────────────────────────────────────────────
 
     def metric_names(self) -> list[str]:
-        names = ["entropy", "clip_ratio_low", "clip_ratio_high", "clip_ratio_total"]
+        names = ["entropy", "clip_ratio_low", "clip_ratio_high", "clip_ratio_total", "sampling/logp_gap/mean"]
         return names + (["kl"] if self.policy.reference is not None else [])
 
     def step_metrics(self, optimizer_batches: list[OptimizerBatch]) -> dict[str, float]:
         """How far the sampler lay from the policy: means over the tokens or rows of the rollout, extremes over all."""
-        # The list repeats its first `steps_per_generation` batches μ times: each is counted once.
-        once = optimizer_batches[: self.steps_per_generation]
-        batches = [part.batch for micro_batches in once for part in micro_batches if part.batch.old_logp_BT is not None]
-        if not batches or self.ratio_against == "reference":
-            return {}
-        correction = self.correction or UNCLIPPED
-        measured = [{name: float(x) for name, x in _importance(batch, correction)[1].items()} for batch in batches]
+        # The list repeats its first `steps_per_generation` batches μ times: each is counted once. Against the reference no pass
+        # before the updates is made, and later batches meet a policy that has moved: the first alone is measured.
+        once = optimizer_batches[: self.steps_per_generation if self.ratio_against == "old" else 1]
+        batches = [part.batch for micro_batches in once for part in micro_batches]
+        measured = [self._sampler_metrics(batch) for batch in batches]
         tokens = [float(batch.mask_BT.sum()) for batch in batches]
-        by_row = correction.mode.startswith("sequence")
-        counts = {
-            name: [len(batch) for batch in batches] if by_row and "ratio" in name else tokens for name in measured[0]
+        by_row = self.correction is not None and self.correction.mode.startswith("sequence")
+        rows = [float(len(batch)) for batch in batches]
+        return {
+            name: _combined(name, [values[name] for values in measured], rows if by_row and "ratio" in name else tokens)
+            for name in (measured[0] if measured else ())
         }
-        return {name: _combined(name, [values[name] for values in measured], counts[name]) for name in measured[0]}
+
+    def _sampler_metrics(self, batch: Batch) -> dict[str, float]:
+        assert batch.old_logp_BT is not None  # recorded in the first update at the latest
+        metrics = _importance(batch, batch.old_logp_BT, self.correction or UNCLIPPED)[1]
+        # A pass with dropout is another policy than the one that sampled: the distance would be dropout's.
+        if not self.has_dropout or self._needs_old_pass():
+            metrics |= logp_gap(batch.old_logp_BT, batch.sampling_logp_BT, batch.log_kept_BT, batch.mask_BT)
+        return {name: float(x) for name, x in metrics.items()}
+
+    def notes(self) -> list[str]:
+        return [self.chosen_correction] if self.chosen_correction else []
 
     def state(self) -> list[float | None]:
         return self.bonus.state()
@@ -199,10 +217,11 @@ class Grpo(Algorithm):
         self.bonus.restore(state)
 
 
-def _importance(batch: Batch, correction: ImportanceCorrection) -> tuple[mx.array, dict[str, mx.array]]:
-    assert batch.old_logp_BT is not None
+def _importance(
+    batch: Batch, old_logp_BT: mx.array, correction: ImportanceCorrection
+) -> tuple[mx.array, dict[str, mx.array]]:
     return importance_ratio(
-        batch.old_logp_BT, batch.sampling_logp_BT, batch.mask_BT,
+        old_logp_BT, batch.sampling_logp_BT, batch.mask_BT,
         mode=correction.mode, clip_min=correction.clip_min, clip_max=correction.clip_max,
     )  # fmt: skip
 
@@ -228,7 +247,7 @@ def loss_settings(config: Config) -> Settings:
 
 def grpo(policy: Policy, config: Config) -> Grpo:
     """The algorithm with the settings of `config`."""
-    corrects = config.sampling_correction != "none"
+    mode, sentence = correction_mode(config, policy.split_model.dtype)
     bounds = config.sampling_correction_min, config.sampling_correction_max
     return Grpo(
         policy=policy,
@@ -239,10 +258,29 @@ def grpo(policy: Policy, config: Config) -> Grpo:
         steps_per_generation=config.steps_per_generation,
         skip_zero_signal=config.skip_zero_signal,
         ratio_against=config.ratio_against,
-        correction=ImportanceCorrection(config.sampling_correction, *bounds) if corrects else None,
+        correction=None if mode == "none" else ImportanceCorrection(mode, *bounds),
         reference_sync=ReferenceSync(config.ref_model_sync_steps, config.ref_model_mixup_alpha)
         if config.sync_ref_model
         else None,
+        has_dropout=config.train_type != "full" and config.dropout > 0,
+        chosen_correction=sentence,
+    )
+
+
+def correction_mode(config: Config, dtype: mx.Dtype) -> tuple[str, str]:
+    """`sampling_correction` for a model that computes in `dtype`, and a sentence for the diary where "auto" became a correction.
+
+    In float32 sampler and learner agree but for filters, whose part of the gap TRL and the papers leave alone. In 16 bits they do
+    not, and correcting costs no pass of its own.
+    """
+    if config.sampling_correction != "auto":
+        return config.sampling_correction, ""
+    if dtype == mx.float32 or config.ratio_against == "reference":
+        return "none", ""
+    kind = str(dtype).removeprefix("mlx.core.")
+    return "token_truncate", (
+        f"The model computes in {kind}, where sampler and learner round differently: each token's term is multiplied by the ratio "
+        f"of their probabilities, within the limits (Sampling correction: Automatic)."
     )
 
 

@@ -46,6 +46,19 @@ def importance_ratio(
     return ratio, difference | _min_mean_max("sampling/importance_sampling_ratio", ratio, counted)
 
 
+def logp_gap(
+    policy_logp_BT: mx.array, sampling_logp_BT: mx.array, log_kept_BT: mx.array, mask_BT: mx.array
+) -> dict[str, mx.array]:
+    """`sampling/logp_gap/mean` and `/max`: |log π of the learner − log π of the sampler| in nats, both before any filter, over
+    the tokens that the sampler could score. The same policy on both sides, so it is the rounding of the model's type alone."""
+    scored_BT = (mask_BT > 0) & ~mx.isnan(sampling_logp_BT)
+    # sampling_logp is renormalised over what the filters kept; log_kept takes that back.
+    gap_BT = mx.abs(policy_logp_BT - (sampling_logp_BT + log_kept_BT))
+    metrics = _min_mean_max("sampling/logp_gap", gap_BT, scored_BT)
+    metrics.pop("sampling/logp_gap/min")
+    return metrics
+
+
 def _min_mean_max(name: str, x: mx.array, counted: mx.array) -> dict[str, mx.array]:
     """Over what is counted; 0 when nothing is."""
     count = counted.sum()

@@ -63,7 +63,7 @@ class Learner:
         self.is_whole = True
         """Whether weights and moments are those after `updates` updates: not so where an update has failed half-way."""
         # Before compiling: the compiled update captures the state's arrays, which must exist by then.
-        self.optimizer.init(policy.model.trainable_parameters())
+        self.optimizer.init(policy.parameters())
         self._loss_and_grad = nn.value_and_grad(policy.model, self._loss)
         self._apply_gradients = self._compiled_update()
 
@@ -108,6 +108,8 @@ class Learner:
             (part_loss, logp_BT, tally), part_gradient, cotangents = self._backward(micro_batch, totals, prompted)
             if prefix and cotangents:  # dL/dK and dL/dV of its prompts
                 prefix.accumulate(micro_batch, cotangents)
+            # Summed in float32: weights that are copies in 16 bits have gradients in 16 bits.
+            part_gradient = tree_map(lambda x: x.astype(mx.float32), part_gradient)
             gradient = part_gradient if gradient is None else tree_map(mx.add, gradient, part_gradient)
             loss = loss + part_loss
             tallies.append(tally)
@@ -120,7 +122,7 @@ class Learner:
             with gradient_checkpointing(model, self.recompute):
                 gradient = prefix.backward(model, split_model, gradient)
         if gradient is None:  # no completion has a signal: the gradient is 0, but momentum and weight decay still apply
-            gradient = tree_map(mx.zeros_like, model.trainable_parameters())
+            gradient = tree_map(mx.zeros_like, self.policy.parameters())
         metrics = {name: float(value) for name, value in merge(tallies).items()} if tallies else {}
         metrics |= self._apply(gradient, loss)
         self.algorithm.after_update(self.updates, metrics)
@@ -187,11 +189,10 @@ class Learner:
                 f"rate, or look for a broken weight in the model.",
             )
         rate = self.learning_rate(self.updates)
-        parameters = self.policy.model.trainable_parameters()
         self.is_whole = False
-        self.policy.model.update(self._apply_gradients(gradient, parameters, mx.array(rate)))
+        self.policy.set_parameters(self._apply_gradients(gradient, self.policy.parameters(), mx.array(rate)))
         # Or the update would stay a graph that holds the old weights and the whole gradient.
-        mx.eval(self.policy.model.trainable_parameters(), self.optimizer.state)
+        mx.eval(self.policy.arrays(), self.optimizer.state)
         self.updates += 1
         self.is_whole = True
         return {"loss": float(loss), "grad_norm": float(norm), "learning_rate": rate}

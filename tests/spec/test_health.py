@@ -37,6 +37,7 @@ def test_a_healthy_run_has_no_findings() -> None:
         ("no_signal", {"frac_reward_zero_std": 0.95}, {"frac_reward_zero_std": 0.94}),
         ("drifting", {"kl": 0.51}, {"kl": 0.5}),
         ("moving_fast", {"clip_ratio_total": 0.21}, {"clip_ratio_total": 0.2}),
+        ("sampler_differs", {"sampling/logp_gap/mean": 0.051}, {"sampling/logp_gap/mean": 0.05}),
         ("never_scores accuracy", {"rewards/accuracy/mean": 0.0}, {"rewards/accuracy/mean": 0.01}),
     ],
 )

@@ -120,7 +120,9 @@ class Plain:
         )
         sampling_logps = padded([(np.array(completion.logps) - completion.log_kept).tolist() for _, completion in rows])
         correction = (
-            {} if config.sampling_correction == "none" else {"is_ratio": self._correction(old, sampling_logps, mask)}
+            {}
+            if config.sampling_correction in ("none", "auto")
+            else {"is_ratio": self._correction(old, sampling_logps, mask)}
         )
 
         def loss(weights: dict[str, mx.array]) -> tuple[mx.array, dict[str, mx.array], mx.array, mx.array]:
@@ -499,8 +501,9 @@ def test_old_log_probabilities_are_computed_once_and_before_the_policy_changes(
     for settings, expected in (
         ({"steps_per_generation": 2}, [0, 0]),
         ({"steps_per_generation": 2, "ratio_against": "reference"}, []),
-        ({"sampling_correction": "token_truncate"}, [0]),
-        ({"num_iterations": 4}, []),  # the first update's forward pass gives them
+        ({"sampling_correction": "token_truncate", "dropout": 0.5}, [0]),  # which the first update's forward pass has
+        ({"sampling_correction": "token_truncate"}, []),  # the first update's forward pass gives them
+        ({"num_iterations": 4}, []),
     ):
         config = config_of(model, **settings)
         policy = perturbed(config)

@@ -149,8 +149,7 @@ class BackwardMemory:
         """Bytes that a layer saves per token.
 
         Norms save their input (float32 on a CPU, where they are composed of plain operations), attention its queries, the
-        gated MLP gate, sigmoid, silu and up. An adapter saves its input: in a 16-bit model a float32 copy each, with dropout
-        the dropped input too. DoRA saves the product before scaling. A trainable weight saves its input, a trainable norm
+        gated MLP gate, sigmoid, silu and up. Adapters save their input, with dropout the dropped input of each too. DoRA saves the product before scaling. A trainable weight saves its input, a trainable norm
         its normalised input.
         """
         memory, shape = self.memory, self.shape
@@ -175,11 +174,16 @@ class BackwardMemory:
         return saved
 
     def _adapter_inputs(self, adapted: list[Linear]) -> int:
-        dropout = 0 if self.memory.full else self.memory.config.dropout
-        sizes = [(_input_of(linear), linear.inputs * self.memory.uses_per_token(linear)) for linear in adapted]
-        if self.width == FLOAT_BYTES and not dropout:  # q, k and v share an input, and so do gate and up
-            return FLOAT_BYTES * sum(dict(sizes).values())
-        return FLOAT_BYTES * (2 if dropout else 1) * sum(size for _, size in sizes)
+        has_dropout = not self.memory.full and self.memory.config.dropout > 0
+        # mlx-lm's adapters of experts copy their input to float32; ours (`backend.engine.adapter_product`) read it as it is.
+        widths = [FLOAT_BYTES if linear.experts > 1 else self.width for linear in adapted]
+        sizes = [
+            (_input_of(linear), width * linear.inputs * self.memory.uses_per_token(linear))
+            for linear, width in zip(adapted, widths, strict=True)
+        ]
+        if not has_dropout:  # q, k and v share an input, and so do gate and up
+            return sum(dict(sizes).values())
+        return 2 * sum(size for _, size in sizes)
 
     def _expert_bytes(self, layer: tuple[Linear, ...]) -> int:
         """The experts' outputs before they are weighted, and the router's probabilities."""

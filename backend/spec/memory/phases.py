@@ -18,6 +18,8 @@ from backend.spec.row_costs import RowCosts, row_costs
 
 FLOAT_BYTES = 4
 """float32: adapters, their gradients, log-probabilities."""
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a float by the setting `dtype`, but for "auto"."""
 
 PREFILL_CHUNK = 2048
 PREFILL_BUCKET = 256
@@ -88,8 +90,11 @@ class MemoryModel:
     def __init__(self, config: Config, shape: ModelShape, prompt: int, *, gpu: bool) -> None:
         self.config, self.shape, self.prompt, self.gpu = config, shape, prompt, gpu
         self.full = config.train_type == "full"
-        self.width = FLOAT_BYTES if self.full else shape.width
-        """Bytes per activation: full fine-tuning computes in float32."""
+        chosen = DTYPE_BYTES.get(config.dtype)
+        self.weight_width = chosen or shape.width
+        """Bytes of a float weight that the model computes with."""
+        self.width = (chosen or FLOAT_BYTES) if self.full else self.weight_width
+        """Bytes per activation: full fine-tuning computes in float32 unless the settings say otherwise."""
         self.group, self.completion = config.group_size, config.max_completion_length
         self.prompts = config.prompts_per_step
         self.completions = self.prompts * self.group
@@ -116,22 +121,31 @@ class MemoryModel:
         ]
 
     def weights(self) -> int:
-        """The weights as trained: quantised after loading if the settings say so, float32 under full fine-tuning."""
+        """The weights as trained: in the type that the settings give, quantised after loading if they say so. Under full fine-tuning
+        float32, and beside it the copies in 16 bits that the model computes with, if it does."""
         quantization = QUANTIZED.get(self.config.quantization)
-        if self.full and not self.shape.quantised:
-            return round(self.shape.weights * FLOAT_BYTES / self.shape.width)
-        if quantization is None or self.shape.quantised:
-            return self.shape.weights
+        if self.shape.quantised:
+            # Two floats for every 64 numbers, as a rule: scale and bias.
+            scales = 2 * sum(linear.numbers for linear in self.shape.matrices) // 64
+            return self.shape.weights + scales * (self.weight_width - self.shape.width)
+        if self.full:
+            return self.trainable() + (0 if self.width == FLOAT_BYTES else self._in_floats(self.width))
+        if quantization is None:
+            return self._in_floats(self.weight_width)
         bits, group, mode = quantization
-        bytes_per_number = packed_width(bits, group, mode, self.shape.width)
+        bytes_per_number = packed_width(bits, group, mode, self.weight_width)
         # mlx-lm leaves a matrix in float whose input size is no multiple of the group size.
-        fitting = [linear for linear in self.shape.matrices if linear.inputs % group == 0]
-        return self.shape.weights - sum(linear.bytes - round(linear.numbers * bytes_per_number) for linear in fitting)
+        fitting = sum(linear.numbers for linear in self.shape.matrices if linear.inputs % group == 0)
+        return self._in_floats(self.weight_width) - round(fitting * (self.weight_width - bytes_per_number))
+
+    def _in_floats(self, width: int) -> int:
+        """Bytes of all weights of an unquantised model in floats of this width."""
+        return round(self.shape.weights * width / self.shape.width)
 
     def trainable(self) -> int:
         """Bytes of all trainable weights; their gradients are as large."""
         if self.full:
-            return self.weights()
+            return self._in_floats(FLOAT_BYTES)
         return FLOAT_BYTES * sum(self._adapter(linear) for linear in self.adapted_linears())
 
     def _adapter(self, linear: Linear) -> int:
@@ -221,7 +235,8 @@ class MemoryModel:
         and after softmax, or the four arrays of the gated MLP. On a CPU its exponential is computed with plain operations
         (`backend.engine.cpu.vector_exp`) in five or six arrays, and two layers' are allocated ahead."""
         chunk = min(plan.prefill_chunk, max(1, PREFILL_TOKENS // prompts), self.prompt)
-        scores = prompts * self.shape.heads * chunk * self.prompt * self.width
+        # On a CPU attention is composed in float32 whatever the model's type (`backend.engine.patches`).
+        scores = prompts * self.shape.heads * chunk * self.prompt * (self.width if self.gpu else FLOAT_BYTES)
         mlp_width = prompts * chunk * self.mlp_width(self.shape.layers[-1])
         exponential = 0 if self.gpu else mlp_width * FLOAT_BYTES
         return max(3 * scores + 6 * exponential, 4 * mlp_width * self.width + 10 * exponential)
@@ -236,9 +251,10 @@ class MemoryModel:
                 for linear in layer
                 if not linear.name.endswith(("o_proj", "down_proj")) and linear.experts == 1
             ]
-            return FLOAT_BYTES * sum(linear.numbers for linear in fused) if plan.merge else 0
-        # Quantised weights keep their adapters beside them: merging would make them float.
-        if not plan.merge or self.shape.quantised or self.config.quantization != "none":
+            return self.width * sum(linear.numbers for linear in fused) if plan.merge else 0
+        # Adapters stay beside quantised and 16-bit weights (`backend.generation.fused_model`).
+        is_quantised = self.shape.quantised or self.config.quantization != "none"
+        if not plan.merge or is_quantised or self.weight_width != FLOAT_BYTES:
             return self.trainable()
         return self.width * sum(linear.numbers for linear in self.adapted_linears() if linear.experts == 1)
 
