@@ -43,6 +43,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "backend/training/shared_prefix.py": ("tests/training/test_shared_prefix.py", "tests/training"),
     "backend/training/importance_sampling.py": ("tests/training/test_losses.py", "tests/training"),
     "backend/generation/sampler.py": ("tests/generation/test_sampler.py", "tests/generation"),
+    "backend/generation/filters.py": ("tests/generation/test_filters.py",),
     "backend/generation/scheduler.py": ("tests/generation/test_rollout.py", "tests/generation"),
     "backend/generation/outputs.py": ("tests/generation/test_rollout.py", "tests/generation"),
     "backend/engine/lm_head.py": ("tests/engine/test_lm_head.py", "tests/engine", "tests/training/test_learner.py"),

@@ -1,0 +1,118 @@
+"""Top-k, top-p and min-p without a sort keep the tokens that a sort keeps, so the same uniform number samples the same token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from backend.engine import device
+from backend.generation import filters
+from backend.generation.sampler import Sampling, sample_tokens
+from tests.support.reference_sampler import kept_by_sort, sample_by_sort
+
+SAMPLINGS = [
+    Sampling(top_k=20, top_p=0.95),
+    Sampling(top_k=50),
+    Sampling(0.7, top_k=1),
+    Sampling(1.3, top_k=20, top_p=0.8, min_p=0.02),
+    Sampling(top_p=0.95),
+    Sampling(0.6, top_p=0.5),
+    Sampling(1.5, top_p=0.999, min_p=0.001),
+    Sampling(top_p=1e-6),
+    Sampling(top_p=1 - 1e-6),
+    Sampling(0.9, min_p=0.05),
+    Sampling(top_k=3000, top_p=0.9),
+]
+"""Usual ones, extremes of p, and a k above some vocabularies and without blocks in others."""
+
+ROW_KINDS = 10
+
+
+def rows_of_every_kind(V: int, seed: int) -> np.ndarray:
+    """[10, V] float32 logits: peaked, flat, rounded to few values, equal, masked, dominated by one token."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(0, 1, (ROW_KINDS, V)) * np.array([[0.05], [1], [3], [8], [2], [2], [0], [2], [2], [1]])
+    rows[4] = np.round(rows[4] * 4) / 4  # ties everywhere, at every threshold
+    rows[5] = np.round(rows[5])
+    rows[7, rng.random(V) < 0.9] = -np.inf
+    rows[8, : V // 2] = rows[8, 0]  # a tie of half the row, in one run of ids
+    rows[9, rng.integers(V)] = 1e4
+    rows[7, rng.integers(V)] = 3.0  # so that no row is all −inf
+    return rows.astype(np.float32)
+
+
+@cache
+def draw(sampling: Sampling) -> Callable[[mx.array, mx.array], mx.array]:
+    """Compiled, as in a rollout."""
+    return mx.compile(lambda logits_BV, uniform_B: sample_tokens(logits_BV, uniform_B, sampling).token_B)
+
+
+def assert_the_same_samples(V: int, sampling: Sampling, seed: int, uniforms: int, dtype: mx.Dtype) -> int:
+    """`uniforms` samples of each row by both; returns their number."""
+    logits_BV = mx.array(rows_of_every_kind(V, seed)).astype(dtype)
+    uniform_BU = np.random.default_rng(seed).random((ROW_KINDS, uniforms), np.float32)
+    ours = draw(sampling)(mx.repeat(logits_BV, uniforms, axis=0), mx.array(uniform_BU).flatten())
+    by_sort = sample_by_sort(logits_BV, uniform_BU, sampling)
+    np.testing.assert_array_equal(np.array(ours), by_sort, err_msg=f"V {V}, {sampling}, seed {seed}, {dtype}")
+    return ours.size
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("V", [1, 2, 150, 2049, 2304, 4099, 20_000])
+def test_the_filters_sample_what_a_sort_samples(V: int, sampling: Sampling) -> None:
+    """A prime, a square, smaller than k, with and without blocks: every token of every kind of row."""
+    for dtype in (mx.float32, mx.bfloat16):
+        assert_the_same_samples(V, sampling, seed=V, uniforms=6, dtype=dtype)
+
+
+@pytest.mark.parametrize("V", [32_000, 49_152, 128_256, 151_936, 152_064, 248_320, 262_144])
+def test_top_k_leaves_a_few_thousand_values_of_a_vocabulary_to_sort(V: int) -> None:
+    """Block maxima and the values of 20 blocks: each within two of the blocks that Metal sorts in one launch."""
+    width = filters._block_width(V, 20)
+    assert V % width == 0
+    assert max(V // width, 20 * width) <= 2 * 2048
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[::4], ids=str)
+def test_a_whole_vocabulary_samples_what_a_sort_samples(sampling: Sampling) -> None:
+    """Qwen's size: 64 · 2,374, in two rounds of histograms, a row at a time."""
+    assert_the_same_samples(151_936, sampling, seed=0, uniforms=2, dtype=mx.float32)
+
+
+@pytest.mark.proof
+def test_a_million_draws_are_those_of_a_sort() -> None:
+    """Every draw the same, ties included: none is left to a rounding of the sums."""
+    draws = 0
+    for V, seeds, uniforms in ((150, 120, 50), (1000, 60, 50), (8192, 12, 50), (32_768, 6, 20), (151_936, 3, 10)):
+        for seed in range(seeds):
+            for sampling in SAMPLINGS:
+                dtype = mx.bfloat16 if seed % 3 == 2 else mx.float32
+                draws += assert_the_same_samples(V, sampling, seed, uniforms, dtype)
+        print(f"up to V {V:,}: {draws:,} draws, all equal")
+    assert draws >= 10**6
+
+
+# ── a GPU's choices ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(device.TREAT_CPU_AS, "gpu")
+
+
+@pytest.mark.usefixtures("_as_on_a_gpu")
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_a_gpu_s_choices_keep_what_a_sort_keeps(sampling: Sampling) -> None:
+    """Its sums are in float32, so in a nucleus of thousands the last token may be another, one in a thousand; the tolerance after a
+    top-k of tens is smaller than the share of a token."""
+    V = 4096
+    logits = rows_of_every_kind(V, seed=1)
+    mass_BV = mx.exp(mx.array(logits - logits.max(axis=1, keepdims=True)) * (1 / sampling.temperature))
+    exact = np.where(kept_by_sort(logits, np.array(mass_BV), sampling), np.array(mass_BV, np.float64), 0)
+    _, _, log_kept_B = sample_tokens(mx.array(logits), mx.full(ROW_KINDS, 0.5), sampling)
+    share_B = exact.sum(axis=1) / np.array(mass_BV, np.float64).sum(axis=1)
+    np.testing.assert_allclose(np.exp(np.array(log_kept_B)), share_B, rtol=1e-4 if 0 < sampling.top_k < 100 else 1e-3)
