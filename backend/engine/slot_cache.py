@@ -2,33 +2,122 @@
 
 mlx-lm's own caches keep their length as a Python integer and grow by concatenation, so `mx.compile` would trace the step again
 for every token. Here the slot, the mask and the positions are arrays: one trace serves every step of a (rows, capacity).
+
+Keys and values lie in two arrays, or packed in one, which takes one write instead of two; attention reads packed ones through views.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
+import numpy as np
+
+from backend.engine.device import on_gpu
+
+
+class StepContext:
+    """What all layers of one decoding step share.
+
+    Rows are padded on the left, so all of them write the same `slot`, and `position_B` is each row's own position (its padding taken
+    off), for the rotary embedding.
+    """
+
+    def __init__(self, slot: mx.array, pad_B: mx.array, column_C: mx.array) -> None:
+        self.slot, self.pad_B, self.column_C = slot, pad_B, column_C
+        self.position_B = slot - pad_B  # RoPE counts from each row's first real token
+        self._masks: dict[int, mx.array] = {}
+        self._rotations: dict[int, mx.array] = {}
+
+    def mask(self, heads: int = 1) -> mx.array:
+        """[B, heads, 1, C]: allows the columns between a row's padding and the slot.
+
+        Metal's attention copies a mask that all heads share to one for each head, in every layer; one made for all heads serves all
+        layers.
+        """
+        if heads not in self._masks:
+            pad_B1 = self.pad_B[:, None]
+            if heads > 1:
+                pad_B1 = mx.broadcast_to(self.pad_B[:, None, None, None], (len(self.pad_B), heads, 1, 1))
+            # `<=`: the step writes column `slot` before it attends. Later columns hold nothing yet, or a previous use's numbers.
+            mask = (self.column_C <= self.slot) & (self.column_C >= pad_B1)
+            self._masks[heads] = mask if heads > 1 else mask[:, None, None]
+        return self._masks[heads]
+
+    def rotation(self, rope: Any, size: int) -> mx.array:
+        """[B, 2, size] in float32: what `rope` makes of heads whose first or second half is ones and the rest zeros.
+
+        A rotary embedding of halves turns x = (x₁, x₂) into x₁ ⊗ rotation[:, 0] + x₂ ⊗ rotation[:, 1] (⊗: each half of `rotation` times
+        x₁), whatever its frequencies. So one call of `rope` a step serves the queries and keys of all layers.
+        """
+        if id(rope) not in self._rotations:
+            halves_B21d = _halves(len(self.pad_B), size)
+            turned = rope(mx.stop_gradient(halves_B21d), offset=self.position_B)  # a copy: `rope` may change its input
+            self._rotations[id(rope)] = turned.reshape(-1, 2, size)
+        return self._rotations[id(rope)]
+
+
+def _halves(B: int, size: int) -> mx.array:
+    """[B, 2, 1, size]: for each row, ones in the first half and ones in the second half."""
+    return mx.array(np.tile(np.repeat(np.eye(2, dtype=np.float32), size // 2, axis=1)[None, :, None], (B, 1, 1, 1)))
 
 
 class SlotCache:
     """A layer's keys [B, J, C, d] and values [B, J, C, e]. Each step makes a new one around the arrays that the caller keeps.
 
-    It implements mlx-lm's cache protocol. Rows are padded on the left, so all of them write the same `slot`, and `offset` is each
-    row's own position (its padding taken off), [B], for the rotary embedding. `mask` [B, 1, 1, C] allows the columns between a
-    row's padding and the slot.
+    It implements mlx-lm's cache protocol: `offset`, `update_and_fetch`, `make_mask`.
     """
 
-    def __init__(self, keys: mx.array, values: mx.array, slot: mx.array, mask: mx.array, offset_B: mx.array) -> None:
-        self.keys, self.values, self.slot, self.mask, self.offset = keys, values, slot, mask, offset_B
+    def __init__(self, keys: mx.array, values: mx.array, step: StepContext) -> None:
+        self.keys, self.values, self.step, self.offset = keys, values, step, step.position_B
+
+    @property
+    def mask(self) -> mx.array:
+        return self.step.mask()
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        """The arrays after the step, for the caller to keep."""
+        return self.keys, self.values
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write this step's column and return all C columns; those that are not written yet are masked."""
-        # A slice update can be done in place (if nothing else holds the array, see `backend.generation.scheduler`); `where`
-        # over the whole cache would copy it at every step. `slot` is an array: as an integer it would be a constant of the
-        # trace, and every step a new trace.
-        self.keys = mx.slice_update(self.keys, keys, self.slot, axes=(2,))
-        self.values = mx.slice_update(self.values, values, self.slot, axes=(2,))
+        self.keys, self.values = (
+            written(old, new, self.step.slot) for old, new in ((self.keys, keys), (self.values, values))
+        )
         return self.keys, self.values
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
         """The step's mask; the arguments are mlx-lm's protocol and change nothing for one query a row."""
         return self.mask
+
+
+class PackedSlotCache:
+    """A layer's keys and values behind each other, [B, J, C, 2d], for `backend.generation.decoding_block`."""
+
+    def __init__(self, kv: mx.array, step: StepContext) -> None:
+        self.kv, self.step, self.offset = kv, step, step.position_B
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        return (self.kv,)
+
+    def write(self, kv_BJ1E: mx.array) -> tuple[mx.array, mx.array]:
+        """Write this step's column; all C columns of the keys and the values, as views."""
+        self.kv = written(self.kv, kv_BJ1E, self.step.slot)
+        keys, values = mx.split(self.kv, 2, axis=-1)
+        return keys, values
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
+        return self.step.mask()
+
+
+def written(cache: mx.array, new: mx.array, slot: mx.array) -> mx.array:
+    """`cache` [B, J, C, d] with `new` [B, J, 1, d] in column `slot`.
+
+    In place, if nothing else holds the array (see `backend.generation.scheduler`); `where` over the whole cache would copy it at every
+    step. `slot` is an array: as an integer it would be a constant of the trace, and every step a new trace.
+    """
+    if on_gpu():  # one kernel; a slice update has another one compute the offset
+        return mx.put_along_axis(cache, slot.reshape(1, 1, 1, 1), new, axis=2)
+    return mx.slice_update(cache, new, slot, axes=(2,))

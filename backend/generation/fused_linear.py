@@ -16,6 +16,7 @@ from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.lora import LoRALinear
 
 from backend.engine.cpu.small_matmul import matmul_transposed
+from backend.engine.device import on_gpu
 
 Linear = nn.Linear | nn.QuantizedLinear
 
@@ -32,6 +33,7 @@ class FusedProjection(nn.Module):
     def __init__(self, like: Linear) -> None:
         super().__init__()
         self.quantised = isinstance(like, nn.QuantizedLinear)
+        self.stores_transposed = on_gpu()
         if isinstance(like, nn.QuantizedLinear):
             self.group_size, self.bits, self.mode = like.group_size, like.bits, like.mode
 
@@ -39,10 +41,20 @@ class FusedProjection(nn.Module):
         y = self._base(x)
         # (x A) B, never x (A B): two thin products of the ranks' size, and no dense [in, out] matrix.
         if "a" in self:
-            y = mx.addmm(y, x @ self["a"], self["b"])
+            y = mx.addmm(y, self._thin(x), self["b"])
         if "gain" in self:
             y = y * self["gain"]
         return y + self["bias"] if "bias" in self else y
+
+    def _thin(self, x: mx.array) -> mx.array:
+        """x A. On a GPU A is stored transposed, [ranks, in]: with one token a row the product is a matrix times a vector for each row,
+        one kernel, where Metal splits any other thin product over the long axis and adds up in a second one."""
+        a = self["a"]
+        if not self.stores_transposed:
+            return x @ a
+        if x.ndim != 3 or x.shape[1] > 1:
+            return x @ a.T
+        return (a @ x.reshape(len(x), -1, 1)).reshape(len(x), 1, -1)
 
     def _base(self, x: mx.array) -> mx.array:
         if not self.quantised:
@@ -59,7 +71,7 @@ class FusedOutput:
     """
 
     def __init__(self, projection: FusedProjection, sizes: list[int]) -> None:
-        self.projection, self.count = projection, len(sizes)
+        self.projection, self.count, self.sizes = projection, len(sizes), sizes
         self.edges = list(itertools.accumulate(sizes))[:-1]
         self.input: mx.array | None = None
         self.slices: dict[int, mx.array] = {}
@@ -150,7 +162,7 @@ class FusedLinear:
         dict.update(self.projection, arrays)
 
     def _adapter_arrays(self) -> dict[str, mx.array]:
-        """A [in, sum of ranks], B [sum of ranks, sum of outputs] and DoRA's gain.
+        """A [in, sum of ranks] (transposed where the projection stores it so), B [sum of ranks, sum of outputs] and DoRA's gain.
 
         B is block-diagonal: each layer's adapter adds to its own outputs only.
         """
@@ -162,6 +174,8 @@ class FusedLinear:
                 # The scale goes into B, where it costs nothing per token.
                 blocks.append(mx.pad(member.scale * member.lora_b, [(0, 0), (sum(sizes[:i]), sum(sizes[i + 1 :]))]))
         # In the input's type: float32 adapters would make mlx run the products, and all that follows, in float32.
+        if self.projection.stores_transposed:
+            a = mx.contiguous(a.T)
         arrays = {"a": a.astype(self.dtype), "b": mx.concatenate(blocks).astype(self.dtype)}
         if any(isinstance(member, DoRALinear) for member in self.members):
             arrays["gain"] = mx.concatenate([_dora_gain(member) for member in self.members]).astype(self.dtype)

@@ -11,16 +11,21 @@ decoding runs the policy itself and `slow_paths` gives the reason.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from backend.engine.device import on_gpu
+from backend.engine.metal.heads import Heads
 from backend.engine.model_probe import describe_error, split
+from backend.engine.slot_cache import PackedSlotCache, SlotCache, StepContext
 from backend.engine.split_model import SplitModel
+from backend.generation.decoding_block import DecodingBlock, is_plain_block, share_rotations
 from backend.generation.fused_linear import FusedLinear, base_of, fusion_key, has_adapter, is_plain
 
 PROBE = mx.array([[1, 2, 3, 2]])
@@ -42,6 +47,8 @@ class FusedModel:
     ) -> None:
         self.policy, self.model, self.split_model = model, model, split_model
         self.fused_linears: list[FusedLinear] = []
+        self.packs_cache = False
+        """Whether decoding steps run on `PackedSlotCache`: every block is a `DecodingBlock`."""
         self.slow_paths: list[str] = []
         """A sentence for the user if layers that could be fused are not; else empty."""
         self._copies: list[tuple[nn.Module, nn.Module]] = []
@@ -50,6 +57,8 @@ class FusedModel:
         model.eval()  # dropout would make the two models differ, and the comparison fail
         if reason := self._build([model, *others], merge):
             self.slow_paths.append(f"Layers are not fused for decoding: {reason}.")
+        elif on_gpu() and (reason := self._replace_blocks()):
+            self.slow_paths.append(f"Decoding steps run more kernels than they need: {reason}.")
         model.train(was_training)
 
     @property
@@ -96,10 +105,36 @@ class FusedModel:
         return ""
 
     def _mismatch(self) -> str:
-        """Compare the logits of the two models. → how they differ, or "".
+        """Compare the logits of the two models. → how they differ, or ""."""
+        with self._noisy_adapters():
+            return difference("the fused layers", lambda: (self.policy(PROBE), self.model(PROBE)))  # pyright: ignore
 
-        With noise on every lora_b: fresh adapters are zero, and would hide any mistake.
-        """
+    def _replace_blocks(self) -> str:
+        """Compute decoding steps by `DecodingBlock`s, where all blocks allow it. → the reason if they gave other results, or ""."""
+        layers = getattr(self.model, "layers", None)
+        if not layers or not all(is_plain_block(layer) for layer in layers):
+            return ""  # nothing lost: the model's own blocks are as fast as they were
+        blocks: dict[int, DecodingBlock] = {id(layer): DecodingBlock(layer) for layer in layers}
+        trial = TrialStep([block.heads for block in blocks.values()], self.policy)
+        with self._noisy_adapters():
+            try:
+                expected = trial.own(self.split_model)
+            except (
+                Exception
+            ):  # the model decodes no rows at different positions; `Rollout` finds that out, and tells it
+                return ""
+            share_rotations(list(blocks.values()))
+            copies: list[tuple[nn.Module, nn.Module]] = []
+            model = replace_modules(self.model, blocks, copies)
+            if reason := difference("the fused blocks", lambda: (expected, trial.packed(split(model)))):
+                return reason
+            self._copies += copies
+            self.model, self.split_model, self.packs_cache = model, split(model), True
+        return ""
+
+    @contextlib.contextmanager
+    def _noisy_adapters(self) -> Iterator[None]:
+        """Weights refreshed, with noise on every lora_b: fresh adapters are zero, and would hide any mistake."""
         fresh: list[Any] = [
             (member, member.lora_b) for fused in self.fused_linears for member in fused.members if has_adapter(member)
         ]
@@ -108,17 +143,53 @@ class FusedModel:
             member.lora_b = lora_b + 0.01 * mx.random.normal(lora_b.shape, key=mx.random.key(i))
         try:
             self.refresh()
-            expected, logits = self.policy(PROBE).astype(mx.float32), self.model(PROBE)  # pyright: ignore
-            # A mistake makes this about 1; rounding in 16 bits keeps it below 0.1.
-            allowed = 1e-4 if logits.dtype == mx.float32 else 0.25
-            distance = mx.linalg.norm(logits.astype(mx.float32) - expected) / mx.linalg.norm(expected)
-            return "" if float(distance.item()) < allowed else "the fused layers give other logits than the model"  # pyright: ignore
-        except Exception as error:  # a model's own code may raise anything
-            return f"the fused layers failed with {describe_error(error)}"
+            yield
         finally:
             for member, lora_b in fresh:
                 member.lora_b = lora_b
             self.release()
+
+
+def difference(what: str, compute: Callable[[], tuple[mx.array, mx.array]]) -> str:
+    """Compare the (expected, actual) arrays that `compute` returns. → how `what` differs, or ""."""
+    try:
+        expected, actual = compute()
+        # A mistake makes this about 1; rounding in 16 bits keeps it below 0.1.
+        allowed = 1e-4 if actual.dtype == mx.float32 else 0.25
+        expected = expected.astype(mx.float32)
+        distance = mx.linalg.norm(actual.astype(mx.float32) - expected) / mx.linalg.norm(expected)
+        return "" if float(distance.item()) < allowed else f"{what} give other logits than the model"  # pyright: ignore
+    except Exception as error:  # a model's own code may raise anything
+        return f"{what} failed with {describe_error(error)}"
+
+
+class TrialStep:
+    """One decoding step of three rows at different positions, with separate caches and with packed ones of the same contents.
+
+    The caches hold noise: what is compared is one step, not a text.
+    """
+
+    def __init__(self, heads: list[Heads], policy: nn.Module) -> None:
+        dtype = policy(PROBE).dtype  # pyright: ignore
+        shapes = [(3, layer.keys, 8, 2 * layer.size) for layer in heads]
+        self.kv = [mx.random.normal(shape, key=mx.random.key(i)).astype(dtype) for i, shape in enumerate(shapes)]
+        self.tokens = mx.array([[1], [2], [3]])
+        self.step = StepContext(mx.array(5), mx.array([0, 2, 4]), mx.arange(8))
+
+    def own(self, model: SplitModel) -> mx.array:
+        """Logits and the written caches, flat, by the model's own blocks."""
+        return self._outputs(model, [SlotCache(*mx.split(kv, 2, axis=-1), self.step) for kv in self.kv])  # pyright: ignore
+
+    def packed(self, model: SplitModel) -> mx.array:
+        """The same by `DecodingBlock`s."""
+        return self._outputs(model, [PackedSlotCache(kv, self.step) for kv in self.kv])
+
+    def _outputs(self, model: SplitModel, cache: list[Any]) -> mx.array:
+        logits = model.logits(model.hidden(self.tokens, cache))
+        arrays = [logits, *(mx.concatenate(list(layer.arrays), axis=-1) for layer in cache)]
+        outputs = mx.concatenate([array.flatten() for array in arrays])
+        mx.eval(outputs)
+        return outputs
 
 
 def replace_modules(module: Any, new: Mapping[int, nn.Module], copies: list[tuple[nn.Module, nn.Module]]) -> Any:

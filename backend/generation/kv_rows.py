@@ -1,6 +1,6 @@
 """The rows of a decode batch and the queue that they come from.
 
-Every layer holds keys and values [B, heads, C, head_dim] of fixed capacity C. All rows are left-padded, so that all write their
+Every layer holds keys and values [B, heads, C, head_dim] of fixed capacity C, or both behind each other in `keys`. All rows are left-padded, so that all write their
 next token into the same column, `slot`: one slice update a step instead of a scatter. Row b is real in the columns
 pad[b] … slot − 1.
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -23,7 +24,7 @@ from backend.spec.memory.chunking import capacity
 @dataclass(slots=True)
 class Prefilled:
     """Prompts after prefill, padded on the left: logits after the last token [P, V], keys and values by layer
-    [P, heads, columns, head_dim], padding [P]."""
+    [P, heads, columns, head_dim], padding [P]. `values` is empty where `keys` holds both, behind each other."""
 
     logits_PV: mx.array
     keys: list[mx.array]
@@ -158,16 +159,19 @@ class KVRows:
             return mx.concatenate(pieces) if len(pieces) > 1 else pieces[0]
 
         layers = len(self.keys or admissions[0].prefilled.keys)
-        olds, news = (self.keys, self.values), ([None] * layers, [None] * layers)
-        prefilled = [[a.prefilled.keys for a in admissions], [a.prefilled.values for a in admissions]]
+        has_values = bool(self.values or (admissions and admissions[0].prefilled.values))
+        olds, prefilled = [self.keys], [[admitted.prefilled.keys for admitted in admissions]]
+        if has_values:
+            olds, prefilled = [*olds, self.values], [*prefilled, [admitted.prefilled.values for admitted in admissions]]
+        news: list[list[Any]] = [[None] * layers for _ in olds]
         # Evaluated layer by layer, dropping the old arrays as it goes: at most one layer is in memory twice.
         for layer in range(layers):
             for old, new, admitted in zip(olds, news, prefilled, strict=True):
-                new[layer] = compacted(old, admitted, layer)  # pyright: ignore
+                new[layer] = compacted(old, admitted, layer)
                 if old:
                     old[layer] = None  # pyright: ignore
-            mx.eval(news[0][layer], news[1][layer])
-        self.keys, self.values = news  # pyright: ignore
+            mx.eval([new[layer] for new in news])
+        self.keys, self.values = news if has_values else (*news, [])
         self._update_bookkeeping(keep, admissions, slot, columns)
 
     def _update_bookkeeping(self, keep: np.ndarray, admissions: Sequence[Admissions], slot: int, columns: int) -> None:

@@ -24,7 +24,7 @@ from backend.engine.cpu.affinity import on_one_core
 from backend.engine.device import on_gpu
 from backend.engine.memory import release_cached_buffers
 from backend.engine.model_probe import describe_error
-from backend.engine.slot_cache import SlotCache
+from backend.engine.slot_cache import PackedSlotCache, SlotCache, StepContext
 from backend.generation.fused_model import FusedModel
 from backend.generation.kv_rows import Prefilled, WaitingQueue
 from backend.generation.outputs import OPEN, Outputs
@@ -149,6 +149,8 @@ class Rollout:
         assert hidden is not None
         keys, values = zip(*(layer.keys_and_values() for layer in cache), strict=True)
         # Left padding puts every prompt's last token into the last column.
+        if self.fused.packs_cache:
+            keys, values = [mx.concatenate([k, v], axis=-1) for k, v in zip(keys, values, strict=True)], []
         return Prefilled(split_model.logits(hidden[:, -1]), list(keys), list(values), np.array(pad_P))
 
     def compiled_step(self, sampling: Sampling) -> Callable[..., Any]:
@@ -160,16 +162,22 @@ class Rollout:
             split_model = self.fused.split_model
 
             def decode(token_B, slot, pad_B, uniform_B, column_C, keys, values):
-                # `<=`: the step writes column `slot` before it attends. Later columns hold nothing yet, or a previous use's numbers.
-                mask = ((column_C <= slot) & (column_C >= pad_B[:, None]))[:, None, None]
-                position_B = slot - pad_B  # RoPE counts from each row's first real token
-                cache = [SlotCache(k, v, slot, mask, position_B) for k, v in zip(keys, values, strict=True)]
+                step = StepContext(slot, pad_B, column_C)
+                cache = self._caches(step, keys, values)
                 logits = split_model.logits(split_model.hidden(token_B[:, None], cache)[:, -1])
                 sampled = sample_tokens(logits, uniform_B, sampling)
-                return tuple(sampled), [c.keys for c in cache], [c.values for c in cache]
+                keys, values = ([layer.arrays[i] for layer in cache if i < len(layer.arrays)] for i in (0, 1))
+                return tuple(sampled), keys, values
 
             self._compiled_steps[sampling] = compiled_by_shape(decode, [self.fused.model.state])
         return self._compiled_steps[sampling]
+
+    def _caches(
+        self, step: StepContext, keys: list[mx.array], values: list[mx.array]
+    ) -> Sequence[SlotCache | PackedSlotCache]:
+        if self.fused.packs_cache:
+            return [PackedSlotCache(kv, step) for kv in keys]
+        return [SlotCache(k, v, step) for k, v in zip(keys, values, strict=True)]
 
     def _batching_obstacle(self) -> str:
         """Why rows of unequal length cannot be decoded together; "" where they can."""

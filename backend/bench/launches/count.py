@@ -7,10 +7,10 @@ from collections import Counter
 from backend.bench.launches.fusion import ELEMENTWISE, fused
 from backend.bench.launches.layout import Layout, fresh
 from backend.bench.launches.metal import RULES, Gpu, view
-from backend.bench.launches.trace import Array, Operation, Trace
+from backend.bench.launches.trace import Array, Operation, TracedStep
 
 
-def launches(trace: Trace, gpu: Gpu | None = None) -> Counter[str]:
+def launches(trace: TracedStep, gpu: Gpu | None = None) -> Counter[str]:
     """Kernel → how often it is launched."""
     gpu = gpu or Gpu()
     kernels = fused(trace)
@@ -36,7 +36,7 @@ def _named(operation: Operation, layouts: list[Layout]) -> dict[str, Layout]:
     return {array.name: layout for array, layout in zip(operation.outputs, layouts, strict=True)}
 
 
-def _constant(array: Array, trace: Trace) -> Layout:
+def _constant(array: Array, trace: TracedStep) -> Layout:
     """Weights and other arrays that the function has captured. Their strides are not told; the engine's own are row-major."""
     assert array.name in trace.constants, f"{array} comes from nowhere"
     return fresh(array.shape, array.dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from backend.bench.launches.trace import Operation, Trace
+from backend.bench.launches.trace import Operation, TracedStep
 
 UNARY = {
     *("Abs", "ArcCos", "ArcCosh", "ArcSin", "ArcSinh", "ArcTan", "ArcTanh", "AsType", "Ceil", "Conjugate", "Cos"),
@@ -28,13 +28,13 @@ MAX_ARRAYS = 24
 """Limits of a kernel: `max_compile_depth` and `max_compile_arrays`."""
 
 
-def fused(trace: Trace) -> dict[int, list[int]]:
+def fused(trace: TracedStep) -> dict[int, list[int]]:
     """The operations, by number, that run in the kernel of the operation that is the key; only kernels of two and more."""
     return _Fuser(trace).kernels()
 
 
 class _Fuser:
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: TracedStep) -> None:
         self.operations = trace.operations
         self.producer = {out.name: i for i, operation in enumerate(trace.operations) for out in operation.outputs}
         self.results = trace.outputs

@@ -44,14 +44,14 @@ class Operation:
 
 
 @dataclass
-class Trace:
+class TracedStep:
     inputs: list[Array] = field(default_factory=list)
     constants: dict[str, mx.array] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)
     outputs: set[str] = field(default_factory=set)
 
 
-def traced(function: Callable[..., Any], *arrays: Any, has_metal: bool = False) -> Trace:
+def traced(function: Callable[..., Any], *arrays: Any, has_metal: bool = False) -> TracedStep:
     """What `function` computes on a GPU from these arrays (nested in lists), which are not read. `has_metal`: with kernels of our own."""
     events: list[dict[str, Any]] = []
     flat = [array for _, array in tree_flatten(list(arrays))]  # pyright: ignore
@@ -71,8 +71,8 @@ def _like(arrays: Any, values: Iterator[mx.array]) -> Any:
     return next(values)
 
 
-def _read(events: Sequence[dict[str, Any]]) -> Trace:
-    trace = Trace()
+def _read(events: Sequence[dict[str, Any]]) -> TracedStep:
+    trace = TracedStep()
     for event in events:
         kind = event["type"]
         if kind == "inputs":
@@ -93,7 +93,7 @@ def _array(entry: tuple[str, tuple[int, ...], Any]) -> Array:
     return Array(name, tuple(shape), str(dtype).rsplit(".", 1)[-1])
 
 
-def _with_stand_ins_named(trace: Trace) -> list[Operation]:
+def _with_stand_ins_named(trace: TracedStep) -> list[Operation]:
     """The operations, marks renamed. `Depends` adds the other inputs of an attention or a kernel to the first one."""
     named: list[Operation] = []
     marks: dict[str, Operation] = {}

@@ -1,0 +1,63 @@
+"""Queries, keys and values of one token a row, from the projection of all three: norm, rotary embedding and the cache's layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """H query heads, J key heads and J value heads, each `size` long, behind each other in that order."""
+
+    queries: int
+    keys: int
+    size: int
+
+    @property
+    def all(self) -> int:
+        return self.queries + 2 * self.keys
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS norms of queries and keys (Qwen3): weights [size]."""
+
+    queries: mx.array
+    keys: mx.array
+    eps: float
+
+
+def rotated_heads(
+    qkv_BE: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None
+) -> tuple[mx.array, mx.array]:
+    """Queries [B, H, 1, d] and keys|values [B, J, 1, 2d] from a projection [B, (H + 2J) d]; queries and keys normed and rotated.
+
+    Three kernels (two without norms), each reading and writing once: a weightless norm over all heads, since those of the queries
+    alone lie apart and would be copied first, then queries and keys|values as elementwise products with the rotation
+    (`StepContext.rotation`). Values pass through. float32 inside, rounded once.
+    """
+    B, (H, J, size) = len(qkv_BE), (heads.queries, heads.keys, heads.size)
+    half = size // 2
+    split_BA2e = qkv_BE.reshape(B, heads.all, 2, half)
+    # Axes of length 1 come first, where they cost nothing: between elementwise operations any view would end a kernel.
+    values_BJ12e = split_BA2e[:, H + J :, None]
+    if norms:
+        split_BA2e = mx.fast.rms_norm(qkv_BE.reshape(B, heads.all, size), None, norms.eps).reshape(split_BA2e.shape)
+    queries_BH2e, keys_BJ12e = split_BA2e[:, :H], split_BA2e[:, H : H + J, None]
+    turned = _turned(queries_BH2e, rotation_B2d.reshape(B, 2, 1, 2, half), norms and norms.queries)
+    queries = turned.astype(qkv_BE.dtype).reshape(B, H, 1, size)
+    turned = _turned(keys_BJ12e, rotation_B2d.reshape(B, 2, 1, 1, 2, half), norms and norms.keys)
+    is_key = mx.array([True, False]).reshape(2, 1, 1)
+    kv = mx.where(is_key, turned, values_BJ12e.astype(mx.float32)).astype(qkv_BE.dtype)
+    return queries, kv.reshape(B, J, 1, 2 * size)
+
+
+def _turned(heads: mx.array, rotation: mx.array, weight: mx.array | None) -> mx.array:
+    """Heads [B, N, …, 2, half] times the norm's weight, rotated, in float32. `rotation` [B, 2, 1, …, 2, half]."""
+    half = heads.shape[-1]
+    parts = [heads[..., i : i + 1, :].astype(mx.float32) for i in (0, 1)]
+    if weight is not None:
+        parts = [part * weight[i * half : (i + 1) * half] for i, part in enumerate(parts)]
+    return parts[0] * rotation[:, 0] + parts[1] * rotation[:, 1]
