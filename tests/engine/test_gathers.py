@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.models import switch_layers
 
-from backend.engine import gathers
+from backend.engine import gathers, patches
 from backend.spec.machine import TREAT_CPU_AS
 
 Take = Callable[[mx.array, mx.array], mx.array]
@@ -77,7 +78,28 @@ def test_on_a_cpu_they_are_mlxs_own(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "Scatter Sum" in primitives(value_and_gradient(take, source, mx.array([1, 2]))[1])
 
 
+def test_a_gpu_gets_them_in_place_of_mlxs_own_and_uninstall_puts_those_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    patches.uninstall()
+    before = [getattr(owner, name) for owner, name, _ in patches.GATHERS]
+    tokens, layer = mx.array([[1, 2, 1]]), nn.Embedding(4, 3)
+    monkeypatch.delenv(TREAT_CPU_AS)
+    patches.install(layer)
+    assert [getattr(owner, name) for owner, name, _ in patches.GATHERS] == before
+    plain = nn.value_and_grad(layer, lambda x: (layer(x) ** 2).sum())(tokens)
+    monkeypatch.setenv(TREAT_CPU_AS, "gpu")
+    patches.install(layer)
+    patches.install(layer)
+    assert [getattr(owner, name) for owner, name, _ in patches.GATHERS] == [ours for *_, ours in patches.GATHERS]
+    assert len(patches.active()) == len(patches.GATHERS)
+    ours = nn.value_and_grad(layer, lambda x: (layer(x) ** 2).sum())(tokens)
+    assert "Scatter Sum" not in primitives(ours[1]["weight"])
+    np.testing.assert_allclose(np.array(ours[1]["weight"]), np.array(plain[1]["weight"]), rtol=1e-6)
+    patches.uninstall()
+    assert [getattr(owner, name) for owner, name, _ in patches.GATHERS] == before
+
+
 def test_experts_get_the_same_inputs_and_gradients() -> None:
+    patches.uninstall()
     mx.random.seed(0)
     x, indices = mx.random.normal((10, 1, 1, 6)), mx.random.randint(0, 5, (10, 3))
     assert all(

@@ -111,6 +111,7 @@ def test_install_patches_the_files_of_the_model_and_no_others(models: Path, arch
     assert (experts.swiglu is patches.swiglu) == (arch in ("qwen3_moe", "mixtral"))
 
 
+@pytest.mark.usefixtures("as_on_a_cpu")  # a GPU's gathers are replaced for any model
 def test_a_part_from_mlx_lm_s_own_file_leaves_that_file_alone() -> None:
     """Otherwise a later import of the original from that file would get ours."""
     patches.uninstall()
@@ -131,6 +132,9 @@ def everything_of_mlx_lm() -> dict[tuple[str, str], Any]:
     return attributes
 
 
+@pytest.mark.usefixtures(
+    "as_on_a_cpu"
+)  # nn.Embedding, which a GPU's gathers replace too, is mlx's: see test_gathers.py
 def test_after_uninstall_mlx_lm_is_untouched(models: Path) -> None:
     """Models of several families are patched, some of them twice, and one during gradient checkpointing."""
     patches.uninstall()
