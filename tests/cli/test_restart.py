@@ -77,7 +77,7 @@ def test_a_run_that_the_gpu_fails_goes_on_to_its_end_and_a_window_sees_it_live_t
 ) -> None:
     child = started(run, failures)
     seen = list(states(run, child))
-    assert child.wait(60) == 0, run.log.read_text()
+    assert child.wait(120) == 0, run.log.read_text()
     live = seen[: seen.index("finished")] if "finished" in seen else seen
     assert set(live) == {"starting", "running"} and set(seen[len(live) :]) <= {"finished"}
     diary = list(read_events(run.events))
@@ -102,7 +102,7 @@ def test_a_signal_while_the_next_program_starts_stops_the_run(run: RunFolder) ->
     while child.poll() is None and b" resume " not in subprocess.run(command, capture_output=True).stdout:
         time.sleep(0.01)
     os.kill(child.pid, signal.SIGTERM)  # a fresh interpreter has no handler yet
-    assert child.wait(60) == 3, run.log.read_text()
+    assert child.wait(120) == 3, run.log.read_text()
     *_, last = read_events(run.events)
     assert last["kind"] == "stopped" and last["step"] == 1 and not run.is_locked()
 

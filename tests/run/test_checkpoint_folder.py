@@ -10,8 +10,10 @@ import pytest
 
 from backend.run import checkpoint
 from backend.run.checkpoint import TrainingState, all_checkpoints, newest
+from backend.run.gpu_errors import MEMORY, gpu_error
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from tests.support import failing_gpu
 
 WEIGHTS = {"layers.0.lora_a": mx.array([[1.0, -0.0]]), "layers.0.lora_b": mx.array([3.0])}
 MOMENTS = {"step": mx.array(7, mx.uint64), "layers.0.lora_a.m": mx.array([[0.5, 0.25]])}
@@ -126,3 +128,16 @@ def test_a_leftover_that_cannot_be_deleted_does_not_fail_the_save(run: RunFolder
     (run.checkpoints / ".000009").write_text("a file, where only folders are expected")
     save(run, 1)
     assert steps(run) == [1]
+
+
+def test_a_gpu_error_while_saving_is_not_taken_for_a_full_disk(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are RuntimeErrors of mlx; one is mended by a new process, the other by the user."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError(failing_gpu.OUT_OF_MEMORY)
+
+    monkeypatch.setattr(mx, "save_safetensors", refuse)
+    with pytest.raises(RuntimeError, match="Insufficient Memory") as raised:
+        save(run, 1)
+    assert gpu_error(raised.value) is MEMORY
+    assert not list(run.checkpoints.iterdir())
