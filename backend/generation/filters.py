@@ -30,6 +30,9 @@ from backend.engine.device import on_cpu
 AT_ONCE = 2048
 """Values that are partitioned as they are. On a GPU that is one launch; on a CPU more operations would cost more than they save."""
 
+MAX_WIDTH = 256
+"""Values in a block at most: maxima over longer columns take Metal two passes (mlx, backend/metal/reduce.cpp)."""
+
 SORTED = 256
 """Masses in a row that a CPU sorts sooner than it makes histograms of them."""
 
@@ -75,7 +78,8 @@ def _block_width(V: int, k: int) -> int:
     small or they would leave more than half of it, as with a prime V or a k of thousands."""
     if V <= AT_ONCE:
         return 1
-    left = {width: V // width + k * width for width in range(2, V // (2 * k) + 1) if V % width == 0}
+    widths = range(2, min(MAX_WIDTH, V // (2 * k)) + 1)
+    left = {width: V // width + k * width for width in widths if V % width == 0}
     width = min(left, key=left.__getitem__, default=1)
     return width if left.get(width, V) <= V // 2 else 1
 
@@ -94,10 +98,9 @@ def nucleus_floor(mass_BV: mx.array, top_p: float) -> mx.array:
 def least_inside(values_BK: mx.array, mass_BK: mx.array, top_p: float) -> mx.array:
     """[B, 1]: the value of the last token inside the nucleus; `values` and their masses in rising order."""
     mass_BK = mass_BK.astype(mx.float64 if on_cpu() else mx.float32)
-    before_BK = mx.cumsum(mass_BK, axis=-1, reverse=True, inclusive=False)
-    # The total as wide as K, so that it is computed in one kernel with the comparison.
-    total_BK = mx.broadcast_to(before_BK[:, :1], mass_BK.shape) + mass_BK[:, :1]
-    return mx.where(before_BK < top_p * total_BK, values_BK, mx.inf).min(axis=-1, keepdims=True)
+    from_BK = mx.cumsum(mass_BK, axis=-1, reverse=True)  # each mass and the larger ones
+    inside_BK = from_BK - mass_BK < top_p * from_BK[:, :1]
+    return mx.where(inside_BK, values_BK, mx.inf).min(axis=-1, keepdims=True)
 
 
 def _floor_by_histogram(mass_BV: mx.array, top_p: float) -> mx.array:

@@ -29,7 +29,7 @@ from backend.generation.filters import largest, least_inside, nucleus_floor, row
 
 IN_CACHE = 1 << 17
 """Logits that a CPU samples from together. Rows of 152,000, one after another, stay in the processor's cache and in memory that is
-mapped already: a third of the time of 32 rows at once."""
+mapped already: 40 % less time than 32 rows at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,15 @@ def test_a_long_sort_takes_passes(length: int, kernels: int) -> None:
     assert counted(lambda x: mx.sort(x, axis=-1), mx.zeros((4, length))).total() == kernels
 
 
+@pytest.mark.parametrize(
+    ("shape", "kernels"), [((4, 64, 2374), 1), ((4, 512, 512), 2), ((64, 512, 512), 1), ((4, 2048, 8), 2)]
+)
+def test_a_maximum_over_long_columns_takes_two_passes_where_it_leaves_few_results(
+    shape: tuple[int, ...], kernels: int
+) -> None:
+    assert counted(lambda x: x.max(axis=1), mx.zeros(shape)) == {"reduction": kernels}
+
+
 def test_a_norm_copies_a_slice_but_not_whole_heads() -> None:
     x = mx.zeros((8, 512))
     assert counted(lambda x: mx.fast.rms_norm(x.reshape(8, 4, 128), None, 1e-6), x) == {"norm": 1}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.engine import device
 from backend.generation import filters
 from backend.generation.sampler import Sampling, sample_tokens
+from backend.spec.machine import TREAT_CPU_AS
 from tests.support.reference_sampler import kept_by_sort, sample_by_sort
 
 SAMPLINGS = [
@@ -45,6 +45,16 @@ def rows_of_every_kind(V: int, seed: int) -> np.ndarray:
     return rows.astype(np.float32)
 
 
+@pytest.fixture
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever the machine: its sums are exact, so every sample must be the same."""
+    monkeypatch.delenv(TREAT_CPU_AS, raising=False)
+    device = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(device)
+
+
 @cache
 def draw(sampling: Sampling) -> Callable[[mx.array, mx.array], mx.array]:
     """Compiled, as in a rollout."""
@@ -61,6 +71,7 @@ def assert_the_same_samples(V: int, sampling: Sampling, seed: int, uniforms: int
     return ours.size
 
 
+@pytest.mark.usefixtures("_on_the_cpu")
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("V", [1, 2, 150, 2049, 2304, 4099, 20_000])
 def test_the_filters_sample_what_a_sort_samples(V: int, sampling: Sampling) -> None:
@@ -77,6 +88,7 @@ def test_top_k_leaves_a_few_thousand_values_of_a_vocabulary_to_sort(V: int) -> N
     assert max(V // width, 20 * width) <= 2 * 2048
 
 
+@pytest.mark.usefixtures("_on_the_cpu")
 @pytest.mark.parametrize("sampling", SAMPLINGS[::4], ids=str)
 def test_a_whole_vocabulary_samples_what_a_sort_samples(sampling: Sampling) -> None:
     """Qwen's size: 64 · 2,374, in two rounds of histograms, a row at a time."""
@@ -84,6 +96,7 @@ def test_a_whole_vocabulary_samples_what_a_sort_samples(sampling: Sampling) -> N
 
 
 @pytest.mark.proof
+@pytest.mark.usefixtures("_on_the_cpu")
 def test_a_million_draws_are_those_of_a_sort() -> None:
     """Every draw the same, ties included: none is left to a rounding of the sums."""
     draws = 0
@@ -101,7 +114,7 @@ def test_a_million_draws_are_those_of_a_sort() -> None:
 
 @pytest.fixture
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(device.TREAT_CPU_AS, "gpu")
+    monkeypatch.setenv(TREAT_CPU_AS, "gpu")
 
 
 @pytest.mark.usefixtures("_as_on_a_gpu")

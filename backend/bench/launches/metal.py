@@ -219,11 +219,17 @@ def scan(operation: Operation, inputs: list[Layout], gpu: Gpu) -> list[str]:
 
 
 def reduce(operation: Operation, inputs: list[Layout], gpu: Gpu) -> list[str]:
-    """mlx/backend/metal/reduce.cpp, over the last axis (other axes may take a second pass, which is not modelled)."""
-    x, axes = inputs[0], operation.arguments[1]
-    if list(axes) != [len(x.shape) - 1]:
-        raise NotImplementedError(f"a sum over axes {axes} of {x.shape}")
-    return ["reduction"] if x.strides[-1] == 1 else ["copy before reduction", "reduction"]
+    """mlx/backend/metal/reduce.cpp, over one axis: rows, or columns of an array in row-major order."""
+    x, axes = inputs[0], list(operation.arguments[1])
+    if axes == [len(x.shape) - 1]:
+        return ["reduction"] if x.strides[-1] == 1 else ["copy before reduction", "reduction"]
+    if len(axes) > 1 or not x.is_row_contiguous:
+        raise NotImplementedError(f"a sum over axes {axes} of {x}")
+    length, columns = x.shape[axes[0]], x.strides[axes[0]]
+    is_long_and_narrow = columns < 32 and length >= 1024
+    has_few_outputs = length > 256 and x.size // length // 32 < 1024
+    passes = 2 if is_long_and_narrow or has_few_outputs else 1
+    return passes * ["reduction"]
 
 
 def concatenate(operation: Operation, inputs: list[Layout], gpu: Gpu) -> list[str]:
