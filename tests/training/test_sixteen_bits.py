@@ -1,0 +1,263 @@
+"""In 16 bits the sampler and the learner are the same policy as far as the format allows, and what remains is measured and
+corrected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from backend.engine.adapter_product import add_adapter
+from backend.engine.device import TREAT_CPU_AS
+from backend.generation import fused_model
+from backend.generation.sampler import Sampling
+from backend.models.policy import load_policy
+from backend.spec.config import parse
+from backend.training.batch import pack
+from backend.training.grpo import correction_mode, grpo, grpo_learner
+from backend.training.policy_forward import PolicyForward
+from tests.support.random_models import tiny_model
+from tests.support.sampler_and_learner import by_learner, by_sampler, deep_policy, sampled_groups
+
+
+@pytest.fixture(autouse=True)
+def on_this_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds are for the CPU's own choices: told that it is a GPU, it leaves attention to mlx, which here rounds its scores."""
+    monkeypatch.delenv(TREAT_CPU_AS, raising=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def folded(members: Any, merge: bool) -> Literal["merge"]:
+    return "merge"
+
+
+def gap(sampled: np.ndarray, learnt: np.ndarray) -> float:
+    return float(np.abs(sampled - learnt).mean())
+
+
+# ── the same policy ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_sampler_and_learner_agree_in_bfloat16(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folding the adapters into the weights, as is right in float32, gives 0.05 nats a token."""
+    policy = deep_policy(folder, 128)
+    groups = sampled_groups(policy, 12)
+    learnt = by_learner(policy, groups)
+    apart = gap(by_sampler(policy, groups), learnt)
+    in_a_rollout = np.concatenate([c.logps for group in groups for c in group.completions])
+    assert max(apart, gap(in_a_rollout, learnt)) < 0.015
+    monkeypatch.setattr(fused_model, "_fusion", folded)
+    assert gap(by_sampler(policy, groups), learnt) > max(0.025, 3 * apart)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float16", 0.003), ("float32", 1e-5)])
+def test_finer_types_agree_better(folder: Path, dtype: str, most: float) -> None:
+    policy = deep_policy(folder, 128, dtype=dtype)
+    assert policy.split_model.dtype == getattr(mx, dtype)
+    groups = sampled_groups(policy, 8)
+    assert gap(by_sampler(policy, groups), by_learner(policy, groups)) < most
+
+
+def test_four_bit_weights_agree_exactly_with_float32_activations(folder: Path) -> None:
+    policy = deep_policy(folder, 64, bits=4, dtype="float32")
+    groups = sampled_groups(policy, 6)
+    assert gap(by_sampler(policy, groups), by_learner(policy, groups)) < 1e-5
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(
+    ("dtype", "most", "after_one", "after_five"), [("bfloat16", 0.02, 0.97, 0.99), ("float16", 0.004, 0.99, 0.99)]
+)
+def test_small_updates_reach_the_sampler(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, most: float, after_one: float, after_five: float
+) -> None:
+    """Updates at 1e-5, on a model where folding gives 0.042 nats: how the log-probabilities of the sampler move with those of the
+    learner. What separates the two after one update is the rounding of bfloat16 itself: single values that fall to
+    different sides, for the attention of one side sums in another order."""
+    policy = deep_policy(folder, 256, dtype=dtype)
+    groups = sampled_groups(policy, 24, prompts=4)
+
+    def scores() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        with monkeypatch.context() as patch:
+            patch.setattr(fused_model, "_fusion", folded)
+            fold = by_sampler(policy, groups)
+        return by_sampler(policy, groups), by_learner(policy, groups), fold
+
+    before = scores()
+    config = parse(
+        {"model": "none", "data": "none", "beta": 0, "learning_rate": 1e-5, "group_size": 2, "batch_size": 4,
+         "max_completion_length": 24, "num_layers": -1, "temperature": 1.0, "weight_decay": 0.0}
+    )  # fmt: skip
+    learner = grpo_learner(policy, config, 1)
+    for updates, least in ((1, after_one), (5, after_five)):
+        while learner.updates < updates:
+            learner.learn(pack(groups, pad_id=0))
+        after = scores()
+        sampler_moves, learner_moves, folded_moves = (b - a for a, b in zip(before, after, strict=True))
+        own, fold = (np.corrcoef(x, learner_moves)[0, 1] for x in (sampler_moves, folded_moves))
+        survives, survives_folded = (np.polyfit(learner_moves, x, 1)[0] for x in (sampler_moves, folded_moves))
+        gaps = gap(after[0], after[1]), gap(after[2], after[1])
+        print(f"{dtype}, {updates} updates: correlation {own:.4f}, folded {fold:.4f}; share of the update that reaches the sampler "
+              f"{survives:.3f}, folded {survives_folded:.3f}; gap {gaps[0]:.4f}, folded {gaps[1]:.4f} nats")  # fmt: skip
+        assert gaps[0] <= most < gaps[1] / 2
+        assert own >= least and own > fold
+        assert survives == pytest.approx(1, abs=0.04)
+
+
+# ── adapters ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
+def test_the_gradient_of_an_adapter_is_summed_in_float32(dtype: mx.Dtype) -> None:
+    """4,096 equal tokens: the sum is beyond float16, and bfloat16 keeps three digits of it."""
+    mx.random.seed(0)
+    row = mx.random.normal((1, 24)).astype(dtype)
+    x = mx.broadcast_to(row, (4096, 24))
+    a, b = 0.2 * mx.random.normal((24, 4)), 0.2 * mx.random.normal((4, 40))
+
+    def total(a: mx.array, b: mx.array, x: mx.array) -> mx.array:
+        y = mx.zeros((len(x), 40), x.dtype)
+        return (add_adapter(y, x, a, b) * mx.array(40.0, x.dtype)).astype(mx.float32).sum()
+
+    def exact(a: mx.array, b: mx.array, x: mx.array) -> mx.array:
+        a, b = (z + mx.stop_gradient(z.astype(dtype).astype(mx.float32) - z) for z in (a, b))
+        return 40 * ((x.astype(mx.float32) @ a) @ b).sum()
+
+    ours, plain = (mx.grad(function, argnums=[0, 1, 2])(a, b, x) for function in (total, exact))
+    assert [z.dtype for z in ours] == [mx.float32, mx.float32, dtype]
+    assert max(float(mx.abs(z).max()) for z in ours[:2]) > 65504
+    for mine, other in zip(ours, plain, strict=True):
+        assert float(mx.linalg.norm(mine.astype(mx.float32) - other) / mx.linalg.norm(other)) < 5e-3
+
+
+@pytest.mark.parametrize("settings", [{}, {"train_type": "dora"}, {"train_type": "dora", "bits": 4}], ids=str)
+def test_an_adapter_in_16_bits_is_that_of_float32_within_rounding(folder: Path, settings: dict[str, Any]) -> None:
+    exact, coarse = (deep_policy(folder, 64, noise=0.03, dtype=dtype, **settings) for dtype in ("float32", "float16"))
+    tokens = mx.array([[5, 70, 200, 9]])
+    a, b = (policy.model(tokens).astype(mx.float32) for policy in (exact, coarse))  # pyright: ignore
+    assert float(mx.linalg.norm(a - b) / mx.linalg.norm(a)) < 0.01
+
+
+# ── dtype ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def float_types(policy: Any) -> set[mx.Dtype]:
+    arrays = dict(tree_flatten(policy.model.parameters()))
+    return {x.dtype for name, x in arrays.items() if mx.issubdtype(x.dtype, mx.floating) and "lora_" not in name}
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_model_computes_in_the_type_that_the_settings_give(folder: Path, bits: int | None, dtype: str) -> None:
+    policy = deep_policy(folder, 64, bits=bits, dtype=dtype)
+    assert float_types(policy) == {getattr(mx, dtype)} and policy.split_model.dtype == getattr(mx, dtype)
+    assert {x.dtype for x in policy.trainable().values()} == {mx.float32}
+    assert float_types(deep_policy(folder, 64, bits=bits)) == {mx.bfloat16}, "auto: as it comes"
+
+
+def test_full_fine_tuning_in_bfloat16_keeps_float32_masters(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    config = parse(
+        {"model": str(model), "data": "none", "train_type": "full", "dtype": "bfloat16", "learning_rate": 1e-5, "group_size": 2}
+    )  # fmt: skip
+    policy = load_policy(config)
+    came = dict(tree_flatten(mx.load(str(model / "model.safetensors"))))
+    assert float_types(policy) == {mx.bfloat16} and policy.split_model.dtype == mx.bfloat16
+    assert all(mx.array_equal(x, came[name]) for name, x in policy.trainable().items()), "masters begin unrounded"
+    groups = sampled_groups(policy, 6, sampling=Sampling(0.8))
+    learner = grpo_learner(policy, config, 1)
+    moved: list[float] = []
+    for _ in range(2):
+        learner.learn(pack([*groups[:1]], pad_id=0))
+        moved.append(float(mx.abs(policy.trainable()["model.norm.weight"] - came["model.norm.weight"]).max()))
+    assert moved[0] == pytest.approx(1e-5, rel=0.1) and moved[1] > 1.5 * moved[0], "1 + 1e-5 is 1 in bfloat16"
+    own = dict(tree_flatten(policy.model.parameters()))
+    assert all(mx.array_equal(own[name], x.astype(mx.bfloat16)) for name, x in policy.trainable().items())
+    saved = {name: mx.array(x) for name, x in policy.trainable().items()}
+    again = load_policy(config)
+    again.assign(saved)
+    tokens = mx.array([[5, 70, 200, 9]])
+    assert mx.array_equal(again.model(tokens), policy.model(tokens))  # pyright: ignore
+
+
+# ── the gap, and its correction ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype", "expected"),
+    [
+        ({}, mx.float32, "none"),
+        ({}, mx.bfloat16, "token_truncate"),
+        ({}, mx.float16, "token_truncate"),
+        ({"ratio_against": "reference"}, mx.bfloat16, "none"),
+        ({"sampling_correction": "none"}, mx.bfloat16, "none"),
+        ({"sampling_correction": "sequence_mask"}, mx.float32, "sequence_mask"),
+    ],
+    ids=str,
+)
+def test_automatic_corrects_in_16_bits(settings: dict[str, Any], dtype: mx.Dtype, expected: str) -> None:
+    mode, sentence = correction_mode(parse({"model": "none", "data": "none"} | settings), dtype)
+    assert mode == expected
+    assert bool(sentence) == (expected == "token_truncate")
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "sequence_truncate"])
+def test_the_first_pass_corrects_as_a_pass_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """Two updates of a rollout with top-p: the same weights and metrics, and one pass of the policy less."""
+    raw = {"beta": 0, "group_size": 2, "batch_size": 3, "sampling_correction": mode, "num_iterations": 2, "dtype": "float32",
+           "learning_rate": 1e-3, "optimizer": "sgd", "weight_decay": 0.0, "temperature": 1.0, "top_p": 0.9}  # fmt: skip
+    passes, results = [], []
+    without_gradient = PolicyForward.logps_without_gradient
+    monkeypatch.setattr(
+        PolicyForward, "logps_without_gradient", lambda *args: passes.append(len(results)) or without_gradient(*args)
+    )
+    for own_pass in (True, False):
+        policy = deep_policy(folder, 64, **raw)
+        groups = sampled_groups(policy, 6, sampling=Sampling(1.0, top_p=0.9))
+        config = parse({"model": "none", "data": "none"} | raw)
+        algorithm = type(grpo(policy, config))
+        with monkeypatch.context() as patch:
+            patch.setattr(algorithm, "_needs_old_pass", lambda self, own_pass=own_pass: own_pass)
+            metrics = grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0))
+        results.append((metrics, {name: np.array(x) for name, x in policy.trainable().items()}))
+    assert passes == [0]
+    (expected, weights), (metrics, own) = results
+    assert metrics == pytest.approx(expected, rel=1e-5, abs=1e-6, nan_ok=True)
+    assert metrics["sampling/importance_sampling_ratio/mean"] < 0.99
+    assert all(np.allclose(own[name], x, atol=1e-6) for name, x in weights.items())
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"sampling_correction": "none"}, {"num_iterations": 2}, {"ratio_against": "reference", "beta": 0.1}],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_the_gap_is_rounding_whatever_the_filters(folder: Path, settings: dict[str, Any], top_p: float) -> None:
+    policy = deep_policy(folder, 64, dtype="float32", **settings)
+    groups = sampled_groups(policy, 6, sampling=Sampling(1.0, top_p=top_p))
+    raw = {"model": "none", "data": "none", "beta": 0, "group_size": 2, "temperature": 1.0, "top_p": top_p} | settings
+    metrics = grpo_learner(policy, parse(raw), 1).learn(pack(groups, pad_id=0))
+    assert 0 <= metrics["sampling/logp_gap/mean"] < 1e-5
+    assert metrics["sampling/logp_gap/max"] < 1e-4
+    assert (metrics["sampling/sampling_logp_difference/mean"] > 1e-3) == (top_p < 1)
+
+
+def test_the_ratio_is_exactly_1_where_sampler_and_learner_are_one(folder: Path) -> None:
+    """The learner's own log-probabilities in place of the sampler's: nothing is left to correct, in bfloat16 too."""
+    policy = deep_policy(folder, 64)
+    groups = sampled_groups(policy, 6)
+    own = by_learner(policy, groups).reshape(-1, 6).tolist()
+    for completion, logps in zip((c for group in groups for c in group.completions), own, strict=True):
+        completion.logps, completion.log_kept = logps, []
+    config = parse({"model": "none", "data": "none", "beta": 0, "group_size": 2, "batch_size": 3, "temperature": 1.0})
+    metrics = grpo_learner(policy, config, 1).learn(pack(groups, pad_id=0))
+    assert metrics["sampling/importance_sampling_ratio/min"] == metrics["sampling/importance_sampling_ratio/max"] == 1
+    assert metrics["sampling/logp_gap/max"] == 0
