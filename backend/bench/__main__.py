@@ -74,11 +74,16 @@ def start(rounds: Rounds = 3, warm_up: WarmUp = 1, json_file: Out = None) -> Non
 
 
 @app.command()
-def kernels(rows: Annotated[int, typer.Option(min=1, help="Completions decoded together.")] = 8) -> None:
+def kernels(
+    bits: Annotated[int, typer.Option(help="Of the base's weights; 16 for none.")] = 4,
+    rows: Annotated[int, typer.Option(min=1, help="Completions decoded together.")] = 8,
+    generation: Annotated[int, typer.Option(help="Of the chip: 13 is M1, 16 is M4, 17 is M5.")] = 16,
+) -> None:
     """What a decoding step launches on Metal, counted from its trace: the same on every machine."""
     from backend.bench.launches.decoding_step import table
+    from backend.bench.launches.metal import Gpu
 
-    table(rows).show()
+    table(bits if bits < 16 else None, rows=rows, gpu=Gpu(generation)).show()
 
 
 @app.command()

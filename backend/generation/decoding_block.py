@@ -12,9 +12,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx_lm.models.activations import swiglu
 
-from backend.engine.metal.heads import HeadNorms, Heads, rotated_heads
+from backend.engine.metal.heads import HeadNorms, Heads, rotated_heads, rotated_heads_plain
 from backend.engine.slot_cache import PackedSlotCache, StepContext
 from backend.generation.fused_linear import FusedOutput, LinearBranch
 
@@ -32,6 +31,8 @@ class DecodingBlock(nn.Module):
         output = attention.q_proj.output
         size = rotated_size(attention.rope)
         self.heads = Heads(output.sizes[0] // size, output.sizes[1] // size, size)
+        self.uses_kernels = False
+        """Whether it runs kernels of our own (`backend.engine.metal`), which only Metal can."""
         self.rotate_as(attention.rope)
 
     def rotate_as(self, rope: Any) -> None:
@@ -51,16 +52,25 @@ class DecodingBlock(nn.Module):
         """One token a row."""
         block = self.block
         attention, mlp, heads = block.self_attn, block.mlp, self.heads
-        qkv = attention.q_proj.output.projection(block.input_layernorm(x_B1H))
+        normed = block.input_layernorm(x_B1H)
+        qkv = attention.q_proj.output.projection.step(normed, with_kernel=self.uses_kernels)
         rotation = cache.step.rotation(self.rope(), heads.size)
-        queries, kv = rotated_heads(qkv[:, 0], rotation, heads, head_norms(attention))
+        rotate = rotated_heads if self.uses_kernels else rotated_heads_plain
+        queries, kv = rotate(qkv[:, 0], rotation, heads, head_norms(attention))
         keys, values = cache.write(kv)
         attended = mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=attention.scale, mask=cache.step.mask(heads.queries)
         )
-        x_B1H = x_B1H + attention.o_proj(attended.reshape(len(x_B1H), 1, -1))
-        gate, up = mx.split(mlp.gate_proj.output.projection(block.post_attention_layernorm(x_B1H)), 2, axis=-1)
-        return x_B1H + mlp.down_proj(swiglu(gate, up))
+        x_B1H = self._added(x_B1H, attention.o_proj, attended.reshape(len(x_B1H), 1, -1))
+        normed = block.post_attention_layernorm(x_B1H)
+        gated = mlp.gate_proj.output.projection.step(normed, is_gate=True, with_kernel=self.uses_kernels)
+        return self._added(x_B1H, mlp.down_proj, gated)
+
+    def _added(self, residual: mx.array, layer: Any, x: mx.array) -> mx.array:
+        """residual + layer(x)."""
+        if isinstance(layer, LinearBranch):
+            return layer.output.projection.step(x, residual, with_kernel=self.uses_kernels)
+        return residual + layer(x)
 
 
 # ── which blocks ─────────────────────────────────────────────────────────────────────────────────────────────────────

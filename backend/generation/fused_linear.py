@@ -12,11 +12,13 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.activations import swiglu
 from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.lora import LoRALinear
 
 from backend.engine.cpu.small_matmul import matmul_transposed
 from backend.engine.device import on_gpu
+from backend.engine.metal.adapter import GATE, MOST_RANKS, NOTHING, RESIDUAL, adapted
 
 Linear = nn.Linear | nn.QuantizedLinear
 
@@ -45,6 +47,25 @@ class FusedProjection(nn.Module):
         if "gain" in self:
             y = y * self["gain"]
         return y + self["bias"] if "bias" in self else y
+
+    def step(
+        self, x: mx.array, residual: mx.array | None = None, *, is_gate: bool = False, with_kernel: bool = False
+    ) -> mx.array:
+        """For one token a row [B, 1, in], with what follows: `residual` added, or silu(first half) · second half of the outputs.
+
+        `with_kernel`: adapter and what follows in one kernel of our own, on Metal.
+        """
+        after = GATE if is_gate else NOTHING if residual is None else RESIDUAL
+        if with_kernel and "a" in self and not {"gain", "bias"} & set(self) and len(self["a"]) <= MOST_RANKS:
+            base, rows = self._base(x)[:, 0], None if residual is None else residual[:, 0]
+            return adapted(base, x[:, 0], self["a"], self["b"], after, rows)[:, None]
+        if after == RESIDUAL and set(self) == {"weight"}:
+            return mx.addmm(residual, x, self["weight"].T)  # pyright: ignore
+        y = self(x)
+        if is_gate:
+            gate, up = mx.split(y, 2, axis=-1)
+            return swiglu(gate, up)
+        return y if residual is None else residual + y
 
     def _thin(self, x: mx.array) -> mx.array:
         """x A. On a GPU A is stored transposed, [ranks, in]: with one token a row the product is a matrix times a vector for each row,

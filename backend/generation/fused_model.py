@@ -20,7 +20,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from backend.engine.device import on_gpu
+from backend.engine import device
 from backend.engine.metal.heads import Heads
 from backend.engine.model_probe import describe_error, split
 from backend.engine.slot_cache import PackedSlotCache, SlotCache, StepContext
@@ -47,8 +47,8 @@ class FusedModel:
     ) -> None:
         self.policy, self.model, self.split_model = model, model, split_model
         self.fused_linears: list[FusedLinear] = []
-        self.packs_cache = False
-        """Whether decoding steps run on `PackedSlotCache`: every block is a `DecodingBlock`."""
+        self.decoding_blocks: list[DecodingBlock] = []
+        """The model's blocks, where all of them are `DecodingBlock`s; else empty."""
         self.slow_paths: list[str] = []
         """A sentence for the user if layers that could be fused are not; else empty."""
         self._copies: list[tuple[nn.Module, nn.Module]] = []
@@ -57,13 +57,23 @@ class FusedModel:
         model.eval()  # dropout would make the two models differ, and the comparison fail
         if reason := self._build([model, *others], merge):
             self.slow_paths.append(f"Layers are not fused for decoding: {reason}.")
-        elif on_gpu() and (reason := self._replace_blocks()):
+        elif device.on_gpu() and (reason := self._replace_blocks()):
             self.slow_paths.append(f"Decoding steps run more kernels than they need: {reason}.")
         model.train(was_training)
 
     @property
     def modules(self) -> list[nn.Module]:
         return [*self.policy.modules(), *self.model.modules()]
+
+    @property
+    def packs_cache(self) -> bool:
+        """Whether decoding steps run on `PackedSlotCache`."""
+        return bool(self.decoding_blocks)
+
+    def use_kernels(self, on: bool) -> None:
+        """Run decoding steps with or without kernels of our own. Compiled steps have to be traced again."""
+        for block in self.decoding_blocks:
+            block.uses_kernels = on
 
     def refresh(self) -> None:
         """Follow the policy's weights as they are now. Call before decoding."""
@@ -126,11 +136,17 @@ class FusedModel:
             share_rotations(list(blocks.values()))
             copies: list[tuple[nn.Module, nn.Module]] = []
             model = replace_modules(self.model, blocks, copies)
-            if reason := difference("the fused blocks", lambda: (expected, trial.packed(split(model)))):
+            split_model = split(model)
+            if reason := difference("the fused blocks", lambda: (expected, trial.packed(split_model))):
                 return reason
             self._copies += copies
-            self.model, self.split_model, self.packs_cache = model, split(model), True
-        return ""
+            self.model, self.split_model, self.decoding_blocks = model, split_model, list(blocks.values())
+            if not device.has_metal():
+                return ""
+            self.use_kernels(True)
+            if reason := difference("kernels of our own", lambda: (expected, trial.packed(split_model))):
+                self.use_kernels(False)
+            return reason
 
     @contextlib.contextmanager
     def _noisy_adapters(self) -> Iterator[None]:

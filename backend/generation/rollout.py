@@ -113,6 +113,11 @@ class Rollout:
             Group(problem, completions[i * group_size : (i + 1) * group_size]) for i, problem in enumerate(problems)
         ]
 
+    def use_kernels(self, on: bool) -> None:
+        """Decode with or without kernels of our own, which run on Metal only, and by default where they do."""
+        self.fused.use_kernels(on)
+        self._compiled_steps.clear()
+
     # ── caches of all keys and values: everything together ───────────────────────────────────────────────────────────
 
     def _decode_batch(

@@ -6,6 +6,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +15,16 @@ from mlx.utils import tree_flatten
 
 from backend.bench.launches import fusion, layout
 from backend.bench.launches.count import launches
-from backend.bench.launches.decoding_step import DEFAULTS, SMALL, UntriedRollout, qwen3_policy, step_launches
+from backend.bench.launches.decoding_step import (
+    DEFAULTS,
+    QWEN3_600M,
+    SMALL,
+    Blocks,
+    UntriedRollout,
+    qwen3_policy,
+    step_arrays,
+    step_launches,
+)
 from backend.bench.launches.metal import Gpu
 from backend.bench.launches.trace import as_on_a_gpu, traced
 
@@ -28,17 +38,20 @@ def counted(function: Callable[..., Any], *arrays: Any, gpu: Gpu = M4) -> Counte
 # ── fusion ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_elementwise_operations_fuse_as_mlx_itself_fuses_them() -> None:
-    rollout = UntriedRollout(qwen3_policy(bits=4), 8)
+def small_step(layers: int) -> tuple[UntriedRollout, list[Any]]:
+    rollout = UntriedRollout(qwen3_policy(bits=4, layers=layers), 8)
     rollout.fused.refresh()
-    inputs = [mx.zeros(8, mx.int32), mx.array(5), mx.zeros(8, mx.int32), mx.zeros(8), mx.arange(64)]
-    keys, values = ([mx.zeros((8, 1, 64, 64), mx.bfloat16)] * 2 for _ in range(2))
-    mx.eval(inputs, keys, values)
+    return rollout, step_arrays(rollout, SMALL, rows=8, columns=64)
+
+
+def test_elementwise_operations_fuse_as_mlx_itself_fuses_them() -> None:
+    rollout, arrays = small_step(2)
+    mx.eval(arrays)
     step = rollout.compiled_step(DEFAULTS)
     with as_on_a_gpu():
         graph = io.StringIO()
-        mx.export_to_dot(graph, *[array for _, array in tree_flatten(step(*inputs, keys, values))])  # pyright: ignore
-    trace = traced(step, *inputs, keys, values)
+        mx.export_to_dot(graph, *[array for _, array in tree_flatten(step(*arrays))])  # pyright: ignore
+    trace = traced(step, *arrays)
     ours = ["".join(trace.operations[i].name for i in kernel) for kernel in fusion.fused(trace).values()]
     mlx_s = re.findall(r'label ="Compiled([^"]+)"', graph.getvalue())
     # mlx repeats a broadcast for each use, and tells the kinds of `BitwiseBinary` apart.
@@ -142,12 +155,24 @@ def test_every_layer_launches_the_same() -> None:
     """So that one and two layers tell the number of all."""
 
     def of(layers: int) -> int:
-        rollout = UntriedRollout(qwen3_policy(bits=4, layers=layers), 8)
-        rollout.fused.refresh()
-        arrays = [mx.zeros(8, mx.int32), mx.array(5), mx.zeros(8, mx.int32), mx.zeros(8), mx.arange(64)]
-        keys, values = ([mx.zeros((8, 1, 64, 64), mx.bfloat16)] * layers for _ in range(2))
-        return counted(rollout.compiled_step(DEFAULTS), *arrays, keys, values).total()
+        rollout, arrays = small_step(layers)
+        return counted(rollout.compiled_step(DEFAULTS), *arrays).total()
 
     one, two, three = map(of, (1, 2, 3))
-    assert three - two == two - one
-    assert step_launches(bits=4, size=SMALL, columns=64).total() == one + 27 * (two - one)
+    assert three - two == two - one > 20
+
+
+BARS = [(Blocks.OWN, 4, 900), (Blocks.FUSED, 4, 680), (Blocks.KERNELS, 4, 450), (Blocks.FUSED, None, 450)]
+
+
+@pytest.mark.parametrize(("blocks", "bits", "most"), BARS)
+def test_launches_of_a_decoding_step(blocks: Blocks, bits: int | None, most: int) -> None:
+    """28 layers, default sampling over Qwen3's vocabulary, eight rows, an M4 Max. Width matters to products that are split only."""
+    size = replace(SMALL, vocabulary=QWEN3_600M.vocabulary)
+    assert step_launches(blocks, bits=bits, size=size).total() <= most
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("blocks", "bits", "most"), BARS)
+def test_launches_of_a_decoding_step_of_real_width(blocks: Blocks, bits: int | None, most: int) -> None:
+    assert step_launches(blocks, bits=bits).total() <= most

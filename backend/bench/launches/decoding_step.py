@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,9 +20,10 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from backend.bench.launches.count import launches
 from backend.bench.launches.metal import Gpu
-from backend.bench.launches.trace import traced
+from backend.bench.launches.trace import TracedStep, as_on_a_gpu, traced
 from backend.bench.tables import TextTable
 from backend.engine.model_probe import split
+from backend.generation import fused_model
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 
@@ -78,38 +81,64 @@ def qwen3_policy(
     )  # fmt: skip
 
 
+class Blocks(Enum):
+    """What computes a decoding step; the value is the table's heading."""
+
+    OWN = "the model's own blocks"
+    FUSED = "fused blocks"
+    KERNELS = "with our kernels"
+
+
 def step_launches(
+    blocks: Blocks,
     *,
     bits: int | None,
     size: Size = QWEN3_600M,
     dora: bool = False,
     sampling: Sampling = DEFAULTS,
     rows: int = 8,
-    columns: int = 512,
     gpu: Gpu | None = None,
 ) -> Counter[str]:
-    """Kernel → launches of one decoding step of `rows` rows with room for `columns` positions."""
+    """Kernel → launches of one decoding step of `rows` rows with room for 512 positions."""
     one, two = (
-        _counted(qwen3_policy(bits=bits, size=size, dora=dora, layers=n), size, sampling, rows, columns, gpu)
+        launches(_traced(qwen3_policy(bits=bits, size=size, dora=dora, layers=n), blocks, size, sampling, rows), gpu)
         for n in (1, 2)
     )
     # Counter's own `-` would drop what is negative; a layer launches no less than nothing.
     return Counter({name: one[name] + (size.layers - 1) * (two[name] - one[name]) for name in one | two})
 
 
-def _counted(policy: Any, size: Size, sampling: Sampling, rows: int, columns: int, gpu: Gpu | None) -> Counter[str]:
-    rollout = UntriedRollout(policy, max_tokens=8)
+def _traced(policy: Any, blocks: Blocks, size: Size, sampling: Sampling, rows: int, columns: int = 512) -> TracedStep:
+    # A trial's products must agree with themselves only, and a CPU's quantised ones take minutes at these sizes.
+    with as_on_a_gpu(stand_ins=False), mock.patch.object(mx, "quantized_matmul", _some_product):
+        if blocks is Blocks.OWN:
+            with mock.patch.object(fused_model, "is_plain_block", lambda block: False):
+                rollout = UntriedRollout(policy, max_tokens=8)
+        else:
+            rollout = UntriedRollout(policy, max_tokens=8)
+    assert not rollout.slow_paths and rollout.fused.packs_cache is (blocks is not Blocks.OWN)
+    rollout.use_kernels(blocks is Blocks.KERNELS)
     rollout.fused.refresh()
-    _enlarge_vocabulary(rollout.policy.model, size.vocabulary)
-    dtype = rollout.policy.model.layers[0].input_layernorm.weight.dtype
-    layers = len(rollout.policy.model.layers)
-    keys, values = ([mx.zeros((rows, size.kv_heads, columns, size.head), dtype)] * layers for _ in range(2))
-    arrays = [
-        mx.zeros(rows, mx.int32), mx.array(columns - 2), mx.zeros(rows, mx.int32), mx.zeros(rows), mx.arange(columns),
-    ]  # fmt: skip
-    trace = traced(rollout.compiled_step(sampling), *arrays, keys, values)
+    _enlarge_vocabulary(policy.model, size.vocabulary)
+    arrays = step_arrays(rollout, size, rows, columns)
+    trace = traced(rollout.compiled_step(sampling), *arrays, has_metal=blocks is Blocks.KERNELS)
     rollout.fused.release()
-    return launches(trace, gpu)
+    return trace
+
+
+def _some_product(x: mx.array, w: mx.array, *_: Any, **how: Any) -> mx.array:
+    return mx.broadcast_to(x.sum(axis=-1, keepdims=True), (*x.shape[:-1], len(w)))
+
+
+def step_arrays(rollout: Rollout, size: Size, rows: int, columns: int) -> list[Any]:
+    """Arguments of a compiled step: tokens, slot, padding, uniforms, columns, keys and values."""
+    layers, dtype = rollout.policy.model.layers, rollout.policy.model.layers[0].input_layernorm.weight.dtype
+    if rollout.fused.packs_cache:
+        caches = [[mx.zeros((rows, size.kv_heads, columns, 2 * size.head), dtype) for _ in layers], []]
+    else:
+        caches = [[mx.zeros((rows, size.kv_heads, columns, size.head), dtype) for _ in layers] for _ in range(2)]
+    zeros = mx.zeros(rows, mx.int32)
+    return [zeros, mx.array(columns - 2), zeros, mx.zeros(rows), mx.arange(columns), *caches]
 
 
 def _enlarge_vocabulary(model: Any, vocabulary: int) -> None:
@@ -121,10 +150,12 @@ def _enlarge_vocabulary(model: Any, vocabulary: int) -> None:
     mx.eval(embedding.parameters())  # or making them would be operations of the trace
 
 
-def table(rows: int = 8, gpu: Gpu | None = None) -> TextTable:
-    cases = {"4-bit, LoRA": (4, False), "bf16, LoRA": (None, False), "bf16, DoRA": (None, True)}
-    counted = {name: step_launches(bits=bits, dora=dora, rows=rows, gpu=gpu) for name, (bits, dora) in cases.items()}
-    kernels = sorted(set().union(*counted.values()), key=lambda name: -max(c[name] for c in counted.values()))
-    lines = [[name, *(str(c[name]) for c in counted.values())] for name in kernels]
-    lines.append(["all", *(str(c.total()) for c in counted.values())])
-    return TextTable(f"Launches of a decoding step, Qwen3-0.6B, {rows} rows", ["kernel", *cases], lines)
+def table(bits: int | None = 4, dora: bool = False, rows: int = 8, gpu: Gpu | None = None) -> TextTable:
+    """The launches of a step by kernel, for each kind of block."""
+    counted = [step_launches(blocks, bits=bits, dora=dora, rows=rows, gpu=gpu) for blocks in Blocks]
+    kernels = sorted(set().union(*counted), key=lambda name: -max(c[name] for c in counted))
+    lines = [[name, *(str(c[name] or "–") for c in counted)] for name in kernels]
+    lines.append(["all", *(str(c.total()) for c in counted)])
+    base, adapter = f"{bits}-bit" if bits else "bf16", "DoRA" if dora else "LoRA"
+    title = f"Launches of a decoding step on Metal: Qwen3-0.6B, {base}, {adapter}, {rows} rows"
+    return TextTable(title, ["kernel", *(blocks.value for blocks in Blocks)], lines)

@@ -117,8 +117,8 @@ def _with_stand_ins_named(trace: TracedStep) -> list[Operation]:
 
 
 @contextlib.contextmanager
-def as_on_a_gpu(has_metal: bool = False) -> Iterator[None]:
-    """mlx's fast operations as one operation each, and the engine's choices those of a GPU."""
+def as_on_a_gpu(has_metal: bool = False, stand_ins: bool = True) -> Iterator[None]:
+    """The engine's choices those of a GPU, and with `stand_ins` mlx's fast operations one operation each, which compute nothing."""
 
     def marked(kind: str, x: mx.array, *others: Any) -> mx.array:
         mark = MARKS[kind](x, axis=-1, reverse=True, inclusive=False)
@@ -135,9 +135,10 @@ def as_on_a_gpu(has_metal: bool = False) -> Iterator[None]:
         "metal_kernel": lambda **how: _metal_kernel,
     }
     with contextlib.ExitStack() as held:
-        for name, stand_in in fast.items():
-            held.enter_context(mock.patch.object(mx.fast, name, stand_in))
-        held.enter_context(mock.patch.object(mx, "dequantize", _dequantize))
+        if stand_ins:
+            for name, stand_in in fast.items():
+                held.enter_context(mock.patch.object(mx.fast, name, stand_in))
+            held.enter_context(mock.patch.object(mx, "dequantize", _dequantize))
         held.enter_context(mock.patch.dict("os.environ", {machine.TREAT_CPU_AS: "gpu"}))
         held.enter_context(mock.patch.object(device, "has_metal", lambda: has_metal))
         yield

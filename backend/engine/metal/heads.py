@@ -3,8 +3,54 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
+
+from backend.engine.metal.kernel import MetalKernel
+
+BODY = """
+    // A simdgroup for each head of each row: the sum of squares over its lanes, then pairs (e, e + D/2) turned together.
+    constexpr int HALF = D / 2;
+    const int lane = thread_position_in_threadgroup.x;
+    const int head = thread_position_in_grid.y;
+    const int row = thread_position_in_grid.z;
+    const bool is_value = head >= H + J;
+    const int in = (row * (H + 2 * J) + head) * D;
+
+    float scale = 1.0f;
+    if (HAS_NORMS && !is_value) {
+      float sum = 0.0f;
+      for (int e = lane; e < D; e += 32) {
+        sum += float(qkv[in + e]) * float(qkv[in + e]);
+      }
+      scale = metal::rsqrt(simd_sum(sum) / D + eps[0]);
+    }
+    for (int e = lane; e < HALF; e += 32) {
+      float first = float(qkv[in + e]);
+      float second = float(qkv[in + HALF + e]);
+      if (!is_value) {
+        if (HAS_NORMS) {
+          first *= scale * float(head < H ? q_weight[e] : k_weight[e]);
+          second *= scale * float(head < H ? q_weight[HALF + e] : k_weight[HALF + e]);
+        }
+        const int turn = row * 2 * D + e;
+        const float turned = first * rotation[turn] + second * rotation[turn + D];
+        second = first * rotation[turn + HALF] + second * rotation[turn + D + HALF];
+        first = turned;
+      }
+      if (head < H) {
+        queries[(row * H + head) * D + e] = T(first);
+        queries[(row * H + head) * D + HALF + e] = T(second);
+      } else {
+        const int out = ((row * J + (head - H) % J) * 2 + (is_value ? 1 : 0)) * D;
+        kv[out + e] = T(first);
+        kv[out + HALF + e] = T(second);
+      }
+    }
+"""
+
+KERNEL = MetalKernel("grpo_heads", ("qkv", "rotation", "q_weight", "k_weight", "eps"), ("queries", "kv"), BODY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +75,7 @@ class HeadNorms:
     eps: float
 
 
-def rotated_heads(
+def rotated_heads_plain(
     qkv_BE: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None
 ) -> tuple[mx.array, mx.array]:
     """Queries [B, H, 1, d] and keys|values [B, J, 1, 2d] from a projection [B, (H + 2J) d]; queries and keys normed and rotated.
@@ -61,3 +107,24 @@ def _turned(heads: mx.array, rotation: mx.array, weight: mx.array | None) -> mx.
     if weight is not None:
         parts = [part * weight[i * half : (i + 1) * half] for i, part in enumerate(parts)]
     return parts[0] * rotation[:, 0] + parts[1] * rotation[:, 1]
+
+
+def rotated_heads(
+    qkv_BE: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None
+) -> tuple[mx.array, mx.array]:
+    """The same in one kernel of our own."""
+    queries, kv = KERNEL(**heads_launch(qkv_BE, rotation_B2d, heads, norms))
+    return queries, kv
+
+
+def heads_launch(qkv_BE: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None) -> dict[str, Any]:
+    B, (H, J, size), dtype = len(qkv_BE), (heads.queries, heads.keys, heads.size), qkv_BE.dtype
+    unused = rotation_B2d  # in place of weights that the body does not read
+    weights = [norms.queries, norms.keys] if norms else [unused, unused]
+    return {
+        "arrays": [qkv_BE, rotation_B2d, *weights, mx.array([norms.eps if norms else 0.0])],
+        "outputs": [((B, H, 1, size), dtype), ((B, J, 1, 2 * size), dtype)],
+        "constants": {"T": dtype, "D": size, "H": H, "J": J, "HAS_NORMS": norms is not None},
+        "threads": (32, heads.all, B),
+        "group": (32, 1, 1),
+    }

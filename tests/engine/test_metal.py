@@ -1,0 +1,95 @@
+"""Kernels of our own compute what plain mlx does: on Metal as they are, elsewhere their bodies compiled as C++."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from backend.engine.device import has_metal
+from backend.engine.metal import adapter, heads
+from backend.engine.metal.heads import HeadNorms, Heads
+from backend.engine.metal.kernel import MetalKernel
+from backend.engine.slot_cache import StepContext
+from tests.support import metal_shim
+
+needs_a_compiler = pytest.mark.skipif(
+    metal_shim.COMPILER is None, reason="there is no g++ to compile the kernels' bodies"
+)
+needs_metal = pytest.mark.skipif(not has_metal(), reason="there is no Metal")
+
+DTYPES = [mx.float32, mx.bfloat16, mx.float16]
+
+
+def ran(kernel: MetalKernel, launch: dict[str, Any], folder: Path, on_metal: bool) -> list[mx.array]:
+    return kernel(**launch) if on_metal else metal_shim.run(kernel, folder, **launch)
+
+
+def assert_equal(actual: mx.array, expected: mx.array) -> None:
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    # Plain mlx rounds in between, a kernel once.
+    tolerance = {mx.float32: 2e-5, mx.float16: 5e-3, mx.bfloat16: 4e-2}[actual.dtype]
+    difference = mx.abs(actual.astype(mx.float32) - expected.astype(mx.float32)).max()
+    assert difference.item() <= tolerance * mx.abs(expected).max().item()  # pyright: ignore
+
+
+PLACES = [
+    pytest.param(False, marks=needs_a_compiler, id="C++"),
+    pytest.param(True, marks=needs_metal, id="Metal"),
+]
+
+
+@pytest.mark.parametrize("on_metal", PLACES)
+@pytest.mark.parametrize(
+    ("after", "K", "N", "R", "dtype"),
+    [
+        (adapter.NOTHING, 96, 1030, 24, mx.bfloat16),
+        (adapter.RESIDUAL, 100, 64, 3, mx.float32),
+        (adapter.GATE, 64, 2060, 16, mx.float16),
+    ],
+)
+def test_an_adapter(after: int, K: int, N: int, R: int, dtype: mx.Dtype, on_metal: bool, tmp_path: Path) -> None:
+    """Sizes beyond a tile, below a simdgroup, and not a multiple of either."""
+    shapes = {"base": (3, N), "x": (3, K), "a": (R, K), "b": (R, N), "residual": (3, N)}
+    base, x, a, b, residual = (mx.random.normal(s, key=mx.random.key(i)) for i, s in enumerate(shapes.values()))
+    arrays = [array.astype(dtype) for array in (base, x, a / K**0.5, b, residual)]
+    inputs: Any = (*arrays[:4], after, arrays[4] if after == adapter.RESIDUAL else None)
+    (out,) = ran(adapter.KERNEL, adapter.adapter_launch(*inputs), tmp_path, on_metal)
+    assert_equal(out, adapter.adapted_plain(*inputs))
+
+
+@pytest.mark.parametrize("on_metal", PLACES)
+@pytest.mark.parametrize(
+    ("shape", "has_norms", "dtype"),
+    [(Heads(4, 2, 128), True, mx.bfloat16), (Heads(3, 1, 80), False, mx.float16), (Heads(2, 2, 64), True, mx.float32)],
+)
+def test_heads(shape: Heads, has_norms: bool, dtype: mx.Dtype, on_metal: bool, tmp_path: Path) -> None:
+    qkv = mx.random.normal((3, shape.all * shape.size), key=mx.random.key(0)).astype(dtype)
+    step = StepContext(mx.array(40), mx.array([0, 7, 40]), mx.arange(64))
+    rotation = step.rotation(nn.RoPE(shape.size, base=1e4), shape.size)
+    q_weight, k_weight = (1 + 0.3 * mx.random.normal((2, shape.size), key=mx.random.key(1))).astype(dtype)
+    norms = HeadNorms(q_weight, k_weight, 1e-6) if has_norms else None
+    queries, kv = ran(heads.KERNEL, heads.heads_launch(qkv, rotation, shape, norms), tmp_path, on_metal)
+    expected_queries, expected_kv = heads.rotated_heads_plain(qkv, rotation, shape, norms)
+    assert_equal(queries, expected_queries)
+    assert_equal(kv, expected_kv)
+
+
+def test_rotated_heads_are_those_of_a_norm_and_a_rotary_embedding() -> None:
+    """The plain form against mlx's own norm and rotation, which the policy uses."""
+    H, J, size = 4, 2, 64
+    qkv = mx.random.normal((3, (H + 2 * J) * size), key=mx.random.key(0))
+    weights = 1 + 0.3 * mx.random.normal((2, size), key=mx.random.key(1))
+    rope: Any = nn.RoPE(size, base=1e4)
+    step = StepContext(mx.array(40), mx.array([0, 7, 40]), mx.arange(64))
+    queries, kv = heads.rotated_heads_plain(
+        qkv, step.rotation(rope, size), Heads(H, J, size), HeadNorms(weights[0], weights[1], 1e-6)
+    )
+    parts = [part.reshape(3, -1, 1, size) for part in mx.split(qkv, [H * size, (H + J) * size], axis=-1)]
+    for i, part in enumerate(parts[:2]):
+        parts[i] = rope(mx.fast.rms_norm(part, weights[i], 1e-6), offset=step.position_B)
+    assert_equal(queries, parts[0])
+    assert_equal(kv, mx.concatenate(parts[1:], axis=-1))
