@@ -15,12 +15,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.tuner.lora import LoRALinear
 from typer.testing import CliRunner
 
 from backend.__main__ import app
 from backend.bench.device import about, command, plan, random_policy, report, schema
+from backend.bench.device import workload as workload_module
 from backend.bench.device.measures import ModelBench, Side, rounds
 from backend.bench.device.plan import Scale, tasks
+from backend.bench.device.random_policy import same_model
 from backend.bench.device.runner import LEAST_PATIENCE_S, ModelProcesses, TimedRun, Unmeasured, impersonal, last_words
 from backend.bench.device.schema import (
     DeviceFile,
@@ -35,14 +38,23 @@ from backend.bench.device.schema import (
     Task,
 )
 from backend.bench.device.switches import SWITCHES, Technique, switch_named
+from backend.bench.device.workload import Workload, settings
 from backend.child_process import ChildEnded
+from backend.engine import gathers, slot_cache
+from backend.generation import sampler
+from backend.generation.kv_rows import WaitingQueue
+from backend.generation.outputs import Outputs
+from backend.generation.sampler import GREEDY
+from backend.generation.scheduler import Scheduler
+from backend.spec.machine import TREAT_CPU_AS
+from backend.spec.memory.estimate import MemoryPlan
 
 MICRO = Qwen3Shape(
     name="micro", hidden=64, layers=1, intermediate=128, heads=2, kv_heads=1, head_dim=32, vocab=256
 )  # fmt: skip
 MICRO_SCALE = Scale(
     "micro", (MICRO,), ("float32",), group_sizes=(2, 8), prompt=6, sampled=20, learned=8, prefilled=(2, 8),
-    switches=(switch_named("merged adapters"),), most_rounds=1,
+    switches=(switch_named("adapters beside the weights"),), most_rounds=1,
 )  # fmt: skip
 PREFILL = PrefillNumbers(rounds=3, tokens_per_s=1234.5)
 
@@ -287,8 +299,10 @@ def bench_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.name)
-def test_every_switch_runs_on_and_off(bench_folder: Path, switch: Technique):
-    precision = "4-bit float32" if switch.weights == "4-bit" else "float32"
+def test_every_switch_runs_on_and_off(bench_folder: Path, switch: Technique, monkeypatch: pytest.MonkeyPatch):
+    """With the choices of a GPU, of which many are what is switched off."""
+    monkeypatch.setenv(TREAT_CPU_AS, "gpu")
+    precision = "4-bit float32" if switch.weights == "4-bit" else "bf16"
     turns = task(
         measure="switch", switch=switch.name, precision=precision, prompts=switch.prompts, group_size=2,
         filters=switch.filters, completion=10,
@@ -297,6 +311,44 @@ def test_every_switch_runs_on_and_off(bench_folder: Path, switch: Technique):
     assert isinstance(numbers, SwitchNumbers) and numbers.rounds == 1
     assert numbers.on_s > 0 and numbers.off_s > 0 and (numbers.on_gap_nats is not None) == switch.has_gap
     assert switch.meaning.endswith(".")
+
+
+def test_every_plain_way_is_another_way(bench_folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """What a rollout and a learner are made of, with a GPU's choices and with each technique off."""
+    monkeypatch.setenv(TREAT_CPU_AS, "gpu")
+    bench = ModelBench(bench_folder)
+    bench.take(task(measure="prefill", precision="bf16", completion=1), 0)
+    done = task(precision="bf16", completion=1)
+    config = settings(done, bench_folder)
+    assert bench.policy is not None and bench.kept is not None
+
+    def choices() -> dict[str, object]:
+        workload = Workload(done, config, MemoryPlan(8, 64, True, 64, 64, False), same_model(bench.policy))  # type: ignore
+        rollout, learner = workload.rollout(), workload.learner()
+        queue = WaitingQueue([[2, 3]], 1, rollout._prefill)
+        scheduler = Scheduler(
+            queue, Outputs(1, 1, None, [1], ()), np.zeros((1, 1)), GREEDY, print, 1, rollout.row_costs
+        )
+        return {
+            "filters without a sort": sampler.largest,
+            "steps queued ahead": scheduler.waits_for_inputs,
+            "fused blocks": rollout.fused.packs_cache,
+            "adapters beside the weights": [fused.is_merged for fused in rollout.fused.fused_linears],
+            "transposed A": [fused.projection.stores_transposed for fused in rollout.fused.fused_linears],
+            "full tiles of rows": rollout.row_costs,
+            "adapters rounded alike": LoRALinear.__call__,
+            "importance correction": learner.algorithm.correction,  # pyright: ignore
+            "gathers in order": gathers.on_gpu(),
+            "one kernel a cache write": slot_cache.on_gpu(),
+            "buffers kept": workload_module.release_cached_buffers,
+        }
+
+    usual = choices()
+    for name in usual:
+        with switch_named(name).off():
+            changed = [other for other, choice in choices().items() if choice != usual[other]]
+        assert changed == [name]
+    assert choices() == usual, "every context leaves things as they were"
 
 
 def test_a_side_of_a_switch_runs_inside_its_context():
@@ -315,8 +367,6 @@ def test_a_side_of_a_switch_runs_inside_its_context():
 
 def test_a_gap_is_measured_and_not_assumed(bench_folder: Path, monkeypatch: pytest.MonkeyPatch):
     """float32 agrees; learning at another temperature than sampling does not."""
-    from backend.bench.device.workload import Workload
-
     bench, gap_task = ModelBench(bench_folder), task(measure="gap")
     numbers = bench.take(gap_task, 0)
     assert isinstance(numbers, GapNumbers) and numbers.tokens == 8 * 20
@@ -340,7 +390,7 @@ def test_a_model_that_does_not_fit_is_told_before_it_is_made(bench_folder: Path,
     from backend.bench.device import measures
     from backend.spec.faults import Mistake
 
-    monkeypatch.setattr(measures, "machine_bytes", lambda held=0: 10_000)
+    monkeypatch.setattr(measures, "machine_bytes", lambda held, working_set: 10_000)
     monkeypatch.setattr(measures, "random_policy", lambda *_: pytest.fail("it was made"))
     with pytest.raises(Mistake, match="does not fit"):
         ModelBench(bench_folder).take(task(), 0)
