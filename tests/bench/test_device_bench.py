@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from backend.__main__ import app
 from backend.bench.device import about, command, plan, random_policy, report, schema
 from backend.bench.device import workload as workload_module
+from backend.bench.device.child import answer_to
 from backend.bench.device.measures import ModelBench, Side, rounds
 from backend.bench.device.plan import Scale, tasks
 from backend.bench.device.random_policy import same_model
@@ -46,6 +47,7 @@ from backend.generation.kv_rows import WaitingQueue
 from backend.generation.outputs import Outputs
 from backend.generation.sampler import GREEDY
 from backend.generation.scheduler import Scheduler
+from backend.spec.faults import Mistake
 from backend.spec.machine import TREAT_CPU_AS
 from backend.spec.memory.estimate import MemoryPlan
 
@@ -246,6 +248,25 @@ def test_a_child_that_hangs_is_killed():
     processes.stop()
 
 
+def test_an_error_of_the_gpu_is_explained_and_costs_the_process():
+    class Failing:
+        def take(self, task: Task, allowance_s: float) -> schema.Numbers:
+            raise RuntimeError("[METAL] Command buffer execution failed: Impacting Interactivity (0000000e:kIOGPU…)")
+
+    reply = answer_to(Failing(), {"task": task().model_dump(), "allowance_s": 1.0})
+    assert reply["error"].startswith("macOS stopped the GPU's work because it held up the display")
+    assert reply["is_usable"] is False
+
+
+def test_a_mistake_is_told_and_costs_no_process():
+    class Refusing:
+        def take(self, task: Task, allowance_s: float) -> schema.Numbers:
+            raise Mistake("memory_limit", "It does not fit.")
+
+    reply = answer_to(Refusing(), {"task": task().model_dump(), "allowance_s": 1.0})
+    assert reply == {"error": "It does not fit.", "is_usable": True}
+
+
 def test_sentences_hold_no_path():
     home = Path.home()
     for path in (f"{home}/a/b.py", "/opt/x-1.2/lib/y.so", "~/.cache/hub", "/Users/jane/Library/"):
@@ -388,7 +409,6 @@ def test_a_gap_is_measured_and_not_assumed(bench_folder: Path, monkeypatch: pyte
 
 def test_a_model_that_does_not_fit_is_told_before_it_is_made(bench_folder: Path, monkeypatch: pytest.MonkeyPatch):
     from backend.bench.device import measures
-    from backend.spec.faults import Mistake
 
     monkeypatch.setattr(measures, "machine_bytes", lambda held, working_set: 10_000)
     monkeypatch.setattr(measures, "random_policy", lambda *_: pytest.fail("it was made"))
