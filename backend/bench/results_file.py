@@ -62,6 +62,8 @@ def rendered(text: str, sections: dict[str, Any]) -> str:
 def _content(name: str, sections: dict[str, Any]) -> str:
     if name == "differs":
         return report.differs()
+    if name == "switches":
+        return device_report.switches_in_words()
     if name == "devices":
         return device_report.markdown(device_files())
     if name not in sections:

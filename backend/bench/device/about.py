@@ -16,16 +16,20 @@ from backend.spec.memory.estimate import GB
 
 
 def this_machine() -> Machine:
-    info = mx.device_info()
-    macos = platform.mac_ver()[0]
+    macos, working_set = platform.mac_ver()[0], working_set_bytes()
     return Machine(
-        chip=str(info["device_name"]) if on_gpu() else processor(),
+        chip=str(mx.device_info()["device_name"]) if on_gpu() else processor(),
         cores=os.cpu_count() or 1,
         memory_gb=round(psutil.virtual_memory().total / GB, 1),
-        working_set_gb=int(info["max_recommended_working_set_size"]) / GB if has_metal() else None,
+        working_set_gb=working_set / GB if working_set else None,
         system=f"macOS {macos}" if macos else platform.system(),
         computes_on="gpu" if on_gpu() else "cpu",
     )
+
+
+def working_set_bytes() -> int | None:
+    """What Metal recommends a process to use at most; None without Metal."""
+    return int(mx.device_info()["max_recommended_working_set_size"]) if has_metal() else None
 
 
 def versions() -> dict[str, str]:

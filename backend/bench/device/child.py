@@ -26,20 +26,26 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = ModelBench(Path(folder))
         for request in requests():
-            answer(out, _answer(bench, request))
+            answer(out, answer_to(bench, request))
 
 
-def _answer(bench: Any, request: dict[str, Any]) -> dict[str, Any]:
+def answer_to(bench: Any, request: dict[str, Any]) -> dict[str, Any]:
+    import mlx.core as mx
+
     from backend.bench.device.schema import Task
     from backend.engine.model_probe import describe_error
+    from backend.run.gpu_errors import gpu_error
 
     try:
         numbers = bench.take(Task.model_validate(request["task"]), request["allowance_s"])
+        mx.synchronize()  # a GPU error is raised by the next call that waits for the device
         return {"numbers": numbers.model_dump()}
     except Mistake as mistake:
         return {"error": " ".join(fault.sentence for fault in mistake.faults), "is_usable": True}
     except Exception as error:  # of any kind: the engine, mlx and Metal raise here, and the next task goes on
-        return {"error": f"{describe_error(error)}.", "is_usable": False}
+        known = gpu_error(error)
+        happened = f"{known.happened} " if known else ""
+        return {"error": f"{happened}{describe_error(error)}.", "is_usable": False}
 
 
 if __name__ == "__main__":

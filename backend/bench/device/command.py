@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import date
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from backend.bench.device import about, plan, report
 from backend.bench.device.runner import GRACE_S, ModelProcesses, TaskTaker, TimedRun
 from backend.bench.device.schema import BenchSettings, DeviceFile, Machine, Outcome, Task
+from backend.run.keep_awake import KeepAwake
 from backend.spec.config import Config
 
 SEND = (
@@ -33,7 +35,11 @@ def bench_device(
         )  # fmt: skip
 
     path = folder / file().file_name
-    with console.status("") as status:
+    awake = KeepAwake(console.print)
+    with contextlib.ExitStack() as held:
+        status = held.enter_context(console.status(""))
+        held.callback(awake.stop)
+        awake.start()
 
         def starting(task: Task) -> None:
             minutes_left = (timed_run.limit_s - timed_run.elapsed_s) / 60

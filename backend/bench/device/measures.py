@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from backend.bench.device import schema
+from backend.bench.device.about import working_set_bytes
 from backend.bench.device.random_policy import BITS, random_policy, same_model, write_config
 from backend.bench.device.schema import Task
 from backend.bench.device.switches import Technique, switch_named
@@ -106,7 +107,9 @@ class ModelBench:
     def _estimate(self, config: Config, task: Task) -> Estimate:
         shape = shape_of(self.folder)
         assert shape is not None
-        return estimate(config, shape, machine_bytes(held=mx.get_active_memory()), task.prompt, gpu=on_gpu())
+        return estimate(
+            config, shape, machine_bytes(mx.get_active_memory(), working_set_bytes()), task.prompt, gpu=on_gpu()
+        )
 
     def _rollout(self, workload: Workload) -> Rollout:
         limits = workload.rollout_limits
@@ -195,9 +198,9 @@ class Side:
             return float(self.gaps().mean())
 
 
-def in_turns(workload: Workload, switch: Technique, allowance_s: float) -> schema.SwitchNumbers:
+def in_turns(workload: Workload, technique: Technique, allowance_s: float) -> schema.SwitchNumbers:
     """The technique on, off, on, off, …, so that whatever else the machine does falls on both alike."""
-    on, off = (_side(workload, switch, context) for context in (contextlib.nullcontext, switch.off))
+    on, off = (_side(workload, technique, context) for context in (contextlib.nullcontext, technique.off))
     turns = rounds(lambda: (on.turn(), off.turn()), allowance_s, workload.task.most_rounds)
     (on_s, on_gb), (off_s, off_gb) = (
         (statistics.median(took for took, _ in side), max(peak for _, peak in side))
@@ -205,15 +208,23 @@ def in_turns(workload: Workload, switch: Technique, allowance_s: float) -> schem
     )
     return schema.SwitchNumbers(
         rounds=len(turns), on_s=on_s, off_s=off_s, on_peak_gb=on_gb, off_peak_gb=off_gb,
-        on_gap_nats=on.mean_gap() if switch.has_gap else None, off_gap_nats=off.mean_gap() if switch.has_gap else None,
+        on_gap_nats=on.mean_gap() if technique.has_gap else None, off_gap_nats=off.mean_gap() if technique.has_gap else None,
     )  # fmt: skip
 
 
-def _side(workload: Workload, switch: Technique, context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Side:
+def _side(
+    workload: Workload, technique: Technique, context: Callable[[], contextlib.AbstractContextManager[Any]]
+) -> Side:
     with context():
         mine = replace(workload, policy=same_model(workload.policy))
-        if switch.work == "learning":
-            learner, batch = mine.learner(), mine.random_batch()
-            return Side(context, lambda: mine.learn(learner, batch), lambda: mine.gaps(mine.rollout(), learner))
-        rollout = mine.rollout()
-        return Side(context, lambda: mine.sample(rollout), lambda: mine.gaps(rollout, mine.learner()))
+        rollout = mine.rollout() if technique.work != "learning" else None
+        learner = mine.learner() if technique.work != "sampling" else None
+        batch = mine.random_batch()
+
+    def run() -> None:
+        if rollout:
+            mine.sample(rollout)
+        if learner:
+            mine.learn(learner, batch)
+
+    return Side(context, run, lambda: mine.gaps(rollout or mine.rollout(), learner or mine.learner()))

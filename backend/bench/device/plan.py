@@ -100,7 +100,7 @@ def _switch_tasks(scale: Scale) -> Iterator[Task]:
     """Those of 4-bit weights first, then those of floats, so that each model is made once."""
     for switch in sorted(scale.switches, key=lambda switch: switch.weights != "4-bit"):
         fitting: list[Precision] = [p for p in scale.precisions if ("4-bit" in p) == (switch.weights == "4-bit")]
-        length = scale.learned if switch.work == "learning" else scale.sampled
+        length = scale.sampled if switch.work == "sampling" else scale.learned
         yield _task(
             scale, scale.shapes[0], fitting[0], measure="switch", switch=switch.name,
             prompts=switch.prompts, group_size=switch.group_size, filters=switch.filters, completion=length,

@@ -15,6 +15,7 @@ from backend.bench.device.schema import (
     SamplingNumbers,
     SwitchNumbers,
 )
+from backend.bench.device.switches import SWITCHES
 from backend.bench.tables import TextTable, number
 
 Measured = list[tuple[Outcome, Numbers]]
@@ -176,6 +177,11 @@ def _not_measured(file: DeviceFile) -> TextTable:
         if outcome.error
     ]
     return TextTable("Not measured", ("task", "why"), failed, words=2)
+
+
+def switches_in_words() -> str:
+    """What each switch turns off, as a list in Markdown."""
+    return "\n".join(f"- **{switch.name}**, off: {switch.meaning}" for switch in SWITCHES) + "\n"
 
 
 # ── several files ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -59,7 +59,7 @@ class ModelProcesses:
         try:
             reply = self._child.request({"task": task.model_dump(), "allowance_s": allowance_s}, timeout_s)
         except ChildEnded as ended:
-            raise Unmeasured(_last_words(ended)) from None
+            raise Unmeasured(last_words(ended)) from None
         except ChildTimeout:
             raise Unmeasured(f"It was not done after {timeout_s:.0f} seconds.") from None
         if "error" not in reply:
@@ -72,7 +72,8 @@ class ModelProcesses:
         self._child.stop()
 
 
-def _last_words(ended: ChildEnded) -> str:
+def last_words(ended: ChildEnded) -> str:
+    """How the child ended, and the last line of its stderr."""
     last_line = (ended.stderr.splitlines() or [""])[-1].strip().rstrip(".")
     how = f"The process ended with {describe_exit(ended.exit_code)}"
     return impersonal(f"{how}: {last_line}." if last_line else f"{how}.")
@@ -80,7 +81,7 @@ def _last_words(ended: ChildEnded) -> str:
 
 def impersonal(sentence: str) -> str:
     """Without the paths of this machine, which hold its user's name."""
-    return re.sub(r"(~|/[\w.+-]+)(/[\w.+@-]+)+/?", "…", sentence.replace(str(Path.home()), "~"))
+    return re.sub(r"(~|/[\w.+-]+)(/[\w.+@-]*\w)+/?", "…", sentence.replace(str(Path.home()), "~"))
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from backend.bench import ablation
+from backend.bench.device import plain_ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Technique:
 
     name: str
     off: Callable[[], contextlib.AbstractContextManager[Any]]
-    work: Literal["sampling", "learning"]
+    work: Literal["sampling", "learning", "both"]
     weights: Literal["4-bit", "float"] = "4-bit"
     prompts: int = 1
     group_size: int = 8
@@ -34,18 +35,30 @@ class Technique:
 
 
 SWITCHES = (
-    Technique("compiled decoding", ablation.uncompiled, "sampling"),
+    # Sampling, the dearest first.
+    Technique("filters without a sort", plain_ways.sorted_vocabulary, "sampling", group_size=32, filters=True),
+    Technique("steps queued ahead", plain_ways.wait_for_every_token, "sampling"),
+    Technique("fused blocks", plain_ways.blocks_of_the_model, "sampling"),
+    Technique("adapters beside the weights", plain_ways.folded_adapters, "sampling", weights="float", has_gap=True),
     Technique("packed layers", ablation.unfused_layers, "sampling"),
+    Technique("transposed A", plain_ways.untransposed_a, "sampling"),
+    Technique("one kernel a cache write", plain_ways.sliced_cache_write, "sampling"),
+    Technique("full tiles of rows", plain_ways.any_row_count, "sampling", prompts=5),
+    Technique("compiled decoding", ablation.uncompiled, "sampling"),
     Technique("late reading", ablation.read_at_once, "sampling"),
-    Technique("prompt sharing", ablation.no_prompt_sharing, "learning"),
-    Technique("merged adapters", ablation.unmerged_adapters, "sampling", weights="float", has_gap=True),
     Technique("groups decoded together", ablation.group_by_group, "sampling", prompts=4),
     Technique("one prefill a prompt", ablation.prefill_per_completion, "sampling", group_size=32),
+    # Learning.
+    Technique("buffers kept", plain_ways.freed_buffers, "both"),
+    Technique("adapters rounded alike", plain_ways.mlx_lm_adapters, "learning", weights="float", has_gap=True),
+    Technique("importance correction", plain_ways.no_correction, "learning", weights="float"),
+    Technique("prompt sharing", ablation.no_prompt_sharing, "learning"),
     Technique("attention in blocks", ablation.mlx_attention, "learning"),
     Technique("fused head", ablation.plain_log_softmax, "learning"),
     Technique("small micro-batches", ablation.one_micro_batch, "learning", prompts=2),
+    Technique("gathers in order", plain_ways.atomic_gathers, "learning"),
 )
-"""In the order of their weight: the first are measured first."""
+"""In the order in which they are measured."""
 
 
 def switch_named(name: str) -> Technique:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 
 from backend.bench.device.schema import Task
+from backend.engine.memory import release_cached_buffers
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Policy
@@ -96,7 +96,7 @@ class Workload:
         return grpo_learner(policy, self.config, MANY, **learner_limits(self.plan))
 
     def learn(self, learner: Learner, batch: Batch) -> None:
-        mx.clear_cache()  # as the trainer does between sampling and learning
+        release_cached_buffers()  # as the trainer does between sampling and learning
         learner.learn(batch)
 
     def random_batch(self) -> Batch:

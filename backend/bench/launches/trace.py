@@ -99,7 +99,7 @@ def _with_stand_ins_named(trace: TracedStep) -> list[Operation]:
     marks: dict[str, Operation] = {}
     for operation in trace.operations:
         first = operation.inputs[0].name if operation.inputs else ""
-        if operation.name == "Scan" and operation.arguments[2:] == [True, False]:
+        if _is_mark(operation):
             operation = Operation(SCAN_NAMES[operation.arguments[0]], [], operation.inputs, operation.outputs)
             if operation.name == "attention":
                 marks[operation.outputs[0].name] = operation
@@ -111,6 +111,13 @@ def _with_stand_ins_named(trace: TracedStep) -> list[Operation]:
             operation = Operation(name, [], operation.inputs[len(operation.outputs) :], operation.outputs)
         named.append(operation)
     return named
+
+
+def _is_mark(operation: Operation) -> bool:
+    """Whether a scan stands for another operation: reversed and exclusive, which no scan of the engine is but its sums."""
+    return (
+        operation.name == "Scan" and operation.arguments[2:] == [True, False] and operation.arguments[0] in SCAN_NAMES
+    )
 
 
 # ── stand-ins ────────────────────────────────────────────────────────────────────────────────────────────────────────
