@@ -25,7 +25,7 @@ from backend.engine.forward import SequenceRows, completion_logps, sequence_rows
 from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.model_probe import split
 from backend.engine.prefix_cache import PrefixMask, PrefixReader, PrefixRecorder
-from backend.engine.slot_cache import SlotCache
+from backend.engine.slot_cache import SlotCache, StepContext
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import GREEDY
 from backend.models.policy import load_policy
@@ -339,8 +339,8 @@ def test_whole_rows_are_ours_where_the_mask_is_causal(calls: Counter[str]) -> No
 def test_a_decoding_step_is_ours_from_min_scores_on(calls: Counter[str]) -> None:
     def step(rows: int, columns: int = 64) -> tuple[list[mx.array], SlotCache]:
         q, keys, values = arrays(rows, 1, columns)
-        mask = mx.broadcast_to((mx.arange(columns) < 40)[None, None, None], (rows, 1, 1, columns))
-        return [q, keys, values], SlotCache(keys, values, mx.array([39]), mask, mx.full((rows,), 39))
+        step = StepContext(mx.array([39]), mx.zeros(rows, mx.int32), mx.arange(columns))
+        return [q, keys, values], SlotCache(keys, values, step)
 
     enough = patches.MIN_SCORES // (HEADS * 64)
     some, cache = step(enough)
