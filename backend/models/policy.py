@@ -22,7 +22,7 @@ from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 
-from backend.engine.model_probe import split
+from backend.engine.model_probe import gradient_error, is_causal, split, tracing_error
 from backend.spec.faults import Mistake
 from backend.spec.model_and_data_names import model_source
 from backend.spec.setting_groups import AdapterSettings, ModelSettings
@@ -51,6 +51,7 @@ class Policy:
     `original_dtypes` holds the type of every array that was loaded in 16 bits and is trained in 32; it is saved in that type.
     `masters` is mixed precision (arXiv:1710.03740): the tree of trainable arrays in float32, where the model computes with copies of
     them in 16 bits. None where the model's own arrays are what learns.
+    `adapted_keys` names the layers with adapters where they are not all.
     `hidden` and `logits` are the two parts of the forward pass (see `backend.engine.forward.SplitModel`).
     """
 
@@ -62,12 +63,14 @@ class Policy:
         reference: nn.Module | None,
         original_dtypes: dict[str, mx.Dtype] | None = None,
         masters: Any = None,
+        adapted_keys: list[str] | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.model_config = model_config
         self.original_dtypes = original_dtypes or {}
         self.masters = masters
+        self.adapted_keys = adapted_keys or []
         self.split_model = split(model)
         self.reference_model = reference
         self.reference = split(reference) if reference is not None else None
@@ -142,14 +145,16 @@ def load_policy(config: ModelSettings, note: Callable[[str], None] = lambda sent
     # After quantising, so that the codes are those of the model as it came, which an export quantises too.
     masters = cast(model, config.dtype, keep=is_full)
     reference = _load_reference(model, tokenizer, config)
+    adapted_keys: list[str] = []
     if is_full:
         model.unfreeze()
     else:
-        attach_adapters(model, config, note)
+        adapted_keys = attach_adapters(model, config, note)
         if config.sync_ref_model:  # a reference that follows needs adapters of its own; the base is still shared
             reference = _frozen(copy_sharing_arrays(model))
+    _check_learns(model, config.model)
     mx.eval(model.parameters(), masters)
-    return Policy(model, tokenizer, model_config, reference, original_dtypes, masters)
+    return Policy(model, tokenizer, model_config, reference, original_dtypes, masters, adapted_keys)
 
 
 def cast(model: nn.Module, dtype: str, keep: bool = False) -> Any:
@@ -187,17 +192,31 @@ def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]
 
 
 def _check_runs(model: nn.Module, name: str, setting: str) -> None:
-    """Run one token forward: some models load and cannot run, for lack of a kernel or by a bug in their code. Raises Mistake."""
+    """Run a few tokens forward: some models load and cannot run, for lack of a kernel or by a bug in their code. Raises Mistake."""
     try:
         model.trainable_parameters()
-        mx.eval(model(mx.array([[0]])))
+        causal = is_causal(model)
     except Exception as error:  # of any kind, as above
         reason = _first_line(str(error), error)
         raise Mistake(setting, f"The model {name} loads, but cannot run with this mlx-lm here: {reason}.") from error
+    if not causal:
+        raise Mistake(setting, f"In mlx-lm's code of the model {name} a token's logits change with the tokens after it.")
+
+
+def _check_learns(model: nn.Module, name: str) -> None:
+    """Raise Mistake for a model with an operation that has no gradient here, such as a Metal kernel that only runs forward."""
+    if reason := gradient_error(model):
+        raise Mistake(
+            "model",
+            f"The model {name} cannot be trained here: an operation of its code has no gradient on this device ({reason}).",
+        )
 
 
 def _first_line(text: str, error: BaseException) -> str:
-    return (text.strip().splitlines() or [type(error).__name__])[0].strip().rstrip(".")
+    """The first line of a message without its full stop; with the second where the first ends in a colon."""
+    lines = text.strip().splitlines() or [type(error).__name__]
+    first = " ".join(line.strip() for line in lines[: 2 if lines[0].rstrip().endswith(":") else 1])
+    return first.rstrip(".:")
 
 
 def _quantize(model: nn.Module, model_config: dict[str, Any], precision: str) -> tuple[nn.Module, dict[str, Any]]:
@@ -284,26 +303,60 @@ def copy_sharing_arrays(model: nn.Module) -> nn.Module:
 
 def attach_adapters(
     model: nn.Module, config: AdapterSettings, note: Callable[[str], None] = lambda sentence: None
-) -> None:
-    """Freeze the base and attach LoRA or DoRA to its last `num_layers` layers, initialised from `seed`. Raises Mistake."""
+) -> list[str]:
+    """Freeze the base and attach LoRA or DoRA to its last `num_layers` layers, initialised from `seed`. → the names of the layers
+    that take part, [] where it is every layer that can. Raises Mistake."""
     model.freeze()
     layers, adapted_layers = len(model.layers), adapted_layer_count(model, config.num_layers)  # pyright: ignore
     if config.num_layers > layers:
         note(f"Layers is {config.num_layers}, and the model has {layers}: all of them get adapters.")
     _check_lora_keys(model, config.lora_keys)
-    mx.random.seed(config.seed)
-    try:
-        linear_to_lora_layers(model, adapted_layers, lora_parameters(config), use_dora=config.train_type == "dora")
-    except ValueError as error:
-        reason = _first_line(str(error), error)
-        raise Mistake(
-            "train_type", f"This model cannot take {config.train_type.upper()} adapters: {reason}."
-        ) from error
+    keys, base = config.lora_keys, model.leaf_modules()
+    reason = _attach(model, config, keys)
+    if reason and not keys and (keys := _keys_whose_adapters_run(model, config, base, note)):
+        reason = _attach(model, config, keys)
+    if reason:
+        raise Mistake("train_type", f"This model cannot take {config.train_type.upper()} adapters: {reason}.")
     if not tree_flatten(model.trainable_parameters()):
         last = f"None of the model's last {adapted_layers} layers has"
         if config.lora_keys:
             raise Mistake("lora_keys", f"{last} {' or '.join(config.lora_keys)}.")
         raise Mistake("train_type", f"{last} anything that takes adapters; choose Full, or another model.")
+    return keys
+
+
+def _attach(model: nn.Module, config: AdapterSettings, keys: list[str]) -> str:
+    """Attach adapters to the layers called `keys`, [] for all. → what the model's code raises with them, or "". Raises Mistake where
+    mlx-lm has no such adapter for a layer."""
+    parameters, is_dora = lora_parameters(config, keys), config.train_type == "dora"
+    mx.random.seed(config.seed)
+    try:
+        linear_to_lora_layers(model, adapted_layer_count(model, config.num_layers), parameters, use_dora=is_dora)
+    except ValueError as error:
+        reason = _first_line(str(error), error)
+        raise Mistake(
+            "train_type", f"This model cannot take {config.train_type.upper()} adapters: {reason}."
+        ) from error
+    return tracing_error(model)
+
+
+def _keys_whose_adapters_run(
+    model: nn.Module, config: AdapterSettings, base: Any, note: Callable[[str], None]
+) -> list[str]:
+    """Names of the layers that take adapters in a model where not all of them do, [] where none does: some models' code reads a
+    layer's weight itself, which a layer with an adapter has not (mlx_lm/models/gemma3n.py). `base`: the leaf modules without adapters,
+    which are back in place afterwards."""
+    model.update_modules(base)
+    names = sorted({name for layer in model.layers for name in adaptable_names(layer)})  # pyright: ignore
+    working: list[str] = []
+    for name in names:
+        if not _attach(model, config, [name]):
+            working.append(name)
+        model.update_modules(base)
+    if working:
+        others = ", ".join(name for name in names if name not in working)
+        note(f"The model's code takes no adapters in {others}; the other layers get them.")
+    return working
 
 
 def _check_lora_keys(model: nn.Module, keys: list[str]) -> None:
@@ -329,10 +382,9 @@ def adapted_layer_count(model: nn.Module, num_layers: int) -> int:
     return layers if num_layers < 0 else min(num_layers, layers)
 
 
-def lora_parameters(config: AdapterSettings) -> dict[str, Any]:
-    """mlx-lm's `lora_parameters`."""
-    keys = {"keys": config.lora_keys} if config.lora_keys else {}
-    return {"rank": config.rank, "scale": config.scale, "dropout": config.dropout} | keys
+def lora_parameters(config: AdapterSettings, keys: list[str]) -> dict[str, Any]:
+    """mlx-lm's `lora_parameters`; `keys` names the layers with adapters, [] for all."""
+    return {"rank": config.rank, "scale": config.scale, "dropout": config.dropout} | ({"keys": keys} if keys else {})
 
 
 # ── saving ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -344,7 +396,7 @@ def adapter_config(policy: Policy, config: ModelSettings) -> dict[str, Any]:
         "fine_tune_type": config.train_type,
         "model": config.model,
         "num_layers": adapted_layer_count(policy.model, config.num_layers),
-        "lora_parameters": lora_parameters(config),
+        "lora_parameters": lora_parameters(config, policy.adapted_keys),
     }
 
 
