@@ -36,7 +36,8 @@ def cut_before_output_layer(model: nn.Module) -> SplitModel:
                 break
         else:
             raise NoOutputLayer("the model's code has no body apart from its output layer")
-        logits = _rest_of(model, owner, name)
+        tied: dict[str, nn.Module] = {}
+        logits = _rest_of(model, owner, name, tied)
         parts = logits(states)
         equal = parts.shape == whole.shape and mx.allclose(parts, whole, rtol=1e-5, atol=1e-6).item()
     except (TypeError, ValueError, AttributeError) as error:
@@ -46,7 +47,7 @@ def cut_before_output_layer(model: nn.Module) -> SplitModel:
         ) from error
     if not equal:
         raise NoOutputLayer("the model's output layer depends on more than its last hidden states")
-    return SplitModel(hidden, logits, _head(owner, name, states.shape[-1]))
+    return SplitModel(hidden, logits, _head(owner, name, tied))
 
 
 def _possible_bodies(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
@@ -71,25 +72,32 @@ def _body(owner: nn.Module, name: str) -> Callable[..., mx.array]:
 
 
 class _GivenStates:
-    """In the body's place: returns given hidden states. Everything else of it is the body's, as the embedding of a tied head."""
+    """In the body's place: returns given hidden states. Everything else of it is the body's, as the embedding of a tied head;
+    `used` collects the modules that are asked for."""
 
-    def __init__(self, body: nn.Module, states: mx.array) -> None:
-        self._body, self._states = body, states
+    def __init__(self, body: nn.Module, states: mx.array, used: dict[str, nn.Module]) -> None:
+        self._body, self._states, self._used = body, states, used
 
     def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
         return self._states
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._body, name)
+        value = getattr(self._body, name)
+        if isinstance(value, nn.Module):
+            self._used[name] = value
+        return value
 
 
-def _rest_of(model: nn.Module, owner: nn.Module, name: str) -> Callable[[mx.array], mx.array]:
-    """hidden [..., H] → logits [..., V], by the model's own code behind its body."""
+def _rest_of(
+    model: nn.Module, owner: nn.Module, name: str, used: dict[str, nn.Module]
+) -> Callable[[mx.array], mx.array]:
+    """hidden [..., H] → logits [..., V], by the model's own code behind its body. The first call fills `used` with the modules of
+    the body that this code uses: the embedding, where it is tied."""
 
     def logits(hidden: mx.array) -> mx.array:
         body = owner[name]
         states_BLH = hidden.reshape(-1, 1, hidden.shape[-1]) if hidden.ndim != 3 else hidden
-        dict.__setitem__(owner, name, _GivenStates(body, states_BLH))
+        dict.__setitem__(owner, name, _GivenStates(body, states_BLH, used))
         try:
             logits_BLV = model(NO_TOKENS)
         finally:
@@ -99,17 +107,13 @@ def _rest_of(model: nn.Module, owner: nn.Module, name: str) -> Callable[[mx.arra
     return logits
 
 
-def _head(owner: nn.Module, name: str, hidden: int) -> nn.Module:
-    """A module with all weights that the output layer may use: those beside the body, else the body's embedding, which is tied.
+def _head(owner: nn.Module, name: str, tied: dict[str, nn.Module]) -> nn.Module:
+    """A module with all weights that the output layer may use: what is beside the body, and `tied`, what it uses of the body.
     Raises NoOutputLayer where they are not all in modules, which an update in place would need."""
     head, beside = nn.Module(), {key: part for key, part in owner.items() if key != name}
     if any(isinstance(part, mx.array) for part in beside.values()):
         raise NoOutputLayer("the weights of the model's output layer are not in a module of their own")
-    modules = {key: part for key, part in beside.items() if isinstance(part, nn.Module)}
-    if not any("weight" in part and part.weight.ndim == 2 for module in modules.values() for part in module.modules()):
-        tied = {key: part for key, part in owner[name].items() if hasattr(part, "as_linear")}
-        # Another table of tokens, such as Gemma's embeddings per layer, has another width.
-        modules |= {key: part for key, part in tied.items() if type(part) is not nn.Embedding or part.weight.shape[1] == hidden}
-    for key, part in modules.items():
-        setattr(head, key, part)
+    for key, part in {**beside, **tied}.items():
+        if isinstance(part, nn.Module):
+            setattr(head, key, part)
     return head

@@ -14,9 +14,6 @@ def new_prompt_cache(model: nn.Module) -> list[Any]:
     mlx-lm asks only the outermost module. Some that wrap a text model do not pass the question on (mlx_lm/models/mistral3.py):
     their sliding windows would get plain caches, and in decoding attend to all tokens, but in learning to the window.
     """
-    text_model = getattr(model, "language_model", None)
-    return make_prompt_cache(text_model if _makes_caches(text_model) and not _makes_caches(model) else model)
-
-
-def _makes_caches(model: nn.Module | None) -> bool:
-    return hasattr(model, "make_cache")
+    text_model: Any = getattr(model, "language_model", None)
+    asks_text_model = not hasattr(model, "make_cache") and hasattr(text_model, "make_cache")
+    return make_prompt_cache(text_model if asks_text_model else model)

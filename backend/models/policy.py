@@ -200,7 +200,9 @@ def _check_runs(model: nn.Module, name: str, setting: str) -> None:
         reason = _first_line(str(error), error)
         raise Mistake(setting, f"The model {name} loads, but cannot run with this mlx-lm here: {reason}.") from error
     if not causal:
-        raise Mistake(setting, f"In mlx-lm's code of the model {name} a token's logits change with the tokens after it.")
+        raise Mistake(
+            setting, f"In mlx-lm's code of the model {name} a token's logits change with the tokens after it."
+        )
 
 
 def _check_learns(model: nn.Module, name: str) -> None:

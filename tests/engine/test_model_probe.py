@@ -109,7 +109,9 @@ def test_layers_that_find_each_others_keys_in_the_caches_get_caches_in_learning(
     """Gemma 3n without a cache computes keys in layers that otherwise use an earlier layer's: another model than is sampled from."""
     folder = random_models.tiny_model(models / "gemma3n", "gemma3n", own=tiny_config("gemma3n"), noise=0.05)
     model, tokens = load_model(folder)[0], mx.array([[5, 6, 70, 8, 33, 100, 5, 6, 250, 11, 12, 13]])
-    decoded = mx.concatenate([model(tokens[:, t : t + 1], cache) for cache in [new_prompt_cache(model)] for t in range(12)], 1)
+    decoded = mx.concatenate(
+        [model(tokens[:, t : t + 1], cache) for cache in [new_prompt_cache(model)] for t in range(12)], 1
+    )
     split_model = split(model)
     np.testing.assert_allclose(np.array(split_model.hidden(tokens)), np.array(decoded), atol=1e-4)
     assert not mx.allclose(model(tokens), decoded, atol=0.1)
@@ -173,7 +175,9 @@ def test_a_model_whose_tokens_attend_to_later_ones_is_found(models: Path) -> Non
     assert is_causal(model)
     attend = qwen3.scaled_dot_product_attention
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(qwen3, "scaled_dot_product_attention", lambda *args, mask, **more: attend(*args, mask=None, **more))
+        patch.setattr(
+            qwen3, "scaled_dot_product_attention", lambda *args, mask, **more: attend(*args, mask=None, **more)
+        )
         assert not is_causal(model)
 
 

@@ -20,6 +20,7 @@ from tests.support.architectures.outcome import Outcome, read_record, write_reco
 from tests.support.architectures.page import write_page
 from tests.support.architectures.tiny_configs import model_types
 
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="TYPE")
@@ -35,7 +36,9 @@ def main() -> int:
         started = time.monotonic()
         record[arch] = try_apart(arch)
         write_record(record, versions)
-        print(f"{number}/{len(wanted)} {arch} {_verdict(record[arch])} ({time.monotonic() - started:.0f} s)", flush=True)
+        print(
+            f"{number}/{len(wanted)} {arch} {_verdict(record[arch])} ({time.monotonic() - started:.0f} s)", flush=True
+        )
     write_page()
     return int(any(record[arch].failures for arch in wanted))
 

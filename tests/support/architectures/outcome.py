@@ -57,7 +57,9 @@ def _read() -> dict[str, Any]:
 
 def write_record(outcomes: Mapping[str, Outcome], versions: Mapping[str, str]) -> None:
     types = {arch: _without_blanks(outcomes[arch]) for arch in sorted(outcomes)}
-    RECORD.write_text(json.dumps({"versions": versions, "types": types}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    RECORD.write_text(
+        json.dumps({"versions": versions, "types": types}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 def _without_blanks(outcome: Outcome) -> dict[str, Any]:

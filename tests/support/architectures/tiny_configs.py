@@ -14,7 +14,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-
 VOCABULARY, HIDDEN, LAYERS, HEADS, HEAD = 320, 32, 2, 2, 16
 
 SIZES: dict[str, Any] = {
@@ -56,7 +55,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("mamba_n_heads", "mamba_num_heads"), 4),
     **dict.fromkeys(("mamba_d_head", "mamba_head_dim"), 16),
     **dict.fromkeys(("n_groups", "mamba_n_groups"), 1),
-    **dict.fromkeys(("mlp_only_layers",), []),
+    "mlp_only_layers": [],
     "layer_types": ["sliding_attention", "full_attention"],
     "rope_scaling": None,
     "routed_scaling_factor": 1.0,
@@ -76,8 +75,17 @@ TEXT_PART = {
 """Types whose config.json describes several models → where mlx-lm defines the settings of the text model."""
 
 WINDOW_THEN_FULL = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
-ROPE_BY_KIND = {"rope_parameters": {kind: {"rope_theta": 1e4, "rope_type": "default"} for kind in ("sliding_attention", "full_attention")}}
-MULTIPLIERS = {"logits_scaling": 2.0, "attention_multiplier": 0.25, "embedding_multiplier": 2.0, "residual_multiplier": 0.5}
+ROPE_BY_KIND = {
+    "rope_parameters": {
+        kind: {"rope_theta": 1e4, "rope_type": "default"} for kind in ("sliding_attention", "full_attention")
+    }
+}
+MULTIPLIERS = {
+    "logits_scaling": 2.0,
+    "attention_multiplier": 0.25,
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.5,
+}
 LLAMA_4_ROPE = {"rope_parameters": {"rope_theta": 1e4, "type": "default", "rope_type": "default", "llama_4_scaling_beta": 0.1,
                                     "original_max_position_embeddings": 16}}  # fmt: skip
 KDA = {"kda_layers": [1], "full_attn_layers": [2], "num_heads": 2, "head_dim": 16, "short_conv_kernel_size": 3}
@@ -182,9 +190,13 @@ def tiny_config(arch: str) -> dict[str, Any]:
 
 def _sizes(module: str, name: str, own: dict[str, Any]) -> dict[str, Any]:
     settings = getattr(importlib.import_module(f"mlx_lm.models.{module}"), name)
-    parameters = {name: parameter for name, parameter in inspect.signature(settings).parameters.items() if name != "model_type"}
+    parameters = {
+        name: parameter for name, parameter in inspect.signature(settings).parameters.items() if name != "model_type"
+    }
     sizes = {name: SIZES[name] for name, parameter in parameters.items() if _is_given(name, parameter)} | own
-    if unknown := [name for name, parameter in parameters.items() if parameter.default is parameter.empty and name not in sizes]:
+    if unknown := [
+        name for name, parameter in parameters.items() if parameter.default is parameter.empty and name not in sizes
+    ]:
         raise ValueError(f"{module}.{name} needs {', '.join(unknown)}: give it a size in tests/support/tiny_configs.py")
     return sizes
 
@@ -199,4 +211,6 @@ def model_types() -> list[str]:
     package = importlib.util.find_spec("mlx_lm")
     assert package is not None and package.submodule_search_locations
     folder = Path(package.submodule_search_locations[0]) / "models"
-    return sorted(file.stem for file in folder.glob("*.py") if re.search(r"^class Model\(", file.read_text("utf-8"), re.MULTILINE))
+    return sorted(
+        file.stem for file in folder.glob("*.py") if re.search(r"^class Model\(", file.read_text("utf-8"), re.MULTILINE)
+    )

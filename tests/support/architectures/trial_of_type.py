@@ -35,7 +35,9 @@ def try_type(arch: str, work: Path) -> Outcome:
         try:
             unmoved = attempt(train_type, lambda kind=train_type: trials.learn(folder, kind))
         except Mistake as mistake:
-            outcome.refused[train_type] = " ".join(fault.sentence for fault in mistake.faults).replace(str(folder), arch)
+            outcome.refused[train_type] = " ".join(fault.sentence for fault in mistake.faults).replace(
+                str(folder), arch
+            )
         else:
             if train_type == "full":
                 outcome.without_gradient = unmoved or []

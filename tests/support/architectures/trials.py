@@ -39,7 +39,12 @@ from tests.support.reference_forward import sampled_groups
 MAX_GAP = 1e-4
 """Most nats by which a token's log-probability while sampling may differ from that of training's forward pass, in float32."""
 
-CACHES = {"KVCache": "keys and values", "RotatingKVCache": "sliding window", "ChunkedKVCache": "chunks", "ArraysCache": "state"}
+CACHES = {
+    "KVCache": "keys and values",
+    "RotatingKVCache": "sliding window",
+    "ChunkedKVCache": "chunks",
+    "ArraysCache": "state",
+}
 """mlx-lm's cache classes in the words of docs/architectures.md."""
 
 RUN: dict[str, Any] = {
@@ -127,11 +132,15 @@ def learn(folder: Path, train_type: str) -> list[str]:
     assert math.isfinite(metrics["loss"]) and metrics["grad_norm"] > 0, f"no finite gradient: {metrics}"
     arrays = dict(tree_flatten(policy.model.parameters()))
     moved = {name for name, x in arrays.items() if name in before and not np.array_equal(np.array(x), before[name])}
-    assert moved and moved <= set(policy.trainable()), f"frozen arrays changed: {sorted(moved - set(policy.trainable()))}"
+    assert moved and moved <= set(policy.trainable()), (
+        f"frozen arrays changed: {sorted(moved - set(policy.trainable()))}"
+    )
     policy.model.train()
     learning = policy.model(TOKENS)
     policy.model.eval()
-    assert mx.allclose(policy.model(TOKENS), learning, atol=1e-4), "after an update it decodes with other weights than it learns"
+    assert mx.allclose(policy.model(TOKENS), learning, atol=1e-4), (
+        "after an update it decodes with other weights than it learns"
+    )
     return sorted({re.sub(r"\.\d+\.", ".*.", name) for name in set(policy.trainable()) - moved})
 
 
