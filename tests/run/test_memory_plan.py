@@ -244,7 +244,7 @@ def test_nested_configs_are_read_and_an_unknown_architecture_is_a_rough_estimate
 
 
 HYBRIDS = {
-    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_next", "kimi_linear", "granitemoehybrid"), ["state", "full"]),
+    **{arch: ["state", "full"] for arch in ("qwen3_5", "qwen3_5_moe", "qwen3_next", "kimi_linear", "granitemoehybrid")},
     "gemma4": ["window", "full"] * 2, "gemma3_text": ["window", "full"], "jamba": ["state"] * 2, "falcon_h1": ["state"] * 2,
 }  # fmt: skip
 """Type → the kinds of its tiny model's layers. The last two do not say which layers are attention."""
