@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 # --no-compile: modules are byte-compiled when they are first imported; most of them never are, and compiling all takes half of the install.
 PIP_FLAGS := --quiet --disable-pip-version-check --no-compile
 
-.PHONY: run test test-as-gpu proofs mutations demo lint format bench bench-against help system clean
+.PHONY: run test test-as-gpu proofs architectures mutations demo lint format bench bench-against help system clean
 .DEFAULT_GOAL := help
 
 help: ## say what there is to make
@@ -25,6 +25,9 @@ test-as-gpu: $(VENV)/.test-ready ## run the suite on a CPU that makes a GPU's ch
 
 proofs: $(VENV)/.test-ready ## run the long proofs too: the demo for three seeds, every loss learning
 	QT_QPA_PLATFORM=offscreen $(PY) -m pytest -m proof -s
+
+architectures: $(VENV)/.test-ready ## try every model type of the installed mlx-lm, and write docs/architectures.md
+	$(PY) -m tests.support.architectures
 
 mutations: $(VENV)/.test-ready ## change the program one expression at a time, and report what no test notices
 	$(PY) -m tests.support.mutate

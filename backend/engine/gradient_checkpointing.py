@@ -3,8 +3,8 @@
 mlx-lm's own `grad_checkpoint` replaces the layer class's `__call__` for good and knows nothing of keys and values that must
 carry a gradient from one pass to another. This one is a context, and handles three things that `mx.checkpoint` does not:
 
-- weights and the prompt's keys and values are arguments and results of the recomputed function, because arrays that a function
-  merely closes over get no gradient;
+- weights, keys and values, and whatever arrays a layer takes from others (Gemma 4: an earlier layer's keys, an embedding per
+  layer) are arguments and results of the recomputed function, because arrays that a function merely closes over get no gradient;
 - dropout samples the same mask in both passes, from a seed per call;
 - the order of the backward pass is fixed. mlx would otherwise put off the weights' gradients of layer after layer, and keep the
   activations that they are computed from: several times the memory, growing with depth.
@@ -19,16 +19,19 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from backend.engine import patches
 from backend.engine.prefix_cache import PrefixReader, PrefixRecorder
+
+PLAIN = (mx.array, str, int, float, type(None))
+"""Types of a layer's arguments that hold no array beside themselves."""
 
 
 @contextlib.contextmanager
 def gradient_checkpointing(model: nn.Module, on: bool) -> Iterator[None]:
     """Inside, each of `model.layers` keeps its inputs alone and recomputes the rest in the backward pass; with `on` false
-    nothing happens. Python looks `__call__` up on the class, so the layers' classes are patched, and put back at the end:
+    nothing happens. A layer that is called with an object of the model's own, which may hold arrays, keeps everything. Python looks `__call__` up on the class, so the layers' classes are patched, and put back at the end:
     sampling never pays for it."""
     if not on:
         yield
@@ -50,29 +53,61 @@ def _checkpointed(call: Callable[..., Any], seeds: Iterator[int]) -> Callable[..
     def checkpointed(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # Taken here, in the first pass: `run` is called again in the backward pass, in reverse order of the layers.
         seed = next(seeds)
-        cache = next((x for x in (*args, *kwargs.values()) if isinstance(x, (PrefixRecorder, PrefixReader))), None)
-        prefix = [cache.keys, cache.values] if isinstance(cache, PrefixReader) else []
+        given = (args, kwargs)
+        caches = [x for x in _leaves(given) if isinstance(x, (PrefixRecorder, PrefixReader))]
+        if any(not isinstance(x, (*PLAIN, PrefixRecorder, PrefixReader)) for x in _leaves(given)):
+            return call(layer, *args, **kwargs)  # an object that may hold arrays: their gradients would be lost
+        cached = [cache for cache in caches if hasattr(cache, "keys")]
         trainable = layer.trainable_parameters()
         names = [name for name, _ in tree_flatten(trainable)]
+        results: list[Any] = []
 
-        def run(x: mx.array, *arrays: mx.array) -> tuple[mx.array, ...]:
-            """The layer as a pure function: `arrays` are its trainable weights, then the prompt's keys and values it reads; a
-            PrefixRecorder's keys and values are results, for later passes send gradients into them."""
+        def run(*arrays: mx.array) -> tuple[mx.array, ...]:
+            """The layer as a pure function. `arrays` are those among its arguments, hidden states first, then its trainable weights,
+            then keys and values of its cache: a prompt's, or an earlier layer's. Those that a PrefixRecorder keeps are results
+            too, for later passes and layers send gradients into them."""
             mx.random.seed(seed)  # the recomputed dropout mask must be the first pass's
-            # strict=False: behind the weights `arrays` has the prompt's keys and values.
-            layer.update(tree_unflatten(list(zip(names, arrays, strict=False))))
-            if prefix:
-                cache.keys, cache.values = arrays[len(names) :]  # pyright: ignore
-            out = call(layer, x, *args[1:], **kwargs)
-            return (out, cache.keys, cache.values) if isinstance(cache, PrefixRecorder) else (out,)
+            rest = iter(arrays)
+            own_args, own_kwargs = _with_arrays(given, rest)
+            layer.update(tree_unflatten([(name, next(rest)) for name in names]))
+            for cache in cached:
+                cache.keys, cache.values = next(rest), next(rest)
+            results[:] = [call(layer, *own_args, **own_kwargs)]
+            recorded = [x for cache in caches if isinstance(cache, PrefixRecorder) for x in (cache.keys, cache.values)]
+            return (*_arrays(results), *recorded)
 
-        out, *recorded = _recomputed(run)(args[0], *(array for _, array in tree_flatten(trainable)), *prefix)
-        layer.update(trainable)  # tracing has left its placeholders there
-        if isinstance(cache, PrefixRecorder):
-            cache.keys, cache.values = recorded
-        return out
+        kept = [x for cache in cached for x in (cache.keys, cache.values)]
+        arrays = [*_arrays(given), *(array for _, array in tree_flatten(trainable)), *kept]
+        outputs = iter(_recomputed(run)(*arrays))
+        layer.update(trainable)  # tracing has left its placeholders there, and in the caches
+        for cache, keys, values in zip(cached, kept[::2], kept[1::2], strict=True):
+            cache.keys, cache.values = keys, values
+        (result,) = _with_arrays(results, outputs)
+        for cache in caches:
+            if isinstance(cache, PrefixRecorder):
+                cache.keys, cache.values = next(outputs), next(outputs)
+        return result
 
     return checkpointed
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """What is in nested lists, tuples and dicts."""
+    return [leaf for _, leaf in tree_flatten(tree)]  # pyright: ignore
+
+
+def _arrays(tree: Any) -> list[mx.array]:
+    """The arrays among them that can have a gradient."""
+    return [leaf for leaf in _leaves(tree) if _is_float(leaf)]
+
+
+def _with_arrays(tree: Any, arrays: Iterator[mx.array]) -> Any:
+    """`tree` with the next of `arrays` in the place of each of its own."""
+    return tree_map(lambda leaf: next(arrays) if _is_float(leaf) else leaf, tree)
+
+
+def _is_float(leaf: Any) -> bool:
+    return isinstance(leaf, mx.array) and mx.issubdtype(leaf.dtype, mx.floating)
 
 
 def _recomputed(run: Callable[..., tuple[mx.array, ...]]) -> Callable[..., tuple[mx.array, ...]]:

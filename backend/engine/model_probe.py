@@ -14,11 +14,14 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from backend.engine.cpu.small_matmul import matmul_transposed
 from backend.engine.forward import SequenceRows, shared_prompt_states, whole_row_states
+from backend.engine.output_layer import PROBE, NoOutputLayer, cut_before_output_layer
 from backend.engine.patches import install
+from backend.engine.prefix_cache import WholeRowCache
+from backend.engine.prompt_cache import new_prompt_cache
 from backend.engine.split_model import SplitModel
 
 UNSPLIT = "The vocabulary is computed for every token, prompts included, instead of for completions alone: {reason}."
@@ -38,11 +41,8 @@ class _Unsupported(Exception):
 def split(model: nn.Module) -> SplitModel:
     """The model as body and head, patched (`backend.engine.patches`), with every fast path that agrees with the plain one."""
     install(model)
-    try:
-        split_model = _body_and_head(model)
-    except _Unsupported as reason:
-        split_model = SplitModel(lambda tokens, cache=None: model(tokens, cache=cache), lambda hidden: hidden)
-        split_model.slow_paths.append(UNSPLIT.format(reason=reason))
+    split_model = _body_and_linear_head(model) or _body_and_output_layer(model)
+    split_model.hidden = _sharing_keys(model, split_model.hidden)
     try:
         split_model.prefix_layers = _prefix_layers(model, split_model)
     except _Unsupported as reason:
@@ -60,8 +60,9 @@ def split(model: nn.Module) -> SplitModel:
 # ── body and head ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _body_and_head(model: nn.Module) -> SplitModel:
-    """Raises _Unsupported if the head's output is not the model's."""
+def _body_and_linear_head(model: nn.Module) -> SplitModel | None:
+    """The parts of a model whose logits are a plain product of its body's states, under the names that most models give them, so that
+    the product can be computed our way; else None."""
     # Models that also read images wrap their text model.
     inner = getattr(model, "language_model", model)
     body = getattr(inner, "model", None)
@@ -71,10 +72,9 @@ def _body_and_head(model: nn.Module) -> SplitModel:
         logits = head.as_linear
     else:
         logits = head
-    if body is None or logits is None:
-        raise _Unsupported("the model's code does not name a body and an output layer")
     # The probe runs the head itself: a sliced product rounds differently and would look like a soft cap.
-    _compare_with_whole(model, body, logits)
+    if body is None or logits is None or not _is_whole_model(model, body, logits):
+        return None
     # By exact type: a quantised or adapted head computes more than x Wᵀ, and so does one with a bias.
     if type(head) is nn.Embedding or (type(head) is nn.Linear and "bias" not in head):
         logits = partial(_times_weight, head)
@@ -85,19 +85,45 @@ def _times_weight(head: Any, hidden: mx.array) -> mx.array:
     return matmul_transposed(hidden, head.weight)
 
 
-def _compare_with_whole(model: nn.Module, body: Callable[..., Any], logits: Callable[..., Any]) -> None:
-    """Raises _Unsupported unless head(body(x)) is the model's own output. Both run the very same operations, so the tolerance
-    can be tight, and a soft cap or scale after the head shows even where it bends logits by a millionth."""
-    probe = mx.array([[1, 2, 3]])
+def _is_whole_model(model: nn.Module, body: Callable[..., Any], logits: Callable[..., Any]) -> bool:
+    """Whether head(body(x)) is the model's own output. Both run the very same operations, so the tolerance can be tight, and a
+    soft cap or scale after the head shows even where it bends logits by a millionth."""
     try:
-        whole, parts = model(probe), logits(body(probe))
-        equal = whole.shape == parts.shape and mx.allclose(whole, parts, rtol=1e-5, atol=1e-6).item()  # pyright: ignore
-    except (TypeError, ValueError, AttributeError) as error:
-        raise _Unsupported(
-            f"the model's body cannot be run without its output layer ({describe_error(error)})"
-        ) from error
-    if not equal:
-        raise _Unsupported("the model changes its logits after the output layer")
+        whole, parts = model(PROBE), logits(body(PROBE))
+        return bool(whole.shape == parts.shape and mx.allclose(whole, parts, rtol=1e-5, atol=1e-6))
+    except (TypeError, ValueError, AttributeError):
+        return False
+
+
+def _body_and_output_layer(model: nn.Module) -> SplitModel:
+    """The model cut before its output layer, whatever that is; kept whole where that fails."""
+    try:
+        return cut_before_output_layer(model)
+    except NoOutputLayer as reason:
+        split_model = SplitModel(lambda tokens, cache=None: model(tokens, cache=cache), lambda hidden: hidden)
+        split_model.slow_paths.append(UNSPLIT.format(reason=reason))
+        return split_model
+
+
+def _sharing_keys(model: nn.Module, hidden: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """`hidden`, given caches for its whole rows where the model computes other numbers without any."""
+    count, kinds = len(caches := new_prompt_cache(model)), {type(cache) for cache in caches}
+    if not kinds <= {KVCache, RotatingKVCache}:
+        return hidden
+    try:
+        alone, cached = hidden(PROBE), hidden(PROBE, [WholeRowCache() for _ in range(count)])
+        if _are_close(cached, alone):
+            return hidden
+    except Exception:  # the code of any model runs here; one that does not take our cache keeps its own way
+        return hidden
+    return lambda tokens, cache=None: hidden(tokens, cache or [WholeRowCache() for _ in range(count)])
+
+
+def _are_close(actual: mx.array, expected: mx.array) -> bool:
+    """Whether states are equal but for rounding: in 16 bits products of different shapes round differently."""
+    tolerance = 1e-3 if expected.dtype == mx.float32 else 0.1
+    # NaN must fail too.
+    return bool(mx.abs(actual - expected).max() <= tolerance * mx.abs(expected).max())
 
 
 # ── shared prompts ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -109,7 +135,7 @@ def _prefix_layers(model: nn.Module, split_model: SplitModel) -> int:
     since some models take one position for all rows."""
     training = model.training
     try:
-        caches = make_prompt_cache(model)
+        caches = new_prompt_cache(model)
         for cache in caches:
             # A subclass may keep something else beside keys and values, so it does not count as one.
             if type(cache) is not KVCache:
@@ -118,15 +144,53 @@ def _prefix_layers(model: nn.Module, split_model: SplitModel) -> int:
         model.eval()  # dropout would differ between the two passes
         shared = shared_prompt_states(replace(split_model, prefix_layers=len(caches)), rows)
         whole = whole_row_states(split_model, rows)
-        # In 16 bits the two passes round differently: their products have different shapes.
-        tolerance = 1e-3 if whole.dtype == mx.float32 else 0.1
-        scale = mx.abs(whole).max()
-        # `not (… <= …)`: NaN must fail too.
-        if not (mx.abs(shared - whole).max() <= tolerance * scale).item():
+        if not _are_close(shared, whole):
             raise _Unsupported("with a shared prompt the model gives other numbers")
         return len(caches)
     finally:
         model.train(training)
+
+
+# ── whether a model runs at all ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def is_causal(model: nn.Module) -> bool:
+    """Whether a token's logits depend on earlier tokens alone. Raises whatever the model's code raises.
+
+    Two rows that differ in their second token have the same first logits. Where they have not, nothing can be learned: what is
+    sampled token by token comes from another distribution than what is read as a whole row.
+    """
+    first_BV = model(mx.array([[0, 0], [0, 1]]))[:, 0]
+    finite_BV = mx.where(mx.isfinite(first_BV), first_BV, 0)  # −inf: tokens that a model never gives
+    difference = mx.abs(finite_BV[0] - finite_BV[1]).max()
+    # Within one batch both rows take the same kernels, and differ by rounding at most.
+    return (difference <= 1e-2 * mx.abs(finite_BV).max()).item()  # pyright: ignore
+
+
+def tracing_error(model: nn.Module) -> str:
+    """What the model's code raises in a forward pass, or "". Builds the graph and computes nothing."""
+    try:
+        model(mx.array([[0, 1, 2]]))
+    except Exception as error:  # a model's own code may raise anything; the reason goes to the user
+        return describe_error(error)
+    return ""
+
+
+def gradient_error(model: nn.Module) -> str:
+    """What mlx says of an operation without a gradient in the trainable arrays, or "". Builds the graph of the backward pass, as
+    training takes it (train mode), and computes nothing."""
+    parameters, training = model.trainable_parameters(), model.training
+    try:
+        model.train()
+        nn.value_and_grad(model, lambda tokens: model(tokens).sum())(mx.array([[0, 1, 2]]))
+    except ValueError as error:
+        if "vjp" not in str(error).casefold():
+            raise
+        return str(error).strip().splitlines()[0].rstrip(".")
+    finally:
+        model.update(parameters)  # differentiation leaves its tracers in the model
+        model.train(training)
+    return ""
 
 
 def _probe_rows() -> SequenceRows:

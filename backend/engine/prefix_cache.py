@@ -1,6 +1,6 @@
 """KV caches of the training forward pass: each prompt is prefilled once, and all completions of its group attend to it.
 
-Two caches, one per layer and pass, both in mlx-lm's cache protocol, so that any model's code accepts them:
+Caches, one per layer and pass, all in mlx-lm's cache protocol, so that any model's code accepts them:
 
     prefill       tokens [P, K], right-padded     PrefixRecorder keeps keys and values [P, J, K, d], with gradient
     completions   tokens [B, T]                   PrefixReader lets B rows attend to their prompt's, then to their own
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+from mlx_lm.models.base import create_attention_mask
 
 from backend.engine.attention import PromptKV
 from backend.engine.gathers import take_repeated
@@ -50,6 +51,10 @@ class PrefixRecorder:
         self.keys, self.values = keys, values
         return keys, values
 
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """For layers that use the keys and values of an earlier one."""
+        return self.keys, self.values
+
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """The causal mask. Raises ValueError for a sliding window."""
         _refuse_window(window_size)
@@ -63,6 +68,15 @@ class PrefixRecorder:
         # By identity, which costs nothing; comparing values would evaluate the graph.
         unchanged = keys is self.keys and values is self.values and _is_causal(mask, keys)
         return AttentionInputs(keys, values) if unchanged else None
+
+
+class WholeRowCache(PrefixRecorder):
+    """A layer's cache while whole rows are read, prompt and completion together, of a model whose layers find each other's keys and
+    values in the caches alone (mlx_lm/models/gemma3n.py): without any, later layers would compute keys of their own."""
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """mlx-lm's mask for a pass without a cache."""
+        return create_attention_mask(mx.zeros((1, N, 1)), None, window_size, return_array)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,14 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_map
-from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
+from mlx_lm.models.cache import BatchKVCache, KVCache
 
 from backend.engine.compiled import compiled_by_shape
 from backend.engine.cpu.affinity import on_one_core
 from backend.engine.device import on_gpu
 from backend.engine.memory import release_cached_buffers
 from backend.engine.model_probe import describe_error
+from backend.engine.prompt_cache import new_prompt_cache
 from backend.engine.slot_cache import PackedSlotCache, SlotCache, StepContext
 from backend.generation.fused_model import FusedModel
 from backend.generation.kv_rows import Prefilled, WaitingQueue
@@ -144,7 +145,7 @@ class Rollout:
         split_model, length = self.fused.split_model, max(map(len, prompts))
         pad_P = [length - len(prompt) for prompt in prompts]
         tokens = mx.array([[self.policy.pad_id] * pad + prompt for pad, prompt in zip(pad_P, prompts, strict=True)])
-        cache = [BatchKVCache(pad_P) for _ in make_prompt_cache(self.policy.model)]
+        cache = [BatchKVCache(pad_P) for _ in new_prompt_cache(self.policy.model)]
         chunk = min(self.prefill_chunk, max(1, PREFILL_TOKENS // len(prompts)))
         hidden = None
         for start in range(0, length, chunk):
@@ -186,7 +187,7 @@ class Rollout:
 
     def _batching_obstacle(self) -> str:
         """Why rows of unequal length cannot be decoded together; "" where they can."""
-        other_caches = {type(cache) for cache in make_prompt_cache(self.policy.model)} - {KVCache}
+        other_caches = {type(cache) for cache in new_prompt_cache(self.policy.model)} - {KVCache}
         if other_caches:
             names = " and ".join(sorted(cache.__name__ for cache in other_caches))
             return f"the model's {names} cannot hold rows of unequal length"
@@ -204,7 +205,8 @@ class Rollout:
         # Lengths 1, 2, 3: every row has another padding. Two tokens each: the prefill gives the first, a step the second.
         prompts = [[pad], [pad, end], [end, pad, end]]
         names = [(module, name) for module in self.fused.modules for name in module]
-        before = [module[name] for module, name in names]
+        # An adapter of several outputs keeps its arrays in a list, which a trace changes in place.
+        before = [list(value) if isinstance(value := module[name], list) else value for module, name in names]
         outputs = Outputs(3, 2, self.policy.tokenizer, [-1], ())  # no id is −1, so no row ends early
         try:
             queue = WaitingQueue(prompts, 1, self._prefill)
@@ -252,7 +254,7 @@ class Rollout:
     ) -> Iterator[SampledTokens]:
         """The sampled tokens of each step, for G rows of one prompt. Each step is submitted to the device before it is yielded."""
         split_model = self.fused.split_model
-        cache = make_prompt_cache(self.policy.model)
+        cache = new_prompt_cache(self.policy.model)
         logits = split_model.logits(split_model.hidden(mx.array([prompt]), cache)[:, -1])
         # Prefilled once as a single row; only its state is repeated for the G completions.
         for layer in cache:

@@ -19,13 +19,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 from mlx_lm import utils as mlx_lm_utils
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
-from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
+from mlx_lm.tuner.utils import load_adapters
 
-from backend.engine.model_probe import split
+from backend.engine.model_probe import gradient_error, is_causal, split
+from backend.models.adapters import adapted_layer_count, attach_adapters, lora_parameters
 from backend.spec.faults import Mistake
 from backend.spec.model_and_data_names import model_source
-from backend.spec.setting_groups import AdapterSettings, ModelSettings
+from backend.spec.setting_groups import ModelSettings
 
 QUANTIZATION = {
     "4": {"bits": 4, "group_size": 64, "mode": "affine"},
@@ -38,12 +38,6 @@ SIXTEEN_BIT_TYPES = (mx.bfloat16, mx.float16)
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 """`dtype`, but for "auto"."""
 
-ADAPTABLE_LAYERS = (
-    *(nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding),
-    *(SwitchLinear, QuantizedSwitchLinear),
-)
-"""Layers that mlx-lm can attach adapters to."""
-
 
 class Policy:
     """Model, tokenizer and reference of one run. Built by `load_policy`.
@@ -51,6 +45,7 @@ class Policy:
     `original_dtypes` holds the type of every array that was loaded in 16 bits and is trained in 32; it is saved in that type.
     `masters` is mixed precision (arXiv:1710.03740): the tree of trainable arrays in float32, where the model computes with copies of
     them in 16 bits. None where the model's own arrays are what learns.
+    `adapted_keys` names the layers with adapters where they are not all.
     `hidden` and `logits` are the two parts of the forward pass (see `backend.engine.forward.SplitModel`).
     """
 
@@ -62,12 +57,14 @@ class Policy:
         reference: nn.Module | None,
         original_dtypes: dict[str, mx.Dtype] | None = None,
         masters: Any = None,
+        adapted_keys: list[str] | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.model_config = model_config
         self.original_dtypes = original_dtypes or {}
         self.masters = masters
+        self.adapted_keys = adapted_keys or []
         self.split_model = split(model)
         self.reference_model = reference
         self.reference = split(reference) if reference is not None else None
@@ -142,14 +139,16 @@ def load_policy(config: ModelSettings, note: Callable[[str], None] = lambda sent
     # After quantising, so that the codes are those of the model as it came, which an export quantises too.
     masters = cast(model, config.dtype, keep=is_full)
     reference = _load_reference(model, tokenizer, config)
+    adapted_keys: list[str] = []
     if is_full:
         model.unfreeze()
     else:
-        attach_adapters(model, config, note)
+        adapted_keys = attach_adapters(model, config, note)
         if config.sync_ref_model:  # a reference that follows needs adapters of its own; the base is still shared
             reference = _frozen(copy_sharing_arrays(model))
+    _check_learns(model, config.model)
     mx.eval(model.parameters(), masters)
-    return Policy(model, tokenizer, model_config, reference, original_dtypes, masters)
+    return Policy(model, tokenizer, model_config, reference, original_dtypes, masters, adapted_keys)
 
 
 def cast(model: nn.Module, dtype: str, keep: bool = False) -> Any:
@@ -187,17 +186,33 @@ def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]
 
 
 def _check_runs(model: nn.Module, name: str, setting: str) -> None:
-    """Run one token forward: some models load and cannot run, for lack of a kernel or by a bug in their code. Raises Mistake."""
+    """Run a few tokens forward: some models load and cannot run, for lack of a kernel or by a bug in their code. Raises Mistake."""
     try:
         model.trainable_parameters()
-        mx.eval(model(mx.array([[0]])))
+        causal = is_causal(model)
     except Exception as error:  # of any kind, as above
         reason = _first_line(str(error), error)
         raise Mistake(setting, f"The model {name} loads, but cannot run with this mlx-lm here: {reason}.") from error
+    if not causal:
+        raise Mistake(
+            setting, f"In mlx-lm's code of the model {name} a token's logits change with the tokens after it."
+        )
+
+
+def _check_learns(model: nn.Module, name: str) -> None:
+    """Raise Mistake for a model with an operation that has no gradient here, such as a Metal kernel that only runs forward."""
+    if reason := gradient_error(model):
+        raise Mistake(
+            "model",
+            f"The model {name} cannot be trained here: an operation of its code has no gradient on this device ({reason}).",
+        )
 
 
 def _first_line(text: str, error: BaseException) -> str:
-    return (text.strip().splitlines() or [type(error).__name__])[0].strip().rstrip(".")
+    """The first line of a message without its full stop; with the second where the first ends in a colon."""
+    lines = text.strip().splitlines() or [type(error).__name__]
+    first = " ".join(line.strip() for line in lines[: 2 if lines[0].rstrip().endswith(":") else 1])
+    return first.rstrip(".:")
 
 
 def _quantize(model: nn.Module, model_config: dict[str, Any], precision: str) -> tuple[nn.Module, dict[str, Any]]:
@@ -282,59 +297,6 @@ def copy_sharing_arrays(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, arrays)  # deepcopy does not copy objects that are in its memo
 
 
-def attach_adapters(
-    model: nn.Module, config: AdapterSettings, note: Callable[[str], None] = lambda sentence: None
-) -> None:
-    """Freeze the base and attach LoRA or DoRA to its last `num_layers` layers, initialised from `seed`. Raises Mistake."""
-    model.freeze()
-    layers, adapted_layers = len(model.layers), adapted_layer_count(model, config.num_layers)  # pyright: ignore
-    if config.num_layers > layers:
-        note(f"Layers is {config.num_layers}, and the model has {layers}: all of them get adapters.")
-    _check_lora_keys(model, config.lora_keys)
-    mx.random.seed(config.seed)
-    try:
-        linear_to_lora_layers(model, adapted_layers, lora_parameters(config), use_dora=config.train_type == "dora")
-    except ValueError as error:
-        reason = _first_line(str(error), error)
-        raise Mistake(
-            "train_type", f"This model cannot take {config.train_type.upper()} adapters: {reason}."
-        ) from error
-    if not tree_flatten(model.trainable_parameters()):
-        last = f"None of the model's last {adapted_layers} layers has"
-        if config.lora_keys:
-            raise Mistake("lora_keys", f"{last} {' or '.join(config.lora_keys)}.")
-        raise Mistake("train_type", f"{last} anything that takes adapters; choose Full, or another model.")
-
-
-def _check_lora_keys(model: nn.Module, keys: list[str]) -> None:
-    """Raise Mistake for a name that fits no layer; mlx-lm ignores it silently."""
-    inside = {name for layer in model.layers for name in adaptable_names(layer)}  # pyright: ignore
-    everywhere = adaptable_names(model)
-    if unknown := [key for key in keys if key not in inside | everywhere]:
-        known = sorted(inside | {name for name in everywhere if "layers." not in name})
-        raise Mistake(
-            "lora_keys", f"No layer of this model is called {', '.join(unknown)}; there are {', '.join(known)}."
-        )
-
-
-def adaptable_names(module: nn.Module) -> set[str]:
-    """Names, relative to `module`, of the layers that take an adapter."""
-    children = module.named_modules()
-    return {name for name, child in children if isinstance(child, ADAPTABLE_LAYERS) or hasattr(child, "to_lora")}
-
-
-def adapted_layer_count(model: nn.Module, num_layers: int) -> int:
-    """How many of the last layers get adapters; negative `num_layers` means all."""
-    layers = len(model.layers)  # pyright: ignore
-    return layers if num_layers < 0 else min(num_layers, layers)
-
-
-def lora_parameters(config: AdapterSettings) -> dict[str, Any]:
-    """mlx-lm's `lora_parameters`."""
-    keys = {"keys": config.lora_keys} if config.lora_keys else {}
-    return {"rank": config.rank, "scale": config.scale, "dropout": config.dropout} | keys
-
-
 # ── saving ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -344,7 +306,7 @@ def adapter_config(policy: Policy, config: ModelSettings) -> dict[str, Any]:
         "fine_tune_type": config.train_type,
         "model": config.model,
         "num_layers": adapted_layer_count(policy.model, config.num_layers),
-        "lora_parameters": lora_parameters(config),
+        "lora_parameters": lora_parameters(config, policy.adapted_keys),
     }
 
 

@@ -27,6 +27,21 @@ METHODS = ("bitnet", "mxfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt", 
 PACKED = ("pack-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized")
 """The formats of compressed-tensors among them."""
 
+UNTRAINABLE = {
+    "afm7": "mlx-lm cannot open the adapters of its fused layers again",
+    "bitnet": "its layers take no adapters, and their kernel runs on Metal only and has no gradient",
+    "deepseek_v41": "its choice of experts and tokens has no gradient in mlx-lm's code",
+    "gear": "transformers refuses the kinds of layers in its config.json",
+    "muse_spark": "its code is made of Metal kernels that have no gradient",
+    "olmo": "its code needs the package ai2-olmo; OLMo 2 and 3 do not",
+    "phi3small": "in mlx-lm's code its tokens attend to later ones",
+    "plamo3": "in mlx-lm's code it attends to one token less in decoding than in reading",
+    "prism_hadamard_qwen35": "its packed layers take no adapters",
+    "recurrent_gemma": "its code in mlx-lm fails as soon as its weights are read",
+}
+"""Architectures that mlx-lm has code for and that cannot be trained, with the reason as part of a sentence. `make architectures` tries
+each again, and reports those that work by now."""
+
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _REMAPPING, _BY_ARCHITECTURE = "MODEL_REMAPPING", "MODEL_ARCHITECTURE_REMAPPING"
 
@@ -53,7 +68,7 @@ def refusal(config: Mapping[str, Any] | None, names: Collection[str]) -> str:
         return _without_config(names)
     if config.get("model_file"):
         return f"It needs code of its own ({config['model_file']}), which is not run."
-    return _architecture_refusal(config) or _quantization_refusal(config) or _file_refusal(names)
+    return architecture_refusal(config) or _quantization_refusal(config) or _file_refusal(names)
 
 
 def _without_config(names: Collection[str]) -> str:
@@ -64,11 +79,15 @@ def _without_config(names: Collection[str]) -> str:
     return "It has no config.json."
 
 
-def _architecture_refusal(config: Mapping[str, Any]) -> str:
+def architecture_refusal(config: Mapping[str, Any]) -> str:
+    """Why a model of this architecture cannot be trained, in one sentence; "" where nothing is known against it."""
     kind = model_type(config)
     if not kind:
         return "Its config.json names no model_type."
-    return "" if module_of(config) in architectures() else f"This version of mlx-lm knows no model of the kind {kind}."
+    if module_of(config) not in architectures():
+        return f"This version of mlx-lm knows no model of the kind {kind}."
+    reason = UNTRAINABLE.get(module_of(config))
+    return f"A model of the kind {kind} cannot be trained: {reason}." if reason else ""
 
 
 def _quantization_refusal(config: Mapping[str, Any]) -> str:

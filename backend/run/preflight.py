@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from backend.data.problems import PromptFormat, check_prompts, load_tokenizer
 from backend.data.rows import SPLITS, Splits, check_columns, read_splits
 from backend.models.hub_search import config_file
-from backend.models.supported_architectures import architectures, module_of
+from backend.models.supported_architectures import architecture_refusal
 from backend.run.run_inputs import RunInputs, StageFunctions, resolve_stages
 from backend.run.scoring_stages import scoring_stages
 from backend.spec.config import Config, parse, problems
@@ -95,11 +95,8 @@ def check_model(name: str, setting: str) -> Path:
         config = None
     if not isinstance(config, dict):
         raise Mistake(setting, f"{file} is not a model's configuration.")
-    if module_of(config) not in architectures():
-        raise Mistake(
-            setting,
-            f"The model {name} is of the kind {config.get('model_type')}, which this version of mlx-lm cannot load.",
-        )
+    if reason := architecture_refusal(config):
+        raise Mistake(setting, f"The model {name} cannot be used. {reason}")
     check_weights(str(source), setting)
     return file.parent
 

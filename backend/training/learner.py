@@ -141,7 +141,7 @@ class Learner:
                     return self._gradient_in_parameters_and_prompts(micro_batch, totals, prompted)
                 return *self._loss_and_grad(micro_batch, totals), None
         except ValueError as error:
-            if "vjp" not in str(error):
+            if "vjp" not in str(error).casefold():
                 raise
             sentence = (
                 f"An operation of this model has no gradient on this device ({error}), so it cannot be trained here."

@@ -124,7 +124,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "missing model": ({"model": "/nowhere/model"}, "model: There is no model /nowhere/model: it is neither a folder nor an"),
     "model without config": ({"model": _model(_unconfigured)}, "config.json is missing."),
     "model without weights": ({"model": _model(_weightless)}, "holds no weights: model*.safetensors is missing."),
-    "model of no known kind": ({"model": _model(_of_no_kind)}, "is of the kind qwen2.5-odd, which this version of mlx-lm"),
+    "model of no known kind": ({"model": _model(_of_no_kind)}, "This version of mlx-lm knows no model of the kind qwen2.5-odd."),
     "model with a garbled config": ({"model": _model(_garbled)}, "is not a model's configuration."),
     "model with a broken tokenizer": ({"model": _model(_without_tokens)}, "cannot be loaded"),
     "model quantised twice": ({"model": _model(_quantised), "quantization": 8}, "is quantised already; choose None to train"),

@@ -7,10 +7,13 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.utils import load_model
 
 from backend.engine import patches
 from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.model_probe import split
+from tests.support import random_models
+from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.forward_cases import Case, assert_same_gradients, gradients, lora_policy, model_of
 
 
@@ -85,3 +88,31 @@ def test_the_second_pass_samples_the_same_dropout_mask(models: Path) -> None:
     direction = {name: grad / norm for name, grad in grads.items()}
     difference = (loss_at(1e-3, direction) - loss_at(-1e-3, direction)) / 2e-3
     assert difference == pytest.approx(norm, rel=2e-2)
+
+
+@pytest.mark.parametrize("arch", ["gemma4_text", "gemma3n"])
+def test_layers_that_read_an_earlier_layers_keys_send_their_gradient_there(models: Path, arch: str) -> None:
+    """Gemma 4 hands them on as an argument, Gemma 3n in a cache; both have an embedding per layer beside the hidden states."""
+    folder = random_models.tiny_model(models / arch, arch, own=tiny_config(arch), noise=0.05)
+    model, case = load_model(folder)[0], Case()
+    split_model, results = split(model), []
+    for on in (False, True):
+        with gradient_checkpointing(model, on):
+            results.append(gradients(model, lambda: case.logps(split_model, 0.7, 5)[0])[1])
+    assert_same_gradients(results[1], results[0], rtol=1e-4, floor=1e-5)
+    assert np.abs(next(grad for name, grad in results[1].items() if "layers.0.self_attn.k_proj" in name)).max() > 1e-3
+
+
+def test_a_layer_that_is_called_with_an_object_of_the_models_own_keeps_its_activations(models: Path) -> None:
+    """It may hold arrays, whose gradient would be lost."""
+    model = model_of(models)
+    calls: list[bool] = []
+    layer = type(model.layers[0])
+    plain = layer.__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            layer, "__call__", lambda self, x, mask=None, cache=None: calls.append(True) or plain(self, x, mask)
+        )
+        with gradient_checkpointing(model, True):
+            mx.eval(mx.grad(lambda x: model.layers[0](x, None, object()).sum())(mx.ones((1, 2, 32))))
+        assert len(calls) == 1, "it was computed a second time"

@@ -353,3 +353,39 @@ def test_a_model_that_the_hub_lacks_is_refused_by_name(monkeypatch: pytest.Monke
 def test_end_and_padding_ids_come_from_the_tokenizer(models: Path) -> None:
     policy = load_policy(config_of(folder_of(models)))
     assert (policy.eos_ids, policy.pad_id) == ([1], 0)
+
+
+def test_layers_whose_weight_the_models_code_reads_get_no_adapter(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Gemma 3n's code does (mlx_lm/models/gemma3n.py): a layer with an adapter has no `weight`. adapter_config.json names the others,
+    so that mlx-lm attaches the same ones."""
+    from mlx_lm.models import qwen3
+
+    monkeypatch.setattr(
+        qwen3.MLP, "__call__", lambda mlp, x: mlp.down_proj(mlp.up_proj(x) * (x @ mlp.gate_proj.weight.T))
+    )
+    folder, notes = folder_of(models), []
+    config = config_of(folder)
+    policy = load_policy(config, notes.append)
+    assert notes == ["The model's code takes no adapters in mlp.gate_proj; the other layers get them."]
+    assert not any("gate_proj" in name for name in policy.trainable()) and any(
+        "up_proj" in name for name in policy.trainable()
+    )
+    update(policy)
+    save_adapters(policy, config, tmp_path)
+    policy.model.eval()
+    assert mx.array_equal(load(str(folder), adapter_path=str(tmp_path))[0](TOKENS), policy.model(TOKENS))
+
+
+def test_adapters_that_the_models_code_cannot_run_with_are_refused(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlx_lm.models import qwen3
+
+    monkeypatch.setattr(qwen3.MLP, "__call__", lambda mlp, x: x @ mlp.gate_proj.weight.T @ mlp.gate_proj.weight)
+    sentence = refused("train_type", model=str(folder_of(models)), lora_keys=["mlp.gate_proj"])
+    assert (
+        sentence
+        == "This model cannot take LORA adapters: AttributeError: 'LoRALinear' object has no attribute 'weight'."
+    )

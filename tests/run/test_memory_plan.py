@@ -31,6 +31,7 @@ from backend.training.batch import pack
 from backend.training.grpo import grpo_learner
 from backend.training.learner import Learner
 from backend.types import Completion, Group, Problem
+from tests.support.architectures.tiny_configs import tiny_config
 from tests.support.random_models import tiny_model
 from tests.support.small_run import settings_for, train_here, write_config
 
@@ -240,6 +241,51 @@ def test_nested_configs_are_read_and_an_unknown_architecture_is_a_rough_estimate
     estimated = estimate.estimate(Case("any").config(folder), mamba, PLENTY, 64)
     assert estimated.sentence.startswith("Roughly") and estimated.training.total > mamba.weights
     assert shape_of(tmp_path) is None
+
+
+HYBRIDS = {
+    **{arch: ["state", "full"] for arch in ("qwen3_5", "qwen3_5_moe", "qwen3_next", "kimi_linear", "granitemoehybrid")},
+    "gemma4": ["window", "full"] * 2, "gemma3_text": ["window", "full"], "jamba": ["state"] * 2, "falcon_h1": ["state"] * 2,
+}  # fmt: skip
+"""Type → the kinds of its tiny model's layers. The last two do not say which layers are attention."""
+
+GROWING = {"gemma4": 2 * 16, "falcon_h1": 2 * 16}
+"""Numbers by which a token's keys grow the caches; 16, the keys of one layer, in the others. Gemma 4 has larger keys where it attends to all
+tokens, and none in its last two layers; both layers of Falcon-H1 have keys."""
+
+
+@pytest.mark.parametrize("arch", HYBRIDS)
+def test_layers_with_a_window_or_a_state_are_told_apart(arch: str, tmp_path: Path) -> None:
+    shape = _shape(tiny_model(tmp_path, arch, own=tiny_config(arch)))
+    assert list(shape.kinds) == HYBRIDS[arch] and not shape.has_full_attention
+    grown = shape.cached_numbers(2000) - shape.cached_numbers(1000)
+    assert grown == 2 * 1000 * GROWING.get(arch, 16)
+
+
+@pytest.mark.parametrize("arch", ["qwen3_5", "qwen3_5_moe", "gemma4_text", "gemma4"])
+def test_config_json_alone_gives_the_weights_of_the_newest_families(arch: str, tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path, arch, own=tiny_config(arch))
+    read, computed = _shape(folder), shape_from(json.loads((folder / "config.json").read_text()) | {"dtype": "float32"})
+    assert read.exact and computed is not None and not computed.exact
+    names = [
+        [(matrix.name, matrix.inputs, matrix.outputs, matrix.experts) for matrix in layer] for layer in computed.layers
+    ]
+    in_files = [
+        {(matrix.name, matrix.inputs, matrix.outputs, matrix.experts) for matrix in layer} for layer in read.layers
+    ]
+    assert all(set(ours) <= theirs for ours, theirs in zip(names, in_files, strict=True))
+    assert computed.weights == pytest.approx(read.weights, rel=0.05)
+
+
+def test_weights_of_images_and_sound_are_not_counted(tmp_path: Path) -> None:
+    """mlx-lm leaves them in the file."""
+    folder = tiny_model(tmp_path, "qwen3")
+    text = _shape(folder)
+    seen = dict(mx.load(str(folder / "model.safetensors"))) | {
+        "vision_tower.blocks.0.mlp.fc1.weight": mx.zeros((64, 64))
+    }  # pyright: ignore
+    mx.save_safetensors(str(folder / "model.safetensors"), seen)
+    assert _shape(folder) == text
 
 
 # ── the plan ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 PAD, END, START = "<|pad|>", "<|im_end|>", "<|im_start|>"
@@ -47,13 +47,15 @@ def tiny_model(
     bits: int | None = None,
     seed: int = 0,
     own: dict[str, Any] | None = None,
+    noise: float = 0.0,
 ) -> Path:
     """Write a random model of `arch` with its tokenizer into `folder` (made if absent) and return the folder.
 
     `arch`: qwen3, llama, gemma3_text, mixtral, qwen3_moe or mamba, or any other of mlx-lm's with its additional config.json
     keys as `own`. `vocab` is at least 259: 256 bytes, 3 special tokens, then merges. `hidden` is a multiple of 32. With `bits`,
     linear and embedding weights are quantised in groups of 32.
-    gemma3_text ignores `tie`. Sets mlx's random seed.
+    `noise` is the deviation of random numbers added to arrays that mlx-lm makes constant, such as norms: at a value like 0 a
+    mechanism may be off, or its gradient undefined. gemma3_text ignores `tie`. Sets mlx's random seed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tiny_tokenizer(folder, vocab=vocab)
@@ -61,6 +63,8 @@ def tiny_model(
     mx.random.seed(seed)
     module = importlib.import_module(f"mlx_lm.models.{arch}")
     model = module.Model(module.ModelArgs.from_dict(config))
+    if noise:
+        model.update(tree_map(lambda x: _noisy(x, noise), model.parameters()))
     model.set_dtype(getattr(mx, dtype))
     if bits:
         nn.quantize(model, group_size=32, bits=bits)
@@ -71,6 +75,12 @@ def tiny_model(
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, "pad_token_id": 0}), encoding="utf-8")
     return folder
+
+
+def _noisy(x: mx.array, deviation: float) -> mx.array:
+    """`x`, with noise where it is a constant vector or matrix of floats."""
+    is_constant = mx.issubdtype(x.dtype, mx.floating) and x.size > 1 and (x == x.flatten()[0]).all().item()
+    return x + deviation * mx.random.normal(x.shape, x.dtype) if is_constant else x
 
 
 def tiny_tokenizer(folder: Path, *, vocab: int = 320) -> Path:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from backend.spec.memory.chunking import attention_block
-from backend.spec.memory.model_shape import Linear
+from backend.spec.memory.config_layers import LayerKind
+from backend.spec.memory.model_shape import Linear, is_usual
 from backend.spec.memory.phases import FLOAT_BYTES, Allocation, MemoryModel, MemoryPlan, Phase, in_flight
 
 
@@ -98,11 +99,11 @@ class BackwardMemory:
         """(activations, logits) at the peak: what all layers save, and the temporaries of the output layer or of one layer."""
         logits, layer = self._logits(plan, batch.rows), self._layer_work(batch, plan)
         if not plan.recompute:
-            return sum(self._saved_by_layer(layer, batch) for layer in self.layers) + max(layer - logits, 0), logits
+            return sum(self._saved_by_layers(batch)) + max(layer - logits, 0), logits
         # With gradient checkpointing no layer's activations are alive beside the logits. Under full fine-tuning the next
         # layer is recomputed before the last one's weight gradients are done.
         layers = 1.75 if self.memory.full and len(self.layers) > 2 else 1
-        saved = max((self._saved_by_layer(layer, batch) for layer in self.layers), default=0)
+        saved = max(self._saved_by_layers(batch), default=0)
         # The output layer is done before a layer is recomputed: of the two the larger counts (the caller adds `logits`).
         return self._inputs(batch) + max(round(layers * saved) + layer - logits, 0), logits
 
@@ -115,10 +116,13 @@ class BackwardMemory:
         keys_and_values = batch.prompts * self.prompt * 2 * self.shape.keys
         return len(self.layers) * (self._tokens(batch) * self.shape.hidden + keys_and_values) * self.width
 
-    def _saved_by_layer(self, layer: tuple[Linear, ...], batch: ForwardPass) -> int:
+    def _saved_by_layers(self, batch: ForwardPass) -> list[int]:
+        return [self._saved_by_layer(*layer, batch) for layer in zip(self.layers, self.memory.kinds, strict=True)]
+
+    def _saved_by_layer(self, layer: tuple[Linear, ...], kind: LayerKind, batch: ForwardPass) -> int:
         """What autodiff saves of a layer until its backward pass: arrays per token, and the keys and values attended to."""
         saved = self._tokens(batch) * self._saved_per_token(layer) + self._keys_and_values(batch)
-        if not self.shape.has_full_attention:
+        if kind == "window":
             saved += self._scores(batch)
         if self.memory.config.train_type == "dora" and (
             self.shape.quantised or self.memory.config.quantization != "none"
@@ -129,7 +133,10 @@ class BackwardMemory:
         return saved
 
     def _scores(self, batch: ForwardPass) -> int:
-        """[B, heads, K + T, K + T], which `backend.engine.attention` avoids; layers with a sliding window do not use it."""
+        """[B, heads, K + T, K + T], which `backend.engine.attention` avoids; layers with a sliding window do not use it, unless the rows
+        fit into the window."""
+        if self.prompt + self.completion <= self.shape.window:
+            return 0
         return batch.rows * self.shape.heads * (self.prompt + self.completion) ** 2 * self.width
 
     def _attention_scores(self, batch: ForwardPass) -> int:
@@ -154,7 +161,7 @@ class BackwardMemory:
         """
         memory, shape = self.memory, self.shape
         adapted = memory.adapted_in_layer(layer)
-        if not shape.is_transformer:
+        if not (shape.heads and is_usual(layer)):
             return round(1.2 * self.width * sum(linear.inputs + linear.outputs for linear in layer))
         norm_width = self.width if memory.gpu else FLOAT_BYTES
         # Numbers that a layer's norms read: of attention and MLP, and in some models of queries and keys.
@@ -203,7 +210,8 @@ class BackwardMemory:
         attended to, or the gradients inside the gated MLP: three of its intermediate size, five where it is recomputed. In a
         16-bit model the adapters' share is computed in float32."""
         tokens = batch.rows * self.completion or batch.prompts * self.prompt
-        scores = 5 * self._attention_scores(batch) if self.shape.has_full_attention else 3 * self._scores(batch)
+        scores = 5 * self._attention_scores(batch) if "full" in self.memory.kinds else 0
+        scores = max(scores, 3 * self._scores(batch) if "window" in self.memory.kinds else 0)
         mlp = FLOAT_BYTES * self.memory.mlp_width(self.layers[-1]) if self.layers else 0
         hidden = FLOAT_BYTES * self.shape.hidden
         mlp_gradients = tokens * (5 * mlp + 12 * hidden if plan.recompute else 3 * mlp + hidden)

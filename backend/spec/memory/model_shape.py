@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from backend.spec.memory.config_layers import LayerKind, layer_kinds, layer_matrices, layers_with_keys, number
 from backend.spec.model_config import quantization_of
 
 _BYTES = {"F64": 8, "F32": 4, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "U8": 1, "I8": 1, "BOOL": 1}
 _NAMED = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)\.weight$")
 _EXPERT = re.compile(r"experts\.\d+\.")
-_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-_GATED = ("gate_proj", "up_proj", "down_proj")
+_NOT_LOADED = re.compile(
+    r"(?:^|\.)(?:vision_tower|vision_model|vision_embedder|visual|audio_tower|multi_modal_projector|embed_vision|embed_audio|mtp)\."
+)
+"""Weights of images, sound and multi-token prediction, which mlx-lm leaves in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +59,29 @@ class ModelShape:
     quantised: bool
     has_qk_norm: bool
     """Whether queries and keys are normalised, so that autodiff saves them once more."""
-    has_full_attention: bool
-    """Whether every layer attends to all tokens (no sliding window, no recurrence): only then is a prompt computed once for
-    its group."""
+    kinds: tuple[LayerKind, ...]
+    """What each layer keeps of earlier tokens."""
+    window: int
+    """Tokens of the layers with a sliding window."""
+    layers_with_keys: int
+    """The number of layers, from the first, with keys and values of their own."""
     layers: tuple[tuple[Linear, ...], ...]
     outside: tuple[Linear, ...]
     """Embedding and output layer; a single matrix where they are tied."""
     weights: int
     exact: bool
     """Whether `weights` was read from the files rather than computed from config.json."""
-    is_transformer: bool
-    """Whether the layers are those of a usual transformer; else activations are roughly guessed from the matrices."""
+
+    @property
+    def is_transformer(self) -> bool:
+        """Whether all layers are those of a usual transformer; of others activations are roughly guessed from the matrices."""
+        return bool(self.heads) and all(is_usual(layer) for layer in self.layers)
+
+    @property
+    def has_full_attention(self) -> bool:
+        """Whether every layer attends to all tokens (no sliding window, no recurrence): only then is a prompt computed once for
+        its group."""
+        return bool(self.heads) and all(kind == "full" for kind in self.kinds)
 
     @property
     def queries(self) -> int:
@@ -81,6 +96,21 @@ class ModelShape:
     @property
     def matrices(self) -> list[Linear]:
         return [*(linear for layer in self.layers for linear in layer), *self.outside]
+
+    def cached_numbers(self, columns: int) -> int:
+        """Numbers that one row's caches hold of `columns` tokens: keys and values by layer, in a window at most its tokens. States,
+        whose size does not grow, are left out."""
+        held = {"full": columns, "window": min(columns, self.window or columns), "state": 0}
+        own = zip(self.kinds[: self.layers_with_keys], self.layers, strict=False)
+        # Where config.json does not say which layers are attention (Jamba), or all of them keep both (Falcon-H1), the names say it.
+        by_name = "full" not in self.kinds and "window" not in self.kinds
+        return sum(
+            2 * self._keys_of(layer) * (columns if by_name and _has_keys(layer) else held[kind]) for kind, layer in own
+        )
+
+    def _keys_of(self, layer: tuple[Linear, ...]) -> int:
+        """Numbers in one token's keys in a layer: Gemma 4's layers differ."""
+        return next((linear.outputs for linear in layer if linear.name.endswith("self_attn.k_proj")), self.keys)
 
 
 def shape_of(folder: Path) -> ModelShape | None:
@@ -100,38 +130,42 @@ def shape_from(
     """As `shape_of`, from parsed contents: `arrays` maps a weight's name to its safetensors dtype and shape."""
     text = {**config, **_mapping(config.get("text_config"))}
     hidden, count = (
-        _number(text, "hidden_size", "d_model", "n_embd"),
-        _number(text, "num_hidden_layers", "n_layer", "n_layers"),
+        number(text, "hidden_size", "d_model", "n_embd"),
+        number(text, "num_hidden_layers", "n_layer", "n_layers"),
     )
     if not hidden or not count:
         return None
-    heads = _number(text, "num_attention_heads", "n_head", "n_heads")
-    head_dim = _number(text, "head_dim") or (hidden // heads if heads else 0)
+    heads = number(text, "num_attention_heads", "n_head", "n_heads")
+    head_dim = number(text, "head_dim") or (hidden // heads if heads else 0)
     packed = quantization_of(config)
     width = _NAMED.get(str(text.get("torch_dtype") or text.get("dtype") or "").removeprefix("torch."), 2)
     tied = bool(text.get("tie_word_embeddings", True))
     from_files = _from_arrays(arrays or {}, packed, tied)
-    contents = from_files or _from_config(text, count, hidden, heads, head_dim, width, packed, tied)
-    kinds = {name for layer in contents.layers for linear in layer for name in [linear.name]}
+    kinds = layer_kinds(text, count)
+    contents = from_files or _from_config(text, kinds, hidden, width, packed, tied)
     return ModelShape(
         kind=str(config.get("model_type") or ""), hidden=hidden, heads=heads,
-        kv_heads=_number(text, "num_key_value_heads", "n_head_kv") or heads, head_dim=head_dim,
-        vocabulary=_number(text, "vocab_size"), tied=tied,
-        experts_per_token=_number(text, "num_experts_per_tok", "num_experts_per_token", "moe_topk"),
-        width=contents.width or width, quantised=bool(packed), has_qk_norm=contents.has_qk_norm, has_full_attention=_has_full_attention(text, heads),
+        kv_heads=number(text, "num_key_value_heads", "n_head_kv") or heads, head_dim=head_dim,
+        vocabulary=number(text, "vocab_size"), tied=tied,
+        experts_per_token=number(text, "num_experts_per_tok", "num_experts_per_token", "moe_topk"),
+        width=contents.width or width, quantised=bool(packed), has_qk_norm=contents.has_qk_norm,
+        kinds=_as_many(kinds, len(contents.layers)), window=number(text, "sliding_window"), layers_with_keys=layers_with_keys(text, kinds),
         layers=contents.layers, outside=contents.outside, weights=contents.bytes, exact=from_files is not None,
-        is_transformer=bool(heads) and any("down_proj" in name for name in kinds) and any("o_proj" in name for name in kinds),
     )  # fmt: skip
 
 
-def _has_full_attention(text: Mapping[str, Any], heads: int) -> bool:
-    windowed = text.get("sliding_window") and text.get("use_sliding_window", True)
-    return (bool(heads) and not windowed and "layer_types" not in text) or _all_layers_full(text)
+def is_usual(layer: tuple[Linear, ...]) -> bool:
+    """Whether a layer is attention and a gated MLP, of which it is counted what autodiff saves."""
+    return all(any(linear.name.endswith(end) for linear in layer) for end in ("o_proj", "down_proj"))
 
 
-def _all_layers_full(text: Mapping[str, Any]) -> bool:
-    types = text.get("layer_types")
-    return isinstance(types, list) and set(cast("list[Any]", types)) == {"full_attention"}
+def _has_keys(layer: tuple[Linear, ...]) -> bool:
+    return any(linear.name.endswith("k_proj") for linear in layer)
+
+
+def _as_many(kinds: tuple[LayerKind, ...], count: int) -> tuple[LayerKind, ...]:
+    """The kinds of `count` layers, where the files have others than config.json counts, such as those that predict further tokens."""
+    return (kinds + kinds[-1:] * count)[:count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +199,7 @@ def _from_arrays(
 ) -> _Contents | None:
     if not arrays:
         return None
+    arrays = {name: about for name, about in arrays.items() if not _NOT_LOADED.search(name)}
     sizes = {name: _size(*about) for name, about in arrays.items() if not (tied and name.endswith("lm_head.weight"))}
     layers: dict[int, dict[str, Linear]] = {}
     outside: list[Linear] = []
@@ -227,34 +262,25 @@ def _size(kind: str, shape: tuple[int, ...]) -> int:
 
 def _from_config(
     text: Mapping[str, Any],
-    count: int,
+    kinds: tuple[LayerKind, ...],
     hidden: int,
-    heads: int,
-    head_dim: int,
     width: int,
     packed: Mapping[str, Any],
     tied: bool,
 ) -> _Contents:
-    """The usual decoder layers: four attention projections and a gated MLP, or several as experts."""
+    """The layers that `layer_matrices` describes, and the embeddings."""
     bytes_per_number = _packed_width(packed, width)
-    queries, keys = heads * head_dim, (_number(text, "num_key_value_heads") or heads) * head_dim
-    sizes = [(hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden)]
-    attention = [
-        _linear_from_config(name, *size, 1, bytes_per_number) for name, size in zip(_ATTENTION, sizes, strict=True)
-    ]
-    experts = _number(text, "num_experts", "num_local_experts", "n_routed_experts")
-    inner = _number(text, "moe_intermediate_size") if experts else 0
-    inner = inner or _number(text, "intermediate_size", "n_inner") or 4 * hidden
-    mlp = [
-        _linear_from_config(f"{'switch_mlp' if experts else 'mlp'}.{name}", *size, max(experts, 1), bytes_per_number)
-        for name, size in zip(_GATED, [(hidden, inner), (hidden, inner), (inner, hidden)], strict=True)
-    ]
-    layer = (*attention, *mlp)
-    table = _linear_from_config("embed_tokens", hidden, _number(text, "vocab_size"), 1, bytes_per_number)
+    layers = tuple(
+        tuple(_linear_from_config(*matrix, bytes_per_number) for matrix in matrices)
+        for matrices in layer_matrices(text, kinds)
+    )
+    table = _linear_from_config("embed_tokens", hidden, number(text, "vocab_size"), 1, bytes_per_number)
     outside = (table,) if tied else (table, table)
-    total = count * sum(linear.bytes for linear in layer) + sum(linear.bytes for linear in outside)
-    has_qk_norm = str(text.get("model_type", "")).startswith(("qwen3", "gemma3", "olmo2"))
-    return _Contents((layer,) * count, outside, total, width, has_qk_norm)
+    # Gemma 3n and 4: an embedding of each token for each layer.
+    per_layer = number(text, "vocab_size_per_layer_input") * number(text, "hidden_size_per_layer_input") * len(kinds)
+    total = sum(linear.bytes for layer in (*layers, outside) for linear in layer) + round(per_layer * bytes_per_number)
+    has_qk_norm = str(text.get("model_type", "")).startswith(("qwen3", "gemma3", "gemma4", "olmo2"))
+    return _Contents(layers, outside, total, width, has_qk_norm)
 
 
 def _linear_from_config(name: str, inputs: int, outputs: int, experts: int, bytes_per_number: float) -> Linear:
@@ -274,8 +300,3 @@ def packed_width(bits: int, group: int, mode: str, width: int) -> float:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def _number(text: Mapping[str, Any], *names: str) -> int:
-    """The first of these that is a number; 0 where none is."""
-    return next((int(text[name]) for name in names if isinstance(text.get(name), int)), 0)

@@ -104,6 +104,7 @@ class MemoryModel:
         count = len(shape.layers)
         trainable_layers = count if self.full or config.num_layers < 0 else min(config.num_layers, count)
         self.layers = shape.layers[count - trainable_layers :]
+        self.kinds = shape.kinds[count - trainable_layers :]
         """The trainable layers, which are the last. Earlier layers save nothing for the backward pass."""
 
     # ── persistent from step to step ────────────────────────────────────────────────────────────────────────────────
@@ -227,8 +228,8 @@ class MemoryModel:
         return -(-rows // self.group) if self.shape.has_full_attention else 1
 
     def cache(self, rows: int, columns: int) -> int:
-        """Bytes of the KV cache: [rows, kv_heads, columns, head_dim] twice per layer."""
-        return rows * columns * 2 * self.shape.keys * len(self.shape.layers) * self.width
+        """Bytes of the KV cache: [rows, kv_heads, columns, head_dim] twice per layer that has one."""
+        return rows * self.shape.cached_numbers(columns) * self.width
 
     def _prefill_work(self, prompts: int, plan: MemoryPlan) -> int:
         """One layer's temporaries on a chunk of the prompts: attention scores [B, heads, chunk, K] before the mask, after it

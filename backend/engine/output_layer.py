@@ -1,0 +1,119 @@
+"""Where a model's body ends and its output layer begins, found without naming an architecture.
+
+    body      tokens [B, L], caches → hidden states [B, L, H]: the child module with the layers in it
+    logits    hidden states → logits: whatever the model's own code does with what the body returns
+
+To compute logits of given hidden states the model itself is called, with something in the body's place that returns them. So a
+soft cap, a scale or a bias behind the product with the vocabulary is part of it, whatever it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from backend.engine.split_model import SplitModel
+
+NO_TOKENS = mx.zeros((1, 1), mx.int32)
+PROBE = mx.array([[1, 2, 3]])
+
+
+class NoOutputLayer(Exception):
+    """The model cannot be cut in two; the message is the reason, as part of a sentence."""
+
+
+def cut_before_output_layer(model: nn.Module) -> SplitModel:
+    """The model as body and output layer. Raises NoOutputLayer."""
+    try:
+        whole = model(PROBE)
+        for owner, name in _possible_bodies(model):
+            hidden = _body(owner, name)
+            states = hidden(PROBE)
+            if states.shape[-1] != whole.shape[-1]:  # else it is a wrapper that returns logits: look inside
+                break
+        else:
+            raise NoOutputLayer("the model's code has no body apart from its output layer")
+        tied: dict[str, nn.Module] = {}
+        logits = _rest_of(model, owner, name, tied)
+        parts = logits(states)
+        equal = parts.shape == whole.shape and mx.allclose(parts, whole, rtol=1e-5, atol=1e-6).item()
+    except (TypeError, ValueError, AttributeError) as error:
+        line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+        raise NoOutputLayer(
+            f"the model's body cannot be run without its output layer ({type(error).__name__}: {line})"
+        ) from error
+    if not equal:
+        raise NoOutputLayer("the model's output layer depends on more than its last hidden states")
+    return SplitModel(hidden, logits, _head(owner, name, tied))
+
+
+def _possible_bodies(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """(module, name of its child) for each child with the model's layers in it, the outermost first: text models are wrapped."""
+    first, owner = model.layers[0], model  # pyright: ignore
+    while True:
+        inside = (name for name, child in owner.items() if isinstance(child, nn.Module) and _contains(child, first))
+        name = next(inside, None)
+        if name is None:
+            return
+        yield owner, name
+        owner = owner[name]
+
+
+def _contains(module: nn.Module, layer: nn.Module) -> bool:
+    return module is not layer and any(part is layer for part in module.modules())
+
+
+def _body(owner: nn.Module, name: str) -> Callable[..., mx.array]:
+    # Some models' bodies have no default for the cache.
+    return lambda tokens, cache=None: owner[name](tokens, cache=cache)
+
+
+class _GivenStates:
+    """In the body's place: returns given hidden states. Everything else of it is the body's, as the embedding of a tied head;
+    `used` collects the modules that are asked for."""
+
+    def __init__(self, body: nn.Module, states: mx.array, used: dict[str, nn.Module]) -> None:
+        self._body, self._states, self._used = body, states, used
+
+    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        return self._states
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._body, name)
+        if isinstance(value, nn.Module):
+            self._used[name] = value
+        return value
+
+
+def _rest_of(
+    model: nn.Module, owner: nn.Module, name: str, used: dict[str, nn.Module]
+) -> Callable[[mx.array], mx.array]:
+    """hidden [..., H] → logits [..., V], by the model's own code behind its body. The first call fills `used` with the modules of
+    the body that this code uses: the embedding, where it is tied."""
+
+    def logits(hidden: mx.array) -> mx.array:
+        body = owner[name]
+        states_BLH = hidden.reshape(-1, 1, hidden.shape[-1]) if hidden.ndim != 3 else hidden
+        dict.__setitem__(owner, name, _GivenStates(body, states_BLH, used))
+        try:
+            logits_BLV = model(NO_TOKENS)
+        finally:
+            dict.__setitem__(owner, name, body)
+        return logits_BLV.reshape(*hidden.shape[:-1], -1)
+
+    return logits
+
+
+def _head(owner: nn.Module, name: str, tied: dict[str, nn.Module]) -> nn.Module:
+    """A module with all weights that the output layer may use: what is beside the body, and `tied`, what it uses of the body.
+    Raises NoOutputLayer where they are not all in modules, which an update in place would need."""
+    head, beside = nn.Module(), {key: part for key, part in owner.items() if key != name}
+    if any(isinstance(part, mx.array) for part in beside.values()):
+        raise NoOutputLayer("the weights of the model's output layer are not in a module of their own")
+    for key, part in {**beside, **tied}.items():
+        if isinstance(part, nn.Module):
+            setattr(head, key, part)
+    return head

@@ -1,0 +1,66 @@
+"""What a model type was found to do: one row of the table of architectures, kept in docs/architectures.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parents[3] / "docs"
+RECORD = DOCS / "architectures.json"
+FINE_TUNES = ("lora", "dora", "full")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Found by trying. Of a type that is refused, `refusal` is all there is."""
+
+    refusal: str = ""
+    """The program's sentence, where the type cannot be trained at all."""
+    caches: list[str] = field(default_factory=list)
+    """The kinds of its layers' caches, in the words of the page."""
+    together: bool = False
+    """Whether rows of unequal length are decoded in one batch."""
+    whole_logits: bool = False
+    """Whether logits are computed for all tokens, because the model cannot be split into body and head."""
+    shared_prompts: bool = False
+    """Whether a prompt is prefilled once for all completions of its group."""
+    slow_paths: list[str] = field(default_factory=list)
+    """The sentences of the diary."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Fine-tune type → the program's sentence, for those of FINE_TUNES that it refuses."""
+    without_gradient: list[str] = field(default_factory=list)
+    """Arrays that full fine-tuning does not change, `*` for a layer's number."""
+    failures: list[str] = field(default_factory=list)
+    """What went wrong without being refused: mistakes of ours. Empty in a sound table."""
+
+    @property
+    def works(self) -> bool:
+        return not self.refusal and not self.failures
+
+
+def read_record() -> dict[str, Outcome]:
+    """Model type → outcome, in alphabetical order; {} before the first run of the script."""
+    return {arch: Outcome(**row) for arch, row in _read()["types"].items()}
+
+
+def recorded_versions() -> dict[str, str]:
+    """Of the packages that the outcomes were found with."""
+    return _read()["versions"]
+
+
+def _read() -> dict[str, Any]:
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {"types": {}, "versions": {}}
+
+
+def write_record(outcomes: Mapping[str, Outcome], versions: Mapping[str, str]) -> None:
+    types = {arch: _without_blanks(outcomes[arch]) for arch in sorted(outcomes)}
+    RECORD.write_text(
+        json.dumps({"versions": versions, "types": types}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+
+
+def _without_blanks(outcome: Outcome) -> dict[str, Any]:
+    return {name: value for name, value in asdict(outcome).items() if value not in ("", [], {})}
