@@ -59,8 +59,9 @@ class FusedProjection(nn.Module):
         if with_kernel and "a" in self and not {"gain", "bias"} & set(self) and len(self["a"]) <= MOST_RANKS:
             base, rows = self._base(x)[:, 0], None if residual is None else residual[:, 0]
             return adapted(base, x[:, 0], self["a"], self["b"], after, rows)[:, None]
-        if after == RESIDUAL and set(self) == {"weight"}:
-            return mx.addmm(residual, x, self["weight"].T)  # pyright: ignore
+        if residual is not None and "weight" in self and not self.quantised and not {"gain", "bias"} & set(self):
+            y = mx.addmm(residual, x, self["weight"].T)  # the residual is added by the product itself
+            return mx.addmm(y, self._thin(x), self["b"]) if "a" in self else y
         y = self(x)
         if is_gate:
             gate, up = mx.split(y, 2, axis=-1)

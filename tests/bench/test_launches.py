@@ -162,7 +162,7 @@ def test_every_layer_launches_the_same() -> None:
     assert three - two == two - one > 20
 
 
-BARS = [(Blocks.OWN, 4, 900), (Blocks.FUSED, 4, 680), (Blocks.KERNELS, 4, 450), (Blocks.FUSED, None, 450)]
+BARS = [(Blocks.OWN, 4, 820), (Blocks.FUSED, 4, 660), (Blocks.KERNELS, 4, 450), (Blocks.FUSED, None, 620)]
 
 
 @pytest.mark.parametrize(("blocks", "bits", "most"), BARS)

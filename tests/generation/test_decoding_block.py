@@ -16,6 +16,7 @@ from backend.generation.rollout import Rollout
 from backend.generation.sampler import GREEDY
 from backend.models.policy import Policy, load_policy
 from backend.spec.config import parse
+from backend.spec.machine import TREAT_CPU_AS
 from backend.types import Problem
 from tests.support import random_models
 
@@ -29,7 +30,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(device.TREAT_CPU_AS, "gpu")
+    monkeypatch.setenv(TREAT_CPU_AS, "gpu")
 
 
 def policy_of(models: Path, arch: str, **making: Any) -> Policy:
@@ -47,7 +48,7 @@ def policy_of(models: Path, arch: str, **making: Any) -> Policy:
 
 def assert_same_completions(policy: Policy, fused: Rollout, monkeypatch: pytest.MonkeyPatch) -> None:
     got = fused.sample(PROBLEMS, 2, GREEDY, 0, 0)
-    monkeypatch.delenv(device.TREAT_CPU_AS)
+    monkeypatch.delenv(TREAT_CPU_AS)
     expected = Rollout(policy, 12).sample(PROBLEMS, 2, GREEDY, 0, 0)
     for a, b in zip(got, expected, strict=True):
         for one, other in zip(a.completions, b.completions, strict=True):
