@@ -162,7 +162,7 @@ def cast(model: nn.Module, dtype: str, keep: bool = False) -> Any:
     casts: Callable[[str], bool] = getattr(model, "cast_predicate", lambda name: True)  # mlx-lm's name
     before = model.parameters()
 
-    def as_type(name: str, array: mx.array) -> mx.array:
+    def as_type(name: str, array: Any) -> mx.array:
         is_float = mx.issubdtype(array.dtype, mx.floating)
         return array.astype(DTYPES[dtype]) if is_float and casts(name) else array
 
