@@ -459,7 +459,7 @@ def made_up(chip: str = "Apple M4 Max", computes_on: str = "gpu", ended: str = "
         "date": "2026-11-25",
         "machine": {"chip": chip, "cores": 16, "memory_gb": 64.0, "working_set_gb": 48.0, "system": "macOS 15.1",
                     "computes_on": computes_on},
-        "versions": {"mlx": "0.32.4"}, "settings": {"minutes": 10, "scale": "full", "sampling": "temperature 0.8"},
+        "versions": {"mlx": "0.32.4"}, "settings": {"minutes": 10, "scale": "full", "sampling": "temperature 0.8", "clock": "wall"},
         "ended": ended, "took_s": 300.0, "unmeasured": [],
         "outcomes": [
             outcome(PREFILL),
@@ -510,7 +510,7 @@ def test_tables_show_every_number_once():
         [model, "learning, with KL", "1.5", "2", "0.75", "–"],
     ]
     assert tables["Sampler against learner, and launches"] == [[model, "0.011", "0.12", "0.5", "612"]]
-    assert tables["Switches"] == [["merged adapters", model, "0.5", "0.75", "1.5", "250", "0.03", "0.042"]]
+    assert tables["Switches"] == [["merged adapters", model, "0.5", "0.75", "1.5", "250", "0.03", "0.042", "2"]]
     assert tables["Not measured"] == [["micro, bf16: prefill", "It does not fit."]]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from datetime import date
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
@@ -26,10 +27,13 @@ def bench_device(
     console = Console()
     timed_run = TimedRun(plan.tasks(scale), 60 * minutes - GRACE_S)
 
+    clock: Literal["wall", "CPU"] = "wall" if device.computes_on == "gpu" else "CPU"
+    settings = BenchSettings(minutes=minutes, scale=scale.name, sampling=_sampling_in_words(), clock=clock)
+
     def file() -> DeviceFile:
         return DeviceFile(
             date=date.today().isoformat(), machine=device, versions=about.versions(),
-            settings=BenchSettings(minutes=minutes, scale=scale.name, sampling=_sampling_in_words()),
+            settings=settings,
             ended=timed_run.ended, took_s=timed_run.elapsed_s, outcomes=timed_run.outcomes,
             unmeasured=[f"{task.model_name}: {task.title}" for task in timed_run.unmeasured],
         )  # fmt: skip

@@ -43,19 +43,24 @@ def rounds(
     while len(results) < most:
         began = clock()
         results.append(run())
-        now = clock()
-        if now + (now - began) > deadline:  # another one, as long as this
+        ended = clock()
+        if ended + (ended - began) > deadline:  # another one, as long as this
             break
     return results
 
 
+def now() -> float:
+    """Seconds of the clock that measures: wall time on a GPU; on a CPU the time of all threads, which other programs do not change."""
+    return time.perf_counter() if on_gpu() else time.process_time()
+
+
 def seconds(run: Callable[[], Any]) -> float:
-    """Wall seconds of `run`, until the device has finished."""
+    """Seconds of `run`, until the device has finished."""
     mx.synchronize()
-    began = time.perf_counter()
+    began = now()
     run()
     mx.synchronize()
-    return time.perf_counter() - began
+    return now() - began
 
 
 def peak_gb() -> float:
@@ -141,7 +146,7 @@ def sampling(workload: Workload, rollout: Rollout, needs: Estimate, allowance_s:
 
 def _decoding_rate(workload: Workload, rollout: Rollout) -> float:
     marks: list[tuple[float, int]] = []
-    workload.sample(rollout, lambda tokens: marks.append((time.perf_counter(), tokens)))
+    workload.sample(rollout, lambda tokens: marks.append((now(), tokens)))
     (began, before), (ended, after) = marks[0], marks[-1]
     return (after - before) / (ended - began)
 

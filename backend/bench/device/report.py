@@ -162,11 +162,22 @@ def _switches(measured: Measured) -> TextTable:
             *(number(x) for x in (numbers.on_s, numbers.off_s, numbers.off_s / numbers.on_s)),
             number(1000 * (numbers.off_peak_gb - numbers.on_peak_gb)),
             *(number(x) for x in (numbers.on_gap_nats, numbers.off_gap_nats)),
+            str(numbers.rounds),
         ]
         for outcome, numbers in measured
         if isinstance(numbers, SwitchNumbers)
     ]
-    columns = ("switch", "model", "on, s", "off, s", "off / on", "off − on, MB", "gap on, nats", "gap off, nats")
+    columns = (
+        "switch",
+        "model",
+        "on, s",
+        "off, s",
+        "off / on",
+        "off − on, MB",
+        "gap on, nats",
+        "gap off, nats",
+        "turns",
+    )
     return TextTable("Switches", columns, rows, words=2)
 
 
@@ -205,7 +216,7 @@ def provenance(file: DeviceFile) -> str:
     working_set = f" (working set {number(machine.working_set_gb)} GB)" if machine.working_set_gb else ""
     parts = (
         f"{file.date}: {machine.cores} cores, {number(machine.memory_gb)} GB{working_set}, {machine.system}",
-        f"{file.settings.scale} scale, {file.settings.sampling}",
+        f"{file.settings.scale} scale, {file.settings.sampling}, {file.settings.clock} seconds",
         ", ".join(f"{name} {version}" for name, version in file.versions.items()),
         f"{file.ended} after {number(file.took_s / 60)} minutes, {len(file.unmeasured)} tasks left",
     )

@@ -1,6 +1,6 @@
 """The file that `bench device` writes: the device, the versions, and one outcome for each task. Units are in the names.
 
-Sizes are in gigabytes of 10⁹ bytes, rates in tokens a second of wall time, log-probabilities in nats. The file holds nothing of
+Sizes are in gigabytes of 10⁹ bytes, rates in tokens a second, log-probabilities in nats. The file holds nothing of
 its user: no name, no host, no path.
 """
 
@@ -177,6 +177,8 @@ class BenchSettings(Record):
     scale: str
     sampling: str
     """Temperature and default filters in words."""
+    clock: Literal["wall", "CPU"]
+    """Which seconds are measured: wall time on a GPU, on a CPU those of all threads of the process."""
 
 
 class DeviceFile(Record):
