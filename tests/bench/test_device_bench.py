@@ -43,6 +43,7 @@ from backend.bench.device.workload import Workload, settings
 from backend.child_process import ChildEnded
 from backend.engine import gathers, slot_cache
 from backend.generation import sampler
+from backend.generation.fused_model import FusedModel
 from backend.generation.kv_rows import WaitingQueue
 from backend.generation.outputs import Outputs
 from backend.generation.sampler import GREEDY
@@ -354,6 +355,7 @@ def test_every_plain_way_is_another_way(bench_folder: Path, monkeypatch: pytest.
             "filters without a sort": sampler.largest,
             "steps queued ahead": scheduler.waits_for_inputs,
             "fused blocks": rollout.fused.packs_cache,
+            "kernels of our own": FusedModel.use_kernels,
             "adapters beside the weights": [fused.is_merged for fused in rollout.fused.fused_linears],
             "transposed A": [fused.projection.stores_transposed for fused in rollout.fused.fused_linears],
             "full tiles of rows": rollout.row_costs,
@@ -427,7 +429,8 @@ def test_a_whole_tiny_bench(tmp_path: Path):
         if isinstance(numbers, (SamplingNumbers, LearningNumbers)):
             assert numbers.tokens_per_s > 0 and 0.3 < numbers.peak_gb / numbers.estimate_gb < 1.5
         if isinstance(numbers, LaunchNumbers):
-            assert 10 < numbers.launches == sum(numbers.by_kind.values())
+            own, fused, kernels = numbers.launches.values()
+            assert own > fused > kernels == sum(numbers.by_kernel.values()) > 10
     text = path.read_text("utf-8")
     personal = {platform.node(), getpass.getuser(), str(Path.home()), str(tmp_path)}
     assert not [word for word in personal if len(word) > 3 and word in text]
@@ -468,7 +471,7 @@ def made_up(chip: str = "Apple M4 Max", computes_on: str = "gpu", ended: str = "
             outcome(SamplingNumbers(tokens_per_s=1800, step_ms=4.4, **common), group_size=8),
             outcome(LearningNumbers(step_s=1.25, tokens_per_s=1638, **common), kl=True),
             outcome(GapNumbers(tokens=99, mean_nats=0.011, p99_nats=0.12, max_nats=0.5)),
-            outcome(LaunchNumbers(launches=612, by_kind={"Matmul": 600, "RMSNorm": 12})),
+            outcome(LaunchNumbers(launches={"own": 900, "fused": 612, "kernels": 450}, by_kernel={"product": 450})),
             outcome(
                 SwitchNumbers(rounds=2, on_s=0.5, off_s=0.75, on_peak_gb=1, off_peak_gb=1.25, on_gap_nats=0.03,
                               off_gap_nats=0.042), switch="merged adapters",
@@ -509,7 +512,7 @@ def test_tables_show_every_number_once():
         [model, "sampling, G 32, default filters", "1.5", "2", "0.75", "–"],
         [model, "learning, with KL", "1.5", "2", "0.75", "–"],
     ]
-    assert tables["Sampler against learner, and launches"] == [[model, "0.011", "0.12", "0.5", "612"]]
+    assert tables["Sampler against learner, and launches"] == [[model, "0.011", "0.12", "0.5", "900 / 612 / 450"]]
     assert tables["Switches"] == [["merged adapters", model, "0.5", "0.75", "1.5", "250", "0.03", "0.042", "2"]]
     assert tables["Not measured"] == [["micro, bf16: prefill", "It does not fit."]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from backend.bench.device.random_policy import BITS, random_policy, same_model, 
 from backend.bench.device.schema import Task
 from backend.bench.device.switches import Technique, switch_named
 from backend.bench.device.workload import Workload, settings
-from backend.bench.launches.decoding_step import Size, step_launches
+from backend.bench.launches.decoding_step import Blocks, Size, step_launches
 from backend.engine.device import on_gpu
 from backend.generation.rollout import Rollout
 from backend.models.policy import Policy
@@ -94,6 +95,9 @@ class ModelBench:
         plan = plan_memory(config, self.policy, [task.prompt], lambda sentence: None)
         assert plan is not None  # the sizes of a Qwen3 are known
         workload = Workload(task, config, plan, self.policy)
+        # Models and compiled steps of the task before hold one another in circles, and would count in this one's peak.
+        gc.collect()
+        mx.clear_cache()
         peak_gb()
         match task.measure:
             case "prefill":
@@ -177,8 +181,14 @@ def launches(task: Task, workload: Workload) -> schema.LaunchNumbers:
         vocabulary=shape.vocab, layers=shape.layers,
     )  # fmt: skip
     bits = BITS if "4-bit" in task.precision else None
-    counted = step_launches(bits=bits, size=size, sampling=workload.sampling, rows=task.rows)
-    return schema.LaunchNumbers(launches=counted.total(), by_kind=dict(counted.most_common()))
+    counted = {
+        blocks: step_launches(blocks, bits=bits, size=size, sampling=workload.sampling, rows=task.rows)
+        for blocks in Blocks
+    }
+    return schema.LaunchNumbers(
+        launches={blocks.value: kernels.total() for blocks, kernels in counted.items()},
+        by_kernel=dict(counted[Blocks.KERNELS].most_common()),
+    )
 
 
 # ── switches ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -40,6 +40,13 @@ def blocks_of_the_model() -> Off:
     return mock.patch.object(FusedModel, "_replace_blocks", lambda fused: "")
 
 
+def no_kernels_of_our_own() -> Off:
+    """Fused blocks are computed by mlx's kernels alone."""
+    from backend.generation.fused_model import FusedModel
+
+    return mock.patch.object(FusedModel, "use_kernels", lambda fused, on: None)
+
+
 def untransposed_a() -> Off:
     """The product x A of adapters is split over its long axis and added up in a second kernel."""
     from backend.generation import fused_linear

@@ -44,7 +44,7 @@ def in_words(numbers: Numbers) -> str:
         case GapNumbers():
             return f"mean {number(numbers.mean_nats)} nats, p99 {number(numbers.p99_nats)}"
         case LaunchNumbers():
-            return f"{numbers.launches} a decoding step"
+            return ", ".join(f"{count} ({blocks})" for blocks, count in numbers.launches.items())
         case SwitchNumbers():
             gaps = (numbers.on_gap_nats, numbers.off_gap_nats)
             return (
@@ -145,12 +145,12 @@ def _fidelity(measured: Measured) -> TextTable:
         [
             model,
             *(number(x) for x in ((gap.mean_nats, gap.p99_nats, gap.max_nats) if gap else (None,) * 3)),
-            str(launches.get(model, "–")),
+            " / ".join(map(str, launches[model].values())) if model in launches else "–",
         ]
         for model in _models(measured)
         if (gap := gaps.get(model)) or model in launches
     ]
-    columns = ("model", "mean gap, nats", "p99", "largest", "launches a step")
+    columns = ("model", "mean gap, nats", "p99", "largest", "launches: own blocks / fused / kernels")
     return TextTable("Sampler against learner, and launches", columns, rows)
 
 

@@ -124,8 +124,10 @@ class LaunchNumbers(Record):
     """Kernel launches of one decoding step, counted and not measured (`backend.bench.launches`)."""
 
     measure: Literal["launches"] = "launches"
-    launches: int
-    by_kind: dict[str, int]
+    launches: dict[str, int]
+    """By what computes the step: the model's own blocks, fused blocks, or these with kernels of our own."""
+    by_kernel: dict[str, int]
+    """Of the last of these."""
 
 
 class SwitchNumbers(Record):

@@ -39,6 +39,7 @@ SWITCHES = (
     Technique("filters without a sort", plain_ways.sorted_vocabulary, "sampling", group_size=32, filters=True),
     Technique("steps queued ahead", plain_ways.wait_for_every_token, "sampling"),
     Technique("fused blocks", plain_ways.blocks_of_the_model, "sampling"),
+    Technique("kernels of our own", plain_ways.no_kernels_of_our_own, "sampling"),
     Technique("adapters beside the weights", plain_ways.folded_adapters, "sampling", weights="float", has_gap=True),
     Technique("packed layers", ablation.unfused_layers, "sampling"),
     Technique("transposed A", plain_ways.untransposed_a, "sampling"),
