@@ -7,6 +7,7 @@ import getpass
 import json
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from backend.__main__ import app
 from backend.bench.device import about, command, plan, random_policy, report, schema
 from backend.bench.device import workload as workload_module
 from backend.bench.device.child import answer_to
-from backend.bench.device.measures import ModelBench, Side, rounds
+from backend.bench.device.measures import ModelBench, Side, rounds, seconds
 from backend.bench.device.plan import Scale, tasks
 from backend.bench.device.random_policy import same_model
 from backend.bench.device.runner import LEAST_PATIENCE_S, ModelProcesses, TimedRun, Unmeasured, impersonal, last_words
@@ -184,6 +185,15 @@ def test_rounds_as_many_as_the_allowance_lasts(allowance_s: float, expected: int
 
     taken = rounds(take_a_second, allowance_s, 5, clock=lambda: now)
     assert taken == [2 + i for i in range(expected)], "the first run only warms up"
+
+
+def test_seconds_are_wall_time_on_a_gpu_and_on_a_cpu_those_of_its_threads(monkeypatch: pytest.MonkeyPatch):
+    def sleep() -> None:
+        time.sleep(0.1)
+
+    assert seconds(sleep) < 0.09
+    monkeypatch.setenv(TREAT_CPU_AS, "gpu")
+    assert seconds(sleep) >= 0.1
 
 
 # ── child processes ──────────────────────────────────────────────────────────────────────────────────────────────────
