@@ -76,16 +76,15 @@ def tasks(scale: Scale) -> list[Task]:
 
 
 def _telling(scale: Scale, shape: Qwen3Shape, precision: Precision) -> Iterator[Task]:
-    """Sampling with the usual group and the largest one, a learning step, launches and the gap."""
+    """Sampling with the usual group and the largest one, a learning step and the gap."""
     for group_size in _usual_and_largest(scale):
         yield _sampling(scale, shape, precision, group_size, filters=True)
     yield _learning(scale, shape, precision, kl=False)
-    yield _task(scale, shape, precision, measure="launches", group_size=8, filters=True)
     yield _task(scale, shape, precision, measure="gap", group_size=8, completion=scale.sampled)
 
 
 def _further(scale: Scale, shape: Qwen3Shape, precision: Precision) -> Iterator[Task]:
-    """The other groups, sampling without filters, a learning step with KL, prefill."""
+    """Prefill, the other groups, sampling without filters, a learning step with KL, launches."""
     prompts, length = scale.prefilled
     yield _task(scale, shape, precision, measure="prefill", prompts=prompts, group_size=1, prompt=length)
     told = _usual_and_largest(scale)
@@ -94,6 +93,8 @@ def _further(scale: Scale, shape: Qwen3Shape, precision: Precision) -> Iterator[
         if group_size not in told:
             yield _sampling(scale, shape, precision, group_size, filters=True)
     yield _learning(scale, shape, precision, kl=True)
+    # Last, because a count is the same on every machine.
+    yield _task(scale, shape, precision, measure="launches", group_size=8, filters=True)
 
 
 def _switch_tasks(scale: Scale) -> Iterator[Task]:
