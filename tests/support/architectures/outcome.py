@@ -31,8 +31,6 @@ class Outcome:
     """The sentences of the diary."""
     refused: dict[str, str] = field(default_factory=dict)
     """Fine-tune type → the program's sentence, for those of FINE_TUNES that it refuses."""
-    without_gradient: list[str] = field(default_factory=list)
-    """Arrays that full fine-tuning does not change, `*` for a layer's number."""
     failures: list[str] = field(default_factory=list)
     """What went wrong without being refused: mistakes of ours. Empty in a sound table."""
 

@@ -120,6 +120,5 @@ def _notes(outcome: Outcome) -> list[str]:
         "Whole rows.": not outcome.shared_prompts,
         "Whole logits.": outcome.whole_logits,
         "Not fused.": any("not fused" in sentence for sentence in outcome.slow_paths),
-        f"No gradient: {', '.join(f'`{name}`' for name in outcome.without_gradient)}.": bool(outcome.without_gradient),
     }
     return [note for note, holds in notes.items() if holds]

@@ -7,10 +7,10 @@ every mechanism of a type is at work within a few tokens: windows and chunks are
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
-import re
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +211,15 @@ def model_types() -> list[str]:
     package = importlib.util.find_spec("mlx_lm")
     assert package is not None and package.submodule_search_locations
     folder = Path(package.submodule_search_locations[0]) / "models"
-    return sorted(
-        file.stem for file in folder.glob("*.py") if re.search(r"^class Model\(", file.read_text("utf-8"), re.MULTILINE)
-    )
+    return sorted(file.stem for file in folder.glob("*.py") if {"Model", "ModelArgs"} <= _names(file))
+
+
+def _names(file: Path) -> set[str]:
+    """What a module defines or imports at its top level."""
+    names: set[str] = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names

@@ -33,14 +33,11 @@ def try_type(arch: str, work: Path) -> Outcome:
     attempt("a run", lambda: trials.run_and_resume(folder, work / "run"))
     for train_type in FINE_TUNES:
         try:
-            unmoved = attempt(train_type, lambda kind=train_type: trials.learn(folder, kind))
+            attempt(train_type, lambda kind=train_type: trials.learn(folder, kind))
         except Mistake as mistake:
             outcome.refused[train_type] = " ".join(fault.sentence for fault in mistake.faults).replace(
                 str(folder), arch
             )
-        else:
-            if train_type == "full":
-                outcome.without_gradient = unmoved or []
     return outcome
 
 
