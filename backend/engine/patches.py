@@ -5,7 +5,8 @@ mlx-lm has no hook for these places, so attributes of its modules and classes ar
 | attribute                                             | replaced by                            | while            | because                          |
 |-------------------------------------------------------|----------------------------------------|------------------|----------------------------------|
 | `mlx_lm.models.<family>.scaled_dot_product_attention` | `scaled_dot_product_attention` below   | since `install`  | bounded memory; vectors on x86   |
-| `mlx_lm.models.<family>.swiglu`, `switch_layers` too  | `swiglu` below                         | since `install`  | mlx's exp is scalar on x86       |
+| `mlx_lm.models.<family>.swiglu`, `switch_layers` too  | `swiglu` below                         | since `install`  | mlx's exp is scalar on x86; in   |
+|                                                       |                                        |                  | 16 bits as the sampler has it    |
 | `mlx_lm.models.<family>.gated_delta_update`           | `gated_delta_update` below             | since `install`  | the gradient of mlx-lm's loop    |
 |                                                       |                                        |                  | takes too much memory; its Metal |
 |                                                       |                                        |                  | kernel has none                  |
@@ -49,6 +50,7 @@ from backend.engine.device import on_cpu, on_gpu
 from backend.engine.gated_delta import gated_delta_rule
 from backend.engine.prefix_cache import AttentionInputs, PrefixReader, PrefixRecorder
 from backend.engine.slot_cache import SlotCache
+from backend.engine.swiglu import swiglu_16
 
 MIN_SWIGLU, MIN_SCORES = 1 << 12, 1 << 14
 """Exponentials of a swiglu, and scores of a decoding step's attention, from which our versions pay on x86; below, the extra
@@ -174,12 +176,15 @@ def _pays(queries: mx.array, keys: mx.array) -> bool:
 
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """silu(gate) · up in vectors, where mlx's exp takes one number at a time; mlx-lm's own otherwise."""
-    # Equal shapes: our backward pass does not sum over broadcast axes.
-    # In 16 bits at any size: ours rounds once and mlx-lm's three times, and small decoding steps must round as large batches do.
-    is_large = gate.size >= MIN_SWIGLU or gate.dtype != mx.float32
-    pays = gate.shape == up.shape and is_large and exp_is_scalar()
-    return vector_swiglu.swiglu(gate, up) if pays else MLX_LM_SWIGLU(gate, up)
+    """silu(gate) · up in vectors, where mlx's exp takes one number at a time; rounded once in 16 bits; mlx-lm's own otherwise."""
+    # Our backward passes do not sum over broadcast axes.
+    if gate.shape != up.shape:
+        return MLX_LM_SWIGLU(gate, up)
+    has_16_bits = gate.dtype != mx.float32
+    # In 16 bits at any size, for small decoding steps must round as large batches do.
+    if exp_is_scalar() and (gate.size >= MIN_SWIGLU or has_16_bits):
+        return vector_swiglu.swiglu(gate, up)
+    return swiglu_16(gate, up) if has_16_bits else MLX_LM_SWIGLU(gate, up)  # pyright: ignore[reportReturnType]
 
 
 def gated_delta_update(

@@ -12,13 +12,13 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.activations import swiglu
 from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.lora import LoRALinear
 
 from backend.engine.cpu.small_matmul import matmul_transposed
 from backend.engine.device import on_gpu
 from backend.engine.metal.adapter import GATE, MOST_RANKS, NOTHING, RESIDUAL, adapted
+from backend.engine.patches import swiglu
 
 Linear = nn.Linear | nn.QuantizedLinear
 
@@ -59,9 +59,9 @@ class FusedProjection(nn.Module):
         if with_kernel and "a" in self and not {"gain", "bias"} & set(self) and len(self["a"]) <= MOST_RANKS:
             base, rows = self._base(x)[:, 0], None if residual is None else residual[:, 0]
             return adapted(base, x[:, 0], self["a"], self["b"], after, rows)[:, None]
-        if residual is not None and "weight" in self and not self.quantised and not {"gain", "bias"} & set(self):
-            y = mx.addmm(residual, x, self["weight"].T)  # the residual is added by the product itself
-            return mx.addmm(y, self._thin(x), self["b"]) if "a" in self else y
+        # The product itself can add the residual. Not in 16 bits: the learner adds it to a rounded product.
+        if residual is not None and not {"gain", "bias", "a"} & set(self) and self.get("weight", x).dtype == mx.float32:
+            return mx.addmm(residual, x, self["weight"].T)
         y = self(x)
         if is_gate:
             gate, up = mx.split(y, 2, axis=-1)

@@ -12,6 +12,7 @@ from mlx_lm.models.activations import swiglu as mlx_lm_swiglu
 from backend.engine.compiled import compiled_by_shape
 from backend.engine.cpu.swiglu import swiglu
 from backend.engine.cpu.vector_exp import exp_clipped
+from backend.engine.swiglu import swiglu_16
 
 EXTREMES = [-1000.0, -104.0, -88.0, -87.0, -20.0, -1e-6, 0.0, 1e-6, 20.0, 87.0, 88.0, 104.0, 1000.0]
 
@@ -47,8 +48,9 @@ def test_extreme_gates_stay_finite_and_right() -> None:
         np.testing.assert_allclose(np.array(ours), np.array(plain), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("swiglu", [swiglu, swiglu_16], ids=["in vectors", "rounded once"])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
-def test_sixteen_bits_stay_within_their_own_rounding(dtype: mx.Dtype) -> None:
+def test_sixteen_bits_stay_within_their_own_rounding(dtype: mx.Dtype, swiglu: Any) -> None:
     arrays = gate_and_up(dtype)
     exact = value_and_gradients(mlx_lm_swiglu, *(x.astype(mx.float32) for x in arrays))
     for ours, plain, truth in zip(

@@ -62,7 +62,9 @@ def test_a_yaml_in_mlx_lm_loras_words_gives_the_settings_of_the_run(run: RunFold
     paths = {"model": str(folder / "model"), "data": str(folder / "rows.jsonl")}
     paths |= {"reward_functions_file": str(folder / "rewards.py")}
     names = ["low_half", "short", f'{folder}/rewards.py::has_digit(name="digits")']
-    assert {key: getattr(resolved, key) for key in written} == written | paths | {"reward_functions": names}
+    # The default is "auto" since then, which corrects nothing in float32.
+    later = {"reward_functions": names, "sampling_correction": "auto"}
+    assert {key: getattr(resolved, key) for key in written} == written | paths | later
 
 
 def rows_of(run: RunFolder) -> dict[int, list[GroupRow]]:

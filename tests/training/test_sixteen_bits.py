@@ -13,9 +13,12 @@ from mlx.utils import tree_flatten
 
 from backend.engine.adapter_product import add_adapter
 from backend.generation import fused_model
+from backend.generation.decoding_block import DecodingBlock
+from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import load_policy
 from backend.spec.config import parse
+from backend.spec.machine import TREAT_CPU_AS
 from backend.training.batch import pack
 from backend.training.grpo import correction_mode, grpo, grpo_learner
 from backend.training.policy_forward import PolicyForward
@@ -52,6 +55,35 @@ def test_sampler_and_learner_agree_in_bfloat16(folder: Path, monkeypatch: pytest
     assert max(apart, gap(in_a_rollout, learnt)) < 0.015
     monkeypatch.setattr(fused_model, "_fusion", folded)
     assert gap(by_sampler(policy, groups), learnt) > max(0.025, 3 * apart)
+
+
+def in_float32(function: Any) -> Any:
+    """A fast operation of mlx with float32 inside, as Metal's kernels have it; on a CPU it is composed and rounds in between."""
+
+    def call(x: mx.array, *rest: Any, **named: Any) -> mx.array:
+        rest = tuple(y.astype(mx.float32) if isinstance(y, mx.array) else y for y in rest)
+        return function(x.astype(mx.float32), *rest, **named).astype(x.dtype)
+
+    return call
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_the_blocks_of_a_gpu_s_decoding_step_round_as_the_learner_does(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, bits: int | None
+) -> None:
+    """Rounding once where the learner rounds after each operation would give 0.03 nats."""
+    monkeypatch.setattr(mx.fast, "rope", in_float32(mx.fast.rope))
+    policy = deep_policy(folder, 128, bits=bits)
+    with monkeypatch.context() as gpu:
+        gpu.setenv(TREAT_CPU_AS, "gpu")
+        gpu.setattr(mx.fast, "scaled_dot_product_attention", in_float32(mx.fast.scaled_dot_product_attention))
+        rollout = Rollout(policy, 12)
+        assert rollout.slow_paths == [] and any(
+            isinstance(part, DecodingBlock) for part in rollout.fused.model.modules()
+        )
+        groups = sampled_groups(policy, 12)
+    sampled = np.concatenate([c.logps for group in groups for c in group.completions])
+    assert gap(sampled, by_learner(policy, groups)) < 0.01
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("float16", 0.003), ("float32", 1e-5)])

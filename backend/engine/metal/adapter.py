@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.activations import swiglu
 
 from backend.engine.metal.kernel import MetalKernel
+from backend.engine.patches import swiglu
 
 GROUP = 256
 """Threads of a threadgroup: 8 simdgroups of 32."""
@@ -34,7 +34,7 @@ BODY = """
       }
       sum = simd_sum(sum);
       if (lane == 0) {
-        thin[r] = sum;
+        thin[r] = float(T(sum));
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -46,6 +46,7 @@ BODY = """
       for (int r = 0; r < R; ++r) {
         y += thin[r] * float(b[r * N + n]);
       }
+      y = float(T(y));
       if (AFTER == 1) {
         y += float(residual[row * N + n]);
       }
@@ -54,7 +55,7 @@ BODY = """
         for (int r = 0; r < R; ++r) {
           up += thin[r] * float(b[r * N + OUTPUTS + n]);
         }
-        y = y / (1.0f + metal::exp(-y)) * up;
+        y = y / (1.0f + metal::exp(-y)) * float(T(up));
       }
       out[row * OUTPUTS + n] = T(y);
     }
@@ -76,7 +77,8 @@ def adapted_plain(
 def adapted(
     base_BN: mx.array, x_BK: mx.array, a_RK: mx.array, b_RN: mx.array, after: int, residual_BN: mx.array | None = None
 ) -> mx.array:
-    """base + (x Aᵀ) B and what comes `after`, [B, N], or [B, N/2] after a gate. float32 inside, rounded once."""
+    """base + (x Aᵀ) B and what comes `after`, [B, N], or [B, N/2] after a gate. Rounded where the learner rounds: x Aᵀ, the sum, and the
+    result."""
     launch = adapter_launch(base_BN, x_BK, a_RK, b_RN, after, residual_BN)
     return KERNEL(**launch)[0]
 

@@ -31,8 +31,8 @@ BODY = """
       float second = float(qkv[in + HALF + e]);
       if (!is_value) {
         if (HAS_NORMS) {
-          first *= scale * float(head < H ? q_weight[e] : k_weight[e]);
-          second *= scale * float(head < H ? q_weight[HALF + e] : k_weight[HALF + e]);
+          first = float(T(float(T(first * scale)) * float(head < H ? q_weight[e] : k_weight[e])));
+          second = float(T(float(T(second * scale)) * float(head < H ? q_weight[HALF + e] : k_weight[HALF + e])));
         }
         const int turn = row * 2 * D + e;
         const float turned = first * rotation[turn] + second * rotation[turn + D];
@@ -82,7 +82,7 @@ def rotated_heads_plain(
 
     Three kernels (two without norms), each reading and writing once: a weightless norm over all heads, since those of the queries
     alone lie apart and would be copied first, then queries and keys|values as elementwise products with the rotation
-    (`StepContext.rotation`). Values pass through. float32 inside, rounded once.
+    (`StepContext.rotation`). Values pass through. Rounded where the learner rounds: after the norm, its weight, and the rotation.
     """
     B, (H, J, size) = len(qkv_BE), (heads.queries, heads.keys, heads.size)
     half = size // 2
@@ -103,9 +103,10 @@ def rotated_heads_plain(
 def _turned(heads: mx.array, rotation: mx.array, weight: mx.array | None) -> mx.array:
     """Heads [B, N, …, 2, half] times the norm's weight, rotated, in float32. `rotation` [B, 2, 1, …, 2, half]."""
     half = heads.shape[-1]
-    parts = [heads[..., i : i + 1, :].astype(mx.float32) for i in (0, 1)]
+    parts = [heads[..., i : i + 1, :] for i in (0, 1)]
     if weight is not None:
         parts = [part * weight[i * half : (i + 1) * half] for i, part in enumerate(parts)]
+    parts = [part.astype(mx.float32) for part in parts]
     return parts[0] * rotation[:, 0] + parts[1] * rotation[:, 1]
 
 
