@@ -32,9 +32,7 @@ from tests.support.reference_forward import sampled_groups
 RECORD = read_record()
 
 REPRESENTATIVE = {
-    "llama": "plain attention",
-    "qwen3_moe": "mixture of experts",
-    "deepseek_v3": "latent attention (MLA)",
+    "deepseek_v3": "latent attention (MLA), mixture of experts",
     "gemma4": "a wrapped text model; sliding window, shared keys, embeddings per layer, a soft cap on logits",
     "mamba": "state space",
     "qwen3_5": "gated delta net beside attention",

@@ -89,7 +89,13 @@ def assert_whole(run: RunFolder, steps: int = 5) -> None:
 @pytest.mark.parametrize(
     ("place", "step", "resumed_from"),
     # An update that fails half-way leaves weights of no step: the run goes back to its checkpoint.
-    [("sampling", 4, 3), ("learning", 4, 3), ("update", 4, 2), ("saving", 2, 2), ("update", 1, None)],
+    [
+        ("sampling", 4, 3),
+        ("learning", 4, 3),
+        ("update", 4, 2),
+        pytest.param("saving", 2, 2, marks=pytest.mark.proof),
+        pytest.param("update", 1, None, marks=pytest.mark.proof),
+    ],
 )
 def test_a_retried_run_equals_one_that_was_resumed_by_hand_with_the_smaller_micro_batch(
     inputs: Path, run: RunFolder, tmp_path: Path, place: str, step: int, resumed_from: int | None
@@ -172,7 +178,7 @@ def test_a_caller_that_cannot_exec_gets_no_restart(
     assert small_run.train_here(settings(inputs), run).kind == "failed" and not run.is_locked()
 
 
-@pytest.mark.parametrize("how", ["word", "signal"])
+@pytest.mark.parametrize("how", ["word", pytest.param("signal", marks=pytest.mark.proof)])
 def test_a_stop_while_the_run_is_saved_after_the_error_is_obeyed(inputs: Path, run: RunFolder, how: str) -> None:
     def stop(event: dict[str, Any]) -> None:
         if event["kind"] == "note" and event["level"] == "warning":
@@ -187,7 +193,7 @@ def test_a_stop_while_the_run_is_saved_after_the_error_is_obeyed(inputs: Path, r
     assert_whole(run)
 
 
-@pytest.mark.parametrize("how", ["word", "signal"])
+@pytest.mark.parametrize("how", ["word", pytest.param("signal", marks=pytest.mark.proof)])
 def test_a_stop_between_the_two_processes_is_obeyed_by_the_next(inputs: Path, run: RunFolder, how: str) -> None:
     raw = settings(inputs)
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -67,7 +67,7 @@ def in_float32(function: Any) -> Any:
     return call
 
 
-@pytest.mark.parametrize("bits", [None, 4])
+@pytest.mark.parametrize("bits", [None, pytest.param(4, marks=pytest.mark.proof)])
 def test_the_blocks_of_a_gpu_s_decoding_step_round_as_the_learner_does(
     folder: Path, monkeypatch: pytest.MonkeyPatch, bits: int | None
 ) -> None:
