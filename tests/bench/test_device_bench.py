@@ -187,7 +187,9 @@ def test_rounds_as_many_as_the_allowance_lasts(allowance_s: float, expected: int
     assert taken == [2 + i for i in range(expected)], "the first run only warms up"
 
 
-def test_seconds_are_wall_time_on_a_gpu_and_on_a_cpu_those_of_its_threads(monkeypatch: pytest.MonkeyPatch):
+def test_seconds_are_wall_time_on_a_gpu_and_on_a_cpu_those_of_its_threads(
+    as_on_a_cpu: None, monkeypatch: pytest.MonkeyPatch
+):
     def sleep() -> None:
         time.sleep(0.1)
 

@@ -243,7 +243,7 @@ def sampled(rollout: Rollout, problems: int, group_size: int) -> list[Group]:
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen3_moe"])
 def test_many_rows_decode_with_decode_attention_to_the_same_tokens(
-    models: Path, calls: Counter[str], arch: str, monkeypatch: pytest.MonkeyPatch
+    models: Path, as_on_a_cpu: None, calls: Counter[str], arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """128 rows of two heads and 64 columns are 16,384 scores: MIN_SCORES."""
     raw = {"model": str(folder_of(models, arch)), "data": "none", "num_layers": -1, "beta": 0}
