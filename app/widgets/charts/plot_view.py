@@ -22,7 +22,7 @@ from app.widgets.charts.curves import axis_range, downsample, exponential_averag
 
 SHORT_CURVES = 600
 """Plots with fewer points in total are drawn thicker and antialiased; for long curves that costs twenty times as much."""
-LEFT_AXIS = 54
+LEFT_AXIS = 64
 """Width of the value axis: the same in every plot, so that the plots of a column line up."""
 BOTTOM_AXIS = 34
 OVERHANG = 10
