@@ -531,6 +531,22 @@ def test_a_stopped_full_fine_tuning_leaves_its_model(inputs: Path, run: RunFolde
     assert all(np.array_equal(np.array(model[name]), x) for name, x in weights(run).items())
 
 
+@pytest.mark.parametrize("train_type", ["lora", "full"])
+def test_a_run_in_bfloat16_resumes_to_the_last_bit(
+    inputs: Path, run: RunFolder, tmp_path: Path, train_type: str
+) -> None:
+    """Its importance correction is taken from the first of the two updates of a rollout, and full fine-tuning has float32 masters."""
+    raw = settings(
+        inputs, train_type=train_type, dtype="bfloat16", iters=4, num_iterations=2, save_every=2, dropout=0.0
+    )
+    whole = RunFolder(tmp_path / "whole")
+    assert small_run.train_here(raw, whole).kind == "finished"
+    assert any("bfloat16, where sampler and learner" in event["sentence"] for event in events(whole, "note"))
+    assert small_run.train_here(raw, run, stop_in_step(run, 3)).kind == "stopped"
+    assert small_run.train_here(raw, run).kind == "finished"
+    assert events(run, "started")[-1]["resumed_from"] == 3 and same(weights(run), weights(whole))
+
+
 def test_a_reward_that_fails_in_the_first_step_leaves_a_checkpoint_to_resume_from(inputs: Path, run: RunFolder) -> None:
     """Nothing was learned yet, but the run can be resumed all the same."""
     raw = settings(inputs, "raises_at_once", iters=2, steps_per_eval=0)
