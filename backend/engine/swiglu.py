@@ -36,4 +36,5 @@ def swiglu_16(gate: mx.array, up: mx.array) -> mx.array:
 
 @swiglu_16.vjp
 def _swiglu_16_vjp(primals: Any, d_out: mx.array, _output: mx.array) -> tuple[mx.array, mx.array]:
-    return rounded_once_vjp(*primals, d_out)
+    gate, up = primals
+    return rounded_once_vjp(gate, up, d_out)

@@ -44,9 +44,11 @@ def ending_of(work: Callable[[], Ending], last_step: Callable[[], int]) -> Endin
     except Mistake as mistake:
         return Ending("failed", last_step(), str(mistake), 2)
     except Exception as error:
-        traceback.print_exc()
         if (gpu := gpu_error(error)) is not None:
+            # For log.txt. Without a traceback: where in our code mlx noticed the error says nothing.
+            traceback.print_exception(error, limit=0)
             sentence = f"{gpu.happened} {gpu.advice}"
             return Ending("failed", last_step(), sentence, 2, gpu_error=gpu, gpu_text=str(error))
+        traceback.print_exc()
         # Inside the handler: after it there is no exception to format, and the report would read "NoneType: None".
         return Ending("failed", last_step(), f"{type(error).__name__}: {error}", 1, traceback.format_exc())
