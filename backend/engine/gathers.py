@@ -9,6 +9,7 @@ Letters: S rows of the source, N rows taken, V vocabulary, H hidden.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -24,18 +25,7 @@ BLOCK = 1024
 
 def take_distinct(source: mx.array, index_N: mx.array) -> mx.array:
     """source[index_N], [N, …], for indices that are all different: its gradient is written instead of added."""
-    if not on_gpu():
-        return source[index_N]
-
-    @mx.custom_function
-    def take(source: mx.array) -> mx.array:
-        return source[index_N]
-
-    @take.vjp
-    def take_vjp(source: mx.array, cotangent: mx.array, _: mx.array) -> mx.array:
-        return put_distinct(source.shape, index_N, cotangent)
-
-    return take(source)  # pyright: ignore[reportReturnType]: mlx's stubs know no signature of it
+    return _gathered(source, index_N, lambda d_out: put_distinct(source.shape, index_N, d_out))
 
 
 def put_distinct(shape: tuple[int, ...], index_N: mx.array, rows: mx.array) -> mx.array:
@@ -47,35 +37,37 @@ def put_distinct(shape: tuple[int, ...], index_N: mx.array, rows: mx.array) -> m
 
 def take_repeated(source: mx.array, index_N: mx.array) -> mx.array:
     """source[index_N], [N, …], for any indices and a source of few rows: its gradient is a product with [S, N] zeros and ones."""
-    if not on_gpu():
-        return source[index_N]
 
-    @mx.custom_function
-    def take(source: mx.array) -> mx.array:
-        return source[index_N]
+    def gradient(d_out: mx.array) -> mx.array:
+        chosen_SN = (mx.arange(source.shape[0])[:, None] == index_N[None]).astype(d_out.dtype)
+        return (chosen_SN @ d_out.reshape(len(index_N), -1)).reshape(source.shape)
 
-    @take.vjp
-    def take_vjp(source: mx.array, cotangent: mx.array, _: mx.array) -> mx.array:
-        chosen_SN = (mx.arange(source.shape[0])[:, None] == index_N[None]).astype(cotangent.dtype)
-        return (chosen_SN @ cotangent.reshape(len(index_N), -1)).reshape(source.shape)
-
-    return take(source)  # pyright: ignore[reportReturnType]
+    return _gathered(source, index_N, gradient)
 
 
 def embed(weight_VH: mx.array, tokens: mx.array) -> mx.array:
     """weight_VH[tokens], [..., H], for the embeddings of a vocabulary, many of them and most not used."""
+
+    def gradient(d_out: mx.array) -> mx.array:
+        return _summed_by_token(weight_VH.shape, tokens.reshape(-1), d_out.reshape(-1, d_out.shape[-1]))
+
+    return _gathered(weight_VH, tokens, gradient)
+
+
+def _gathered(source: mx.array, index: mx.array, gradient: Callable[[mx.array], mx.array]) -> mx.array:
+    """source[index]; on a GPU `gradient` turns the output's gradient into the source's."""
     if not on_gpu():
-        return weight_VH[tokens]
+        return source[index]
 
     @mx.custom_function
-    def take(weight_VH: mx.array) -> mx.array:
-        return weight_VH[tokens]
+    def take(source: mx.array) -> mx.array:
+        return source[index]
 
     @take.vjp
-    def take_vjp(weight_VH: mx.array, cotangent: mx.array, _: mx.array) -> mx.array:
-        return _summed_by_token(weight_VH.shape, tokens.reshape(-1), cotangent.reshape(-1, cotangent.shape[-1]))
+    def take_vjp(_source: mx.array, d_out: mx.array, _output: mx.array) -> mx.array:
+        return gradient(d_out)
 
-    return take(weight_VH)  # pyright: ignore[reportReturnType]
+    return take(source)  # pyright: ignore[reportReturnType]: mlx's stubs know no signature of it
 
 
 def _summed_by_token(shape: tuple[int, ...], token_N: mx.array, rows_NH: mx.array) -> mx.array:

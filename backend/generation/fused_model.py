@@ -129,9 +129,8 @@ class FusedModel:
         with self._noisy_adapters():
             try:
                 expected = trial.own(self.split_model)
-            except (
-                Exception
-            ):  # the model decodes no rows at different positions; `Rollout` finds that out, and tells it
+            # The model decodes no rows at different positions: `Rollout` finds that out too, and tells it.
+            except Exception:
                 return ""
             share_rotations(list(blocks.values()))
             copies: list[tuple[nn.Module, nn.Module]] = []

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from backend.run.gpu_errors import BUFFERS, GpuError
 from backend.spec.events import JsonLines, read_events
+from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 
 
@@ -30,6 +32,17 @@ class StepSize:
             return self
         rows = _half(self.rows) if error.is_memory else self.rows
         return StepSize(_half(self.micro_batch_tokens), rows)
+
+
+def _logged_error(line: dict[str, Any]) -> LoggedError:
+    known = {field.name for field in fields(LoggedError)}  # a later version may write more
+    try:
+        return LoggedError(**{key: value for key, value in line.items() if key in known})
+    except TypeError as error:
+        sentence = (
+            "gpu_errors.jsonl in the run folder is damaged; delete it, and steps begin with their usual size again."
+        )
+        raise Mistake("retry_on_gpu_error", sentence) from error
 
 
 def _half(size: int | None) -> int | None:
@@ -58,11 +71,7 @@ class GpuErrorLog:
 
     def __init__(self, run: RunFolder) -> None:
         self._path = run.gpu_errors
-        known = {field.name for field in fields(LoggedError)}  # a later version may write more
-        self.errors = [
-            LoggedError(**{key: value for key, value in line.items() if key in known})
-            for line in read_events(self._path)
-        ]
+        self.errors = [_logged_error(line) for line in read_events(self._path)]
 
     @property
     def step_size(self) -> StepSize:

@@ -38,7 +38,7 @@ def train(
     """Train `config` in `run`, from its newest checkpoint if it has one. `inputs` are what `preflight` read, if it did.
 
     Errors of the run are written to the diary and returned in the Ending, never raised. Raises Mistake when another process
-    holds the run. With `may_restart` the Ending may be a RESTART: the run stays locked, SIGTERM and SIGINT stay blocked, and the caller
+    holds the run, or its log of GPU errors is damaged. With `may_restart` the Ending may be a RESTART: the run stays locked, SIGTERM and SIGINT stay blocked, and the caller
     has to exec a program that calls this again.
     """
     # An flock, which the kernel releases however this process ends. It is held before the checkpoint is read and the files
@@ -98,7 +98,13 @@ def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries:
     """Log a GPU error and save the last finished step. Returns a RESTART if the error is to be retried, a stop if one was asked
     for meanwhile, else the failure."""
     log, step = trainer.gpu_errors, trainer.state.step
-    logged = log.add(error, ending.gpu_text, step=step, in_use=trainer.step_size, retries=retries)
+    try:
+        logged = log.add(error, ending.gpu_text, step=step, in_use=trainer.step_size, retries=retries)
+    except OSError as full:  # without the log the next process would take the same large steps
+        _save_without_gpu(trainer)
+        return replace(
+            ending, sentence=f"{ending.sentence} It is not retried, for gpu_errors.jsonl cannot be written: {full}."
+        )
     if logged.is_retried:  # before saving, so that the checkpoint's length of the diary includes the note
         trainer.warn(logged.sentence)
         trainer.state.gpu_errors_told = len(log.errors)

@@ -24,6 +24,7 @@ from backend.run.gpu_errors import BUFFERS, INTERACTIVITY, MEMORY
 from backend.run.gpu_retries import GpuErrorLog, StepSize
 from backend.run.memory_plan import learner_limits, rollout_limits
 from backend.spec.events import read_events
+from backend.spec.faults import Mistake
 from backend.spec.places import LOCK_VARIABLE, RunFolder
 from tests.support import failing_gpu, small_run
 from tests.support.failing_gpu import OUT_OF_MEMORY
@@ -153,6 +154,27 @@ def test_after_the_last_retry_the_run_ends_with_a_sentence_and_a_person_s_resume
     assert_whole(run)
     assert len(warnings(run)) == 4 and GpuErrorLog(run).errors[-1].is_retried
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
+
+
+def test_a_log_that_cannot_be_written_ends_the_run_saved_and_with_a_sentence(
+    inputs: Path, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(GpuErrorLog, "_append", full)
+    ending = train_until_it_ends(settings(inputs), run, [["sampling", 4, OUT_OF_MEMORY]])
+    assert (ending.kind, ending.step, ending.exit_code) == ("failed", 3, 2)
+    assert "gpu_errors.jsonl cannot be written" in ending.sentence and "No space left" in ending.sentence
+    assert events(run, "failed")[-1]["sentence"] == ending.sentence and not run.is_locked()
+
+
+def test_a_damaged_log_is_told_with_what_to_do(inputs: Path, run: RunFolder) -> None:
+    run.path.mkdir(parents=True, exist_ok=True)
+    run.gpu_errors.write_text('{"kind": "memory"}\n')
+    with pytest.raises(Mistake, match=r"gpu_errors\.jsonl in the run folder is damaged; delete it"):
+        small_run.train_here(settings(inputs), run)
+    assert not run.is_locked()
 
 
 def test_a_note_that_a_resume_cuts_from_the_diary_is_told_again_and_once(inputs: Path, run: RunFolder) -> None:
