@@ -16,11 +16,13 @@ BUNDLED_FLAG = "--backend"
 def backend_command(verb: str, *arguments: str) -> list[str]:
     """Program and arguments of `python -m backend VERB …`.
 
-    `-P` keeps a folder named `backend` in the working directory from being run in place of ours.
+    `-P` keeps a folder named `backend` in the working directory from being run in place of ours. Installed from a wheel we are
+    part of the package `grpo_studio`, and only by that name does a command that a person copies into a shell find us.
     """
     if getattr(sys, "frozen", False):
         return [sys.executable, BUNDLED_FLAG, verb, *arguments]
-    return [sys.executable, "-P", "-m", "backend", verb, *arguments]
+    package = "grpo_studio." if (project_root() / "__init__.py").exists() else ""
+    return [sys.executable, "-P", "-m", f"{package}backend", verb, *arguments]
 
 
 def backend_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -1,0 +1,88 @@
+"""The wheel holds one package with everything that the programs need at run time, and works from wherever it is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from backend import __version__
+
+ROOT = Path(__file__).parents[2]
+PACKED = ("app", "backend", "resources")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], cwd=ROOT, check=True, capture_output=True)  # fmt: skip
+    return next(folder.glob("*.whl"))
+
+
+def test_it_holds_every_file_of_ours_inside_one_package(wheel: Path) -> None:
+    """And nothing else: no folder `app` or `backend` that would collide with another program's, no tests, no caches."""
+    files = (path for folder in PACKED for path in (ROOT / folder).rglob("*"))
+    ours = {f"grpo_studio/{path.relative_to(ROOT).as_posix()}" for path in files if path.is_file() and path.parent.name != "__pycache__"}  # fmt: skip
+    ours |= {f"grpo_studio/{name}.py" for name in ("__init__", "launch")}
+    about = f"grpo_studio-{__version__}.dist-info"
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    assert {name for name in packed if not name.startswith(f"{about}/")} == ours
+    assert f"{about}/licenses/LICENSE" in packed
+
+
+def test_the_programs_find_ours_beside_another_package_of_the_same_name(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site-packages"
+    zipfile.ZipFile(wheel).extractall(site)
+    for name in ("app", "backend"):
+        (site / name).mkdir()
+        (site / name / "__init__.py").write_text("raise ImportError('this is the package of another program')")
+    script = (
+        "import json, grpo_studio.launch, app\n"
+        "from backend.spec.command import backend_command, backend_environment\n"
+        "from backend.spec import places\n"
+        "print(json.dumps([app.__file__, str(places.demo_config()), backend_command('check', 'none.yaml'), backend_environment()]))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    said = subprocess.run([sys.executable, "-P", "-c", script], env=environment, check=True, capture_output=True, text=True, cwd=site)  # fmt: skip
+    window, demo, command, for_children = json.loads(said.stdout)
+    assert Path(window) == site / "grpo_studio" / "app" / "__init__.py"
+    assert Path(demo).is_file() and Path(demo).is_relative_to(site / "grpo_studio")
+    # The command that the window shows works in any shell; child processes import modules of ours by their own names.
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=site)
+    assert (done.returncode, done.stderr) == (2, "config: There is no file none.yaml.\n")
+    child = [sys.executable, "-P", "-c", "import backend.child_process"]
+    subprocess.run(child, env=for_children, check=True, cwd=site)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("form", ["wheel", "sdist"])
+def test_installed_into_an_empty_environment_it_trains_the_demo_and_opens_the_window(form: str, tmp_path: Path) -> None:
+    """The versions are those of constraints.txt; the shell knows no variable and no folder of this checkout."""
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", form, "-d", tmp_path], cwd=ROOT, check=True)
+    package = next(path for path in tmp_path.iterdir() if path.is_file())
+    venv.create(tmp_path / "venv", with_pip=True)
+    programs = tmp_path / "venv" / "bin"
+    options = ("--quiet", "--no-compile", "--constraint", ROOT / "constraints.txt")
+    subprocess.run([programs / "python", "-m", "pip", "install", *options, package], check=True, cwd=tmp_path)
+    (tmp_path / "home").mkdir()
+    bare = {"HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+
+    def run(program: str, *arguments: str) -> str:
+        return subprocess.run([programs / program, *arguments], env=bare, cwd=tmp_path, check=True, capture_output=True, text=True).stdout  # fmt: skip
+
+    assert f"grpo-studio {__version__}\n" in run("grpo-studio-backend", "--version")
+    result = json.loads(run("grpo-studio-backend", "demo", "--iters", "2", "--json", "--no-progress").splitlines()[-1])
+    assert (
+        Path(result["run"]).is_relative_to(tmp_path / "home") and 0 < result["before"] < 1 and 0 < result["after"] < 1
+    )
+    bare["QT_QPA_PLATFORM"] = "offscreen"
+    picture = tmp_path / "window.png"
+    run("grpo-studio", "--size", "1280x800", "--screenshot", str(picture))
+    assert picture.stat().st_size > 20_000, "a drawn page; an empty one takes a tenth of that"
