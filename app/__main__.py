@@ -96,7 +96,7 @@ def show_window(options: argparse.Namespace) -> int:
     if options.size:
         window.resize(*(int(side) for side in options.size.lower().split("x")))
     open_session(window, options)
-    app.installEventFilter(FileOpener(window.open_path, app))
+    app.installEventFilter(FileOpener(window.open_from_desktop, app))
     window.show()
     QTimer.singleShot(READ_AHEAD_MS, read_ahead)
     if options.screenshot:

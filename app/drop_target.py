@@ -1,4 +1,4 @@
-"""The use of a file dropped on the window, decided by its name and, for a folder, by its contents."""
+"""The use of a file dropped on the window or opened from the desktop, decided by its name and, for a folder, by its contents."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Literal
 from PySide6.QtCore import QMimeData
 
 from backend.spec.model_and_data_names import DATA_SUFFIXES
+from backend.spec.places import RunFolder
 
-Kind = Literal["config", "data", "model", "reward_functions_file"]
+Kind = Literal["config", "run", "data", "model", "reward_functions_file"]
 
 
 @dataclass(frozen=True, slots=True)
 class DroppedFile:
-    """`kind` is its use: a config to open, or the setting to put its path into."""
+    """`kind` is its use: a config to open, a run to show, or the setting to put its path into."""
 
     kind: Kind
     path: Path
@@ -32,9 +33,11 @@ def dropped_file(mime: QMimeData) -> DroppedFile | None:
 
 
 def kind_of(path: Path) -> Kind | None:
-    """A folder with a config.json is a model, any other a dataset."""
+    """A folder with a diary is a run, one with a config.json a model, any other a dataset."""
     suffix = path.suffix.lower()
     if path.is_dir():
+        if RunFolder(path).has_diary:
+            return "run"
         return "model" if (path / "config.json").is_file() else "data"
     if suffix in (".yaml", ".yml"):
         return "config"

@@ -1,4 +1,5 @@
-"""On macOS a config that is double-clicked in Finder reaches the running application as a QFileOpenEvent, not as an argument."""
+"""On macOS a config that is double-clicked in the Finder, or a run folder that is dropped on the Dock icon, reaches the running
+application as a QFileOpenEvent, not as an argument."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ dialogs: errors are sentences in the strip or on the page.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QSize, Qt, QTimer
@@ -22,7 +23,7 @@ from PySide6.QtWidgets import (
 )
 
 from app import theme
-from app.drop_target import DroppedFile, dropped_file
+from app.drop_target import DroppedFile, dropped_file, kind_of
 from app.file_menu import FileWindow
 from app.menus import RUN_ACTIONS, Menus
 from app.message_boxes import ask
@@ -300,13 +301,24 @@ class Window(FileWindow):
             QTimer.singleShot(0, self, lambda: self.open_dropped(file))
 
     def open_dropped(self, file: DroppedFile) -> None:
-        """Open a config, or put any other file into its setting, wherever on the window it was dropped."""
+        """Open a config, show a run, or put any other file into its setting, wherever on the window it was dropped."""
         if file.kind == "config":
             self.open_path(file.path)
+        elif file.kind == "run":
+            self.session.open_run(file.path)
+            self.show_page("monitor")
         elif file.kind == "data":
             self.session.use_data(str(file.path))
         else:
             self.session.use_path(file.kind, file.path)
+
+    def open_from_desktop(self, path: Path) -> None:
+        """Do with a file or folder that the desktop asks to open what a drop of it does."""
+        kind = kind_of(path)
+        if kind is None:
+            self.strip.show_sentence(f"{path.name} is no config, run, model, dataset or file of reward functions.")
+        else:
+            self.open_dropped(DroppedFile(kind, path))
 
     # Questions: one method each, which tests replace by an answer
 

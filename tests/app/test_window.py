@@ -26,6 +26,7 @@ from app.widgets.runs.state_chip import STATE_LABELS
 from app.window import NARROW, Window
 from backend.spec import first_choices, places
 from backend.spec.places import RunFolder, hold_lock, make_run_folder
+from tests.support import made_up_runs
 
 
 class FakeRun(QObject):
@@ -424,9 +425,20 @@ def test_a_dropped_model_or_reward_file_sets_its_setting(window: Window, tmp_pat
 
 def test_a_file_open_event_opens_the_config(window: Window, tmp_path: Path):
     (tmp_path / "mine.yaml").write_text("model: a/b\ndata: a/b\nseed: 3\n")
-    opener = FileOpener(window.open_path)
+    opener = FileOpener(window.open_from_desktop)
     assert opener.eventFilter(window, QFileOpenEvent(str(tmp_path / "mine.yaml")))
     assert window.session.draft.value("seed") == 3
+    assert opener.eventFilter(window, QFileOpenEvent(str(tmp_path / "picture.png")))
+    assert window.strip.sentence.text().startswith("picture.png is no config")
+
+
+def test_a_run_folder_is_shown_when_it_is_dropped_or_opened(window: Window, tmp_path: Path, qtbot):
+    first, second = (made_up_runs.make_run(tmp_path / name, steps=2).path for name in ("first", "second"))
+    drop(window, first)
+    qtbot.waitUntil(lambda: window.session.run is not None)
+    assert window.session.run.folder.path == first and window.current_page == "monitor"
+    window.open_from_desktop(second)
+    assert window.session.run.folder.path == second
 
 
 def test_recent_files_lists_existing_files_newest_first(window: Window, tmp_path: Path, monkeypatch):
