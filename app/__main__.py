@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from app.window import Window
 
 NO_DISPLAY = "No display was found, so the demo runs here in the terminal."
+DESKTOP_FILE = "grpo-studio"
+"""Name of our .desktop file on Linux, without its suffix: Wayland takes the icon of a window from there."""
 SCREENSHOT_MS = 900
 """How long a page may settle before its screenshot."""
 READ_AHEAD_MS = 300
@@ -82,12 +84,15 @@ def show_window(options: argparse.Namespace) -> int:
     from app.model.prefs import Prefs
     from app.model.session import Session
     from app.pages import read_ahead
+    from app.widgets.basic.icons import app_icon
     from app.window import NAME, Window
 
     # In Qt's event loop Python never sees Ctrl+C. The form is autosaved and the trainer is detached, so just end.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     app = QApplication(sys.argv[:1])
     app.setApplicationName(NAME)
+    app.setDesktopFileName(DESKTOP_FILE)
+    app.setWindowIcon(app_icon())
     prefs = Prefs()
     prefs.claim()
     session = Session(prefs)

@@ -49,6 +49,14 @@ def _render(name: str, tint: str, size: int, ratio: float) -> QPixmap:
     return made
 
 
+def app_icon() -> QIcon:
+    """The app's own icon, in every size that was drawn (packaging/icon.py)."""
+    made = QIcon()
+    for file in (places.resources() / "icons" / "app").glob("*.png"):
+        made.addFile(str(file))
+    return made
+
+
 class IconButton(QToolButton):
     """A flat tool button with one of our icons, and text beside it if given; follows the theme."""
 
