@@ -93,7 +93,10 @@ class SlotCache:
 
 
 class PackedSlotCache:
-    """A layer's keys and values behind each other, [B, J, C, 2d], for `backend.generation.decoding_block`."""
+    """A layer's keys and values in one array [B, J, 2, C, d], for `backend.generation.decoding_block`.
+
+    In this order of axes all (row, head) pairs of the keys lie at one distance, and those of the values: Metal's attention copies others.
+    """
 
     def __init__(self, kv: mx.array, step: StepContext) -> None:
         self.kv, self.step, self.offset = kv, step, step.position_B
@@ -102,22 +105,21 @@ class PackedSlotCache:
     def arrays(self) -> tuple[mx.array, ...]:
         return (self.kv,)
 
-    def write(self, kv_BJ1E: mx.array) -> tuple[mx.array, mx.array]:
+    def write(self, kv_BJ21d: mx.array) -> tuple[mx.array, mx.array]:
         """Write this step's column; all C columns of the keys and the values, as views."""
-        self.kv = written(self.kv, kv_BJ1E, self.step.slot)
-        keys, values = mx.split(self.kv, 2, axis=-1)
-        return keys, values
+        self.kv = written(self.kv, kv_BJ21d, self.step.slot)
+        return self.kv[:, :, 0], self.kv[:, :, 1]
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
         return self.step.mask()
 
 
 def written(cache: mx.array, new: mx.array, slot: mx.array) -> mx.array:
-    """`cache` [B, J, C, d] with `new` [B, J, 1, d] in column `slot`.
+    """`cache` [B, …, C, d] with `new` [B, …, 1, d] in column `slot`.
 
     In place, if nothing else holds the array (see `backend.generation.scheduler`); `where` over the whole cache would copy it at every
     step. `slot` is an array: as an integer it would be a constant of the trace, and every step a new trace.
     """
     if on_gpu():  # one kernel; a slice update has another one compute the offset
-        return mx.put_along_axis(cache, slot.reshape(1, 1, 1, 1), new, axis=2)
-    return mx.slice_update(cache, new, slot, axes=(2,))
+        return mx.put_along_axis(cache, slot.reshape([1] * cache.ndim), new, axis=-2)
+    return mx.slice_update(cache, new, slot, axes=(cache.ndim - 2,))

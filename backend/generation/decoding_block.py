@@ -1,8 +1,8 @@
 """A transformer block that computes a decoding step in fewer kernels; everything longer it leaves to the model's own block.
 
 A step of one token a row is bound by launches on a GPU. This block computes what most decoders do, x + attention(norm(x)) and then
-x + MLP(norm(x)), with the queries, keys and values made in three kernels instead of six, written into one cache instead of two. Which blocks
-do that is seen from their parts, not from the model's name, and `backend.generation.fused_model` compares the result.
+x + MLP(norm(x)), with the queries, keys and values normed and rotated in two kernels instead of four or more, and written into one cache
+instead of two. Which blocks do that is seen from their parts, not from the model's name, and `backend.generation.fused_model` compares the result.
 """
 
 from __future__ import annotations

@@ -186,14 +186,14 @@ class TrialStep:
 
     def __init__(self, heads: list[Heads], policy: nn.Module) -> None:
         dtype = policy(PROBE).dtype  # pyright: ignore
-        shapes = [(3, layer.keys, 8, 2 * layer.size) for layer in heads]
+        shapes = [(3, layer.keys, 2, 8, layer.size) for layer in heads]
         self.kv = [mx.random.normal(shape, key=mx.random.key(i)).astype(dtype) for i, shape in enumerate(shapes)]
         self.tokens = mx.array([[1], [2], [3]])
         self.step = StepContext(mx.array(5), mx.array([0, 2, 4]), mx.arange(8))
 
     def own(self, model: SplitModel) -> mx.array:
         """Logits and the written caches, flat, by the model's own blocks."""
-        return self._outputs(model, [SlotCache(*mx.split(kv, 2, axis=-1), self.step) for kv in self.kv])  # pyright: ignore
+        return self._outputs(model, [SlotCache(kv[:, :, 0], kv[:, :, 1], self.step) for kv in self.kv])
 
     def packed(self, model: SplitModel) -> mx.array:
         """The same by `DecodingBlock`s."""
@@ -201,8 +201,8 @@ class TrialStep:
 
     def _outputs(self, model: SplitModel, cache: list[Any]) -> mx.array:
         logits = model.logits(model.hidden(self.tokens, cache))
-        arrays = [logits, *(mx.concatenate(list(layer.arrays), axis=-1) for layer in cache)]
-        outputs = mx.concatenate([array.flatten() for array in arrays])
+        packed = [layer.arrays[0] if len(layer.arrays) == 1 else mx.stack(layer.arrays, axis=2) for layer in cache]
+        outputs = mx.concatenate([array.flatten() for array in (logits, *packed)])
         mx.eval(outputs)
         return outputs
 

@@ -1,8 +1,8 @@
 """The rows of a decode batch and the queue that they come from.
 
-Every layer holds keys and values [B, heads, C, head_dim] of fixed capacity C, or both behind each other in `keys`. All rows are left-padded, so that all write their
-next token into the same column, `slot`: one slice update a step instead of a scatter. Row b is real in the columns
-pad[b] … slot − 1.
+Every layer holds keys and values [B, heads, C, head_dim] of fixed capacity C, or both in one array [B, heads, 2, C, head_dim], in `keys`. All
+rows are left-padded, so that all write their next token into the same column, `slot`: one slice update a step instead of a scatter.
+Row b is real in the columns pad[b] … slot − 1.
 
 Does not know the model, sampling or text.
 """
@@ -24,7 +24,7 @@ from backend.spec.memory.chunking import capacity
 @dataclass(slots=True)
 class Prefilled:
     """Prompts after prefill, padded on the left: logits after the last token [P, V], keys and values by layer
-    [P, heads, columns, head_dim], padding [P]. `values` is empty where `keys` holds both, behind each other."""
+    [P, heads, columns, head_dim], padding [P]. `values` is empty where `keys` holds both, [P, heads, 2, columns, head_dim]."""
 
     logits_PV: mx.array
     keys: list[mx.array]
@@ -33,7 +33,7 @@ class Prefilled:
 
     @property
     def columns(self) -> int:
-        return self.keys[0].shape[2]
+        return self.keys[0].shape[-2]
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ class KVRows:
         kept = None if keeps_all else mx.array(keep)
 
         def compacted(old: list[mx.array], admitted: list[list[mx.array]], layer: int) -> mx.array:
-            pieces = [_aligned(_rows(old[layer][:, :, : self.slot], kept), slot, columns)] if len(keep) else []
+            pieces = [_aligned(_rows(old[layer][..., : self.slot, :], kept), slot, columns)] if len(keep) else []
             for source, arrays in zip(admissions, admitted, strict=True):
                 pieces.append(_aligned(_rows(arrays[layer], mx.array(source.prompt)), slot, columns))
             return mx.concatenate(pieces) if len(pieces) > 1 else pieces[0]
@@ -190,6 +190,6 @@ def _rows(array: mx.array, index: mx.array | None) -> mx.array:
 
 def _aligned(filled: mx.array, slot: int, columns: int) -> mx.array:
     """Shift columns so that the last of them is slot − 1, in arrays of `columns` columns; excess columns on the left are cut."""
-    excess = filled.shape[2] - slot
-    filled = filled[:, :, max(excess, 0) :]
-    return mx.pad(filled, [(0, 0), (0, 0), (max(-excess, 0), columns - slot), (0, 0)])
+    excess = filled.shape[-2] - slot
+    filled = filled[..., max(excess, 0) :, :]
+    return mx.pad(filled, [(0, 0)] * (filled.ndim - 2) + [(max(-excess, 0), columns - slot), (0, 0)])

@@ -156,7 +156,7 @@ class Rollout:
         keys, values = zip(*(layer.keys_and_values() for layer in cache), strict=True)
         # Left padding puts every prompt's last token into the last column.
         if self.fused.packs_cache:
-            keys, values = [mx.concatenate([k, v], axis=-1) for k, v in zip(keys, values, strict=True)], []
+            keys, values = [mx.stack([k, v], axis=2) for k, v in zip(keys, values, strict=True)], []
         return Prefilled(split_model.logits(hidden[:, -1]), list(keys), list(values), np.array(pad_P))
 
     def compiled_step(self, sampling: Sampling) -> Callable[..., Any]:

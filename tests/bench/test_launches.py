@@ -27,6 +27,8 @@ from backend.bench.launches.decoding_step import (
 )
 from backend.bench.launches.metal import Gpu
 from backend.bench.launches.trace import as_on_a_gpu, traced
+from backend.engine.metal.heads import HeadNorms, Heads, rotated_heads_plain
+from backend.engine.slot_cache import PackedSlotCache, StepContext
 
 M1, M4, M5 = Gpu(13, "g"), Gpu(16, "s"), Gpu(17, "s")
 
@@ -135,6 +137,28 @@ def test_attention_copies_what_lies_otherwise() -> None:
     assert shared == {"attention": 1, "copy of the mask before attention": 1}
     halves = counted(lambda kv, q: attend(q, kv.reshape(2, 8, 32, 128).swapaxes(0, 1), None), kv, q)  # pyright: ignore
     assert halves["copy of keys or values before attention"] == 2
+
+
+@pytest.mark.parametrize(("H", "J"), [(4, 4), (4, 2), (6, 2), (7, 1)])
+@pytest.mark.parametrize("has_norms", [True, False])
+def test_heads_become_queries_and_a_written_cache_without_a_copy(H: int, J: int, has_norms: bool) -> None:
+    """Whatever the ratio of queries to keys."""
+    heads, weight = Heads(H, J, 64), mx.ones(64, mx.bfloat16)
+    mx.eval(weight)
+    norms = HeadNorms(weight, weight, 1e-6) if has_norms else None
+
+    def attend(qkv: mx.array, rotation: mx.array, cache: mx.array, slot: mx.array) -> tuple[mx.array, mx.array]:
+        queries, kv = rotated_heads_plain(qkv, rotation, heads, norms)
+        packed = PackedSlotCache(cache, StepContext(slot, slot, slot))
+        return mx.fast.scaled_dot_product_attention(queries, *packed.write(kv), scale=1.0), packed.kv
+
+    arrays = [
+        mx.zeros((8, heads.all * 64), mx.bfloat16),
+        mx.zeros((8, 2, 64)),
+        mx.zeros((8, J, 2, 32, 64), mx.bfloat16),
+    ]
+    expected = {"elementwise": 1, "scatter": 1, "attention": 1} | ({"norm": 1} if has_norms else {})
+    assert counted(attend, *arrays, mx.array(3)) == expected
 
 
 def test_a_slice_update_computes_its_offset_in_a_kernel_and_a_scatter_does_not() -> None:

@@ -78,18 +78,23 @@ def test_heads(shape: Heads, has_norms: bool, dtype: mx.Dtype, on_metal: bool, t
     assert_equal(kv, expected_kv)
 
 
-def test_rotated_heads_are_those_of_a_norm_and_a_rotary_embedding() -> None:
-    """The plain form against mlx's own norm and rotation, which the policy uses."""
-    H, J, size = 4, 2, 64
+@pytest.mark.parametrize(("H", "J"), [(2, 2), (4, 2), (6, 2), (7, 1), (1, 1)])
+@pytest.mark.parametrize("has_norms", [True, False])
+def test_rotated_heads_are_those_of_a_norm_and_a_rotary_embedding(H: int, J: int, has_norms: bool) -> None:
+    """The plain form against mlx's own norm and rotation, which the policy uses; every cut into windows."""
+    size = 64
     qkv = mx.random.normal((3, (H + 2 * J) * size), key=mx.random.key(0))
     weights = 1 + 0.3 * mx.random.normal((2, size), key=mx.random.key(1))
     rope: Any = nn.RoPE(size, base=1e4)
     step = StepContext(mx.array(40), mx.array([0, 7, 40]), mx.arange(64))
     queries, kv = heads.rotated_heads_plain(
-        qkv, step.rotation(rope, size), Heads(H, J, size), HeadNorms(weights[0], weights[1], 1e-6)
+        qkv,
+        step.rotation(rope, size),
+        Heads(H, J, size),
+        HeadNorms(weights[0], weights[1], 1e-6) if has_norms else None,
     )
     parts = [part.reshape(3, -1, 1, size) for part in mx.split(qkv, [H * size, (H + J) * size], axis=-1)]
     for i, part in enumerate(parts[:2]):
-        parts[i] = rope(mx.fast.rms_norm(part, weights[i], 1e-6), offset=step.position_B)
+        parts[i] = rope(mx.fast.rms_norm(part, weights[i], 1e-6) if has_norms else part, offset=step.position_B)
     assert_equal(queries, parts[0])
-    assert_equal(kv, mx.concatenate(parts[1:], axis=-1))
+    assert_equal(kv, mx.stack(parts[1:], axis=2))

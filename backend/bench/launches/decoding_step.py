@@ -134,7 +134,7 @@ def step_arrays(rollout: Rollout, size: Size, rows: int, columns: int) -> list[A
     """Arguments of a compiled step: tokens, slot, padding, uniforms, columns, keys and values."""
     layers, dtype = rollout.policy.model.layers, rollout.policy.model.layers[0].input_layernorm.weight.dtype
     if rollout.fused.packs_cache:
-        caches = [[mx.zeros((rows, size.kv_heads, columns, 2 * size.head), dtype) for _ in layers], []]
+        caches = [[mx.zeros((rows, size.kv_heads, 2, columns, size.head), dtype) for _ in layers], []]
     else:
         caches = [[mx.zeros((rows, size.kv_heads, columns, size.head), dtype) for _ in layers] for _ in range(2)]
     zeros = mx.zeros(rows, mx.int32)

@@ -70,6 +70,12 @@ def sliced(layout: Layout, shape: Shape, steps: Sequence[int]) -> Layout:
     return Layout(shape, strides, spanned, layout.dtype)
 
 
+def strided(layout: Layout, shape: Shape, strides: Shape) -> Layout:
+    """`mx.as_strided`, of which mlx calls contiguous only what is in row-major order (mlx/backend/common/common.cpp)."""
+    out = Layout(shape, strides, math.prod(shape), layout.dtype)
+    return out if out.is_row_contiguous else Layout(shape, strides, 0, layout.dtype)
+
+
 def reshaped(layout: Layout, shape: Shape) -> Layout | None:
     """The same elements in another shape; None where that is no view, so that mlx copies them."""
     if layout.is_row_contiguous:

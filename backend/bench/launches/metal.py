@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from string import ascii_lowercase
 
-from backend.bench.launches.layout import Layout, broadcast, fresh, reshaped, sliced, transposed
+from backend.bench.launches.layout import Layout, broadcast, fresh, reshaped, sliced, strided, transposed
 from backend.bench.launches.trace import Operation
 
 HALF = {"float16", "bfloat16"}
@@ -55,6 +56,10 @@ def view(operation: Operation, inputs: list[Layout]) -> Launched | None:
         return Launched([], [transposed(first, arguments[0])])
     if name in ("Broadcast", "BroadcastAxes"):
         return Launched([], [broadcast(first, shape)])
+    if name == "AsStrided":  # of an array in row-major order: what else comes is flattened, and so copied, first
+        return Launched([], [strided(first, shape, arguments[1])])
+    if name == "View" and _bits(outputs[0].dtype) == _bits(first.dtype):
+        return Launched([], [replace(first, dtype=outputs[0].dtype)])
     if name == "Slice":
         return Launched([], [sliced(first, shape, arguments[2])])
     if name == "Split":
@@ -63,6 +68,11 @@ def view(operation: Operation, inputs: list[Layout]) -> Launched | None:
         layout = reshaped(first, shape)
         return Launched([], [layout]) if layout else Launched(["copy to reshape"], [fresh(shape, first.dtype)])
     return None
+
+
+def _bits(dtype: str) -> int:
+    """Of a number of this type: 16 for "bfloat16", 8 for "bool"."""
+    return int(dtype.lstrip(ascii_lowercase) or 8)
 
 
 # ── matrix products ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from backend.engine.metal.kernel import MetalKernel
 
@@ -78,36 +79,75 @@ class HeadNorms:
 def rotated_heads_plain(
     qkv_BE: mx.array, rotation_B2d: mx.array, heads: Heads, norms: HeadNorms | None
 ) -> tuple[mx.array, mx.array]:
-    """Queries [B, H, 1, d] and keys|values [B, J, 1, 2d] from a projection [B, (H + 2J) d]; queries and keys normed and rotated.
+    """Queries [B, H, 1, d] and keys and values [B, J, 2, 1, d] from a projection [B, (H + 2J) d]; queries and keys normed and rotated.
 
-    Three kernels (two without norms), each reading and writing once: a weightless norm over all heads, since those of the queries
-    alone lie apart and would be copied first, then queries and keys|values as elementwise products with the rotation
-    (`StepContext.rotation`). Values pass through. Rounded where the learner rounds: after the norm, its weight, and the rotation.
+    Two kernels (one without norms): a weightless norm over all heads, since those of the queries alone lie apart and would be copied
+    first; then everything else in one, elementwise over `Windows`. Values pass through. Rounded where the learner rounds: after the
+    norm, its weight, and the rotation. The rotation is an elementwise product with a table (`StepContext.rotation`).
     """
-    B, (H, J, size) = len(qkv_BE), (heads.queries, heads.keys, heads.size)
-    half = size // 2
-    split_BA2e = qkv_BE.reshape(B, heads.all, 2, half)
-    # Axes of length 1 come first, where they cost nothing: between elementwise operations any view would end a kernel.
-    values_BJ12e = split_BA2e[:, H + J :, None]
-    if norms:
-        split_BA2e = mx.fast.rms_norm(qkv_BE.reshape(B, heads.all, size), None, norms.eps).reshape(split_BA2e.shape)
-    queries_BH2e, keys_BJ12e = split_BA2e[:, :H], split_BA2e[:, H : H + J, None]
-    turned = _turned(queries_BH2e, rotation_B2d.reshape(B, 2, 1, 2, half), norms and norms.queries)
-    queries = turned.astype(qkv_BE.dtype).reshape(B, H, 1, size)
-    turned = _turned(keys_BJ12e, rotation_B2d.reshape(B, 2, 1, 1, 2, half), norms and norms.keys)
-    is_key = mx.array([True, False]).reshape(2, 1, 1)
-    kv = mx.where(is_key, turned, values_BJ12e.astype(mx.float32)).astype(qkv_BE.dtype)
-    return queries, kv.reshape(B, J, 1, 2 * size)
+    windows, half = Windows(heads), heads.size // 2
+    values_WBH2e = windows.over(qkv_BE)
+    heads_WBH2e = windows.over(mx.fast.rms_norm(_heads(qkv_BE, heads), None, norms.eps)) if norms else values_WBH2e
+    rotation_B212e = rotation_B2d.reshape(-1, 2, 1, 2, half)
+    turned = []
+    for i in range(2):  # each half of a head goes into both halves of the turned one
+        part = heads_WBH2e[..., i : i + 1, :]
+        if norms:
+            weights = (weight[i * half : (i + 1) * half] for weight in (norms.queries, norms.keys))
+            part = part * mx.where(windows.mask(0, heads.queries), *weights)
+        turned.append(part.astype(mx.float32) * rotation_B212e[:, i])
+    is_value = windows.mask(heads.queries + heads.keys, heads.all)
+    out = mx.where(is_value, values_WBH2e.astype(mx.float32), turned[0] + turned[1]).astype(qkv_BE.dtype)
+    return windows.queries(out), windows.keys_and_values(out)
 
 
-def _turned(heads: mx.array, rotation: mx.array, weight: mx.array | None) -> mx.array:
-    """Heads [B, N, …, 2, half] times the norm's weight, rotated, in float32. `rotation` [B, 2, 1, …, 2, half]."""
-    half = heads.shape[-1]
-    parts = [heads[..., i : i + 1, :] for i in (0, 1)]
-    if weight is not None:
-        parts = [part * weight[i * half : (i + 1) * half] for i, part in enumerate(parts)]
-    parts = [part.astype(mx.float32) for part in parts]
-    return parts[0] * rotation[:, 0] + parts[1] * rotation[:, 1]
+def _heads(qkv_BE: mx.array, heads: Heads) -> mx.array:
+    return qkv_BE.reshape(len(qkv_BE), heads.all, heads.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows of H heads over the H + 2J heads of a projection, the first over the queries and the others up to the last value.
+
+    One kernel writes one array of one shape, and attention copies queries unless they lie behind each other, which as a part of
+    [B, H + 2J, d] they do not. As windows, [W, B, H, d], they do. Two are enough where H ≥ 2J: the second ends with keys and values and
+    begins, where H > 2J, with queries once more, which nobody reads. With as many keys as queries (H = J) it takes three.
+    """
+
+    heads: Heads
+
+    @property
+    def count(self) -> int:
+        return 2 if self.heads.queries >= 2 * self.heads.keys else 3
+
+    @property
+    def step(self) -> int:
+        """Heads from one window to the next."""
+        return 2 * self.heads.keys // (self.count - 1)
+
+    def over(self, qkv: mx.array) -> mx.array:
+        """[W, B, H, 2, d/2], a view of [B, (H + 2J) d] in any shape: the windows, and each head's halves."""
+        H, size, all_heads = self.heads.queries, self.heads.size, self.heads.all
+        shape = (self.count, qkv.size // (all_heads * size), H, 2, size // 2)
+        return mx.as_strided(qkv, shape, (self.step * size, all_heads * size, size, size // 2, 1))
+
+    def mask(self, first: int, end: int) -> mx.array:
+        """[W, 1, H, 1, 1]: where head number `first` to `end` − 1 of the projection lies."""
+        head_WH = np.arange(self.count)[:, None] * self.step + np.arange(self.heads.queries)
+        is_inside_WH = (first <= head_WH) & (head_WH < end)
+        return mx.array(is_inside_WH.tolist()).reshape(self.count, 1, -1, 1, 1)
+
+    def queries(self, out_WBH2e: mx.array) -> mx.array:
+        """[B, H, 1, d], row-major."""
+        first = out_WBH2e[:1]  # a view, which [0] is not
+        return first.reshape(-1, self.heads.queries, 1, self.heads.size)
+
+    def keys_and_values(self, out_WBH2e: mx.array) -> mx.array:
+        """[B, J, 2, 1, d], a view: of each head its key and its value."""
+        B, J, size, windows = out_WBH2e.shape[1], self.heads.keys, self.heads.size, self.count - 1
+        # One window with both or one with each, so one of the axes `windows` and `2 // windows` has length 1.
+        out = out_WBH2e[1:, :, -self.step :].reshape(windows, B, 2 // windows, J, size)
+        return out.transpose(1, 3, 0, 2, 4).reshape(B, J, 2, 1, size)
 
 
 def rotated_heads(
@@ -124,7 +164,7 @@ def heads_launch(qkv_BE: mx.array, rotation_B2d: mx.array, heads: Heads, norms: 
     weights = [norms.queries, norms.keys] if norms else [unused, unused]
     return {
         "arrays": [qkv_BE, rotation_B2d, *weights, mx.array([norms.eps if norms else 0.0])],
-        "outputs": [((B, H, 1, size), dtype), ((B, J, 1, 2 * size), dtype)],
+        "outputs": [((B, H, 1, size), dtype), ((B, J, 2, 1, size), dtype)],
         "constants": {"T": dtype, "D": size, "H": H, "J": J, "HAS_NORMS": norms is not None},
         "threads": (32, heads.all, B),
         "group": (32, 1, 1),
