@@ -24,8 +24,9 @@ import mlx.core as mx
 import numpy as np
 
 from backend.engine.cpu.vector_exp import exp_nonpositive
-from backend.engine.device import on_cpu
+from backend.engine.device import on_cpu, on_gpu
 from backend.generation.filters import largest, least_inside, nucleus_floor, row_max
+from backend.generation.gpu_inverse_cdf import inverse_cdf, part
 
 IN_CACHE = 1 << 17
 """Logits that a CPU samples from together. Rows of 152,000, one after another, stay in the processor's cache and in memory that is
@@ -65,6 +66,8 @@ def sample_tokens(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) 
     Filters apply after the temperature: top-k, then top-p over what is left, then min-p.
     """
     B, V = logits_BV.shape
+    if on_gpu() and sampling.temperature > 0:
+        return _sample_on_gpu(logits_BV, uniform_B, sampling)
     rows = max(1, IN_CACHE // V) if on_cpu() else B
     if rows >= B:
         return _sample_together(logits_BV, uniform_B, sampling)
@@ -91,6 +94,26 @@ def _sample_together(logits_BV: mx.array, uniform_B: mx.array, sampling: Samplin
     log_kept_B1 = mx.log(kept_sum_B1 / total_B1) if sampling.has_filters else mx.zeros_like(total_B1)
     logp_B1 = _tempered(_at(logits_BV, token_B1), temperature) - _tempered(peak_B1, temperature) - mx.log(total_B1)
     return SampledTokens(token_B1[:, 0], logp_B1[:, 0], log_kept_B1[:, 0])
+
+
+def _sample_on_gpu(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> SampledTokens:
+    """`_sample_together` in fewer kernels; `backend.generation.gpu_inverse_cdf` tells why arrays [B, 1] are widened first."""
+    (B, V), temperature = logits_BV.shape, sampling.temperature
+    top_BK = largest(logits_BV, sampling.top_k) if 0 < sampling.top_k < V else None
+    peak_B1 = row_max(logits_BV) if top_BK is None else top_BK[:, -1:]
+    mass_BV = _mass(logits_BV, mx.broadcast_to(peak_B1, (B, V)), temperature)
+    masses_MBV, is_kept = mass_BV[None], mx.array([False, True]).reshape(2, 1, 1)
+    if sampling.has_filters:  # all masses and the kept ones: one kernel makes both, and one sums both
+        masses_MBV = mx.where(is_kept, _kept(logits_BV, mass_BV, top_BK, sampling), mass_BV)
+    token_B1, sums = inverse_cdf(masses_MBV, uniform_B[:, None], _block_width(V))
+    # The log-probability and the log of the kept share in one kernel: of the token's mass and of the kept ones, less that of all.
+    shape = (2, B, 1)
+    logit_2B1, peak_2B1 = (
+        _tempered(mx.broadcast_to(x_B1, shape), temperature) for x_B1 in (_at(logits_BV, token_B1), peak_B1)
+    )
+    log_2B1 = mx.where(is_kept, mx.log(sums.part(len(masses_MBV) - 1).total(shape)), logit_2B1 - peak_2B1)
+    log_2B1 = log_2B1 - mx.log(sums.part(0).total(shape))
+    return SampledTokens(token_B1[:, 0], part(log_2B1, 0)[:, 0], part(log_2B1, 1)[:, 0])
 
 
 def _mass(logits_BV: mx.array, peak_B1: mx.array, temperature: float) -> mx.array:

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from backend.engine.device import on_gpu
 from backend.generation import filters
 from backend.generation.sampler import Sampling, sample_tokens
 from backend.spec.machine import TREAT_CPU_AS
@@ -55,9 +56,14 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     mx.set_default_device(device)
 
 
+@pytest.fixture
+def _on_the_cpu_as_on_a_gpu(_on_the_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TREAT_CPU_AS, "gpu")
+
+
 @cache
-def draw(sampling: Sampling) -> Callable[[mx.array, mx.array], mx.array]:
-    """Compiled, as in a rollout."""
+def draw(sampling: Sampling, as_gpu: bool) -> Callable[[mx.array, mx.array], mx.array]:
+    """Compiled, as in a rollout; a trace for the choices of either device."""
     return mx.compile(lambda logits_BV, uniform_B: sample_tokens(logits_BV, uniform_B, sampling).token_B)
 
 
@@ -65,7 +71,7 @@ def assert_the_same_samples(V: int, sampling: Sampling, seed: int, uniforms: int
     """`uniforms` samples of each row by both; returns their number."""
     logits_BV = mx.array(rows_of_every_kind(V, seed)).astype(dtype)
     uniform_BU = np.random.default_rng(seed).random((ROW_KINDS, uniforms), np.float32)
-    ours = draw(sampling)(mx.repeat(logits_BV, uniforms, axis=0), mx.array(uniform_BU).flatten())
+    ours = draw(sampling, on_gpu())(mx.repeat(logits_BV, uniforms, axis=0), mx.array(uniform_BU).flatten())
     by_sort = sample_by_sort(logits_BV, uniform_BU, sampling)
     np.testing.assert_array_equal(np.array(ours), by_sort, err_msg=f"V {V}, {sampling}, seed {seed}, {dtype}")
     return ours.size
@@ -76,6 +82,15 @@ def assert_the_same_samples(V: int, sampling: Sampling, seed: int, uniforms: int
 @pytest.mark.parametrize("V", [1, 2, 150, 2049, 2304, 4099, 20_000])
 def test_the_filters_sample_what_a_sort_samples(V: int, sampling: Sampling) -> None:
     """A prime, a square, smaller than k, with and without blocks: every token of every kind of row."""
+    for dtype in (mx.float32, mx.bfloat16):
+        assert_the_same_samples(V, sampling, seed=V, uniforms=6, dtype=dtype)
+
+
+@pytest.mark.usefixtures("_on_the_cpu_as_on_a_gpu")
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("V", [1, 150, 2304, 4099])
+def test_a_gpu_s_kernels_sample_what_a_sort_samples(V: int, sampling: Sampling) -> None:
+    """The same inverse CDF by other kernels: float32 sums over vocabularies of this size give every token, too."""
     for dtype in (mx.float32, mx.bfloat16):
         assert_the_same_samples(V, sampling, seed=V, uniforms=6, dtype=dtype)
 

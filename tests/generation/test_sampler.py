@@ -8,6 +8,7 @@ import pytest
 
 from backend.engine.cpu import vector_exp
 from backend.generation.sampler import GREEDY, Sampling, keyed_uniforms, sample_tokens
+from backend.spec.machine import TREAT_CPU_AS
 
 GRID = 40_000
 """Evenly spaced uniforms: shares are then exact to 1 / GRID at each end of a token's interval."""
@@ -71,7 +72,11 @@ def test_a_grid_of_uniforms_gives_the_exact_filtered_distribution(sampling: Samp
 
 
 @pytest.mark.parametrize("sampling", FILTERS, ids=str)
-def test_the_extreme_uniforms_never_sample_a_filtered_token(sampling: Sampling) -> None:
+@pytest.mark.parametrize("choices", ["cpu", "gpu"])
+def test_the_extreme_uniforms_never_sample_a_filtered_token(
+    sampling: Sampling, choices: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TREAT_CPU_AS, choices)
     rows = np.stack([logits(size=1000, seed=seed) for seed in range(25)])
     kept_BV = np.stack([exact(row, sampling) > 0 for row in rows])
     for uniform in (0.0, 2.0**-24, 0.5, 1 - 2.0**-24):
@@ -93,17 +98,30 @@ def test_a_filter_that_leaves_one_token_always_samples_it(index: int) -> None:
         assert ends.tolist() == [index, index]
 
 
-def in_blocks(x_BV: mx.array, axis: int = -1, *, inclusive: bool = True) -> mx.array:
+@pytest.mark.parametrize("choices", ["cpu", "gpu"])
+def test_a_uniform_at_the_end_of_a_token_s_interval_samples_that_token(
+    choices: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen equal masses in four blocks, whose sums are exact: the running sum reaches i / 16 at token i − 1."""
+    monkeypatch.setenv(TREAT_CPU_AS, choices)
+    token_B, logp_B, _ = sample_tokens(mx.zeros((16, 16)), mx.arange(16) / 16, Sampling())
+    assert token_B.tolist() == [0, *range(15)]
+    np.testing.assert_allclose(logp_B, -np.log(16), rtol=1e-6)
+
+
+def in_blocks(x: mx.array, axis: int = -1, *, inclusive: bool = True) -> mx.array:
     """A running sum as on a GPU: blocks of four, each added to a total that was summed in another order."""
     if not inclusive:
-        return mx.pad(in_blocks(x_BV)[:, :-1], [(0, 0), (1, 0)])
-    rows = np.array(x_BV, np.float32)
-    before = [rows[:, :start].sum(axis=1, dtype=np.float32) for start in range(0, rows.shape[1], 4)]  # pairwise
-    inside = [np.cumsum(rows[:, start : start + 4], axis=1, dtype=np.float32) for start in range(0, rows.shape[1], 4)]
-    return mx.array(np.concatenate([b[:, None] + x for b, x in zip(before, inside, strict=True)], axis=1))
+        return mx.pad(in_blocks(x)[..., :-1], [(0, 0)] * (x.ndim - 1) + [(1, 0)])
+    rows = np.array(x, np.float32)
+    starts = range(0, rows.shape[-1], 4)
+    before = [rows[..., :start].sum(axis=-1, dtype=np.float32) for start in starts]  # pairwise
+    inside = [np.cumsum(rows[..., start : start + 4], axis=-1, dtype=np.float32) for start in starts]
+    return mx.array(np.concatenate([b[..., None] + x for b, x in zip(before, inside, strict=True)], axis=-1))
 
 
-def test_a_running_sum_in_blocks_never_samples_a_filtered_token(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("choices", ["cpu", "gpu"])
+def test_a_running_sum_in_blocks_never_samples_a_filtered_token(choices: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU the running sum varies by a rounding where no token was kept. Counting the edges below the target then gave
     tokens that top-k had removed, for a few samples in a million."""
     values = np.random.default_rng(2).normal(0, 0.5, 4096)
@@ -113,6 +131,7 @@ def test_a_running_sum_in_blocks_never_samples_a_filtered_token(monkeypatch: pyt
     wavers = [np.diff(np.array(in_blocks(mx.array(row[None], mx.float32)))[0]) for row in (*mass, mass.sum(axis=1))]
     assert any((rise < 0).any() for rise in wavers), "these rows show nothing: their running sums never fall"
     monkeypatch.setattr(mx, "cumsum", in_blocks)
+    monkeypatch.setenv(TREAT_CPU_AS, choices)
     edges = np.concatenate([np.cumsum(exact(values, sampling)), np.cumsum(mass.sum(axis=1)) / mass.sum()]).astype(
         np.float32
     )

@@ -262,6 +262,7 @@ RULES: dict[str, Rule] = {
     "Arange": one("arange"),
     "Concatenate": concatenate,
     "DynamicSliceUpdate": slice_update,
+    "Full": one("fill"),
     "QuantizedMatmul": quantized_matmul,
     "Reduce": reduce,
     "Scan": scan,
