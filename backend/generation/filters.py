@@ -3,7 +3,8 @@
 **Top-k from block maxima.** Split a row into blocks and take the k blocks with the largest maxima: the k largest values lie in them, for
 a value outside is at most its block's maximum, and so at most each of those k maxima, which are k values inside. A row of 152,000
 logits leaves two short problems, its 2,374 maxima and the 1,280 values of 20 blocks. Metal's partition is a merge sort of
-2,048 values a block: over the row 16 launches, over each of these one or four (mlx, backend/metal/sort.cpp).
+2,048 values a block: over the row 16 launches, over each of these one or four (mlx, backend/metal/sort.cpp). So a GPU leaves some
+values outside of all blocks where that makes both problems short enough: 1,766 blocks of 86 and 60 values, 1,780 candidates in the end.
 
 **Top-p.** The nucleus is the smallest set of likeliest tokens that makes up `top_p` of the mass (Holtzman et al. 2020,
 arXiv:1904.09751). In falling order the mass *before* a token decides, so the token that crosses the threshold is inside; its mass is
@@ -22,10 +23,12 @@ over 152,000 masses were off by a token or more in most rows.
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
-from backend.engine.device import on_cpu
+from backend.engine.device import on_cpu, on_gpu
 
 AT_ONCE = 2048
 """Values that are partitioned as they are. On a GPU that is one launch; on a CPU more operations would cost more than they save."""
@@ -51,7 +54,9 @@ MANY_FROM = 1 << 16
 
 def largest(values_BV: mx.array, k: int) -> mx.array:
     """[B, k]: each row's k largest values in rising order, 1 ≤ k ≤ V."""
-    if (width := _block_width(values_BV.shape[-1], k)) > 1:
+    if on_gpu() and (cut := _uneven_cut(values_BV.shape[-1], k)):
+        values_BV = _candidates(values_BV, k, cut)
+    elif (width := _block_width(values_BV.shape[-1], k)) > 1:
         blocks_BWN = _blocks(values_BV, width)
         best_B1k = mx.argpartition(blocks_BWN.max(axis=1), -k, axis=-1)[:, None, -k:]
         values_BV = mx.take_along_axis(blocks_BWN, best_B1k, axis=-1).flatten(1)
@@ -82,6 +87,44 @@ def _block_width(V: int, k: int) -> int:
     left = {width: V // width + k * width for width in widths if V % width == 0}
     width = min(left, key=left.__getitem__, default=1)
     return width if left.get(width, V) <= V // 2 else 1
+
+
+class Cut(NamedTuple):
+    """A row of V = blocks · width + k · rest values: blocks, and what is left over, shared out among the k best of them."""
+
+    blocks: int
+    width: int
+    rest: int
+
+
+@cache
+def _uneven_cut(V: int, k: int) -> Cut | None:
+    """The cut that leaves the fewest values, where it lets a GPU sort maxima and candidates at once and blocks alone do not; else None."""
+    width = _block_width(V, k)
+    if max(V // width, k * width) <= AT_ONCE:
+        return None
+    most = AT_ONCE // k
+    cuts = [
+        Cut((V - k * rest) // width, width, rest)
+        for width in range(2, min(MAX_WIDTH, most) + 1)
+        for rest in range(min(width, most - width + 1))
+        if (V - k * rest) % width == 0
+    ]
+    cuts = [cut for cut in cuts if k <= cut.blocks <= AT_ONCE]
+    return min(cuts, key=lambda cut: cut.blocks + k * (cut.width + cut.rest), default=None)
+
+
+def _candidates(values_BV: mx.array, k: int, cut: Cut) -> mx.array:
+    """[B, k · (width + rest)]: the values of the k blocks with the largest maxima, and all those outside of blocks."""
+    end = cut.blocks * cut.width
+    maxima_BN = values_BV[:, :end].reshape(-1, cut.blocks, cut.width).max(axis=-1)
+    best_Bk1 = mx.argpartition(maxima_BN, -k, axis=-1)[:, -k:, None]
+    # Constants of a trace, so that one kernel computes the indices.
+    stride_L = np.repeat([cut.width, 0], [cut.width, cut.rest])
+    inside_kW, outside_kR = np.tile(np.arange(cut.width), (k, 1)), end + np.arange(k * cut.rest).reshape(k, -1)
+    offset_kL = np.concatenate([inside_kW, outside_kR], axis=1)
+    index_BkL = best_Bk1 * mx.array(stride_L.astype(np.uint32)) + mx.array(offset_kL.astype(np.uint32))
+    return mx.take_along_axis(values_BV, index_BkL.flatten(1), axis=-1)
 
 
 # ── top-p ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -97,10 +97,15 @@ def test_a_gpu_s_kernels_sample_what_a_sort_samples(V: int, sampling: Sampling) 
 
 @pytest.mark.parametrize("V", [32_000, 49_152, 128_256, 151_936, 152_064, 248_320, 262_144])
 def test_top_k_leaves_a_few_thousand_values_of_a_vocabulary_to_sort(V: int) -> None:
-    """Block maxima and the values of 20 blocks: each within two of the blocks that Metal sorts in one launch."""
+    """Block maxima and the values of 20 blocks: within two of the blocks that Metal sorts in one launch, and within one up to 209,000."""
     width = filters._block_width(V, 20)
     assert V % width == 0
     assert max(V // width, 20 * width) <= 2 * 2048
+    left = V // width, 20 * width
+    if cut := filters._uneven_cut(V, 20):
+        assert cut.blocks * cut.width + 20 * cut.rest == V
+        left = cut.blocks, 20 * (cut.width + cut.rest)
+    assert max(left) <= 2048 or V > 2048 * (2048 // 20)
 
 
 @pytest.mark.usefixtures("_on_the_cpu")
