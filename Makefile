@@ -47,6 +47,9 @@ bench: $(VENV)/.run-ready ## measure speed and memory of our own steps
 bench-against: $(VENV)/.run-ready ## install the peers and measure ours beside them
 	$(PY) -m backend.bench peers --install && $(PY) -m backend.bench against
 
+app: $(VENV)/.app-ready ## freeze the app into dist/: a folder on Linux, GRPO Studio.app on a Mac
+	$(PY) -m PyInstaller --noconfirm --log-level WARN packaging/grpo-studio.spec
+
 clean: ## remove .venv and caches (runs are kept)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 
@@ -66,3 +69,7 @@ $(VENV)/.test-ready: pyproject.toml constraints.txt | $(PY)
 	$(PY) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
 	@$(PY) packaging/kernel_header.py
 	@touch $@ $(VENV)/.run-ready
+
+$(VENV)/.app-ready: pyproject.toml constraints.txt | $(PY)
+	$(PY) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[app]'
+	@touch $@
