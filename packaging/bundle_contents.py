@@ -53,6 +53,8 @@ TRANSFORMERS = (
     *("transformers.generation", "transformers.generation.configuration_utils", "transformers.integrations"),
     *("transformers.integrations.heterogeneity*", "transformers.integrations.mistral*"),
     *("transformers.modeling_gguf_pytorch_utils", "transformers.modeling_rope_utils", "transformers.utils*"),
+    # Configurations check their values with these.
+    *("transformers.image_transforms", "transformers.image_utils", "transformers.video_utils"),
 )
 """Modules of transformers that are kept (patterns), besides the packages `transformers.models.<name>` themselves."""
 

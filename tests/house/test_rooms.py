@@ -180,11 +180,7 @@ def _offence_at_home(room: str, importer: str, imported: str) -> str:
 def offences(name: str, path: Path) -> list[str]:
     file = str(path.relative_to(ROOT))
     imports_with_reasons = ((line, imported, offence(name, imported)) for line, imported in imports_of(path))
-    return [
-        f"{file}:{line} imports {imported}: {why}"
-        for line, imported, why in imports_with_reasons
-        if why
-    ]
+    return [f"{file}:{line} imports {imported}: {why}" for line, imported, why in imports_with_reasons if why]
 
 
 def test_every_import_keeps_to_the_rooms():
