@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 # --no-compile: modules are byte-compiled when they are first imported; most of them never are, and compiling all takes half of the install.
 PIP_FLAGS := --quiet --disable-pip-version-check --no-compile
 
-.PHONY: run test test-as-gpu proofs architectures mutations demo lint format bench bench-against help system clean
+.PHONY: run test test-as-gpu proofs architectures mutations demo lint format bench bench-against app app-test app-linux help system clean
 .DEFAULT_GOAL := help
 
 help: ## say what there is to make
@@ -47,6 +47,16 @@ bench: $(VENV)/.run-ready ## measure speed and memory of our own steps
 bench-against: $(VENV)/.run-ready ## install the peers and measure ours beside them
 	$(PY) -m backend.bench peers --install && $(PY) -m backend.bench against
 
+app: $(VENV)/.app-ready ## freeze the app into dist/: a folder on Linux, GRPO Studio.app on a Mac
+	$(PY) -m PyInstaller --noconfirm --log-level WARN packaging/grpo-studio.spec
+	$(PY) packaging/size_table.py dist/GRPO\ Studio
+
+app-test: app ## freeze the app, and try every verb and page of it with an empty environment
+	QT_QPA_PLATFORM=offscreen $(PY) -m pytest -m proof tests/packaging/test_frozen.py
+
+app-linux: app ## freeze the app, and pack it with an install script into a tarball in dist/
+	$(PY) packaging/linux_package.py
+
 clean: ## remove .venv and caches (runs are kept)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 
@@ -66,3 +76,7 @@ $(VENV)/.test-ready: pyproject.toml constraints.txt | $(PY)
 	$(PY) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]'
 	@$(PY) packaging/kernel_header.py
 	@touch $@ $(VENV)/.run-ready
+
+$(VENV)/.app-ready: pyproject.toml constraints.txt | $(PY)
+	$(PY) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[app,dev]'
+	@touch $@

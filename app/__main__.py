@@ -1,13 +1,11 @@
 """The entry point of GRPO Studio: parse arguments, make the application, open the window.
 
-With no display on Linux it trains the bundled demo in the terminal instead. In a bundled app the same executable,
-called with `--backend VERB …`, is the trainer.
+With no display on Linux it trains the bundled demo in the terminal instead.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import signal
 import sys
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backend.spec import places
-from backend.spec.command import BUNDLED_FLAG, backend_command, backend_environment
+from backend.spec.command import backend_command, backend_environment
 
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QApplication
@@ -33,8 +31,6 @@ READ_AHEAD_MS = 300
 
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == [BUNDLED_FLAG]:
-        return run_backend(arguments[1:])
     options = parse(arguments)
     if options.runs_dir:
         os.environ[places.RUNS_VARIABLE] = str(Path(options.runs_dir).expanduser().resolve())
@@ -55,13 +51,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--size", metavar="WxH", help="size of the window in pixels, such as 1280x800")
     parser.add_argument("--screenshot", type=Path, metavar="PNG", help="draw the page into a picture and quit")
     return parser.parse_args(arguments)
-
-
-def run_backend(arguments: list[str]) -> int:
-    """Run the trainer in this process. A bundled app has one executable, so `backend.__main__` is imported here, by name; the
-    window's own process never does so."""
-    sys.argv = ["grpo-studio-backend", *arguments]
-    return importlib.import_module("backend.__main__").main() or 0
 
 
 def has_display() -> bool:

@@ -19,12 +19,15 @@ def version(is_requested: bool) -> None:
     blas_sentence = blas.prepare()
     import mlx.core as mx
 
+    from backend.engine.cpu import compiler
     from backend.run.telemetry import versions
 
     for name, number in versions().items():
         print(f"{name} {number}")
     print(f"device {mx.default_device()}")
     print(blas_sentence)
+    if compiler_sentence := compiler.prepare():
+        print(compiler_sentence)
     raise typer.Exit
 
 

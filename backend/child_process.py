@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from backend.spec.command import backend_command, backend_environment
+from backend.spec.command import backend_command, backend_environment, is_bundled
 from backend.spec.events import json_safe
 
 POLL_S = 0.05
@@ -91,7 +91,7 @@ def module_command(module: str, verb: str) -> list[str]:
 
     `-P` keeps a folder named `backend` in the working directory from being run in place of ours.
     """
-    if getattr(sys, "frozen", False):
+    if is_bundled():
         return backend_command(verb)
     return [sys.executable, "-P", "-m", module]
 

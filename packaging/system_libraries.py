@@ -45,6 +45,20 @@ def loads(library: str) -> bool:
     return True
 
 
+def missing_for_window() -> str:
+    """A sentence with the libraries that Qt cannot be started without and that are not here; "" where none is missing, or not on Linux.
+    A frozen app, which brings some of them, says it at its start."""
+    if not sys.platform.startswith("linux"):
+        return ""
+    missing = {library: package for library, package in REQUIRED.items() if not loads(library)}
+    if not missing:
+        return ""
+    return (
+        f"The window needs system libraries that this machine lacks: {', '.join(missing)}. "
+        f"On Debian and Ubuntu: sudo apt-get install {' '.join(missing.values())}"
+    )
+
+
 def missing_required() -> list[str]:
     packages = [package for library, package in REQUIRED.items() if not loads(library)]
     if importlib.util.find_spec("ensurepip") is None:

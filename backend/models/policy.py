@@ -21,6 +21,7 @@ from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 from mlx_lm import utils as mlx_lm_utils
 from mlx_lm.tuner.utils import load_adapters
 
+from backend.engine.cpu import compiler
 from backend.engine.model_probe import gradient_error, is_causal, split
 from backend.models.adapters import adapted_layer_count, attach_adapters, lora_parameters
 from backend.spec.faults import Mistake
@@ -131,6 +132,8 @@ def load_policy(config: ModelSettings, note: Callable[[str], None] = lambda sent
 
     Raises Mistake, naming the setting, for a model that cannot be loaded, run, quantised or adapted.
     """
+    if sentence := compiler.prepare():
+        note(sentence)
     model, tokenizer, model_config = load_model(config.model, "model")
     if config.quantization != "none":
         model, model_config = _quantize(model, model_config, config.quantization)
@@ -172,6 +175,7 @@ def cast(model: nn.Module, dtype: str, keep: bool = False) -> Any:
 
 def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]:
     """(model, tokenizer, its config.json) of a folder or Hub id, through mlx-lm. Raises Mistake naming `setting`."""
+    compiler.prepare()  # mlx-lm's models call compiled functions
     source = model_source(name, setting)
     stdout = io.StringIO()
     try:

@@ -6,11 +6,17 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from backend.spec.places import project_root
 
-BUNDLED_FLAG = "--backend"
-"""A bundled app re-enters its own executable with this flag, because `sys.executable` is not Python there."""
+BUNDLED_PROGRAM = "grpo-studio-backend"
+"""The trainer's executable in a bundled app, beside the window's. There `sys.executable` is one of the two, and not Python."""
+
+
+def is_bundled() -> bool:
+    """Whether this program was made by PyInstaller (`packaging/grpo-studio.spec`)."""
+    return getattr(sys, "frozen", False)
 
 
 def backend_command(verb: str, *arguments: str) -> list[str]:
@@ -19,15 +25,20 @@ def backend_command(verb: str, *arguments: str) -> list[str]:
     `-P` keeps a folder named `backend` in the working directory from being run in place of ours. Installed from a wheel we are
     part of the package `grpo_studio`, and only by that name does a command that a person copies into a shell find us.
     """
-    if getattr(sys, "frozen", False):
-        return [sys.executable, BUNDLED_FLAG, verb, *arguments]
+    if is_bundled():
+        return [str(Path(sys.executable).with_name(BUNDLED_PROGRAM)), verb, *arguments]
     package = "grpo_studio." if (project_root() / "__init__.py").exists() else ""
     return [sys.executable, "-P", "-m", f"{package}backend", verb, *arguments]
 
 
 def backend_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment for a backend process: our own packages first, output unbuffered and in UTF-8."""
+    """Environment for a backend process: our own packages first, output unbuffered and in UTF-8.
+
+    A bundled program ignores Python's variables and has all of this built in (`packaging/grpo-studio.spec`).
+    """
     environment = dict(os.environ if base is None else base)
+    if is_bundled():
+        return environment
     ours, theirs = str(project_root()), environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = f"{ours}{os.pathsep}{theirs}" if theirs else ours
     environment["PYTHONUNBUFFERED"] = "1"

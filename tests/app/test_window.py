@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from PySide6.QtCore import QMimeData, QObject, QPointF, Qt, QUrl, Signal
@@ -650,15 +649,6 @@ def test_without_a_display_the_demo_runs_in_the_terminal(monkeypatch, capsys):
         start.main([])
     assert capsys.readouterr().out == "No display was found, so the demo runs here in the terminal.\n"
     assert called[0][-3:] == ["-m", "backend", "demo"]
-
-
-def test_a_bundled_app_is_its_own_trainer(monkeypatch):
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    seen: list[list[str]] = []
-    fake = SimpleNamespace(main=lambda: seen.append(list(sys.argv)))
-    monkeypatch.setitem(sys.modules, "backend.__main__", fake)
-    assert start.main(["--backend", "check", "c.yaml"]) == 0
-    assert seen == [["grpo-studio-backend", "check", "c.yaml"]]
 
 
 def test_screenshot_saves_the_page_as_png(tmp_path: Path):

@@ -86,8 +86,6 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
 
 LIGHT = {SPEC, TYPES, "backend.rewards"}
 HEAVY = {"mlx", "mlx_lm", "transformers", "datasets", "torch"}
-EXCEPTIONS = {("app/__main__.py", "backend.__main__")}
-"""A bundled app has one executable: called with --backend it is the trainer, and that process opens no window."""
 
 
 # What is imported
@@ -182,11 +180,7 @@ def _offence_at_home(room: str, importer: str, imported: str) -> str:
 def offences(name: str, path: Path) -> list[str]:
     file = str(path.relative_to(ROOT))
     imports_with_reasons = ((line, imported, offence(name, imported)) for line, imported in imports_of(path))
-    return [
-        f"{file}:{line} imports {imported}: {why}"
-        for line, imported, why in imports_with_reasons
-        if why and (file, imported) not in EXCEPTIONS
-    ]
+    return [f"{file}:{line} imports {imported}: {why}" for line, imported, why in imports_with_reasons if why]
 
 
 def test_every_import_keeps_to_the_rooms():
@@ -235,11 +229,6 @@ def test_a_module_that_no_rule_names_is_an_offence() -> None:
 
 def test_every_rule_names_a_room_that_exists() -> None:
     assert not [room for room in RULES if room not in modules()]
-
-
-def test_exceptions_are_still_needed():
-    for file, imported in EXCEPTIONS:
-        assert imported in [module for _, module in imports_of(ROOT / file)]
 
 
 def test_colours_live_in_the_theme_alone():

@@ -94,7 +94,8 @@ def test_non_json_values_raise_unless_a_fallback_is_passed() -> None:
     assert json_line({"so": {1}}, default=str) == '{"so": "{1}"}\n'
 
 
-def test_a_bundled_app_starts_itself_as_its_child(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundled_app_starts_the_trainers_executable_as_its_child(monkeypatch: pytest.MonkeyPatch) -> None:
     assert module_command("backend.some.module", "verb") == [sys.executable, "-P", "-m", "backend.some.module"]
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert module_command("backend.some.module", "verb") == [sys.executable, "--backend", "verb"]
+    monkeypatch.setattr(sys, "executable", "/opt/grpo-studio")
+    assert module_command("backend.some.module", "verb") == ["/opt/grpo-studio-backend", "verb"]

@@ -249,11 +249,14 @@ def test_lm_studios_models_folder_is_read_from_its_settings(home: Path) -> None:
 # ── the command line of a verb ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_bundled_app_re_enters_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundled_app_starts_the_trainers_executable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend_command("train", "--run", "a b") == [sys.executable, "-P", "-m", "backend", "train", "--run", "a b"]
     assert shell_line(["python", "a b"]) == "python 'a b'"
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert backend_command("train", "x") == [sys.executable, "--backend", "train", "x"]
+    for program in ("grpo-studio", "grpo-studio-backend"):  # from the window, and from the trainer itself
+        monkeypatch.setattr(sys, "executable", f"/opt/GRPO Studio/{program}")
+        assert backend_command("train", "x") == ["/opt/GRPO Studio/grpo-studio-backend", "train", "x"]
+    assert backend_environment({"HOME": "/h"}) == {"HOME": "/h"}, "a program of the user's must not import our packages"
 
 
 def test_the_environment_puts_our_packages_first() -> None:

@@ -5,8 +5,14 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
+from backend.spec.command import is_bundled
+
 _MAX_VALUE = 80
 _MAX_MESSAGE = 200
+_BUNDLED_MODULES = (
+    "the app brings Python's standard library, numpy, sympy, regex and what else the trainer uses; for other packages install "
+    "grpo-studio with pip beside them"
+)
 
 
 def shorten(text: str, limit: int = _MAX_VALUE) -> str:
@@ -17,10 +23,12 @@ def shorten(text: str, limit: int = _MAX_VALUE) -> str:
 
 
 def describe_error(error: BaseException, file: Path | None) -> str:
-    """`ValueError: message (my_rewards.py, line 12)`, with the innermost line in `file` if it has one in the traceback."""
+    """`ValueError: message (my_rewards.py, line 12)`, with the innermost line in `file` if it has one in the traceback; in a bundled
+    app, whose Python the user cannot install anything into, a missing module with what can be done."""
     message = shorten(str(error), _MAX_MESSAGE).rstrip(".")
     location = _innermost_line(error, file)
-    return f"{type(error).__name__}{': ' if message else ''}{message}{f' ({location})' if location else ''}"
+    advice = f"; {_BUNDLED_MODULES}" if isinstance(error, ModuleNotFoundError) and is_bundled() else ""
+    return f"{type(error).__name__}{': ' if message else ''}{message}{f' ({location})' if location else ''}{advice}"
 
 
 def _innermost_line(error: BaseException, file: Path | None) -> str:

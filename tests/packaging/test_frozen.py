@@ -1,0 +1,313 @@
+"""The frozen app: every verb, every page and every child process works from dist/ on a machine that has nothing.
+
+Run by `make app-test`, which builds first. The programs run with an empty environment and a PATH that holds a shell and nothing else, so
+neither this machine's Python nor its compiler can help. The bundle is dist/, or the folder that $GRPO_STUDIO_BUNDLE names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app.pages import PAGES
+from backend.__main__ import app
+from backend.spec.command import BUNDLED_PROGRAM
+
+ROOT = Path(__file__).parents[2]
+BUILT = ROOT / "dist" / ("GRPO Studio.app/Contents/MacOS" if sys.platform == "darwin" else "GRPO Studio")
+BUNDLE = Path(os.environ.get("GRPO_STUDIO_BUNDLE") or BUILT)
+RESOURCES = (
+    next((path for path in (BUNDLE / "_internal", BUNDLE.parent / "Resources") if path.is_dir()), BUNDLE) / "resources"
+)
+
+pytestmark = [
+    pytest.mark.proof,
+    pytest.mark.skipif(not (BUNDLE / BUNDLED_PROGRAM).exists(), reason="no frozen app in dist/: make app builds it"),
+]
+
+FAILS_ONCE = """
+import pathlib, traceback
+import mlx.core as mx
+from backend.rewards import register_reward_function
+
+MARK = pathlib.Path(__file__).with_name("failed")
+TEXT = "[METAL] Command buffer execution failed: Impacting Interactivity (0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)"
+
+def failing(evaluate):
+    def call(*arrays):
+        if not MARK.exists() and any(frame.name == "_update" for frame in traceback.extract_stack()):
+            MARK.write_text("once")
+            raise RuntimeError(TEXT)
+        return evaluate(*arrays)
+    return call
+
+mx.eval = failing(mx.eval)
+
+@register_reward_function("length")
+def length(completions, **kwargs):
+    return [float(len(text)) for text in completions]
+"""
+
+IMPORTS = """
+import concurrent.futures, csv, ctypes, decimal, difflib, email.mime.text, fractions, sqlite3, statistics, unicodedata, xml.etree.ElementTree
+import numpy, regex, sympy
+from backend.rewards import register_reward_function
+
+@register_reward_function("digits")
+def digits(completions, **kwargs):
+    return [float(sum(character.isdigit() for character in text)) for text in completions]
+"""
+
+
+class Machine:
+    """A home folder and a PATH with nothing but a shell, and the frozen programs run in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "home"
+        self.programs = folder / "bin"
+        self.home.mkdir(parents=True)
+        self.programs.mkdir()
+        (self.programs / "sh").symlink_to(shutil.which("sh") or "/bin/sh")
+
+    def run(
+        self, program: str, *arguments: str | Path, stdin: str = "", code: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one of the two executables to its end, and check its exit code."""
+        environment = {
+            "HOME": str(self.home),
+            "PATH": str(self.programs),
+            "TMPDIR": str(self.home),
+            "HF_HUB_OFFLINE": "1",
+        }
+        if program == "grpo-studio":
+            environment["QT_QPA_PLATFORM"] = "offscreen"
+        command = [str(BUNDLE / program), *map(str, arguments)]
+        done = subprocess.run(
+            command, env=environment, cwd=self.home, input=stdin, capture_output=True, text=True, timeout=280
+        )
+        assert done.returncode == code, (
+            f"{command} ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        )
+        return done
+
+    def backend(self, *arguments: str | Path, stdin: str = "", code: int = 0) -> str:
+        return self.run(BUNDLED_PROGRAM, *arguments, stdin=stdin, code=code).stdout
+
+    def ask(self, question: str, **request: object) -> Any:
+        """Put one question to `serve`, and return its answer."""
+        line = json.dumps({"id": 1, "ask": question, "with": request})
+        replies = [json.loads(line) for line in self.backend("serve", stdin=f"{line}\n").splitlines()]
+        assert "answer" in replies[-1], replies
+        return replies[-1]["answer"]
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return Machine(tmp_path_factory.mktemp("bare"))
+
+
+def config(machine: Machine, name: str, **changes: object) -> Path:
+    """A config of the bundled demo, two short steps long, with `changes`."""
+    raw = yaml.safe_load((RESOURCES / "presets" / "demo.yaml").read_text("utf-8"))
+    raw |= {
+        "model": str(RESOURCES / "demo" / "model"),
+        "data": str(RESOURCES / "demo" / "data"),
+        "iters": 2,
+        "save_every": 1,
+    }
+    raw |= {"steps_per_eval": 0, "val_batches": 1, **changes}
+    if "reward_functions" in changes:  # the demo's weights are for the demo's functions
+        raw.pop("reward_weights", None)
+    path = machine.home / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(machine: Machine) -> Path:
+    """A finished run."""
+    machine.backend("train", config(machine, "trained"), "--name", "trained", "--no-progress")
+    folder = machine.home / ".local" / "share" / "grpo-studio" / "runs" / "trained"
+    assert events(folder)[-1]["kind"] == "finished"
+    return folder
+
+
+def events(run: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (run / "events.jsonl").read_text("utf-8").splitlines()]
+
+
+# ── verbs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check(machine: Machine, run: Path) -> None:
+    assert machine.backend("check", config(machine, "checked")) is not None
+    machine.backend("check", config(machine, "wrong", learning_rate=-1), code=2)
+
+
+def estimate(machine: Machine, run: Path) -> None:
+    assert json.loads(machine.backend("estimate", run / "config.yaml", "--json").splitlines()[-1])
+
+
+def train(machine: Machine, run: Path) -> None:
+    assert [event["step"] for event in events(run) if event["kind"] == "step"] == [1, 2]
+
+
+def resume(machine: Machine, run: Path) -> None:
+    machine.backend("resume", run)
+
+
+def demo(machine: Machine, run: Path) -> None:
+    last = machine.backend("demo", "--iters", "1", "--json").splitlines()[-1]
+    assert 0 < json.loads(last)["before"] < 1
+
+
+def runs(machine: Machine, run: Path) -> None:
+    assert "trained" in machine.backend("runs", "--json")
+
+
+def export(machine: Machine, run: Path) -> None:
+    machine.backend("export", run, "--to", "folder", "--folder", machine.home / "models", "--name", "exported")
+    assert list((machine.home / "models").rglob("exported/model*.safetensors"))
+
+
+def serve(machine: Machine, run: Path) -> None:
+    assert machine.ask("models") is not None
+    # Which architectures there are, and their aliases, is read from mlx-lm's own files.
+    facts = machine.ask("model_facts", name=str(RESOURCES / "demo" / "model"))
+    assert not facts.get("refusal"), facts
+
+
+def rewards(machine: Machine, run: Path) -> None:
+    assert "r1_accuracy_reward_func" in machine.backend("rewards", "list")
+    scored = machine.backend(
+        "rewards", "score", run / "config.yaml", "--completions", run / "completions.jsonl", "--json"
+    )
+    assert json.loads(scored.splitlines()[-1])["rows"]
+    sampled = machine.backend("rewards", "sample", run / "config.yaml", "-n", "1", "--json")
+    assert json.loads(sampled.splitlines()[-1])
+
+
+def bench(machine: Machine, run: Path) -> None:
+    machine.backend("bench", "device", "--quick", "--minutes", "0.3", "--out", machine.home)
+    assert list(machine.home.glob("device-*.json"))
+
+
+VERBS = {verb.__name__: verb for verb in (check, estimate, train, resume, demo, runs, export, serve, rewards, bench)}
+
+
+def verbs_of_the_command_line() -> set[str]:
+    line = app()
+    names = [command.name or command.callback.__name__ for command in line.registered_commands if command.callback]
+    return {*names, *(str(group.name) for group in line.registered_groups)}
+
+
+def test_every_verb_has_a_test_here() -> None:
+    assert verbs_of_the_command_line() == set(VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_verb(machine: Machine, run: Path, verb: str) -> None:
+    VERBS[verb](machine, run)
+
+
+def test_versions_and_what_is_slow_here(machine: Machine) -> None:
+    lines = machine.backend("--version").splitlines()
+    assert any(line.startswith("transformers ") for line in lines)
+    if sys.platform == "linux":
+        assert any(line.startswith("BLAS is OpenBLAS") for line in lines)
+        assert lines[-1].startswith("g++ is not installed, so")
+
+
+# ── pages ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("page", [page.key for page in PAGES])
+def test_page(machine: Machine, run: Path, page: str, qapp) -> None:
+    from PySide6.QtGui import QImage
+
+    picture = machine.home / f"{page}.png"
+    machine.run("grpo-studio", "--page", page, "--screenshot", picture, "--size", "1000x700")
+    image = QImage(str(picture))
+    assert (image.width(), image.height()) == (1000, 700)
+    assert len({image.pixel(x, y) for x in range(0, 1000, 10) for y in range(0, 700, 10)}) > 20, "an empty page"
+
+
+# ── child processes, and what is found by name or read as text ───────────────────────────────────────────────────────
+
+
+def test_math_is_verified_in_a_child(machine: Machine) -> None:
+    rows = machine.home / "math.jsonl"
+    rows.write_text(json.dumps({"prompt": "p", "completion": "$\\frac{2}{4}$", "answer": "0.5"}) + "\n")
+    settings = config(machine, "math", reward_functions=["accuracy_reward"])
+    scored = machine.backend("rewards", "score", settings, "--completions", rows, "--json")
+    assert json.loads(scored.splitlines()[-1])["rows"][0]["scores"] == {"accuracy_reward": 1.0}
+
+
+def test_a_reward_file_may_import_the_standard_library(machine: Machine) -> None:
+    file = machine.home / "mine.py"
+    file.write_text(IMPORTS)
+    settings = config(machine, "own_rewards", reward_functions_file=str(file), reward_functions=["digits"])
+    machine.backend("train", settings, "--name", "own_rewards", "--no-progress", "--set", "iters=1")
+
+
+def test_a_module_that_is_not_there_is_one_sentence(machine: Machine) -> None:
+    file = machine.home / "needs_more.py"
+    file.write_text("import scipy\n" + IMPORTS)
+    settings = config(machine, "missing", reward_functions_file=str(file), reward_functions=["digits"])
+    done = machine.run(BUNDLED_PROGRAM, "train", settings, "--name", "missing", "--no-progress", code=2)
+    assert "No module named 'scipy'" in done.stderr and "the app brings Python's standard library" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_after_a_gpu_error_the_run_goes_on_in_a_fresh_program(machine: Machine) -> None:
+    file = machine.home / "fails_once.py"
+    file.write_text(FAILS_ONCE)
+    settings = config(machine, "restarted", reward_functions_file=str(file), reward_functions=["length"], iters=3)
+    machine.backend("train", settings, "--name", "restarted", "--no-progress")
+    diary = events(machine.home / ".local" / "share" / "grpo-studio" / "runs" / "restarted")
+    started = [event for event in diary if event["kind"] == "started"]
+    assert len({event["pid"] for event in started}) == 1 and started[-1]["resumed_from"] is not None
+    assert diary[-1]["kind"] == "finished"
+
+
+def test_a_dataset_in_parquet_from_the_cache_of_the_hub(machine: Machine) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    repo = machine.home / ".cache" / "huggingface" / "hub" / "datasets--someone--sums"
+    snapshot = repo / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("0123")
+    table = pyarrow.table({"prompt": ["1+1=", "2+2="] * 20, "answer": ["2", "4"] * 20})
+    pyarrow.parquet.write_table(table, snapshot / "train.parquet")
+    machine.backend("check", config(machine, "from_hub", data="someone/sums", val_batches=0))
+
+
+@pytest.mark.parametrize("preset", sorted(path.name for path in (ROOT / "resources" / "presets").glob("*.yaml")))
+def test_presets_are_there(preset: str) -> None:
+    assert (RESOURCES / "presets" / preset).exists()
+
+
+# ── the folder itself ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def files_with(needle: bytes, files: Sequence[Path]) -> list[str]:
+    return [str(path.relative_to(BUNDLE)) for path in files if needle in path.read_bytes()]
+
+
+def test_no_text_file_names_a_path_of_the_machine_that_built(machine: Machine) -> None:
+    texts = [
+        path for path in BUNDLE.rglob("*") if path.is_file() and path.suffix in (".py", ".json", ".txt", ".yaml", "")
+    ]
+    texts = [path for path in texts if path.parent != BUNDLE and path.stat().st_size < 1_000_000]
+    assert not files_with(str(ROOT).encode(), texts)
