@@ -29,6 +29,7 @@ from backend.spec.faults import Mistake
 from backend.types import Completion, Group, Problem
 
 OnText = Callable[[SideName, str], None]
+OnReply = Callable[["Reply"], None]
 Check = Callable[[], None]
 HELD_OUT = ("test", "valid", "train")
 """Where prompts are picked from: the first of these splits that has rows."""
@@ -149,9 +150,10 @@ class Chat:
         names: Sequence[SideName],
         on_text: OnText = lambda side, text: None,
         check: Check = lambda: None,
+        on_reply: OnReply = lambda reply: None,
     ) -> dict[SideName, Reply]:
-        """The answers of the named sides, which take turns token by token. `on_text` gets each new piece of text; `check` is called
-        before every token, and may raise to stop. Raises Mistake for a prompt that cannot be rendered."""
+        """The answers of the named sides, which take turns token by token. `on_text` gets each new piece of text, `on_reply` each answer
+        as it ends; `check` is called before every token, and may raise to stop. Raises Mistake for a prompt that cannot be rendered."""
         began = time.perf_counter()
         turn = max((len(question.turns.get(name, ())) for name in names), default=0)
         (uniform_T,) = keyed_uniforms(question.seed, [(turn, 0)], question.max_tokens)
@@ -167,15 +169,16 @@ class Chat:
                     1, question.max_tokens, self.sides.tokenizer, self.sides.eos_ids, self.source.config.stop
                 )
                 answers.append(_Answer(name, problem, steps, outputs, self.sides, began))
-            unfinished = answers
-            while unfinished:
-                for answer in unfinished:
+            replies: dict[SideName, Reply] = {}
+            while len(replies) < len(answers):
+                for answer in (answer for answer in answers if answer.is_open):
                     check()
                     if text := answer.step():
                         on_text(answer.side, text)
-                unfinished = [answer for answer in unfinished if answer.is_open]
-        replies = [answer.reply(self._sequences[answer.side].prefilled) for answer in answers]
-        return {reply.side: reply for reply in replies}
+                    if not answer.is_open:
+                        replies[answer.side] = answer.reply(self._sequences[answer.side].prefilled)
+                        on_reply(replies[answer.side])
+        return replies
 
 
 class _Answer:
@@ -213,5 +216,6 @@ class _Answer:
         return text if self.is_open else text + self._text.rest()
 
     def reply(self, prefilled: int) -> Reply:
+        """The answer, once it has ended."""
         completion = self._outputs.completion(0)
         return Reply(self.side, self.problem, completion, prefilled, self._first_token_s, self._seconds)

@@ -59,7 +59,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         NUMBERS,
     ),
     "backend.serve": (
-        {SPEC, *(f"backend.{room}" for room in ("chat", "data", "models", "child_process", "rewards", "run"))},
+        {SPEC, *(f"backend.{room}" for room in ("chat", "data", "models", "child_process", "rewards", "run"))}
+        | {"backend.generation"},
         set(),
     ),
     "backend.demo": (
