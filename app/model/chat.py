@@ -45,11 +45,12 @@ class ChatAnswer:
 
 @dataclass(slots=True)
 class ChatTurn:
-    """A prompt and its answers by side."""
+    """A prompt and its answers by side. `is_first`: it begins a conversation, and the models do not see what stands above."""
 
     prompt: str
     expected: str
     answers: dict[str, ChatAnswer]
+    is_first: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class ChatWithModel(QObject):
         sides – the sides that are loaded.
         bytes – memory of the loaded weights.
         notes – sentences about what was loaded.
-        turns – the conversation.
+        turns – what is shown: the present conversation, and those before it since `reset`.
         row – the row that was picked last, or None.
 
     Signals:
@@ -102,6 +103,8 @@ class ChatWithModel(QObject):
         self.notes: list[str] = []
         self.turns: list[ChatTurn] = []
         self.row: HeldOutRow | None = None
+        self._first = 0
+        """Index of the turn that began the present conversation."""
         self._opening_row: int | None = None
         self._question: int | None = None
         self._may_score = False
@@ -111,6 +114,14 @@ class ChatWithModel(QObject):
     @property
     def is_loaded(self) -> bool:
         return self.state in ("ready", "answering")
+
+    def has_loaded(self, choice: ChatChoice, checkpoint: str) -> bool:
+        """Whether this is what is loaded."""
+        return (
+            self.is_loaded
+            and self.choice is not None
+            and (self.choice.name, self.checkpoint) == (choice.name, checkpoint)
+        )
 
     def load(self, choice: ChatChoice, checkpoint: str) -> None:
         """Load a run at a checkpoint, or a model, in place of what is loaded."""
@@ -166,9 +177,9 @@ class ChatWithModel(QObject):
     # The conversation
 
     def reset(self) -> None:
-        """Begin a new conversation; the model stays loaded."""
+        """Begin a new conversation, with none shown; the model stays loaded."""
         self.stop()
-        self.turns, self._opening_row = [], None
+        self.turns, self._first, self._opening_row = [], 0, None
         self.turns_changed.emit()
 
     def send(
@@ -186,10 +197,10 @@ class ChatWithModel(QObject):
         if self._service is None or self.state != "ready" or not sides:
             return
         if self.row is not None and prompt == self.row.prompt:
-            self.reset()
-            self._opening_row = self.row.number
+            self._first, self._opening_row = len(self.turns), self.row.number
         turns = {side: self._turns_of(side) for side in sides}
-        self.turns.append(ChatTurn(prompt, expected, {side: ChatAnswer() for side in sides}))
+        is_first = self._first == len(self.turns)
+        self.turns.append(ChatTurn(prompt, expected, {side: ChatAnswer() for side in sides}, is_first))
         self._set_state("answering")
         self.turns_changed.emit()
         self._question = self._service.ask(
@@ -205,12 +216,13 @@ class ChatWithModel(QObject):
 
     def _turns_of(self, side: str) -> list[list[str]]:
         """The side's own conversation so far, as the engine takes it."""
-        answered = [turn for turn in self.turns if side in turn.answers and turn.answers[side].state != "failed"]
+        present = self.turns[self._first :]
+        answered = [turn for turn in present if side in turn.answers and turn.answers[side].state != "failed"]
         return [[turn.prompt, turn.answers[side].text] for turn in answered]
 
     def _on_progress(self, progress: dict[str, Any]) -> None:
         index = len(self.turns) - 1
-        for side, text in progress.get("text", {}).items():
+        for side, text in progress.get("new_text", {}).items():
             answer = self.turns[index].answers[side]
             answer.text += text
             answer.state = "writing"

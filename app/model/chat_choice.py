@@ -65,10 +65,10 @@ def memory_sentence(choice: ChatChoice, checkpoint: str) -> str:
     size = needed_bytes(choice, checkpoint)
     if size is None:
         return ""
-    free, both = machine_bytes(), " for base and tuned, two models after full fine-tuning" if choice.is_full else ""
-    if size <= free:
-        return f"Takes about {amount(size)}{both}; {amount(free)} is free."
-    return f"Takes about {amount(size)}{both}, and only {amount(free)} is free."
+    limit, both = machine_bytes(), ", two models after full fine-tuning" if choice.is_full else ""
+    if size <= limit:
+        return f"Needs about {amount(size)} of {amount(limit)}{both}."
+    return f"Needs about {amount(size)}{both}, and this machine has only {amount(limit)} to give."
 
 
 def needed_bytes(choice: ChatChoice, checkpoint: str) -> int | None:

@@ -15,13 +15,13 @@ from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QStackedLayout, QVBoxLay
 
 from app import theme
 from app.model import charts, chat_choice
-from app.model.chat import ChatAnswer, ChatWithModel, sampling_of
-from app.model.chat_choice import ChatChoice, memory_sentence, model_choice, run_choice
+from app.model.chat import ChatWithModel, sampling_of
+from app.model.chat_choice import ChatChoice, model_choice, run_choice
 from app.model.session import Session
+from app.pages.parts import chat_words
 from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.labels_and_buttons import button
 from app.widgets.basic.layout import set_shown
-from app.widgets.basic.number_format import figure
 from app.widgets.basic.segmented_control import Segments
 from app.widgets.chat.answer_view import ShownAnswer, ShownScore
 from app.widgets.chat.model_bar import ModelBar
@@ -30,7 +30,6 @@ from app.widgets.chat.row_strip import RowStrip
 from app.widgets.chat.sampling_panel import SamplingPanel
 from app.widgets.chat.text_blocks import PromptBox
 from app.widgets.chat.transcript import Transcript
-from app.widgets.completions.completion_table import STOP_LABELS
 from backend.spec import places
 from backend.spec.places import RunFolder
 
@@ -129,7 +128,7 @@ class ChatPage(QWidget):
         bar.load_requested.connect(self.load)
         bar.unload_requested.connect(chat.unload)
         bar.reset_requested.connect(self.new_conversation)
-        bar.settings_toggled.connect(self.panel.setVisible)
+        bar.settings_toggled.connect(lambda _: self._show())
         self.notice.button_clicked.connect(self._on_notice)
         self.transcript.keep_requested.connect(chat.keep_case)
         self.rows.row_requested.connect(chat.pick_row)
@@ -166,7 +165,6 @@ class ChatPage(QWidget):
         is_wide, was_wide = (width >= theme.scaled(WIDE) for width in (self.width(), event.oldSize().width()))
         if is_wide != was_wide or event.oldSize().width() < 0:  # on a change only: the user may have chosen otherwise
             self.bar.settings.setChecked(is_wide)
-            self.panel.setVisible(is_wide)
 
     def _on_models(self, answer: dict[str, Any]) -> None:
         self._models = [(item["name"], item["id"]) for item in answer["found"] if not item["refusal"]]
@@ -223,8 +221,7 @@ class ChatPage(QWidget):
     @property
     def _is_chosen_loaded(self) -> bool:
         chat, choice = self.chat, self._choice
-        same = chat.choice is not None and choice is not None and chat.choice.name == choice.name
-        return chat.is_loaded and same and chat.checkpoint == self.bar.checkpoint
+        return choice is not None and chat.has_loaded(choice, self.bar.checkpoint)
 
     def _look_for_live_run(self) -> None:
         """Give the memory to a run that trains, and open again when it has ended."""
@@ -242,45 +239,14 @@ class ChatPage(QWidget):
         has_turns = chat.is_loaded and bool(chat.turns)
         self._body.setCurrentWidget(self.transcript if has_turns else self.notice)
         if not has_turns:
-            self.notice.show_notice(*self._notice(), busy=chat.state == "loading")
-        self.about.setText(self._about())
+            notice = chat_words.notice(chat, self._choice, self.bar.checkpoint, self._live)
+            self.notice.show_notice(*notice, busy=chat.state == "loading")
+        self.about.setText(chat_words.about(chat, self._choice, self.bar.checkpoint))
         self.sides.setVisible(len(chat.sides) > 1)
         set_shown(self._below, chat.is_loaded)
+        set_shown(self.panel, chat.is_loaded and self.bar.settings.isChecked())
+        self.bar.settings.setEnabled(chat.is_loaded)
         self._show_enabled()
-
-    def _notice(self) -> tuple[str, str, str]:
-        """Title, sentence and button of what stands in place of a conversation."""
-        chat, choice = self.chat, self._choice
-        if self._live is not None:
-            return (
-                "A run is training",
-                f"{self._live.name} needs this machine's memory. The chat is back when it has ended.",
-                "",
-            )
-        if chat.state == "loading" and chat.choice is not None:
-            return f"Loading {chat.choice.label}", "Reading its weights into memory.", "Cancel"
-        if chat.state == "failed":
-            return "That did not work", chat.problem, "Try again"
-        if chat.is_loaded:
-            where = "Type a prompt below" + (
-                ", or take one of the dataset." if chat.choice and chat.choice.is_run else "."
-            )
-            return "Ask it something", f"{where} {' '.join(chat.notes)}".strip(), ""
-        if choice is None:
-            return "Nothing to talk to yet", "Train a run, and ask it and its base the same things here.", "Go to Train"
-        if choice.problem:
-            return choice.label, choice.problem, ""
-        what = "Base and tuned answer side by side, with the same random numbers. " if choice.is_run else ""
-        return choice.label, what + memory_sentence(choice, self.bar.checkpoint), "Load"
-
-    def _about(self) -> str:
-        """What is loaded, and its memory."""
-        chat = self.chat
-        if not chat.is_loaded or chat.choice is None:
-            return ""
-        label = next((weights.label for weights in chat.choice.checkpoints if weights.key == chat.checkpoint), "")
-        parts = [chat.choice.label, label, f"weights {figure(chat.bytes / 1e9, 'GB')}", *chat.notes]
-        return "  ·  ".join(part for part in parts if part)
 
     def _on_notice(self) -> None:
         if self.chat.state == "loading":
@@ -324,7 +290,7 @@ class ChatPage(QWidget):
             transcript.clear()
         for index in range(len(transcript.answers), len(turns)):
             turn = turns[index]
-            transcript.add_turn(turn.prompt, turn.expected, list(turn.answers))
+            transcript.add_turn(turn.prompt, turn.expected, list(turn.answers), is_first=turn.is_first)
             for side in turn.answers:
                 self._show_answer(index, side)
         self._show()
@@ -338,7 +304,7 @@ class ChatPage(QWidget):
         ]
         self.transcript.answers[index][side].show_answer(
             ShownAnswer(
-                answer.text, answer.state == "writing", _status(answer), answer.reward, scores, answer.problem,
+                answer.text, answer.state == "writing", chat_words.status(answer), answer.reward, scores, answer.problem,
                 self.chat.can_keep(answer),
             )
         )  # fmt: skip
@@ -361,6 +327,7 @@ class ChatPage(QWidget):
         expected, system = self.rows.expected.text().strip(), self.panel.system_message()
         self.chat.send(prompt, chosen, self.panel.values(), expected=expected, system=system)
         self.prompt.clear()
+        self.rows.expected.clear()  # it was this prompt's
 
     def send_or_stop(self) -> None:
         self.chat.stop() if self.chat.state == "answering" else self.send()
@@ -385,14 +352,3 @@ class ChatPage(QWidget):
 
 def _has_weights(run: RunFolder) -> bool:
     return any(folder.is_dir() for folder in (run.checkpoints, run.adapters, run.model))
-
-
-def _status(answer: ChatAnswer) -> str:
-    """“23 tokens, ended, first after 0.05 s, then 190 a second”."""
-    if answer.state != "done":
-        return {"waiting": "Reading the prompt…", "writing": "Writing…", "stopped": "Stopped"}.get(answer.state, "")
-    figures, kept = answer.figures, ", kept as a case" if answer.kept else ""
-    later, seconds = figures["tokens"] - 1, figures["seconds"] - figures["first_token_s"]
-    rate = f", then {figure(later / seconds)} a second" if later and seconds > 0 else ""
-    first = figure(figures["first_token_s"], "s")
-    return f"{figure(figures['tokens'])} tokens, {STOP_LABELS[figures['stop']]}, first after {first}{rate}{kept}"

@@ -51,10 +51,9 @@ class Sides:
     @property
     def bytes(self) -> int:
         """Memory of the weights, arrays that both have counted once."""
-        arrays = {
-            id(array): array for side in self.sides.values() for _, array in tree_flatten(side.model.parameters())
-        }
-        return sum(array.nbytes for array in arrays.values())
+        arrays: list[mx.array] = [array for side in self.sides.values() for array in _arrays(side.model).values()]
+        distinct = {id(array): array for array in arrays}
+        return sum(array.nbytes for array in distinct.values())
 
 
 def load_sides(source: ChatSource, wanted: Sequence[SideName] = SIDES, note: Note = lambda sentence: None) -> Sides:

@@ -79,7 +79,7 @@ class AnswerPrinter:
     """Prints answers as they come; with `labels` each under the name of its side, in colour on a terminal."""
 
     labels: bool
-    texts: dict[str, str] = field(default_factory=dict)
+    texts: dict[SideName, str] = field(default_factory=dict)
     """What has been printed of each side."""
 
     def print_label(self, side: str) -> None:
@@ -88,7 +88,7 @@ class AnswerPrinter:
 
             Console(highlight=False).print(f"[bold cyan]{side}[/]" if side == "tuned" else f"[bold]{side}[/]")
 
-    def print_text(self, side: str, text: str) -> None:
+    def print_text(self, side: SideName, text: str) -> None:
         self.texts[side] = self.texts.get(side, "") + text
         sys.stdout.write(text)
         sys.stdout.flush()

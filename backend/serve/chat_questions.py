@@ -51,7 +51,7 @@ def chat_row(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
 
 def chat_reply(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
     """{"sides", "prompt", "turns": {side: [[prompt, answer], …]}, "row"?, "answer"?, "system"?, "temperature", "top_p", "top_k", "min_p",
-    "max_tokens", "seed"} → {}, when all have answered. Reports {"text": {side: new text}}, and as an answer ends
+    "max_tokens", "seed"} → {}, when all have answered. Reports {"new_text": {side: text}}, and as an answer ends
     {"side", …`Reply.figures`, "group": a line for the question `score`}."""
     from backend.rewards.completion_lines import line_of
 
@@ -100,5 +100,5 @@ class _TextReports:
 
     def send(self) -> None:
         if self._texts:
-            self._report({"text": self._texts})
+            self._report({"new_text": self._texts})
             self._texts, self._last = {}, time.monotonic()

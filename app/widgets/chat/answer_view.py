@@ -1,4 +1,4 @@
-"""One answer: who gave it, its thinking folded away, its text, how the rewards scored it, how long it took."""
+"""One answer: who gave it, its text as it was sampled, with long thinking folded away, how the rewards scored it, how long it took."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.controls import LinkButton
@@ -18,7 +18,7 @@ from app.widgets.completions.completion_detail import TagHighlighter, scores_htm
 
 OPEN_TAG, CLOSE_TAG = "<think>", "</think>"
 SHORT = 240
-"""Characters of thinking that stay unfolded: they are no longer than the line that would hide them is worth."""
+"""Characters of thinking that stay unfolded."""
 TITLES = {"base": "Base", "tuned": "Tuned"}
 
 
@@ -49,7 +49,7 @@ class AnswerView(QFrame):
 
     Attributes:
         side – base or tuned.
-        fold – the button that unfolds the thinking.
+        fold – the button that folds the thinking away, or shows it again.
 
     Signals:
         keep_requested – keep it as a case.
@@ -62,17 +62,12 @@ class AnswerView(QFrame):
         self.setProperty("role", "card")
         self.side = side
         self._shown: ShownAnswer | None = None
-        self._is_unfolded: bool | None = None
-        """What the user has chosen; None before."""
+        self._is_folded = False
+        self._chosen: bool | None = None
+        """Whether the user has folded the thinking away; None before the first click."""
         name = f"{TITLES[side]}, answer {number}"
-        self.fold = QToolButton()
-        self.fold.setProperty("role", "disclosure")
-        self.fold.setCheckable(True)
-        self.fold.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
-        self.fold.setAccessibleName(f"{name}: thinking")
-        self.fold.clicked.connect(self._unfold)
-        self.thinking = GrowingText(f"{name}: thinking", theme.mono_font())
-        self.thinking.setProperty("role", "plain")
+        self.fold = LinkButton("")
+        self.fold.clicked.connect(lambda _checked=False: self._turn_fold())
         self.text = GrowingText(name, theme.mono_font())
         self._highlighter = TagHighlighter(self.text)
         self.scores = label(font=theme.figures_font(12), role="muted", wrap=True, selectable=True)
@@ -89,35 +84,30 @@ class AnswerView(QFrame):
         theme.signals.changed.connect(self._recolour)
 
     def _lay_out(self) -> None:
-        head = QHBoxLayout()
-        head.addWidget(label(TITLES[self.side], theme.heading_font()))
-        head.addStretch(1)
-        head.addWidget(self.fold)
         foot = QHBoxLayout()
+        foot.setSpacing(2 * theme.SPACE)
         foot.addWidget(self.status, 1)
-        foot.addWidget(self.keep)
+        for link in (self.fold, self.keep):
+            foot.addWidget(link, 0, Qt.AlignmentFlag.AlignBottom)
         column = QVBoxLayout(self)
         column.setContentsMargins(12, theme.SPACE, 12, theme.SPACE)
         column.setSpacing(6)
-        column.addLayout(head)
-        for part in (self.thinking, self.text, self.scores, self.problem):
+        column.addWidget(label(TITLES[self.side], theme.heading_font()))
+        for part in (self.text, self.scores, self.problem):
             column.addWidget(part)
         column.addStretch(1)  # beside a longer answer the foot stays at the bottom
         column.addLayout(foot)
 
     def show_answer(self, shown: ShownAnswer) -> None:
         self._shown = shown
-        thinking, answer, is_thinking = split_thinking(shown.text)
-        unfolded = self._is_unfolded
-        if unfolded is None:  # in sight while it is being written, and as long as it is short
-            unfolded = is_thinking or len(thinking) <= SHORT
-        self.thinking.show_text(thinking)
-        self.text.show_text(answer)
-        self.fold.setText("Hide thinking" if unfolded else f"Show thinking ({figure(len(thinking.split()))} words)")
-        self.fold.setChecked(unfolded)
-        set_shown(self.fold, bool(thinking))
-        set_shown(self.thinking, bool(thinking) and unfolded)
-        set_shown(self.text, bool(answer) or not thinking)
+        thinking, answer = split_thinking(shown.text)
+        # In sight while it is being written, and as long as it is short.
+        self._is_folded = bool(answer) and len(thinking) > SHORT if self._chosen is None else self._chosen
+        self.text.show_text(answer if self._is_folded else shown.text)
+        self.fold.setText(
+            f"Show thinking ({figure(len(thinking.split()))} words)" if self._is_folded else "Hide thinking"
+        )
+        set_shown(self.fold, bool(answer) and len(thinking) > SHORT)
         self.scores.setText(self._scores_html(shown))
         set_shown(self.scores, bool(shown.scores))
         self.problem.setText(shown.problem)
@@ -133,8 +123,8 @@ class AnswerView(QFrame):
         )
         return f"<b>Reward {figure(shown.reward)}</b> &nbsp;&nbsp; {chips}"
 
-    def _unfold(self, checked: bool) -> None:
-        self._is_unfolded = checked
+    def _turn_fold(self) -> None:
+        self._chosen = not self._is_folded
         if self._shown is not None:
             self.show_answer(self._shown)
 
@@ -145,14 +135,14 @@ class AnswerView(QFrame):
             self.show_answer(self._shown)
 
 
-def split_thinking(text: str) -> tuple[str, str, bool]:
-    """(the thinking without its tags, the rest, whether the thinking is still being written).
+def split_thinking(text: str) -> tuple[str, str]:
+    """(the thinking, what follows it); ("", text) without thinking, (text, "") while it is being written.
 
     The opening tag may be missing: some chat templates end the prompt with it.
     """
     before, tag, after = text.partition(CLOSE_TAG)
-    if tag:
-        head, opening, thinking = before.partition(OPEN_TAG)
-        return (thinking if opening else head).strip(), ((head if opening else "") + after).lstrip("\n"), False
-    head, opening, thinking = text.partition(OPEN_TAG)
-    return (thinking.strip(), head, True) if opening else ("", text, False)
+    head, opening, thinking = before.partition(OPEN_TAG)
+    thinking = thinking if opening else head if tag else ""
+    if not thinking.strip():
+        return "", text
+    return thinking.strip(), after.lstrip("\n") if tag else ""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QToolButton, QWidget
 
 from app import theme
 from app.widgets.basic.controls import ComboBox
 from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.layout import set_style_property
 
 BROWSE = "browse"
 """The value of the entry that asks for a folder."""
@@ -47,8 +48,10 @@ class ModelBar(QWidget):
         self.checkpoints.setMinimumContentsLength(12)
         self.load = button("Load", self._request, primary=True)
         self.reset = button("New conversation", self.reset_requested.emit, tip="Ctrl+Alt+C")
-        self.settings = QPushButton("Settings")
+        self.settings = QToolButton()
+        self.settings.setText("Settings")
         self.settings.setCheckable(True)
+        self.settings.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.settings.setToolTip("Temperature, seed, system message, …")
         self.settings.toggled.connect(self.settings_toggled)
         self.models.activated.connect(self._on_model)
@@ -101,6 +104,7 @@ class ModelBar(QWidget):
         """`loaded`: the chosen model is the one that is loaded, and the button unloads it."""
         self._is_loaded = loaded
         self.load.setText("Unload" if loaded else "Load")
+        set_style_property(self.load, "role", "" if loaded else "primary")
         self.load.setToolTip("Free its memory (Ctrl+Alt+L)" if loaded else "Load it into memory (Ctrl+Alt+L)")
         self.load.setEnabled(loaded or can_load)
         self.reset.setEnabled(can_reset)

@@ -124,7 +124,7 @@ class SamplingPanel(QFrame):
     def _check(self) -> None:
         wrong = [entry for entry in FIELDS if _number(entry, self.fields[entry.key].text()) is None]
         for entry in FIELDS:
-            set_style_property(self.fields[entry.key], "problem", entry in wrong)
+            set_style_property(self.fields[entry.key], "problem", entry in wrong and bool(self._defaults))
         self.problem.setText(_problem(wrong[0]) if wrong and self._defaults else "")
         set_shown(self.problem, bool(self.problem.text()))
         texts = {key: line.text() for key, line in self.fields.items()}

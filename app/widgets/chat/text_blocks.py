@@ -6,7 +6,7 @@ from PySide6.QtCore import QSizeF, Qt, Signal
 from PySide6.QtGui import QFont, QKeyEvent, QTextCursor, QTextOption
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QTextEdit, QWidget
 
-FEWEST_LINES, MOST_LINES = 2, 6
+FEWEST_LINES, MOST_LINES = 3, 8
 """Height of the prompt box: it grows with its text between these."""
 _MARGINS = 18
 """What the frame of a text edit takes in height, in pixels."""

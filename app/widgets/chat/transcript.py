@@ -51,8 +51,8 @@ class Transcript(QScrollArea):
         clear_layout(self._turns)
         self.answers, self._follows = [], True
 
-    def add_turn(self, prompt: str, expected: str, sides: Sequence[str]) -> None:
-        """A prompt, with an empty answer for each side."""
+    def add_turn(self, prompt: str, expected: str, sides: Sequence[str], *, is_first: bool) -> None:
+        """A prompt, with an empty answer for each side; `is_first` in a conversation, it is set apart from what stands above."""
         number, views = len(self.answers) + 1, dict[str, AnswerView]()
         turn, beside = QWidget(), QHBoxLayout()
         beside.setSpacing(12)
@@ -63,6 +63,10 @@ class Transcript(QScrollArea):
         column = QVBoxLayout(turn)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(theme.SPACE)
+        if is_first and self.answers:
+            column.addWidget(
+                label("New conversation", theme.caption_font(), "caption", align=Qt.AlignmentFlag.AlignCenter)
+            )
         column.addWidget(_prompt(prompt, expected, number))
         column.addLayout(beside)
         self._turns.addWidget(turn)
