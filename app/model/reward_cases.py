@@ -45,5 +45,6 @@ def _names_of_file(file: Path, calls: Mapping[str, str]) -> set[str]:
     except Mistake:  # the file cannot be read any more, as scoring has said
         return set()
     shipped = {entry.name for entry in catalog.builtin_rewards()}
+    parsed = {name: catalog.reward_call(entry, shipped | registered) for name, entry in calls.items()}
     # A file may register a function under a shipped name; the name is then the file's.
-    return {name for name, entry in calls.items() if entry.partition("(")[0] not in shipped - registered}
+    return {name for name, call in parsed.items() if call.file or call.function not in shipped - registered}

@@ -136,7 +136,7 @@ class AnswerView(QFrame):
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """(the thinking, what follows it); ("", text) without thinking, (text, "") while it is being written.
+    """(the thinking, what follows it); ("", text) without thinking, (the thinking so far, "") while it is being written.
 
     The opening tag may be missing: some chat templates end the prompt with it.
     """
