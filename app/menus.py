@@ -92,6 +92,24 @@ MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
             "save_file", "Save reward file and score", "Ctrl+Alt+S", "save_file", page="rewards", starts_disabled=True
         ),
     ),
+    "Chat": (
+        MenuEntry(
+            "load_chat", "Load or unload the model", "Ctrl+Alt+L", "load_or_unload", page="chat", starts_disabled=True
+        ),
+        None,
+        MenuEntry(
+            "new_conversation", "New conversation", "Ctrl+Alt+C", "new_conversation", page="chat", starts_disabled=True
+        ),
+        MenuEntry("stop_answer", "Stop the answer", "Ctrl+Shift+.", "stop_answer", page="chat", starts_disabled=True),
+        None,
+        MenuEntry(
+            "previous_prompt", "Previous prompt", "Ctrl+Alt+Up", "previous_prompt", page="chat", starts_disabled=True
+        ),
+        MenuEntry("next_prompt", "Next prompt", "Ctrl+Alt+Down", "next_prompt", page="chat", starts_disabled=True),
+        MenuEntry(
+            "random_prompt", "Random prompt", "Ctrl+Alt+Right", "random_prompt", page="chat", starts_disabled=True
+        ),
+    ),
 }
 """None is a separator."""
 RUN_ACTIONS = ("run", "pause", "stop", "save_now")

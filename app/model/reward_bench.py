@@ -14,10 +14,10 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.model.consent import Consent
 from app.model.draft import Draft
+from app.model.reward_cases import case_of, reward_file
 from app.model.service import Service
 from backend.spec.config import keys_used_by
 from backend.spec.faults import Fault
-from backend.spec.rewards import catalog
 
 SETTLE_MS = 300
 """How long settings must rest before completions are scored again automatically."""
@@ -174,37 +174,25 @@ class RewardBench(QObject):
     @property
     def reward_file(self) -> Path | None:
         """The user's reward file, where one is set and exists."""
-        text = str(self.draft.value("reward_functions_file") or "").strip()
-        path = catalog.locate_reward_file(text) if text else None
-        return path if path is not None and path.is_file() else None
+        return reward_file(self.draft.values())
 
     def keep_case(self, group: Mapping[str, Any], completion: Mapping[str, Any]) -> None:
         """Keep a scored completion as a case of the reward file, with the scores by that file's own functions."""
-        file = self.reward_file
-        own = self._names_of_file(file) if file else set()
-        expected = {name: score for name, score in (completion.get("rewards") or {}).items() if name in own}
-        if file is None or not expected:
+        case = case_of(self.draft.values(), completion.get("rewards") or {})
+        if case is None:
             self.refused.emit(
                 "Cases are kept with a reward file of your own; none of its functions has scored this one."
             )
             return
-        calls = {catalog.metric_name(str(entry)): str(entry) for entry in self.draft.value("reward_functions")}
         self._edit_cases(
-            file, do="keep", group=_without_scores(group), completion=completion["text"], expected=expected, calls=calls
-        )
+            case.file, do="keep", group=_without_scores(group), completion=completion["text"], expected=case.expected,
+            calls=case.calls,
+        )  # fmt: skip
 
     def remove_case(self, index: int) -> None:
         """Remove the case at this index."""
         if self.reward_file is not None:
             self._edit_cases(self.reward_file, do="drop", place=index)
-
-    def _names_of_file(self, file: Path) -> set[str]:
-        """Metric names of the chosen reward functions that are the file's own."""
-        shipped = {entry.name for entry in catalog.builtin_rewards()}
-        names = {catalog.metric_name(str(entry)): str(entry) for entry in self.draft.value("reward_functions")}
-        registered = {entry.name for entry in catalog.rewards_in_file(file)}
-        # A file may register a function under a shipped name; the name is then the file's.
-        return {name for name, entry in names.items() if entry.partition("(")[0] not in shipped - registered}
 
     def _edit_cases(self, file: Path, **edit: Any) -> None:
         self._ask("reward_cases", "Keeping the case", self._on_cases_edited, file=str(file), **edit)

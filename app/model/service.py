@@ -55,6 +55,11 @@ class Service(QObject):
         if (app := QCoreApplication.instance()) is not None:
             app.aboutToQuit.connect(self.close)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has been started and has not ended."""
+        return self._process is not None
+
     def ask(
         self,
         question: str,
@@ -98,6 +103,20 @@ class Service(QObject):
         if not process.waitForFinished(GRACE_MS):
             process.kill()
             process.waitForFinished(GRACE_MS)
+
+    def retire(self) -> None:
+        """As `close`, without waiting: the process is killed after its grace, and this object deletes itself. For a process that
+        holds a model, whose memory is free once it has ended."""
+        self._closed = True
+        for number in list(self._questions):
+            self.cancel(number)
+        process, self._process = self._process, None
+        if process is None:
+            self.deleteLater()
+            return
+        process.finished.connect(self.deleteLater)
+        process.closeWriteChannel()
+        QTimer.singleShot(GRACE_MS, process, process.kill)
 
     # Owners
 

@@ -49,6 +49,7 @@ class Session(QObject):
         run_changed – `run` is another run now, or None.
         run_state_changed(str) – the state of `run`.
         export_requested(RunFolder) – export this run's model.
+        chat_requested(RunFolder) – talk to this run's model, on the Chat page, which is shown first.
         settings_requested(RunFolder) – load this run's settings into the form.
         presets_requested – show the presets.
         reward_rows_requested(list[int]) – sample on these rows of the training split, counted from 1.
@@ -60,6 +61,7 @@ class Session(QObject):
     run_changed = Signal()
     run_state_changed = Signal(str)
     export_requested = Signal(object)
+    chat_requested = Signal(object)
     settings_requested = Signal(object)
     presets_requested = Signal()
     reward_rows_requested = Signal(list)
@@ -312,6 +314,11 @@ class Session(QObject):
         """Have the reward bench sample the model on these rows of the training split, counted from 1."""
         self.page_requested.emit("rewards")
         self.reward_rows_requested.emit(rows)
+
+    def chat_with(self, folder: RunFolder) -> None:
+        """Talk to this run's model."""
+        self.page_requested.emit("chat")
+        self.chat_requested.emit(folder)
 
     def use_path(self, key: str, path: Path) -> None:
         """Put a file or folder into a setting, and show it there."""

@@ -212,6 +212,7 @@ class MonitorPage(QWidget):
     def _show_finished(self, run: Run) -> None:
         actions = [
             CardAction("Export to LM Studio…", self._export, primary=True),
+            CardAction("Chat", self._chat),
             CardAction("Open folder", self._open_folder),
             CardAction("Completions", lambda: self.session.page_requested.emit("completions")),
         ]
@@ -224,6 +225,7 @@ class MonitorPage(QWidget):
         actions = [
             self._resume_action(run),
             CardAction("Export to LM Studio…", self._export),
+            CardAction("Chat", self._chat),
             CardAction("Open folder", self._open_folder),
         ]
         self.verdict.show_result(
@@ -265,6 +267,10 @@ class MonitorPage(QWidget):
     def _export(self) -> None:
         if self._run is not None:
             self.session.export_requested.emit(self._run.folder)
+
+    def _chat(self) -> None:
+        if self._run is not None:
+            self.session.chat_with(self._run.folder)
 
     def _open_folder(self) -> None:
         if self._run is not None:

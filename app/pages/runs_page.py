@@ -77,6 +77,7 @@ class RunsPage(QWidget):
         self.search.textChanged.connect(self.table.sorted.setFilterFixedString)
         self.open_button = button("Open", self.open, primary=True)
         self.resume_button = button("Resume", self.resume)
+        self.chat_button = button("Chat", self.chat, tip="Ask it and its base the same things")
         self.export_button = button("Export…", self.export)
         self.settings_button = button("Use its settings", self.use_settings)
         self.folder_button = button("Open folder", self.show_folder)
@@ -92,6 +93,7 @@ class RunsPage(QWidget):
         for action in (
             self.open_button,
             self.resume_button,
+            self.chat_button,
             self.export_button,
             self.settings_button,
             self.folder_button,
@@ -164,6 +166,7 @@ class RunsPage(QWidget):
         for action in (self.open_button, self.settings_button, self.folder_button):
             action.setEnabled(row is not None)
         self.resume_button.setEnabled(row is not None and row.state in RESUMABLE)
+        self.chat_button.setEnabled(row is not None and row.state not in LIVE and row.step > 0)
         self.export_button.setEnabled(row is not None and row.state not in LIVE and row.step > 0)
         self.trash_button.setEnabled(row is not None and row.state not in LIVE)
 
@@ -178,6 +181,11 @@ class RunsPage(QWidget):
         row = self.table.selected_run()
         if row is not None and row.state in RESUMABLE:
             self.session.resume_run(RunFolder(row.path))
+
+    def chat(self) -> None:
+        row = self.table.selected_run()
+        if row is not None:
+            self.session.chat_with(RunFolder(row.path))
 
     def export(self) -> None:
         row = self.table.selected_run()

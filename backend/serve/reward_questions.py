@@ -36,8 +36,8 @@ _NOT_FOR_SAMPLING = (*keys_used_by("rewards"), "stages")
 
 
 def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
-    """{"settings", "groups": lines of `backend.rewards.completion_lines`, "trusted"} → the result of `score_lines`, and
-    "cases" where the reward file has some. Reports {"scoring": name of a function}. A file that cannot be loaded is
+    """{"settings", "groups": lines of `backend.rewards.completion_lines`, "trusted", "with_cases"?} → the result of `score_lines`,
+    and "cases" where the reward file has some, unless `with_cases` is false. Reports {"scoring": name of a function}. A file that cannot be loaded is
     answered as {"failed": {"sentence", "file", "line", "frames"}}."""
     settings = _scoring_settings(request["settings"])
     _require_trust(request.get("trusted") or {}, settings)
@@ -45,7 +45,7 @@ def score(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
         scored = score_lines(
             _sandbox, request["groups"], settings, call.check, lambda name: call.report({"scoring": name})
         )
-        return {**scored, **_rerun_cases(settings, call)}
+        return {**scored, **(_rerun_cases(settings, call) if request.get("with_cases", True) else {})}
     except LoadError as error:
         return {"failed": error.user_error.to_dict()}
 

@@ -54,8 +54,13 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         | {f"backend.{room}" for room in ("data", "models", "generation", "training", "engine")},
         {*NUMBERS, "mlx_lm"},
     ),
+    "backend.chat": (
+        {SPEC, TYPES, *(f"backend.{room}" for room in ("data", "models", "generation", "engine"))},
+        NUMBERS,
+    ),
     "backend.serve": (
-        {SPEC, *(f"backend.{room}" for room in ("data", "models", "child_process", "rewards", "run"))},
+        {SPEC, *(f"backend.{room}" for room in ("chat", "data", "models", "child_process", "rewards", "run"))}
+        | {"backend.generation"},
         set(),
     ),
     "backend.demo": (

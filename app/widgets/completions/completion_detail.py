@@ -9,7 +9,7 @@ from typing import Any
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QSyntaxHighlighter
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPlainTextEdit, QSplitter, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPlainTextEdit, QSplitter, QTextEdit, QVBoxLayout, QWidget
 
 from app import theme
 from app.widgets.basic.labels_and_buttons import label
@@ -70,11 +70,17 @@ class CompletionDetail(QFrame):
     def _scores_html(self, completion: Mapping[str, Any]) -> str:
         scores = completion.get("rewards")
         scores = scores if isinstance(scores, Mapping) else {}
-        parts = [
-            f'<span style="color:{theme.reward_colour(i).name()}">●</span> {html.escape(short)} {figure(scores.get(name))}'
-            for i, (name, short) in enumerate(zip(self._names, self._labels, strict=True))
-        ]
-        return _join_unbroken(parts)
+        return scores_html(self._labels, [scores.get(name) for name in self._names])
+
+
+def scores_html(labels: Sequence[str], scores: Sequence[float | None], colours: Sequence[int] | None = None) -> str:
+    """“● Accuracy 2   ● Format 0.5”: each function's score after a dot in its colour. `colours` are the functions' indices among the
+    run's, by default their places here."""
+    parts = [
+        f'<span style="color:{theme.reward_colour(colour).name()}">●</span> {html.escape(short)} {figure(score)}'
+        for colour, short, score in zip(colours or range(len(labels)), labels, scores, strict=True)
+    ]
+    return _join_unbroken(parts)
 
 
 class TagHighlighter(QSyntaxHighlighter):
@@ -82,7 +88,7 @@ class TagHighlighter(QSyntaxHighlighter):
 
     _TAG = re.compile(r"</?[A-Za-z|][^<>\s]{0,40}>")
 
-    def __init__(self, pane: QPlainTextEdit) -> None:
+    def __init__(self, pane: QPlainTextEdit | QTextEdit) -> None:
         super().__init__(pane.document())
 
     def highlightBlock(self, text: str) -> None:

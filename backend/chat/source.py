@@ -1,0 +1,51 @@
+"""What a chat is with: a run at one of its checkpoints, or a model that is no run. Reads settings and names; loads nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from backend.spec.config import Config, load, parse
+from backend.spec.faults import Mistake
+from backend.spec.model_and_data_names import check_weights, model_source
+from backend.spec.places import RunFolder, find_run
+from backend.spec.run_weights import END, RunWeights, find_weights
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSource:
+    """`config` holds the run's settings; of a plain model it holds the defaults, with its name. `run` and `weights` are None for a
+    plain model, which has a base and nothing trained."""
+
+    name: str
+    config: Config
+    run: RunFolder | None = None
+    weights: RunWeights | None = None
+
+    @property
+    def has_two_models(self) -> bool:
+        """Whether base and tuned share no weights: a run of full fine-tuning."""
+        return self.run is not None and self.config.train_type == "full"
+
+
+def find_source(name: str, checkpoint: str = "", runs_dir: Path | None = None) -> ChatSource:
+    """A run by path or name, at its end or at `checkpoint`; else a model by folder or Hugging Face id. Raises Mistake."""
+    try:
+        run = find_run(name, runs_dir)
+    except Mistake:
+        return _model(name, checkpoint)
+    return ChatSource(run.name, load(run.config), run, find_weights(run, checkpoint or END))
+
+
+def _model(name: str, checkpoint: str) -> ChatSource:
+    try:
+        check_weights(model_source(name, "model"), "model")
+    except Mistake as mistake:
+        if Path(name).expanduser().is_dir():  # the sentence says what the folder lacks
+            raise
+        sentence = f"There is no run or model {name}: no run of that name or path, no folder, no owner/name id on Hugging Face."
+        raise Mistake("model", sentence) from mistake
+    if checkpoint:
+        raise Mistake("checkpoint", f"{name} is a model and no run, so it has no checkpoints.")
+    # Neither rows nor rewards: what is left are the settings of a prompt, at their defaults.
+    return ChatSource(Path(name).name, parse({"model": name, "data": "-", "system_prompt": ""}))

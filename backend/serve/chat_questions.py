@@ -1,0 +1,104 @@
+"""Handlers for the Chat page: load a run or a model, answer a prompt, show a row of the held-out split.
+
+The page asks them of a process of its own, which holds one model and ends with it: then its memory is free, whatever happened in it.
+The page has the conversation and sends it with every prompt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from backend.serve.question_call import QuestionCall
+from backend.spec.faults import Mistake
+
+if TYPE_CHECKING:
+    from backend.chat.chat import Chat, ChatQuestion, Reply
+
+REPORT_EVERY_S = 0.03
+"""Interval of reports about an answer's text: as often as a screen shows it."""
+
+_loaded: list[Chat] = []
+"""The chat that was loaded last; empty before."""
+
+
+def chat_load(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """{"name": run or model, "checkpoint": key} → {"sides": [base, tuned], "bytes", "notes": [sentence]}."""
+    from backend.chat.chat import Chat
+    from backend.chat.sides import load_sides
+    from backend.chat.source import find_source
+
+    _loaded.clear()  # frees the memory of the old model first
+    notes: list[str] = []
+    source = find_source(request["name"], request.get("checkpoint") or "")
+    call.check()
+    sides = load_sides(source, note=notes.append)
+    _loaded.append(Chat(source, sides))
+    return {"sides": list(sides.sides), "bytes": sides.bytes, "notes": notes}
+
+
+def chat_row(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """{"row": from 0} → {"row", "of": rows of the split, "source", "prompt", "answer"}; a row beyond an end is that at the other."""
+    from backend.chat.chat import ChatQuestion
+
+    chat = _chat()
+    source, rows = chat.held_out_rows()
+    row = int(request["row"]) % len(rows)
+    problem = chat.problem(ChatQuestion("", row=row), next(iter(chat.sides.sides)))
+    return {"row": row, "of": len(rows), "source": source, "prompt": problem.prompt, "answer": problem.answer}
+
+
+def chat_reply(request: Mapping[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """{"sides", "prompt", "turns": {side: [[prompt, answer], …]}, "row"?, "answer"?, "system"?, "temperature", "top_p", "top_k", "min_p",
+    "max_tokens", "seed"} → {}, when all have answered. Reports {"new_text": {side: text}}, and as an answer ends
+    {"side", …`Reply.figures`, "group": a line for the question `score`}."""
+    from backend.rewards.completion_lines import line_of
+
+    reports = _TextReports(call.report)
+
+    def on_reply(reply: Reply) -> None:
+        reports.send()
+        call.report({"side": reply.side, **reply.figures(), "group": line_of(reply.group)})
+
+    _chat().reply(_question(request), request["sides"], reports.add, call.check, on_reply)
+    return {}
+
+
+def _chat() -> Chat:
+    if not _loaded:
+        raise Mistake("model", "No model is loaded.")
+    return _loaded[0]
+
+
+def _question(request: Mapping[str, Any]) -> ChatQuestion:
+    from backend.chat.chat import ChatQuestion, Turn
+    from backend.generation.sampler import Sampling
+
+    turns: dict[Any, list[Turn]] = {side: [Turn(*turn) for turn in turns] for side, turns in request["turns"].items()}
+    sampling = Sampling(*(request[key] for key in ("temperature", "top_p", "top_k", "min_p")))
+    return ChatQuestion(
+        request["prompt"], turns, request.get("row"), request.get("answer") or "", request.get("system"), sampling,
+        int(request["max_tokens"]), int(request["seed"]),
+    )  # fmt: skip
+
+
+class _TextReports:
+    """Collects new text, and reports it at once at the beginning of an answer and then every `REPORT_EVERY_S`."""
+
+    def __init__(self, report: Callable[[dict[str, Any]], None]) -> None:
+        self._report = report
+        self._texts: dict[str, str] = {}
+        self._begun: set[str] = set()
+        self._last = 0.0
+
+    def add(self, side: str, text: str) -> None:
+        self._texts[side] = self._texts.get(side, "") + text
+        if side not in self._begun or time.monotonic() - self._last > REPORT_EVERY_S:
+            self._begun.add(side)
+            self.send()
+
+    def send(self) -> None:
+        if self._texts:
+            self._report({"new_text": self._texts})
+            self._texts, self._last = {}, time.monotonic()

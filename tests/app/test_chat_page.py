@@ -1,0 +1,425 @@
+"""The Chat page: choosing, loading, asking, stopping, scoring, and giving the memory back. One test has a real model, the others a service that
+answers by hand."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PySide6.QtCore import QObject, Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QFileDialog
+
+from app import theme
+from app.model import chat_choice
+from app.model.prefs import Prefs
+from app.model.session import Session
+from app.pages import chat_page
+from app.pages.chat_page import ChatPage
+from app.widgets.chat.answer_view import SHORT, split_thinking
+from backend.spec.faults import Fault
+from backend.spec.places import RunFolder
+from tests.support.latency import LatencyProbe
+from tests.support.trained_run import make_run
+
+PATIENCE = 60_000
+MINE = '''from backend.rewards import register_reward_function
+
+@register_reward_function("long")
+def long(completions, **kwargs):
+    """Long is good."""
+    return [len(text) / 10 for text in completions]
+'''
+SCORED = {"rewards": {"r1_int_reward_func": 0.5, "r1_count_xml": 0.25}, "reward": 0.625, "advantage": 0.0}
+
+
+@dataclass
+class Asked:
+    """A question that waits for its answer."""
+
+    name: str
+    arguments: dict[str, Any]
+    answer: Callable[[Any], None]
+    refuse: Callable[[list[Fault]], None]
+    report: Callable[[dict[str, Any]], None]
+
+
+class ServiceByHand(QObject):
+    """Remembers questions; the test answers them."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.asked: list[Asked] = []
+        self.cancelled: list[int] = []
+        self.is_running, self.retired = True, False
+
+    def ask(self, question: str, on_answer: Any, *, on_refused: Any = None, on_progress: Any = None, owner: Any = None, **more: Any) -> int:  # fmt: skip
+        self.asked.append(Asked(question, more, on_answer, on_refused, on_progress))
+        return len(self.asked)
+
+    def cancel(self, number: int) -> None:
+        self.cancelled.append(number)
+
+    def retire(self) -> None:
+        self.retired = True
+
+    def close(self) -> None:
+        self.retired = True
+
+    def last(self, name: str) -> Asked:
+        return next(asked for asked in reversed(self.asked) if asked.name == name)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A runs folder with a LoRA run of two checkpoints."""
+    folder = tmp_path_factory.mktemp("chat")
+    make_run(folder / "runs" / "first", folder / "models", (2.0, 1.0), system_prompt="Answer briefly.", temperature=0.5)
+    return folder / "runs"
+
+
+@pytest.fixture
+def page(qtbot, qapp, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatPage]:
+    monkeypatch.setenv("GRPO_STUDIO_RUNS", str(made))
+    theme.apply(qapp, "light")
+    session = Session(Prefs(tmp_path / "prefs"))
+    session._service = ServiceByHand()  # pyright: ignore
+    page = ChatPage(session)
+    page.keep_alive = session  # pyright: ignore
+    page.chat._make_service = ServiceByHand  # pyright: ignore
+    qtbot.addWidget(page)
+    page.resize(1080, 700)
+    page.show()
+    yield page
+    page.chat.unload()
+
+
+def service_of(page: ChatPage) -> ServiceByHand:
+    service = page.chat._service
+    assert isinstance(service, ServiceByHand)
+    return service
+
+
+def load(page: ChatPage) -> ServiceByHand:
+    page.load()
+    service = service_of(page)
+    service.last("chat_load").answer({"sides": ["base", "tuned"], "bytes": 2_000_000, "notes": []})
+    return service
+
+
+def send(page: ChatPage, prompt: str = "Hi") -> Asked:
+    page.prompt.setPlainText(prompt)
+    page.send()
+    return service_of(page).last("chat_reply")
+
+
+def reply(side: str, text: str, answer: str = "") -> dict[str, Any]:
+    """The report of an answer that has ended."""
+    group = {
+        "prompt": "Hi",
+        "answer": answer,
+        "type": None,
+        "messages": [],
+        "columns": {},
+        "completions": [{"text": text}],
+    }
+    figures = {"tokens": 5, "stop": "eos", "prompt_tokens": 9, "prefilled": 9, "first_token_s": 0.05, "seconds": 0.25}
+    return {"side": side, "text": text, "group": group, **figures}
+
+
+def test_the_newest_run_is_chosen_with_its_checkpoints_and_what_it_needs(page: ChatPage):
+    bar = page.bar
+    assert bar.models.currentText() == "first"
+    labels = [bar.checkpoints.itemText(i) for i in range(bar.checkpoints.count())]
+    assert labels == ["End, step 16", "Best, step 8", "Step 16", "Step 8"]
+    assert page.notice.title.text() == "first" and "side by side" in page.notice.sentence.text()
+    assert "Needs about 60" in page.notice.sentence.text(), "the process beside the model's kilobytes"
+    assert page.notice.button.text() == "Load" and not page._below.isVisible()
+
+
+def test_loading_asks_for_the_checkpoint_and_can_be_cancelled(page: ChatPage):
+    page.bar.checkpoints.setCurrentIndex(1)
+    page.notice.button.click()
+    service = service_of(page)
+    assert service.last("chat_load").arguments == {"name": str(page._choice.name), "checkpoint": "best"}
+    assert page.notice.title.text() == "Loading first" and page.notice.bar.isVisible() and not page.bar.load.isEnabled()
+    page.notice.button.click()
+    assert service.retired and page.chat.state == "empty" and page.notice.button.text() == "Load"
+
+
+def test_a_model_that_cannot_be_loaded_is_told_in_its_sentence(page: ChatPage):
+    page.load()
+    service = service_of(page)
+    service.last("chat_load").refuse([Fault("model", "The model cannot be loaded: too odd.")])
+    assert (page.notice.title.text(), page.notice.sentence.text()) == (
+        "That did not work",
+        "The model cannot be loaded: too odd.",
+    )
+    assert service.retired and page.notice.button.text() == "Try again"
+    page.notice.button.click()
+    assert page.chat.state == "loading"
+
+
+def test_both_sides_stream_and_are_scored_as_each_ends(page: ChatPage):
+    service = load(page)
+    assert page.about.text() == "Base and tuned are loaded, 2.00 MB of weights.".replace(" MB", "\u202fMB")
+    asked = send(page)
+    assert asked.arguments["sides"] == ["base", "tuned"] and asked.arguments["temperature"] == 0.5
+    assert asked.arguments["system"] is None, "the run's own, which the engine knows"
+    assert page.send_button.text() == "Stop" and page.prompt.toPlainText() == ""
+    asked.report({"new_text": {"base": "On", "tuned": "Tw"}})
+    asked.report({"new_text": {"base": "e"}})
+    views = page.transcript.answers[0]
+    assert (views["base"].text.toPlainText(), views["tuned"].text.toPlainText()) == ("One", "Tw")
+    asked.report(reply("base", "One."))
+    scoring = service.last("score").arguments
+    assert scoring["settings"]["reward_functions"] == ["r1_int", "r1_count_xml"] and not scoring["with_cases"]
+    service.last("score").answer({"scored": [[SCORED]], "functions": []})
+    assert (
+        views["base"].text.toPlainText() == "One."
+        and "5 tokens, ended, the first after 50" in views["base"].status.text()
+    )
+    assert "0.625" in views["base"].scores.text() and theme.reward_colour(1).name() in views["base"].scores.text()
+    assert views["tuned"].status.text() == "Writing…"
+    asked.report(reply("tuned", "Two"))
+    asked.answer({})
+    assert page.chat.state == "ready" and page.send_button.text() == "Send" and not page.send_button.isEnabled()
+
+
+def test_escape_stops_and_the_next_turn_has_what_there_was(page: ChatPage):
+    service = load(page)
+    asked = send(page)
+    asked.report({"new_text": {"tuned": "Tw"}})
+    QTest.keyClick(page.prompt, Qt.Key.Key_Escape)
+    assert service.cancelled == [service.asked.index(asked) + 1] and page.chat.state == "ready"
+    assert page.transcript.answers[0]["tuned"].status.text() == "Stopped"
+    page.sides.choose("tuned")
+    later = send(page, "And now?")
+    assert later.arguments["sides"] == ["tuned"] and later.arguments["turns"] == {"tuned": [["Hi", "Tw"]]}
+    later.answer({})
+    page.new_conversation()
+    assert send(page).arguments["turns"] == {"tuned": []} and len(page.transcript.answers) == 1
+
+
+def test_enter_sends_and_shift_enter_begins_a_line(page: ChatPage):
+    load(page)
+    page.prompt.setFocus()
+    QTest.keyClicks(page.prompt, "a")
+    QTest.keyClick(page.prompt, Qt.Key.Key_Return, Qt.KeyboardModifier.ShiftModifier)
+    QTest.keyClicks(page.prompt, "b")
+    assert page.prompt.toPlainText() == "a\nb"
+    QTest.keyClick(page.prompt, Qt.Key.Key_Return)
+    assert service_of(page).last("chat_reply").arguments["prompt"] == "a\nb"
+
+
+def test_rows_of_the_dataset_open_conversations_of_their_own(page: ChatPage):
+    service = load(page)
+    send(page, "Before").answer({})
+    page.next_prompt()
+    assert service.last("chat_row").arguments == {"row": 0}
+    service.last("chat_row").answer(
+        {"row": 0, "of": 8, "source": "rows.jsonl", "prompt": "What is 0 plus 0?", "answer": "0"}
+    )
+    assert page.prompt.toPlainText() == "What is 0 plus 0?" and page.rows.about.text() == "Row 1 of 8"
+    page.send()
+    asked = service.last("chat_reply").arguments
+    assert (asked["row"], asked["answer"], asked["turns"]) == (0, "0", {"base": [], "tuned": []})
+    assert page.rows.expected.text() == "", "the next prompt has another answer"
+    service.last("chat_reply").answer({})
+    assert [turn.is_first for turn in page.chat.turns] == [True, True]
+    assert send(page, "Why?").arguments["row"] == 0, "its conversation goes on"
+    service.last("chat_reply").answer({})
+    page.previous_prompt()
+    assert service.last("chat_row").arguments == {"row": -1}
+
+
+def test_an_answer_that_fails_says_why_and_a_dead_process_is_told(page: ChatPage):
+    service = load(page)
+    send(page).refuse([Fault("prompt_feature", "The model's chat template refuses this prompt.")])
+    assert page.transcript.answers[0]["base"].problem.text() == "The model's chat template refuses this prompt."
+    assert page.chat.state == "ready" and send(page).arguments["turns"] == {"base": [], "tuned": []}
+    service.is_running = False
+    service.last("chat_reply").refuse([Fault("", "The helper process ended before it answered.")])
+    assert page.chat.state == "failed" and page.notice.sentence.text().startswith("The helper process ended")
+
+
+def test_settings_are_the_runs_and_wrong_ones_cannot_be_sent(page: ChatPage):
+    load(page)
+    page.prompt.setPlainText("Hi")
+    assert page.panel.fields["temperature"].text() == "0.5" and page.send_button.isEnabled()
+    for key, wrong in (("temperature", "-1"), ("top_p", "0"), ("top_k", "1.5"), ("max_tokens", "0"), ("seed", "")):
+        right = page.panel.fields[key].text()
+        page.panel.fields[key].setText(wrong)
+        assert not page.send_button.isEnabled() and page.panel.problem.text(), key
+        page.panel.fields[key].setText(right)
+    page.panel.system.setPlainText("Be kind.")
+    assert send(page).arguments["system"] == "Be kind." and page.panel.restore.isEnabled()
+    page.panel.restore.click()
+    assert page.panel.system_message() is None
+
+
+def test_a_run_that_trains_gets_the_memory_and_the_chat_comes_back_after_it(page: ChatPage, made: Path):
+    service = load(page)
+    handle = os.open(RunFolder(made / "first").lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        page._look_for_live_run()
+        assert service.retired and page.chat.state == "empty"
+        assert (
+            page.notice.title.text() == "A run is training"
+            and "first needs this machine's memory" in page.notice.sentence.text()
+        )
+        assert not page.bar.load.isEnabled() and not page.notice.button.isVisible()
+        page.load()
+        assert page.chat.state == "empty"
+    finally:
+        os.close(handle)
+        RunFolder(made / "first").lock.unlink()
+    page._look_for_live_run()
+    assert page.bar.load.isEnabled() and page.notice.title.text() == "first"
+
+
+def test_a_page_that_was_left_gives_the_memory_back(page: ChatPage, qtbot, monkeypatch: pytest.MonkeyPatch):
+    service = load(page)
+    page._left_timer.setInterval(20)
+    page.hide()
+    page.show()
+    QTest.qWait(60)
+    assert not service.retired, "back in time"
+    page.hide()
+    qtbot.waitUntil(lambda: service.retired)
+    assert page.chat.state == "empty" and chat_page.LEFT_MS >= 60_000
+
+
+def test_reward_code_runs_only_with_consent(
+    page: ChatPage, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "mine.py"
+    file.write_text(MINE)
+    settings = {
+        "reward_functions": ["long", "r1_int"],
+        "reward_weights": [1.0, 1.0],
+        "reward_functions_file": str(file),
+    }
+    make_run(tmp_path / "runs" / "own", made.parent / "models", **settings)
+    monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "runs"))
+    page.choose_run(RunFolder(tmp_path / "runs" / "own"))
+    assert page.chat.state == "loading", "another page's button loads at once"
+    load(page)
+    assert "not allowed to run" in page.about.text()
+    send(page).report(reply("base", "text"))
+    assert not [asked for asked in service_of(page).asked if asked.name == "score"]
+    page.session.consent.ask = lambda requests: True
+    service = load(page)
+    asked = send(page)
+    asked.report(reply("base", "text"))
+    assert list(service.last("score").arguments["trusted"]) == [str(file)]
+    scores = {"rewards": {"long": 0.4, "r1_int_reward_func": 0.0}, "reward": 0.4}
+    service.last("score").answer({"scored": [[scores]], "functions": []})
+    view = page.transcript.answers[0]["base"]
+    view.keep.click()
+    kept = service.last("reward_cases").arguments
+    assert (kept["completion"], kept["expected"], kept["file"]) == ("text", {"long": 0.4}, str(file))
+    service.last("reward_cases").answer({"path": str(tmp_path / "mine.cases.jsonl")})
+    assert "kept as a case" in view.status.text() and not view.keep.isVisible()
+
+
+def test_a_folder_that_is_not_listed_can_be_chosen(page: ChatPage, made: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = str(made.parent / "models" / "model")
+    monkeypatch.setattr(QFileDialog, "getExistingDirectory", lambda *_: folder)
+    page.bar.browse_requested.emit()
+    assert page.bar.models.currentData() == folder and not page.bar.checkpoints.isVisible()
+    service = load(page)
+    assert service.last("chat_load").arguments == {"name": folder, "checkpoint": ""}
+    assert not page.rows._rows.isVisible() and not page.enabled_actions()["next_prompt"]
+
+
+def test_what_is_loaded_and_what_is_chosen_may_differ(page: ChatPage):
+    load(page)
+    page.bar.checkpoints.setCurrentIndex(3)
+    page.bar.checkpoint_chosen.emit("8")
+    assert page.bar.load.text() == "Load" and page.about.text().startswith("Loaded: first, end, step 16, ")
+    page.bar.checkpoints.setCurrentIndex(0)
+    page.bar.checkpoint_chosen.emit("end")
+    assert page.bar.load.text() == "Unload"
+    page.load_or_unload()
+    assert page.chat.state == "empty"
+
+
+def test_without_anything_to_talk_to_the_page_leads_to_train(
+    page: ChatPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qtbot
+):
+    monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "none"))
+    empty = ChatPage(page.session)
+    qtbot.addWidget(empty)
+    with qtbot.waitSignal(page.session.page_requested) as signal:
+        empty.notice.button.click()
+    assert signal.args == ["train"] and not empty.bar.load.isEnabled()
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("plain", ("", "plain")),
+        ("<think>a b</think>\n\nfour", ("a b", "four")),
+        ("a b</think>four", ("a b", "four")),
+        ("<think>still", ("still", "")),
+        ("<think></think>four", ("", "<think></think>four")),
+    ],
+)
+def test_thinking_is_told_from_the_answer(text: str, parts: tuple[str, str]):
+    assert split_thinking(text) == parts
+
+
+def test_long_thinking_is_folded_away_once_the_answer_begins(page: ChatPage):
+    load(page)
+    asked = send(page)
+    view = page.transcript.answers[0]["base"]
+    thinking = "word " * SHORT
+    asked.report({"new_text": {"base": f"<think>{thinking}"}})
+    assert thinking.strip() in view.text.toPlainText() and not view.fold.isVisible()
+    asked.report({"new_text": {"base": "</think>four"}})
+    assert view.text.toPlainText() == "four" and view.fold.text() == f"Show thinking ({SHORT} words)"
+    view.fold.click()
+    assert view.text.toPlainText().endswith("</think>four") and view.fold.text() == "Hide thinking"
+
+
+def test_the_memory_of_two_models_is_said_for_full_fine_tuning(made: Path, tmp_path: Path):
+    run = make_run(tmp_path / "full", made.parent / "models", train_type="full")
+    full, lora = (chat_choice.run_choice(folder) for folder in (run, RunFolder(made / "first")))
+    assert "two models after full fine-tuning" in chat_choice.memory_sentence(full, "end")
+    assert chat_choice.needed_bytes(full, "end") > chat_choice.needed_bytes(lora, "end") > 600_000_000  # pyright: ignore
+
+
+def test_a_real_model_is_loaded_asked_stopped_and_unloaded(qtbot, page: ChatPage):
+    """From the click to the scores, in the process that a user has; the window's event loop is never held up."""
+    from app.model.service import Service
+
+    page.chat._make_service = Service
+    probe = LatencyProbe(page)
+    page.load()
+    qtbot.waitUntil(lambda: page.chat.state == "ready", timeout=PATIENCE)
+    service = page.chat._service
+    assert service is not None
+    page.next_prompt()
+    qtbot.waitUntil(lambda: page.prompt.toPlainText() == "What is 0 plus 0?", timeout=PATIENCE)
+    page.send()
+    qtbot.waitUntil(lambda: all(answer.scores for answer in page.chat.turns[0].answers.values()), timeout=PATIENCE)
+    assert page.chat.turns[0].answers["base"].text != page.chat.turns[0].answers["tuned"].text
+    page.panel.fields["max_tokens"].setText("4000")
+    page.prompt.setPlainText("Hello")
+    page.send()
+    qtbot.waitUntil(lambda: bool(page.chat.turns[1].answers["tuned"].text), timeout=PATIENCE)
+    page.stop_answer()
+    assert page.chat.turns[1].answers["tuned"].state == "stopped"
+    probe.check()
+    process = service._process
+    assert process is not None
+    with qtbot.waitSignal(process.finished, timeout=PATIENCE):
+        page.chat.unload()
+    assert page.chat.state == "empty"

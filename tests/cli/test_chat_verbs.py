@@ -1,0 +1,140 @@
+"""`generate` and `chat` in the terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from typer.testing import CliRunner, Result
+
+from backend.__main__ import app
+from backend.cli import chat_session
+from backend.cli.chat import COMMANDS
+from tests.support.trained_run import make_run
+
+VERBS = app()
+GREEDY = ("--temperature", "0", "--max-tokens", "12")
+
+
+@pytest.fixture(scope="module")
+def run(models: Path) -> Path:
+    return make_run(models / "run", models, (1.0, 2.0)).path
+
+
+@pytest.fixture(autouse=True)
+def without_compiler():
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+def call(*arguments: object, keys: str = "") -> Result:
+    return CliRunner().invoke(VERBS, [str(argument) for argument in arguments], input=keys)
+
+
+def test_generate_prints_the_answer_and_nothing_else(run: Path):
+    tuned, base = (call("generate", run, "--prompt", "Hi", *GREEDY, *side) for side in ((), ("--base",)))
+    assert tuned.exit_code == base.exit_code == 0
+    assert tuned.stdout and base.stdout and tuned.stdout != base.stdout
+    both = call("generate", run, "--prompt", "Hi", *GREEDY, "--both").stdout
+    assert both == f"base\n{base.stdout}tuned\n{tuned.stdout}"
+
+
+def test_generate_ends_with_a_line_of_json(run: Path):
+    result = call("generate", run, "--row", 4, "--both", "--json", "--score", "--seed", 5, "--checkpoint", "8", *GREEDY)
+    line: dict[str, Any] = json.loads(result.stdout)
+    assert (line["prompt"], line["seed"], line["checkpoint"]) == ("What is 3 plus 3?", 5, 8)
+    assert list(line["answers"]) == ["base", "tuned"]
+    answer = line["answers"]["tuned"]
+    assert answer["tokens"] <= 12 and set(answer["rewards"]) == {"r1_int_reward_func", "r1_count_xml"}
+    assert answer["reward"] == answer["rewards"]["r1_int_reward_func"] + 0.5 * answer["rewards"]["r1_count_xml"]
+
+
+def test_a_prompt_comes_from_stdin_too(run: Path):
+    from_option = call("generate", run, "--prompt", "What is 2?", *GREEDY)
+    from_stdin = call("generate", run, "--prompt", "-", *GREEDY, keys="What is 2?")
+    assert from_stdin.stdout == from_option.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "prompt: Give a prompt with --prompt, or a row of the test split with --row."),
+        (("--prompt", "a", "--row", "1"), "prompt: Give a prompt"),
+        (("--prompt", "  "), "may not be empty"),
+        (("--row", "9"), "rows 1 to 8, and no row 9."),
+        (("--row", "0"), "no row 0."),
+        (("--prompt", "a", "--temperature", "-1"), "temperature: "),
+        (("--prompt", "a", "--top-p", "2"), "top_p: "),
+        (("--prompt", "a", "--max-tokens", "0"), "max_tokens: Max tokens must be at least 1."),
+        (
+            ("--prompt", "a", "--checkpoint", "3"),
+            "checkpoint: The run run has no checkpoint 3; choose one of end, best",
+        ),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(run: Path, arguments: tuple[str, ...], sentence: str):
+    result = call("generate", run, *arguments)
+    assert result.exit_code == 2 and result.stdout == ""
+    assert sentence in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_conversation_with_every_command(run: Path):
+    keys = [
+        "Hi",
+        "/base",
+        "Hi",
+        "/both",
+        "/row 4",
+        "/seed 7",
+        "/system Be brief.",
+        "Hi",
+        "/reset",
+        "/help",
+        "/quit",
+        "lost",
+    ]
+    result = call("chat", run, *GREEDY, keys="\n".join(keys) + "\n")
+    assert result.exit_code == 0
+    # Both answer at first; then the base alone; then both again, to the row and to the last prompt.
+    assert result.stdout.splitlines().count("base") >= 3 and result.stdout.count("tuned\n") == 3
+    assert "base and tuned loaded" in result.stderr and "row 4 of 8, answer 6: What is 3 plus 3?" in result.stderr
+    assert all(command in result.stderr for command in COMMANDS)
+
+
+def test_a_wrong_command_does_not_end_the_conversation(run: Path):
+    keys = "/nope\n/seed x\n/row x\n/row 99\nHi\n"
+    result = call("chat", run, *GREEDY, keys=keys)
+    assert result.exit_code == 0 and "tuned\n" in result.stdout
+    for sentence in ("There is no command /nope", "whole number, as in /seed 7", "as in /row 3", "no row 99"):
+        assert sentence in result.stderr
+
+
+def test_the_turns_of_a_conversation_are_remembered_by_side(run: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[Any] = []
+    answer = chat_session.answer
+
+    def spy(chat: Any, question: Any, *rest: Any) -> Any:
+        asked.append({side: len(turns) for side, turns in question.turns.items()})
+        return answer(chat, question, *rest)
+
+    monkeypatch.setattr("backend.cli.chat.answer", spy)
+    call("chat", run, *GREEDY, keys="a\n/base\nb\n/both\nc\n/reset\nd\n")
+    assert asked == [{}, {"base": 1, "tuned": 1}, {"base": 2, "tuned": 1}, {}]
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_what_there_is(run: Path, monkeypatch: pytest.MonkeyPatch):
+    printed: list[str] = []
+
+    def print_text(self: Any, side: str, text: str) -> None:
+        self.texts[side] = self.texts.get(side, "") + text
+        printed.append(side)
+        if len(printed) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat_session.AnswerPrinter, "print_text", print_text)
+    result = call("chat", run, *GREEDY, keys="Hi\nHi again\n")
+    assert result.exit_code == 0 and "stopped" in result.stderr and len(printed) > 4
