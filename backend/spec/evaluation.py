@@ -22,6 +22,8 @@ from backend.spec.config import Config, dump
 from backend.spec.events import json_safe, parse_line
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.rewards.catalog import canonical_entry, metric_name, nearest
+from backend.spec.rewards.entry import read_call
 
 VERSION = 1
 
@@ -109,6 +111,41 @@ class PassRule(_Part):
         return score is not None and score >= self.at_least
 
 
+def default_pass_rule(entries: Iterable[str]) -> PassRule | None:
+    """The first of these entries of `reward_functions` that compares with the answer, at the score of a right one; None where
+    none does."""
+    for name, full in _full_scores(entries).items():
+        if full is not None:
+            return PassRule(reward=name, at_least=full, chosen_by="default")
+    return None
+
+
+def read_pass_rule(text: str, entries: Iterable[str]) -> PassRule:
+    """NAME>=SCORE, or NAME for a function whose score of a right answer is known; NAME is one of `entries` or TOTAL.
+
+    Raises Mistake on `pass`.
+    """
+    name, _, score = (part.strip() for part in text.partition(">="))
+    known = _full_scores(entries) | {TOTAL: None}
+    full_name = name if name in known else metric_name(canonical_entry(name))
+    if full_name not in known:
+        near = nearest(name, known)
+        raise Mistake("pass", f"No reward here is called {name}.{f' Did you mean {near}?' if near else ''}")
+    try:
+        at_least = float(score) if score else known[full_name]
+    except ValueError:
+        raise Mistake("pass", f"{score} is no number; write {name}>=1.") from None
+    if at_least is None:
+        raise Mistake("pass", f"From what score on does {name} count as right? Write {name}>=1, say.")
+    return PassRule(reward=full_name, at_least=at_least, chosen_by="user")
+
+
+def _full_scores(entries: Iterable[str]) -> dict[str, float | None]:
+    """Name of an entry's scores → the score of a right answer, None where it is not known."""
+    calls = [read_call(canonical_entry(entry)) for entry in entries]
+    return {call.name: None if call.file else FULL_SCORES.get(call.function) for call in calls}
+
+
 class Figures(_Part):
     """The figures of one side, or the differences tuned − base of all of them."""
 
@@ -160,9 +197,10 @@ class Evaluation(_Part):
     """Unix seconds."""
     seconds: float
     device: str
+    versions: dict[str, str] = {}
     subject: Subject
     data: Data
-    rewards: list[RewardFunctionUsed]
+    functions: list[RewardFunctionUsed]
     pass_rule: PassRule | None
     max_completion_length: int
     seed: int
