@@ -213,6 +213,7 @@ class MonitorPage(QWidget):
         actions = [
             CardAction("Export to LM Studio…", self._export, primary=True),
             CardAction("Open folder", self._open_folder),
+            CardAction("Evaluate", lambda: self.session.page_requested.emit("evaluate")),
             CardAction("Completions", lambda: self.session.page_requested.emit("completions")),
         ]
         self.verdict.show_result(

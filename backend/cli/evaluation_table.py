@@ -37,7 +37,7 @@ def _title(decoding: Decoding) -> str:
 
 def _table(decoding: Decoding, confidence: float) -> Table:
     sides = list(decoding.sides)
-    interval = f"{confidence:.0%} interval"
+    interval = f"{confidence * 100:g} % interval"
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
     for side in sides:

@@ -26,6 +26,7 @@ from backend.run.memory_plan import plan_memory, rollout_limits
 from backend.run.run_inputs import read_inputs
 from backend.run.scoring_stages import ScoringStages
 from backend.run.telemetry import completion_row, versions
+from backend.spec.completion_rows import CompletionRow
 from backend.spec.config import Config
 from backend.spec.evaluation import (
     Data,
@@ -40,7 +41,7 @@ from backend.spec.evaluation import (
     read_pass_rule,
 )
 from backend.spec.faults import Mistake
-from backend.types import Group, Problem
+from backend.types import Completion, Group, Problem
 
 PROMPTS_AT_ONCE = 32
 """Prompts that are sampled together. More keep decoding full for longer; the memory plan is made for as many."""
@@ -247,7 +248,7 @@ class _Sampler:
             for decoding in self.choices.decodings:
                 began = time.perf_counter()
                 groups = self._sample(decoding, side)
-                rows = [[completion_row(item) for item in group.completions] for group in groups]
+                rows = [[_row(item) for item in group.completions] for group in groups]
                 results[decoding][side] = Completions(rows, time.perf_counter() - began)
         return results
 
@@ -277,6 +278,12 @@ class _Sampler:
         mx.synchronize()  # raises what has failed on the GPU, before the figures count
         self._done += share
         return groups
+
+
+def _row(completion: Completion) -> CompletionRow:
+    row = completion_row(completion)
+    row.pop("advantage", None)  # nothing was compared with its group
+    return row
 
 
 def _sampling(decoding: DecodingName, config: Config) -> Sampling:

@@ -214,9 +214,9 @@ class Evaluation(_Part):
     def headline(self) -> Decoding:
         return self.decodings[0]
 
-    def sentence(self) -> str:
-        """The result in one sentence."""
-        first = self.headline
+    def sentence(self, decoding: Decoding | None = None) -> str:
+        """The result under a decoding, by default the headline's, in one sentence."""
+        first = decoding or self.headline
         where = f"{self.data.rows} {'row' if self.data.rows == 1 else 'rows'} of the {self.data.split} split"
         if first.difference is None:
             side = next(iter(first.sides.values()))
@@ -328,9 +328,16 @@ def read_rows(path: Path) -> Iterator[EvaluatedRow]:
     except OSError:
         return
     for line in lines:
-        row = parse_line(line)
-        if row is not None and isinstance(row.get("index"), int):
-            yield cast("EvaluatedRow", {"greedy": None, "sampled": None, **row})
+        if (row := parse_row(line)) is not None:
+            yield row
+
+
+def parse_row(line: bytes) -> EvaluatedRow | None:
+    """The row of one line; None for what is none."""
+    row = parse_line(line)
+    if row is None or not isinstance(row.get("index"), int):
+        return None
+    return cast("EvaluatedRow", {"greedy": None, "sampled": None, **row})
 
 
 def evaluations_of(run: RunFolder) -> list[Path]:
@@ -371,4 +378,8 @@ def _number(estimate: MeanWithInterval, *, absolute: bool = False) -> str:
         ends = [-estimate.value, None if estimate.high is None else -estimate.high,
                 None if estimate.low is None else -estimate.low]  # fmt: skip
     value, low, high = ends
-    return _text(value) if low is None else f"{_text(value)} ({CONFIDENCE:.0%} interval {_text(low)} to {_text(high)})"
+    return (
+        _text(value)
+        if low is None
+        else f"{_text(value)} ({CONFIDENCE * 100:g} % interval {_text(low)} to {_text(high)})"
+    )
