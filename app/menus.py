@@ -63,6 +63,7 @@ MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
         None,
         MenuEntry("resume", "Resume from the checkpoint", "Ctrl+Shift+R", "resume"),
         MenuEntry("export", "Export…", "Ctrl+E", "export"),
+        MenuEntry("evaluate_run", "Evaluate the run", "Ctrl+Alt+E", "start", page="evaluate"),
         None,
         MenuEntry("open_folder", "Open the run's folder", "Ctrl+Shift+O", "open_folder"),
         MenuEntry("open_log", "Open the log", "Ctrl+L", "open_log"),

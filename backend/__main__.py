@@ -33,7 +33,7 @@ def version(is_requested: bool) -> None:
 
 def app() -> typer.Typer:
     """The command line as typer knows it."""
-    from backend.cli import bench, chat, check, demo, estimate, export, generate, resume, rewards, runs, serve, train
+    from backend.cli import bench, chat, check, demo, estimate, evaluate, export, generate, resume, rewards, runs, serve, train
 
     verbs = typer.Typer(
         name="grpo-studio-backend", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -50,6 +50,7 @@ def app() -> typer.Typer:
         export.export,
         generate.generate,
         chat.chat,
+        evaluate.evaluate,
         serve.serve,
     ):
         verbs.command()(function)

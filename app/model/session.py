@@ -28,6 +28,7 @@ from backend.spec.places import RunFolder
 if TYPE_CHECKING:
     from app.model.dataset import Dataset
     from app.model.downloads import Downloads
+    from app.model.evaluations import Evaluations
     from app.model.reward_bench import RewardBench
     from app.model.run import Run
     from app.model.service import Service
@@ -38,7 +39,7 @@ class Session(QObject):
 
     Attributes:
         prefs, draft, consent, time_forecast – created with the session.
-        service, downloads, dataset, reward_bench – created on first use: the first paint does not wait for their imports.
+        service, downloads, dataset, reward_bench, evaluations – created on first use: the first paint does not wait for their imports.
         run – the run that Monitor and Completions show, or None.
         estimate_memory(Config) – the memory of a run, or None if it cannot be estimated. Tests replace it.
         confirm_over_memory(MemoryParts) – whether to train although the run surely does not fit. Set by the window.
@@ -77,6 +78,7 @@ class Session(QObject):
         self._downloads: Downloads | None = None
         self._dataset: Dataset | None = None
         self._reward_bench: RewardBench | None = None
+        self._evaluations: Evaluations | None = None
         self.consent = Consent(self.prefs.folder / "trusted.json")
         self.time_forecast = TimeForecast(self)
         self.estimate_memory: MemoryEstimator = self._estimate_memory
@@ -120,6 +122,15 @@ class Session(QObject):
             self._reward_bench = RewardBench(self.draft, self.service, self.consent, self)
             self._reward_bench.refused.connect(self.message)
         return self._reward_bench
+
+    @property
+    def evaluations(self) -> Evaluations:
+        """The evaluations of the run that is shown; created on first use."""
+        if self._evaluations is None:
+            from app.model.evaluations import Evaluations
+
+            self._evaluations = Evaluations(self.consent, self)
+        return self._evaluations
 
     @property
     def is_training(self) -> bool:

@@ -45,8 +45,9 @@ PAGES: tuple[PageEntry, ...] = (
     PageEntry("rewards", "Rewards", "target", "app.pages.rewards_page:RewardsPage", "Ctrl+3", 1920),
     PageEntry("monitor", "Monitor", "pulse", "app.pages.monitor_page:MonitorPage", "Ctrl+4", 2560),
     PageEntry("completions", "Completions", "lines", "app.pages.completions_page:CompletionsPage", "Ctrl+5", 1920),
-    PageEntry("chat", "Chat", "chat", "app.pages.chat_page:ChatPage", "Ctrl+6", 1920),
-    PageEntry("runs", "Runs", "stack", "app.pages.runs_page:RunsPage", "Ctrl+7", 1440),
+    PageEntry("evaluate", "Evaluate", "intervals", "app.pages.evaluate_page:EvaluatePage", "Ctrl+6", 1920),
+    PageEntry("chat", "Chat", "chat", "app.pages.chat_page:ChatPage", "Ctrl+7", 1920),
+    PageEntry("runs", "Runs", "stack", "app.pages.runs_page:RunsPage", "Ctrl+8", 1440),
 )
 
 

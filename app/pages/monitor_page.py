@@ -214,6 +214,7 @@ class MonitorPage(QWidget):
             CardAction("Export to LM Studio…", self._export, primary=True),
             CardAction("Chat", self._chat),
             CardAction("Open folder", self._open_folder),
+            CardAction("Evaluate", lambda: self.session.page_requested.emit("evaluate")),
             CardAction("Completions", lambda: self.session.page_requested.emit("completions")),
         ]
         self.verdict.show_result(

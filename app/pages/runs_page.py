@@ -79,6 +79,7 @@ class RunsPage(QWidget):
         self.resume_button = button("Resume", self.resume)
         self.chat_button = button("Chat", self.chat, tip="Ask it and its base the same things")
         self.export_button = button("Export…", self.export)
+        self.evaluate_button = button("Evaluate", self.evaluate)
         self.settings_button = button("Use its settings", self.use_settings)
         self.folder_button = button("Open folder", self.show_folder)
         self.trash_button = button("Move to trash…", self.move_to_trash, tip="Delete key")
@@ -95,6 +96,7 @@ class RunsPage(QWidget):
             self.resume_button,
             self.chat_button,
             self.export_button,
+            self.evaluate_button,
             self.settings_button,
             self.folder_button,
         ):
@@ -166,8 +168,8 @@ class RunsPage(QWidget):
         for action in (self.open_button, self.settings_button, self.folder_button):
             action.setEnabled(row is not None)
         self.resume_button.setEnabled(row is not None and row.state in RESUMABLE)
-        self.chat_button.setEnabled(row is not None and row.state not in LIVE and row.step > 0)
-        self.export_button.setEnabled(row is not None and row.state not in LIVE and row.step > 0)
+        for action in (self.chat_button, self.export_button, self.evaluate_button):
+            action.setEnabled(row is not None and row.state not in LIVE and row.step > 0)
         self.trash_button.setEnabled(row is not None and row.state not in LIVE)
 
     def open(self) -> None:
@@ -191,6 +193,13 @@ class RunsPage(QWidget):
         row = self.table.selected_run()
         if row is not None:
             self.session.export_requested.emit(RunFolder(row.path))
+
+    def evaluate(self) -> None:
+        """Show the run's evaluations, from where a new one can be started."""
+        row = self.table.selected_run()
+        if row is not None:
+            self.session.open_run(row.path)
+            self.session.page_requested.emit("evaluate")
 
     def use_settings(self) -> None:
         """Load the run's settings into the form."""

@@ -37,22 +37,53 @@ def held_out_rewards(
     poll: Callable[[float], None] = lambda done: None,
     overlap_scoring: bool = True,
 ) -> dict[str, float]:
-    """Mean reward, per-function means and completion lengths over the first `count` batches (−1: all) of `problems`.
+    """Mean reward, per-function means and completion lengths over the first `count` batches (−1: all) of `problems`."""
+    chosen = [problem for batch in batches(problems, batch_size, count) for problem in batch]
+    groups = scored_groups(
+        rollout, chosen, score, sampling=sampling, group_size=group_size, batch_size=batch_size, poll=poll,
+        overlap_scoring=overlap_scoring,
+    )  # fmt: skip
+    return reward_metrics(groups, names, weights) | _length_metrics(groups)
+
+
+def scored_groups(
+    rollout: Rollout,
+    problems: Sequence[Problem],
+    score: Score,
+    *,
+    sampling: Sampling,
+    group_size: int,
+    batch_size: int,
+    seed: int = EVAL_SEED,
+    poll: Callable[[float], None] = lambda done: None,
+    overlap_scoring: bool = True,
+) -> list[Group]:
+    """`group_size` completions of every problem, scored, in order; `batch_size` problems are sampled together.
 
     `score` fills the completions' scores. With `overlap_scoring` a thread scores one batch while the next one is sampled;
-    calls and their order are the same. `poll` is called with the fraction done and may raise to stop.
+    calls and their order are the same. `poll` is called with the fraction done and may raise to stop. The random numbers depend on
+    `seed` and the place in `problems` alone, so two models that get the same problems get the same numbers.
     """
     groups: list[Group] = []
-    chosen = list(batches(problems, batch_size, count))
+    chosen = list(batches(problems, batch_size, -1))
     with _BackgroundScorer(score) as scorer:
+        tokens = 0
         for i, batch in enumerate(chosen):
+            # A batch as long as the ones before: without any, nobody knows how long completions are.
+            expected = tokens / len(groups) * len(batch) if groups else 0.0
             sampled = rollout.sample(
-                batch, group_size, sampling, EVAL_SEED, i * batch_size, lambda tokens, i=i: poll(i / len(chosen))
-            )
+                batch, group_size, sampling, seed, i * batch_size,
+                lambda count, i=i, expected=expected: poll((i + _share(count, expected)) / len(chosen)),
+            )  # fmt: skip
             scorer.submit(sampled) if overlap_scoring else score(sampled)
+            tokens += sum(len(completion.tokens) for group in sampled for completion in group.completions)
             groups += sampled
         scorer.wait()
-    return reward_metrics(groups, names, weights) | _length_metrics(groups)
+    return groups
+
+
+def _share(tokens: int, expected: float) -> float:
+    return min(tokens / expected, 1.0) if expected else 0.0
 
 
 def batches(problems: Sequence[Problem], size: int, count: int) -> Iterator[list[Problem]]:

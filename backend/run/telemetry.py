@@ -22,11 +22,12 @@ PHASE_EVERY_S = 0.5
 def group_row(step: int, group: Group) -> GroupRow:
     """One line of completions.jsonl."""
     problem = group.problem
-    rows = [_completion_row(completion) for completion in group.completions]
+    rows = [completion_row(completion) for completion in group.completions]
     return GroupRow(step=step, prompt=problem.prompt, answer=problem.answer, type=problem.type, completions=rows)
 
 
-def _completion_row(completion: Completion) -> CompletionRow:
+def completion_row(completion: Completion) -> CompletionRow:
+    """One completion of such a line."""
     row = CompletionRow(
         text=completion.text,
         tokens=len(completion.tokens),

@@ -24,10 +24,13 @@ from backend.types import Group, Problem
 
 Report = Callable[[dict[str, Any]], None]
 
-SMALLEST_MODEL = {
+WITHOUT_REFERENCE = {
     "beta": 0.0, "log_kl": False, "sync_ref_model": False, "reference_model_path": "", "ratio_against": "old",
-    "train_type": "lora",
-    "num_layers": 1, "rank": 1, "lora_keys": [], "grad_checkpoint": False,
+}  # fmt: skip
+"""Settings under which no reference is loaded: sampling needs none."""
+
+SMALLEST_MODEL = WITHOUT_REFERENCE | {
+    "train_type": "lora", "num_layers": 1, "rank": 1, "lora_keys": [], "grad_checkpoint": False,
 }  # fmt: skip
 """Settings that load as little as possible: no reference, and one fresh adapter, which changes no output (B = 0)."""
 

@@ -26,7 +26,8 @@ class CompletionRow(TypedDict):
     """Reward function → its score; None where it had no opinion."""
     reward: float | None
     """The weighted sum of the scores."""
-    advantage: float
+    advantage: NotRequired[float]
+    """Absent in an evaluation, where no completion is compared with its group."""
     logged: NotRequired[dict[str, Any]]
     """Columns that reward functions noted (TRL's `log_extra`); absent where there are none."""
 

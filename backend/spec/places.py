@@ -114,6 +114,10 @@ class RunFolder:
         return self.path / "fused"
 
     @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations"
+
+    @property
     def has_diary(self) -> bool:
         return self.events.exists() and self.events.stat().st_size > 0
 

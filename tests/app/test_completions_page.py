@@ -80,7 +80,10 @@ def test_selecting_a_completion_shows_it_in_full(qtbot, page: CompletionsPage, t
     page.table.selectRow(3)
     assert page.detail.text.toPlainText() == completion["text"]
     assert page.detail.prompt.toPlainText() == page.session.run.groups()[0]["prompt"]
-    assert "Accuracy" in page.detail._scores.text() and f"{completion['tokens']} tokens" in page.detail._result.text()
+    assert (
+        "Accuracy" in page.detail.completion._scores.text()
+        and f"{completion['tokens']} tokens" in page.detail.completion._result.text()
+    )
     formats = page.detail.text.document().firstBlock().layout().formats()
     assert formats[0].length == len("<think>") and formats[0].format.foreground().color() == theme.palette().accent
 

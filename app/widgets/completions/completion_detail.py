@@ -1,4 +1,4 @@
-"""One completion in full: its prompt, the text as sampled, its reward and advantage, and each function's score."""
+"""One completion in full: the text as sampled, its reward and advantage, each function's score, and its prompt beside it."""
 
 from __future__ import annotations
 
@@ -18,54 +18,39 @@ from app.widgets.completions.completion_table import STOP_LABELS, advantage_colo
 from backend.spec.completion_rows import token_count
 
 
-class CompletionDetail(QFrame):
-    """The prompt on the left and the completion with its scores on the right; with `upright`, one above the other."""
+class CompletionPane(QWidget):
+    """A completion under its title: its result, its scores, its text."""
 
-    def __init__(self, parent: QWidget | None = None, *, upright: bool = False) -> None:
+    def __init__(self, title: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._names: Sequence[str] = ()
         self._labels: Sequence[str] = ()
-        self._shown: tuple[Mapping[str, Any], Mapping[str, Any] | None] | None = None
-        self.setProperty("role", "card")
-        self.prompt, self.text = _pane(), _pane()
-        self.prompt.setAccessibleName("Prompt")
-        self.text.setAccessibleName("Completion")
-        self._highlighters = [TagHighlighter(pane) for pane in (self.prompt, self.text)]
-        self._answer, self._result, self._scores = _rich_label(), _rich_label(), _rich_label()
-        splitter = self._splitter = QSplitter(childrenCollapsible=False, handleWidth=2 * theme.SPACE)
-        self.set_upright(upright)
-        splitter.addWidget(_side("Prompt", self._answer, None, self.prompt))
-        splitter.addWidget(_side("Completion", self._result, self._scores, self.text))
-        splitter.setStretchFactor(0, 2)
-        splitter.setStretchFactor(1, 3)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(12, 10, 12, 12)
-        row.addWidget(splitter)
+        self._completion: Mapping[str, Any] | None = None
+        self.text = _pane(title)
+        self._highlighter = TagHighlighter(self.text)
+        self._result, self._scores = _rich_label(), _rich_label()
+        self._title = label(title, theme.heading_font())
+        _lay_out_side(self, self._title, self._result, self._scores, self.text)
         theme.signals.changed.connect(self._recolour)
 
-    def set_upright(self, upright: bool) -> None:
-        self._splitter.setOrientation(Qt.Orientation.Vertical if upright else Qt.Orientation.Horizontal)
+    def set_title(self, title: str) -> None:
+        self._title.setText(title)
+        self.text.setAccessibleName(title)
 
     def set_rewards(self, names: Sequence[str], labels: Sequence[str]) -> None:
         """Set the reward functions' metric names and labels; a function's index decides its colour."""
         self._names, self._labels = names, labels
 
-    def show_completion(self, row: Mapping[str, Any], completion: Mapping[str, Any] | None) -> None:
-        """Show a completion of `row` (one line of completions.jsonl); None shows the prompt alone."""
-        self._shown = (row, completion)
-        answer = row.get("answer")
-        self._answer.setText(f"Answer: {html.escape(str(answer))}" if answer not in (None, "") else "")
-        _set_text(self.prompt, row.get("prompt"))
+    def show_completion(self, completion: Mapping[str, Any] | None) -> None:
+        self._completion = completion
         _set_text(self.text, (completion or {}).get("text"))
         self._result.setText(_result_html(completion) if completion else "")
         self._scores.setText(self._scores_html(completion) if completion else "")
 
     def _recolour(self) -> None:
         # Colours are written into the rich text and the formats, which do not follow a change of the palette.
-        for highlighter in self._highlighters:
-            highlighter.rehighlight()
-        if self._shown is not None:
-            self.show_completion(*self._shown)
+        self._highlighter.rehighlight()
+        self.show_completion(self._completion)
 
     def _scores_html(self, completion: Mapping[str, Any]) -> str:
         scores = completion.get("rewards")
@@ -83,6 +68,49 @@ def scores_html(labels: Sequence[str], scores: Sequence[float | None], colours: 
     return _join_unbroken(parts)
 
 
+class CompletionDetail(QFrame):
+    """The prompt on the left and the completion with its scores on the right; with `upright`, one above the other."""
+
+    def __init__(self, parent: QWidget | None = None, *, upright: bool = False) -> None:
+        super().__init__(parent)
+        self.setProperty("role", "card")
+        self.prompt = _pane("Prompt")
+        self._highlighter = TagHighlighter(self.prompt)
+        self._answer = _rich_label()
+        self.completion = CompletionPane("Completion")
+        self.text = self.completion.text
+        side = QWidget()
+        _lay_out_side(side, label("Prompt", theme.heading_font()), self._answer, None, self.prompt)
+        splitter = self._splitter = QSplitter(childrenCollapsible=False, handleWidth=2 * theme.SPACE)
+        self.set_upright(upright)
+        splitter.addWidget(side)
+        splitter.addWidget(self.completion)
+        splitter.setStretchFactor(0, 2)
+        splitter.setStretchFactor(1, 3)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(12, 10, 12, 12)
+        row.addWidget(splitter)
+        theme.signals.changed.connect(self._highlighter.rehighlight)
+
+    def set_upright(self, upright: bool) -> None:
+        self._splitter.setOrientation(Qt.Orientation.Vertical if upright else Qt.Orientation.Horizontal)
+
+    def set_rewards(self, names: Sequence[str], labels: Sequence[str]) -> None:
+        self.completion.set_rewards(names, labels)
+
+    def show_completion(self, row: Mapping[str, Any], completion: Mapping[str, Any] | None) -> None:
+        """Show a completion of `row` (one line of completions.jsonl); None shows the prompt alone."""
+        self._answer.setText(answer_html(row))
+        _set_text(self.prompt, row.get("prompt"))
+        self.completion.show_completion(completion)
+
+
+def answer_html(row: Mapping[str, Any]) -> str:
+    """The dataset's answer of a row, as a label shows it; "" where there is none."""
+    answer = row.get("answer")
+    return f"Answer: {html.escape(str(answer))}" if answer not in (None, "") else ""
+
+
 class TagHighlighter(QSyntaxHighlighter):
     """Colours tags such as <answer>, so that the parts of a completion are visible at a glance."""
 
@@ -97,15 +125,15 @@ class TagHighlighter(QSyntaxHighlighter):
 
 
 def _result_html(completion: Mapping[str, Any]) -> str:
-    """Reward, advantage, token count and stop reason of a completion."""
-    advantage, stop = completion.get("advantage"), str(completion.get("stop"))
-    return _join_unbroken(
-        [
-            f"<b>Reward {figure(completion.get('reward'))}</b>",
-            f'<span style="color:{advantage_colour(advantage).name()}">Advantage {signed(advantage)}</span>',
-            f"{figure(token_count(completion.get('tokens')))} tokens, {STOP_LABELS.get(stop, stop)}",
-        ]
-    )
+    """Reward, advantage where it has one, token count and stop reason of a completion."""
+    stop = str(completion.get("stop"))
+    parts = [f"<b>Reward {figure(completion.get('reward'))}</b>"]
+    if "advantage" in completion:
+        advantage = completion["advantage"]
+        colour = advantage_colour(advantage).name()
+        parts.append(f'<span style="color:{colour}">Advantage {signed(advantage)}</span>')
+    parts.append(f"{figure(token_count(completion.get('tokens')))} tokens, {STOP_LABELS.get(stop, stop)}")
+    return _join_unbroken(parts)
 
 
 def _join_unbroken(parts: Sequence[str]) -> str:
@@ -113,9 +141,10 @@ def _join_unbroken(parts: Sequence[str]) -> str:
     return " &nbsp;&nbsp; ".join(f'<span style="white-space:nowrap">{part}</span>' for part in parts)
 
 
-def _pane() -> QPlainTextEdit:
+def _pane(name: str) -> QPlainTextEdit:
     pane = QPlainTextEdit(readOnly=True)
     pane.setFont(theme.mono_font())
+    pane.setAccessibleName(name)
     return pane
 
 
@@ -125,20 +154,19 @@ def _rich_label() -> QLabel:
     return made
 
 
-def _side(title: str, line: QLabel, more: QLabel | None, pane: QPlainTextEdit) -> QWidget:
-    side = QWidget()
+def _lay_out_side(side: QWidget, title: QLabel, line: QLabel, more: QLabel | None, pane: QPlainTextEdit) -> None:
+    """Title and line above the pane, `more` between them."""
     column = QVBoxLayout(side)
     column.setContentsMargins(0, 0, 0, 0)
     column.setSpacing(6)
     head = QHBoxLayout()
     head.setSpacing(2 * theme.SPACE)
-    head.addWidget(label(title, theme.heading_font()), 0, Qt.AlignmentFlag.AlignTop)
+    head.addWidget(title, 0, Qt.AlignmentFlag.AlignTop)
     head.addWidget(line, 1)
     column.addLayout(head)
     if more is not None:
         column.addWidget(more)
     column.addWidget(pane, 1)
-    return side
 
 
 def _set_text(pane: QPlainTextEdit, text: Any) -> None:

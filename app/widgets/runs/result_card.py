@@ -35,6 +35,7 @@ class BeforeAfter:
     label: str
     before: float | None
     after: float | None
+    unit: str = ""
 
 
 class ResultCard(QFrame):
@@ -127,8 +128,10 @@ def _before_after(change: BeforeAfter) -> QWidget:
     column.setSpacing(0)
     figures.setSpacing(6)
     if change.before is not None:
-        figures.addWidget(label(f"{figure(change.before)} →", theme.figures_font(theme.TITLE), "muted"))
-    figures.addWidget(label(figure(change.after), theme.figures_font(theme.TITLE, QFont.Weight.DemiBold)), 1)
+        figures.addWidget(label(f"{figure(change.before, change.unit)} →", theme.figures_font(theme.TITLE), "muted"))
+    figures.addWidget(
+        label(figure(change.after, change.unit), theme.figures_font(theme.TITLE, QFont.Weight.DemiBold)), 1
+    )
     column.addLayout(figures)
     column.addWidget(label(change.label, theme.caption_font(), "caption"))
     return widget

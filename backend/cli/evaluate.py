@@ -1,0 +1,241 @@
+"""The verb `evaluate`: a run's model, before training and after it, or any model, on held-out prompts."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from backend.cli.evaluation_table import print_evaluation
+from backend.cli.exit_codes import STOPPED, verb
+from backend.cli.gpu_timeout import relax_gpu_timeout
+from backend.cli.options import ExistingRunsDir
+from backend.spec.config import Config, load
+from backend.spec.evaluation import Evaluation, free_name, write_evaluation
+from backend.spec.faults import Mistake
+from backend.spec.places import find_run
+
+if TYPE_CHECKING:
+    from backend.run.comparison import EvaluationChoices, EvaluationProgress
+    from backend.run.evaluated_model import EvaluatedModel, WhichCheckpoint
+
+Report = Callable[["EvaluationProgress"], None]
+
+
+STREAM_EVERY_S = 0.25
+"""How often progress is printed for a program to read."""
+
+
+class _StopRequested(Exception):
+    """SIGTERM or Ctrl-C has come."""
+
+
+@verb
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run, or a model's folder or id.")],
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="CONFIG", help="Settings for data, rewards and sampling; a run has its own."),
+    ] = None,
+    config_option: Annotated[Path | None, typer.Option("--config", help="The same, as an option.")] = None,
+    split: Annotated[
+        Literal["test", "valid", "train"], typer.Option(help="The split whose prompts are answered.")
+    ] = "test",
+    is_greedy: Annotated[
+        bool | None,
+        typer.Option("--greedy/--sampled", help="Only the likeliest answers, or only sampled ones (default: both)."),
+    ] = None,
+    completions: Annotated[
+        int | None,
+        typer.Option(
+            "--n", min=1, help="Sampled completions of each prompt (default: those of an evaluation in training)."
+        ),
+    ] = None,
+    ks: Annotated[str, typer.Option("--k", help="The k of pass@k, as 1,4,8 (default: 1, 2, 4 … up to --n).")] = "",
+    passing: Annotated[
+        str, typer.Option("--pass", help="What passes: NAME>=SCORE of a reward function, or of reward, their sum.")
+    ] = "",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first prompts of the split.")] = None,
+    checkpoint: Annotated[str, typer.Option(help="last, best, or the number of a step.")] = "last",
+    is_base_only: Annotated[bool, typer.Option("--base-only", help="Only the model as it was before the run.")] = False,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampled completions.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the result.")] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the result (default: evaluations in the run's folder; of a model, none)."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    is_stream: Annotated[bool, typer.Option("--stream", help="Progress on stdout, one JSON object a line.")] = False,
+    runs_dir: ExistingRunsDir = None,
+) -> None:
+    """Score a run's model before and after training, or any model, on held-out prompts, with intervals."""
+    settings = load(_one_config(config, config_option)) if config or config_option else None
+    if (relevant := settings or _own_settings(model, runs_dir)) is not None:
+        relax_gpu_timeout(relevant)  # before the imports below, which import mlx
+    from backend.run.comparison import EvaluationChoices, evaluate_model
+    from backend.run.evaluate import EVAL_SEED
+    from backend.run.evaluated_model import find_evaluated
+    from backend.run.gpu_errors import gpu_error
+
+    evaluated = find_evaluated(model, settings, runs_dir, _which(checkpoint))
+    if evaluated.run is None and is_base_only:
+        raise Mistake("base-only", f"{model} is a model and no run, so there is no base to evaluate alone.")
+    usual = evaluated.config.num_generations_eval or evaluated.config.group_size
+    choices = EvaluationChoices(
+        split=split,
+        decodings=("greedy", "sampled") if is_greedy is None else ("greedy",) if is_greedy else ("sampled",),
+        completions=completions or usual,
+        ks=_ks(ks, 1 if is_greedy else completions or usual),
+        limit=limit or -1,
+        base_only=is_base_only,
+        seed=EVAL_SEED if seed is None else seed,
+        passing=passing,
+    )
+    folder = out or (evaluated.run.evaluations if evaluated.run is not None else None)
+    chosen_name = name or _default_name(evaluated, choices)
+    with _stopping_on_signals() as check, _progress(is_stream) as report:
+        try:
+            evaluation, rows = evaluate_model(evaluated, choices, chosen_name, report, check)
+        except _StopRequested:
+            print("Stopped; nothing was written.", file=sys.stderr)
+            raise typer.Exit(STOPPED) from None
+        except RuntimeError as error:
+            if (kind := gpu_error(error)) is None:
+                raise
+            raise Mistake("memory_limit", f"{kind.happened} {kind.advice}") from error
+    path = None
+    if folder is not None:
+        evaluation = evaluation.model_copy(update={"name": free_name(folder, chosen_name)})
+        path = write_evaluation(folder, evaluation, rows)
+    _print(evaluation, path, as_json, is_stream)
+
+
+def _one_config(argument: Path | None, option: Path | None) -> Path:
+    if argument is not None and option is not None:
+        raise Mistake("config", "The settings are given twice; leave --config out, or the second argument.")
+    path = argument or option
+    assert path is not None
+    return path
+
+
+def _own_settings(name: str, runs_dir: Path | None) -> Config | None:
+    """Those of a run; None for a model."""
+    try:
+        return load(find_run(name, runs_dir).config)
+    except Mistake:
+        return None  # whatever is wrong is said by `find_evaluated`
+
+
+def _which(text: str) -> WhichCheckpoint:
+    if text == "last" or text == "best":
+        return text
+    if not text.isascii() or not text.isdigit():
+        raise Mistake("checkpoint", f"--checkpoint must be last, best or the number of a step, not {text}.")
+    return int(text)
+
+
+def _ks(text: str, most: int) -> tuple[int, ...]:
+    """The numbers of `--k`. Raises Mistake for what is none, or more than there are completions."""
+    numbers: list[int] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if not (part.isascii() and part.isdigit()) or not 1 <= int(part) <= most:
+            are = "is one completion" if most == 1 else f"are {most} completions"
+            raise Mistake("k", f"--k {part} does not fit: there {are} of each prompt (--n), so k is 1 to {most}.")
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def _default_name(evaluated: EvaluatedModel, choices: EvaluationChoices) -> str:
+    if choices.base_only or evaluated.checkpoint is None:
+        return f"{choices.split}-base" if choices.base_only else choices.split
+    return f"{choices.split}-step-{evaluated.checkpoint.state.step}"
+
+
+@contextmanager
+def _stopping_on_signals() -> Iterator[Callable[[], None]]:
+    """A function that raises once SIGTERM or SIGINT has come: between two chunks of decoding, where nothing is half done."""
+    received: list[int] = []
+    before = {
+        number: signal.signal(number, lambda got, _: received.append(got)) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+
+    def check() -> None:
+        if received:
+            raise _StopRequested
+
+    try:
+        yield check
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Stream:
+    """Prints progress as JSON lines: every phase, and within one a line now and then."""
+
+    def __init__(self) -> None:
+        self._phase, self._printed = "", 0.0
+
+    def report(self, progress: EvaluationProgress) -> None:
+        now = time.monotonic()
+        if progress.phase != self._phase or now - self._printed >= STREAM_EVERY_S:
+            self._phase, self._printed = progress.phase, now
+            print(json.dumps(asdict(progress)), flush=True)
+
+
+@contextmanager
+def _progress(is_stream: bool) -> Iterator[Report]:
+    """Takes progress: JSON lines on stdout, a bar on a terminal, else a line on stderr for each phase."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if is_stream:
+        yield _Stream().report
+    elif console.is_terminal:
+        with _bar(console) as report:
+            yield report
+    else:
+        phases: set[str] = set()
+
+        def print_phase(progress: EvaluationProgress) -> None:
+            if progress.phase not in phases:
+                phases.add(progress.phase)
+                print(f"{progress.phase}…", file=sys.stderr, flush=True)
+
+        yield print_phase
+
+
+@contextmanager
+def _bar(console: Any) -> Iterator[Report]:
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def report(progress: EvaluationProgress) -> None:
+            total = None if progress.done is None else 1.0
+            bar.update(task, description=progress.phase, total=total, completed=progress.done or 0.0)
+
+        yield report
+
+
+def _print(evaluation: Evaluation, path: Path | None, as_json: bool, is_stream: bool) -> None:
+    if as_json or is_stream:
+        last = list(evaluation.headline.sides.values())[-1].figures
+        # The means of the evaluated model once more on top, for scripts that want no more than these.
+        means = {"reward": last.reward.value, "rewards": {name: mean.value for name, mean in last.rewards.items()}}
+        line = means | evaluation.model_dump(mode="json") | {"path": str(path) if path is not None else None}
+        print(json.dumps(line, ensure_ascii=False), flush=True)
+        return
+    print_evaluation(evaluation)
+    if path is not None:
+        print(path)
