@@ -33,7 +33,22 @@ def version(is_requested: bool) -> None:
 
 def app() -> typer.Typer:
     """The command line as typer knows it."""
-    from backend.cli import bench, chat, check, demo, estimate, evaluate, export, generate, resume, rewards, runs, serve, train
+    from backend.cli import (
+        bench,
+        chat,
+        check,
+        demo,
+        estimate,
+        evaluate,
+        export,
+        generate,
+        resume,
+        rewards,
+        runs,
+        serve,
+        train,
+        validate,
+    )
 
     verbs = typer.Typer(
         name="grpo-studio-backend", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -48,6 +63,7 @@ def app() -> typer.Typer:
         estimate.estimate,
         runs.runs,
         export.export,
+        validate.validate,
         generate.generate,
         chat.chat,
         evaluate.evaluate,

@@ -1,20 +1,32 @@
-"""The verb `export`: a finished run's model, fused, in LM Studio or a folder."""
+"""The verb `export`: a run's model, in a chosen format, in LM Studio or a folder."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from backend.cli.exit_codes import verb
-from backend.cli.options import ExistingRunsDir
+from backend.cli.options import AsJson, ExistingRunsDir
+from backend.spec.exports import DEFAULT_FORMAT, FORMATS, TARGETS, offered_targets
+from backend.spec.faults import Mistake
 
-# `hub` is read, and refused by `backend.models.export` with a sentence; help does not offer what does not work yet.
+# What is not built yet is read, and refused with a sentence; help does not offer it.
 Target = Annotated[
-    Literal["lmstudio", "folder", "hub"],
-    typer.Option("--to", metavar="<lmstudio|folder>", help="lmstudio or folder."),
+    Literal[tuple(TARGETS)],  # pyright: ignore
+    typer.Option("--to", metavar=f"<{'|'.join(offered_targets())}>", help=f"{' or '.join(offered_targets())}."),
+]
+Format = Annotated[
+    Literal[tuple(FORMATS)] | None,  # pyright: ignore
+    typer.Option(
+        "--format",
+        metavar=f"<{'|'.join(FORMATS)}>",
+        help="Form of the weights. full: the base's floats, if left out; fused: a quantised base keeps its bits; "
+        "adapter: without the base.",
+    ),
 ]
 
 
@@ -26,19 +38,56 @@ def export(
         str | None, typer.Option("--name", help="Name of the model there (the run's name if left out).")
     ] = None,
     folder: Annotated[Path | None, typer.Option("--folder", help="Parent folder for --to folder.")] = None,
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", help="best, last or a step; left out: the end of the run.")
+    ] = "",
+    format_: Format = None,
     quantize: Annotated[
-        Literal[4, 6, 8] | None, typer.Option("--quantize", help="4, 6 or 8 bits; left out: full precision.")
+        Literal[4, 6, 8] | None, typer.Option("--quantize", help="The same as --format 4bit, 6bit or 8bit.")
     ] = None,
+    held_out: Annotated[
+        int, typer.Option("--held-out", min=0, help="Compare rewards on so many held-out prompts, before and after.")
+    ] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model of that name.")] = False,
     runs_dir: ExistingRunsDir = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Put a finished run's model into LM Studio or a folder, loaded back to make sure."""
-    from backend.models.export import export as export_run
+    """Put a run's model into LM Studio or a folder, loaded back and compared with what was trained."""
+    from backend.run.export.export_run import Export, export_run
     from backend.spec.places import find_run
 
+    if quantize and format_ and format_ != f"{quantize}bit":
+        raise Mistake(
+            "quantize", f"--quantize {quantize} and --format {format_} contradict each other; give one of them."
+        )
     run_folder = find_run(run, runs_dir)
-    exported = export_run(
-        run_folder, to, name or run_folder.name, folder=folder, quantize=quantize, overwrite=overwrite,
-        progress=lambda sentence: print(sentence, file=sys.stderr, flush=True),
-    )  # fmt: skip
-    print(exported.path)
+    chosen = f"{quantize}bit" if quantize else format_ or DEFAULT_FORMAT
+    request = Export(to, name or run_folder.name, folder, chosen, checkpoint, held_out, overwrite)
+    exported = export_run(run_folder, request, _report_json if as_json else _ReportLines())
+    if as_json:
+        _print_json(exported.to_dict())
+        return
+    for sentence in exported.sentences():
+        print(sentence, file=sys.stderr)
+    print(exported.place)
+
+
+class _ReportLines:
+    """Progress as lines on stderr, one a stage."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __call__(self, sentence: str, done: float | None = None) -> None:
+        if sentence != self._last:
+            print(sentence, file=sys.stderr, flush=True)
+        self._last = sentence
+
+
+def _report_json(sentence: str, done: float | None = None) -> None:
+    """Progress as an object a line on stdout, before that of the result: what the window shows."""
+    _print_json({"progress": sentence, "done": None if done is None else round(done, 3)})
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    print(json.dumps(content, ensure_ascii=False), flush=True)

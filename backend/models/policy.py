@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -177,16 +177,23 @@ def load_model(name: str, setting: str) -> tuple[nn.Module, Any, dict[str, Any]]
     """(model, tokenizer, its config.json) of a folder or Hub id, through mlx-lm. Raises Mistake naming `setting`."""
     compiler.prepare()  # mlx-lm's models call compiled functions
     source = model_source(name, setting)
+    with loading(name, setting):
+        model, tokenizer, model_config = mlx_lm_utils.load(source, return_config=True)  # pyright: ignore
+    _check_runs(model, name, setting)
+    return model, tokenizer, model_config
+
+
+@contextlib.contextmanager
+def loading(name: str, setting: str) -> Iterator[None]:
+    """Inside, whatever mlx-lm raises while it loads the model `name` becomes a Mistake, and what it prints is dropped."""
     stdout = io.StringIO()
     try:
         with contextlib.redirect_stdout(stdout):
-            model, tokenizer, model_config = mlx_lm_utils.load(source, return_config=True)  # pyright: ignore
+            yield
     except SystemExit as end:  # some models' code prints a missing package and exits
         raise Mistake(setting, f"The model {name} cannot be loaded: {_first_line(stdout.getvalue(), end)}.") from end
     except Exception as error:  # of any kind: mlx-lm, transformers, the Hub and the model's own code raise here
         raise Mistake(setting, f"The model {name} cannot be loaded: {_first_line(str(error), error)}.") from error
-    _check_runs(model, name, setting)
-    return model, tokenizer, model_config
 
 
 def _check_runs(model: nn.Module, name: str, setting: str) -> None:
@@ -223,16 +230,21 @@ def _quantize(model: nn.Module, model_config: dict[str, Any], precision: str) ->
     if is_quantised(model):
         raise Mistake("quantization", "The model is quantised already; choose None to train it as it comes.")
     how = QUANTIZATION[precision]
-    with contextlib.redirect_stdout(io.StringIO()):  # mlx-lm prints a line, and stdout may carry the diary
-        model, model_config = mlx_lm_utils.quantize_model(
-            model, model_config, how["group_size"], how["bits"], mode=how["mode"]
-        )
+    model, model_config = quantize(model, model_config, **how)
     if not is_quantised(model):
         raise Mistake(
             "quantization",
             f"No weight of this model can be quantised: none is a multiple of {how['group_size']} wide; choose None.",
         )
     return model, model_config
+
+
+def quantize(
+    model: nn.Module, model_config: dict[str, Any], *, bits: int, group_size: int, mode: str
+) -> tuple[nn.Module, dict[str, Any]]:
+    """(model, config.json) quantised by mlx-lm, lazily; layers whose width is no multiple of `group_size` stay."""
+    with contextlib.redirect_stdout(io.StringIO()):  # mlx-lm prints a line, and stdout may carry the diary
+        return mlx_lm_utils.quantize_model(model, model_config, group_size, bits, mode=mode)
 
 
 def is_quantised(model: nn.Module) -> bool:

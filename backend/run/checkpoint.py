@@ -29,6 +29,7 @@ import mlx.core as mx
 from backend.run.gpu_errors import gpu_error
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.saved_weights import best_of, saved_weights
 
 Arrays = dict[str, mx.array]
 
@@ -186,12 +187,10 @@ def _read(folder: Path) -> Checkpoint | None:
 
 def _rotate(run: RunFolder, keep: int) -> None:
     """Delete all but the newest `keep` and the best."""
-    checkpoints = all_checkpoints(run)
-    scored = [saved for saved in checkpoints if saved.state.score is not None]
-    # The score of an evaluation is repeated until the next one: the checkpoint that was evaluated is the first that has it.
-    best = max(scored, key=lambda saved: (saved.state.score, -saved.state.step), default=None)
+    checkpoints = saved_weights(run)
+    best = best_of(checkpoints)
     for saved in checkpoints[:-keep]:
-        if saved is not best:
+        if saved != best:
             shutil.rmtree(saved.path, ignore_errors=True)
     for leftover in run.checkpoints.glob(".[0-9]*"):  # of a process that was killed while it saved
         shutil.rmtree(leftover, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backend.models.export import export, fuse_run
+from backend.run.export.export_run import Export, export_run, fuse_run
 from backend.spec.config import Config
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
@@ -27,7 +27,7 @@ def export_finished(config: Config, run: RunFolder, diary: Diary) -> None:
     if not config.lm_studio_name:
         return
     try:
-        exported = export(run, "lmstudio", config.lm_studio_name)
+        exported = export_run(run, Export("lmstudio", config.lm_studio_name))
     except Mistake as mistake:
         sentence = " ".join(fault.sentence for fault in mistake.faults)
         diary.write("note", level="warning", sentence=f"The model was not put into LM Studio. {sentence}")

@@ -21,9 +21,9 @@ from mlx_lm import load
 from backend.engine.gradient_checkpointing import gradient_checkpointing
 from backend.engine.prompt_cache import new_prompt_cache
 from backend.generation.rollout import Rollout
-from backend.models.export import export
 from backend.models.policy import Policy, load_policy
 from backend.run import checkpoint
+from backend.run.export.export_run import Export, export_run
 from backend.spec.config import Config, parse
 from backend.spec.events import read_events
 from backend.spec.faults import Mistake
@@ -90,7 +90,7 @@ def run_and_resume(folder: Path, work: Path) -> None:
     changed = [name for name, x in weights.items() if not np.array_equal(np.array(x), np.array(resumed[name]))]
     assert not changed, f"a resumed run ends with other weights: {changed[0]}"
     _check_reopened(folder, unbroken, load_policy(parse(raw)), weights)
-    export(unbroken, "folder", "exported", folder=work)
+    export_run(unbroken, Export("folder", "exported", work))
 
 
 def _train(raw: dict[str, Any], run: RunFolder, expected: str = "finished", echo: Any = None) -> None:

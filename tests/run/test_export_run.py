@@ -18,8 +18,14 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_lm_utils
 
-from backend.models import atomic_folder, export, policy, verify
+from backend.models import policy
+from backend.models.export import atomic_folder, build, trained_weights, verify
+from backend.models.export.destinations import lm_studio_root
+from backend.run.export import export_run
+from backend.run.export.export_run import Export, ExportedModel, fuse_run
+from backend.run.export.run_weights import run_weights
 from backend.spec import config as spec_config
+from backend.spec.exports import FORMATS, exported_bytes
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from tests.support.adapters import save_adapters
@@ -29,6 +35,10 @@ PROMPT = mx.array([[2, 40, 41, 42, 100, 200, 7, 300, 5]])
 
 
 TrainedRun = Callable[..., tuple[RunFolder, mx.array]]
+
+
+def export(run: RunFolder, to: str, name: str, progress: build.Progress = build.silent, **how: Any) -> ExportedModel:
+    return export_run.export_run(run, Export(to, name, **how), progress)
 
 
 @pytest.fixture(scope="module")
@@ -82,18 +92,24 @@ def train(
 def quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A run whose export writes two small files in no time: for tests of the destination, not of the content."""
     run = RunFolder(tmp_path / "runs" / "first")
-    run.adapters.mkdir(parents=True)
+    for folder in (run.adapters, tmp_path / "base"):
+        folder.mkdir(parents=True)
+    (tmp_path / "base" / "config.json").write_text("{}", encoding="utf-8")
     for name in ("adapters.safetensors", "adapter_config.json"):
         (run.adapters / name).write_bytes(b"adapters")
-    run.config.write_text(spec_config.dump(spec_config.parse({"model": "a/b", "data": "any.jsonl"})), encoding="utf-8")
+    settings = spec_config.parse({"model": str(tmp_path / "base"), "data": "any.jsonl"})
+    run.config.write_text(spec_config.dump(settings), encoding="utf-8")
 
-    def fuse(model: str, adapters: Path, to: Path, **how: Any) -> None:
+    def write(trained: trained_weights.TrainedWeights, format_: object, to: Path, progress: object) -> None:
         to.mkdir()
         (to / "config.json").write_text("new", encoding="utf-8")
-        shutil.copyfile(adapters / "adapters.safetensors", to / "model.safetensors")
+        assert trained.adapters
+        shutil.copyfile(trained.adapters.arrays, to / "model.safetensors")
 
-    monkeypatch.setattr(export, "fuse", fuse)
-    monkeypatch.setattr(export, "verify", lambda folder, reference: verify.Verification(0.0, 1.0, None))
+    monkeypatch.setattr(build, "write_in_format", write)
+    for name in ("make_reference", "open_tokenizer", "_tolerance"):
+        monkeypatch.setattr(build, name, lambda *_: None)
+    monkeypatch.setattr(build, "_verified", lambda *_: verify.Verification(0.0, 0.0, 1.0, None))
     return run
 
 
@@ -135,7 +151,7 @@ def test_a_fused_model_has_the_logits_of_the_trained_one(
     trained_run: TrainedRun, tmp_path: Path, arch: str, train_type: str
 ) -> None:
     run, trained = trained_run(arch=arch, train_type=train_type, tie=arch != "qwen3")
-    fused = export.fuse_run(run)
+    fused = fuse_run(run)
     assert fused == run.fused
     assert furthest(logits_of(fused), trained) < 1e-4
     assert furthest(logits_of(tmp_path / "base"), trained) > 0.01  # or the line above shows nothing
@@ -144,11 +160,15 @@ def test_a_fused_model_has_the_logits_of_the_trained_one(
 def test_an_export_reports_its_size_and_how_exact_it_is(trained_run: TrainedRun, tmp_path: Path) -> None:
     run, _ = trained_run()
     messages: list[str] = []
-    report = export.export(run, "folder", "mine", folder=tmp_path / "out", progress=messages.append)
+    report = export(
+        run, "folder", "mine", folder=tmp_path / "out", progress=lambda sentence, done=None: messages.append(sentence)
+    )
     assert report.path == tmp_path / "out" / "mine"
     assert report.bytes == sum(file.stat().st_size for file in report.path.iterdir())
-    assert report.max_error < 1e-4 and report.agreement == 1 and report.lost is not None and report.lost < 1e-3
-    assert messages[0] == "Loading the model." and not [sentence for sentence in messages if "off by" in sentence]
+    assert (found := report.verification).max_error < 1e-4 and found.agreement == 1 and found.nats < 1e-5
+    assert found.lost is not None and found.lost < 1e-3
+    assert messages[0].startswith("Computing") and messages[-1].startswith("Loading it back")
+    assert not [sentence for sentence in report.sentences() if "off by" in sentence]
 
 
 @pytest.mark.parametrize(("train_type", "bits"), [("lora", 4), ("dora", 8)])
@@ -156,7 +176,7 @@ def test_a_quantised_base_is_written_in_full_precision_without_loss(
     trained_run: TrainedRun, tmp_path: Path, train_type: str, bits: int
 ) -> None:
     run, trained = trained_run(train_type=train_type, bits=bits)
-    written = export.fuse_run(run)
+    written = fuse_run(run)
     assert furthest(logits_of(written), trained) < 1e-4
     assert "quantization" not in (written / "config.json").read_text()
     assert not [name for name in mx.load(str(written / "model.safetensors")) if name.endswith((".scales", ".biases"))]
@@ -168,13 +188,13 @@ def test_a_base_that_the_trainer_quantised_is_the_one_that_is_fused(
 ) -> None:
     """The adapters were trained on the quantised weights; merged into the weights on disk they would give another model."""
     run, trained = trained_run(quantization=quantization, hidden=64)
-    assert furthest(logits_of(export.fuse_run(run)), trained) < 1e-4
+    assert furthest(logits_of(fuse_run(run)), trained) < 1e-4
 
 
 def test_bfloat16_weights_stay_bfloat16_under_dora(trained_run: TrainedRun, tmp_path: Path) -> None:
     """mlx-lm's DoRA gives float32 weights on a bfloat16 base, which would double the model."""
     run, _ = trained_run(train_type="dora", dtype="bfloat16")
-    weights = mx.load(str(export.fuse_run(run) / "model.safetensors"))
+    weights = mx.load(str(fuse_run(run) / "model.safetensors"))
     assert {weight.dtype for weight in weights.values()} == {mx.bfloat16}  # pyright: ignore
 
 
@@ -184,29 +204,140 @@ def test_one_float32_tensor_of_a_bfloat16_model_stays_float32(trained_run: Train
     weights = dict(mx.load(str(file)))  # pyright: ignore
     weights[name] = weights[name].astype(mx.float32)
     mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
-    written = mx.load(str(export.fuse_run(run) / "model.safetensors"))
+    written = mx.load(str(fuse_run(run) / "model.safetensors"))
     assert written[name].dtype == mx.float32  # pyright: ignore
     assert written["model.layers.0.mlp.up_proj.weight"].dtype == mx.bfloat16  # pyright: ignore
 
 
-def test_without_dequantize_a_quantised_base_stays_quantised(trained_run: TrainedRun, tmp_path: Path) -> None:
-    run, _ = trained_run(bits=4)
-    reference = export.fuse(str(tmp_path / "base"), run.adapters, tmp_path / "out", dequantize=False)
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization"]["bits"] == 4
-    assert verify.verify(tmp_path / "out", reference).lost is not None
+def stored(folder: Path) -> dict[str, mx.array]:
+    return dict(mx.load(str(folder / "model.safetensors")))  # pyright: ignore
 
 
-@pytest.mark.parametrize("bits", [4])
-def test_a_quantised_export_reports_the_share_of_training_that_is_lost(
-    trained_run: TrainedRun, tmp_path: Path, bits: int
+def test_as_the_base_came_a_quantised_base_keeps_its_bits_and_its_untouched_codes(
+    trained_run: TrainedRun, tmp_path: Path
 ) -> None:
-    run, _ = trained_run(hidden=64)
-    messages: list[str] = []
-    report = export.export(run, "folder", "small", folder=tmp_path, quantize=bits, progress=messages.append)  # pyright: ignore
-    assert json.loads((report.path / "config.json").read_text())["quantization"]["bits"] == bits
-    assert logits_of(report.path).shape == (9, 320)
-    assert report.lost is not None and (report.lost > 0.1) == any("off by" in sentence for sentence in messages)
-    assert (report.lost > 0.1) == (bits == 4)
+    run, _ = trained_run(bits=4)
+    report = export(run, "folder", "mine", folder=tmp_path, format="fused")
+    config = json.loads((report.path / "config.json").read_text())
+    assert config["quantization"] == {"group_size": 32, "bits": 4, "mode": "affine"}
+    before, after = stored(tmp_path / "base"), stored(report.path)
+    assert before.keys() == after.keys() and {x.dtype for x in after.values()} == {mx.uint32, mx.float32}
+    same = {name for name in before if name.endswith("weight") and mx.array_equal(before[name], after[name])}
+    assert "model.embed_tokens.weight" in same and "model.layers.0.mlp.up_proj.weight" not in same
+    assert report.verification.lost is not None and report.verification.lost > 0.01
+    assert any("of what training changed" in sentence for sentence in report.sentences()) == (
+        report.verification.lost > 0.1
+    )
+
+
+@pytest.mark.parametrize(
+    ("format_", "quantization", "types"),
+    [
+        ("4bit", {"group_size": 64, "bits": 4, "mode": "affine"}, {mx.uint32, mx.bfloat16}),
+        ("6bit", {"group_size": 64, "bits": 6, "mode": "affine"}, {mx.uint32, mx.bfloat16}),
+        ("8bit", {"group_size": 64, "bits": 8, "mode": "affine"}, {mx.uint32, mx.bfloat16}),
+        ("mxfp4", {"group_size": 32, "bits": 4, "mode": "mxfp4"}, {mx.uint32, mx.uint8, mx.bfloat16}),
+        ("bf16", None, {mx.bfloat16}),
+        ("fp16", None, {mx.float16}),
+        ("fused", None, {mx.bfloat16}),
+        ("full", None, {mx.bfloat16}),
+    ],
+)
+def test_every_format_is_what_it_says_and_about_as_large(
+    trained_run: TrainedRun, tmp_path: Path, format_: str, quantization: dict[str, Any] | None, types: set[mx.Dtype]
+) -> None:
+    run, _ = trained_run(hidden=64, dtype="bfloat16", layers=1)
+    report = export(run, "folder", "mine", folder=tmp_path, format=format_)
+    assert json.loads((report.path / "config.json").read_text()).get("quantization") == quantization
+    arrays = stored(report.path)
+    assert {array.dtype for array in arrays.values()} == types
+    size = sum(array.nbytes for array in arrays.values())
+    guess = exported_bytes(tmp_path / "base", FORMATS[format_])
+    assert guess is not None and abs(guess - size) < 0.03 * size
+    assert mlx_lm.load(str(report.path))[0](PROMPT).shape == (1, 9, 320)  # pyright: ignore
+    lost = report.verification.lost
+    # A random model of 64 columns has little to lose; 4 bits lose much of it, 8 bits little.
+    assert lost is not None and (lost > 0.1) == (format_ in ("4bit", "mxfp4"))
+
+
+def test_the_adapter_alone_is_what_mlx_lm_loads_and_names_its_base(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, trained = trained_run(train_type="dora")
+    report = export(run, "folder", "mine", folder=tmp_path, format="adapter")
+    assert listing(report.path) == {"adapters.safetensors", "adapter_config.json", "README.md"}
+    model = mlx_lm.load(str(tmp_path / "base"), adapter_path=str(report.path))[0]
+    assert furthest(model(PROMPT)[0], trained) < 1e-4  # pyright: ignore
+    assert report.verification.max_error == 0 and "exactly" in report.sentences()[0]
+    assert f"DoRA adapters for the model {tmp_path / 'base'}," in (report.path / "README.md").read_text()
+
+
+def test_what_a_format_and_a_target_cannot_be_is_said(trained_run: TrainedRun, tmp_path: Path, home: Path) -> None:
+    lora, _ = trained_run()
+    with pytest.raises(Mistake, match="LM Studio loads complete models only"):
+        export(lora, "lmstudio", "mine", format="adapter")
+    with pytest.raises(Mistake, match="There is no format 3bit; there are full, fused"):
+        export(lora, "lmstudio", "mine", format="3bit")
+    with pytest.raises(Mistake, match="There is no target ftp; there are lmstudio, folder"):
+        export(lora, "ftp", "mine")
+
+
+def test_full_fine_tuning_has_no_adapter(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, _ = trained_run(train_type="full")
+    with pytest.raises(Mistake, match="no adapter to export"):
+        export(run, "folder", "mine", folder=tmp_path, format="adapter")
+
+
+def test_numbers_beyond_float16_are_refused_and_nothing_is_left(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, _ = trained_run(dtype="bfloat16")
+    file = tmp_path / "base" / "model.safetensors"
+    weights = stored(tmp_path / "base")
+    weights["model.layers.1.mlp.up_proj.weight"] *= 1e7
+    mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
+    with pytest.raises(Mistake, match=r"range of float16.*bf16"):
+        export(run, "folder", "mine", folder=tmp_path / "out", format="fp16")
+    assert not (tmp_path / "out").exists()
+
+
+# ── which weights ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def add_checkpoint(run: RunFolder, step: int, score: float | None, factor: float, train_type: str) -> None:
+    """A checkpoint whose trained arrays are the run's end times `factor`."""
+    folder = run.checkpoints / f"{step:06d}"
+    folder.mkdir(parents=True)
+    end, name = ((run.model / "model.safetensors", "model") if train_type == "full" else (run.adapters / "adapters.safetensors", "adapters"))  # fmt: skip
+    arrays = {name: factor * array.astype(mx.float32) for name, array in mx.load(str(end)).items()}  # pyright: ignore
+    mx.save_safetensors(str(folder / f"{name}.safetensors"), arrays, metadata={"format": "mlx"})
+    mx.save_safetensors(str(folder / "optimizer.safetensors"), {"step": mx.array(step)})
+    (folder / "state.json").write_text(json.dumps({"step": step, "score": score}), encoding="utf-8")
+
+
+@pytest.mark.parametrize("train_type", ["lora", "full"])
+def test_any_checkpoint_can_be_exported(trained_run: TrainedRun, tmp_path: Path, train_type: str) -> None:
+    run, trained = trained_run(train_type=train_type, dtype="bfloat16")
+    for step, score, factor in ((10, 0.5, 1.0), (20, 0.9, 0.0), (30, 0.9, 0.5)):
+        add_checkpoint(run, step, score, factor, train_type)
+    untrained = logits_of(tmp_path / "base")
+    first = export(run, "folder", "first", folder=tmp_path, checkpoint="10").path
+    assert furthest(logits_of(first), trained) < 0.2 * furthest(trained, untrained)
+    assert stored(first)["model.norm.weight"].dtype == mx.bfloat16, "in the type that the base came in"
+    best, last, twenty = (run_weights(run, spec_config.load(run.config), which) for which in ("best", "last", "0020"))
+    assert best == twenty and best.base == last.base == tmp_path / "base"
+    arrays = [weights.arrays or (weights.adapters and weights.adapters.arrays) for weights in (best, last)]
+    assert [path and path.parent.name for path in arrays] == ["000020", "000030"]
+    with pytest.raises(Mistake, match="has no checkpoint 11; there are 10, 20, 30, best and last"):
+        export(run, "folder", "x", folder=tmp_path, checkpoint="11")
+
+
+def test_a_run_without_an_end_or_a_score_says_what_can_be_named(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, _ = trained_run(train_type="full")
+    with pytest.raises(Mistake, match="The run first has no checkpoint"):
+        export(run, "folder", "x", folder=tmp_path, checkpoint="best")
+    add_checkpoint(run, 10, None, 1.0, "full")
+    shutil.rmtree(run.model)
+    with pytest.raises(Mistake, match="no trained weights of its end; name a checkpoint"):
+        export(run, "folder", "x", folder=tmp_path)
+    with pytest.raises(Mistake, match="No checkpoint of the run first has a score"):
+        export(run, "folder", "x", folder=tmp_path, checkpoint="best")
 
 
 def test_adapters_with_a_tensor_missing_are_refused(trained_run: TrainedRun, tmp_path: Path) -> None:
@@ -217,8 +348,8 @@ def test_adapters_with_a_tensor_missing_are_refused(trained_run: TrainedRun, tmp
     missing = sorted(name for name in weights if name.endswith("lora_b"))[0]
     del weights[missing]
     mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
-    with pytest.raises(ValueError, match=missing):
-        export.fuse_run(run)
+    with pytest.raises(Mistake, match=missing):
+        fuse_run(run)
     assert not run.fused.exists()
 
 
@@ -229,13 +360,40 @@ def test_models_are_compared_on_the_run_s_own_completions(
     line = {"step": 1, "prompt": "How many?", "completions": [{"text": "Nine."}, {"text": "Ten."}]}
     run.completions.write_text(json.dumps(line) + '\n{"prompt": "cut off', encoding="utf-8")
     seen: list[verify.Reference] = []
-    monkeypatch.setattr(
-        export, "verify", lambda folder, reference: seen.append(reference) or verify.verify(folder, reference)
-    )
-    export.fuse_run(run)
-    assert seen[0].samples == [("How many?", "Nine.")]
-    text = mlx_lm.load(str(run.fused))[1].decode(seen[0].tokens[0])
+    verified = build.verify_folder
+    monkeypatch.setattr(build, "verify_folder", lambda *given: seen.append(given[2]) or verified(*given))
+    fuse_run(run)
+    reference, tokenizer = seen[0], mlx_lm.load(str(run.fused))[1]
+    assert [(sample.messages[0]["content"], sample.answer) for sample in reference.samples] == [("How many?", "Nine.")]
+    text = tokenizer.decode(reference.tokens[0].ids)
     assert text.endswith("How many?<|im_end|>\n<|im_start|>assistant\nNine.")
+    assert tokenizer.decode(reference.tokens[0].ids[-reference.tokens[0].compared :]) == "Nine."
+
+
+def test_the_figures_are_those_of_the_models_as_wholes(trained_run: TrainedRun, tmp_path: Path) -> None:
+    """max |Δ logit|, mean |Δ log p| of the answers' tokens, and the share lost, computed once more without any of the module's means."""
+    run, _ = trained_run(hidden=64)
+    rows = [("One?", "Uno."), ("Two, as a longer prompt?", "Dos, which is more.")]
+    lines = [json.dumps({"step": 1, "prompt": prompt, "completions": [{"text": text}]}) for prompt, text in rows]
+    run.completions.write_text("\n".join(lines), encoding="utf-8")
+    report = export(run, "folder", "mine", folder=tmp_path, format="4bit")
+    trained = mlx_lm.load(str(tmp_path / "base"), adapter_path=str(run.adapters))
+    base, written, tokenizer = mlx_lm.load(str(tmp_path / "base"))[0], mlx_lm.load(str(report.path))[0], trained[1]
+    errors, effects, nats = [], [], []
+    for prompt, text in rows:
+        answer = tokenizer.encode(text, add_special_tokens=False)
+        ids = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True) + answer
+        tokens = mx.array(ids)[None]
+        expected, actual, untrained = (model(tokens)[0, -len(answer) - 1 : -1] for model in (trained[0], written, base))  # pyright: ignore
+        logp = [x - mx.logsumexp(x, axis=-1, keepdims=True) for x in (expected, actual)]
+        nats += [abs((logp[1] - logp[0])[i, token].item()) for i, token in enumerate(answer)]
+        errors.append(actual - expected)
+        effects.append(expected - untrained)
+    error, effect = mx.concatenate(errors), mx.concatenate(effects)
+    found = report.verification
+    assert found.max_error == pytest.approx(mx.abs(error).max().item(), rel=1e-3)
+    assert found.nats == pytest.approx(sum(nats) / len(nats), rel=1e-3) and found.nats > 1e-3
+    assert found.lost == pytest.approx((mx.square(error).mean() / mx.square(effect).mean()).item() ** 0.5, rel=1e-3)
 
 
 # ── it is a model that LM Studio and mlx-lm can read ─────────────────────────────────────────────────────────────────
@@ -253,7 +411,7 @@ def test_the_folder_holds_a_model_and_nothing_else(trained_run: TrainedRun, tmp_
     (base / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
     for stray in ("._config.json", ".DS_Store", "adapters.safetensors", "notes.txt", "run_me.py"):
         (base / stray).write_bytes(b"x")
-    written = export.fuse_run(run)
+    written = fuse_run(run)
     kept = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"}
     assert listing(written) == kept | {"config.json", "model.safetensors"}
     # transformers 5 saves a class that LM Studio's transformers does not know: the tokenizer's files are copied.
@@ -263,7 +421,7 @@ def test_the_folder_holds_a_model_and_nothing_else(trained_run: TrainedRun, tmp_
 
 def test_a_full_run_keeps_the_base_model_s_tokenizer_files(trained_run: TrainedRun, tmp_path: Path) -> None:
     run, _ = trained_run(train_type="full")
-    written = export.export(run, "folder", "mine", folder=tmp_path).path
+    written = export(run, "folder", "mine", folder=tmp_path).path
     assert (written / "tokenizer_config.json").read_bytes() == (
         tmp_path / "base" / "tokenizer_config.json"
     ).read_bytes()
@@ -278,7 +436,7 @@ def test_a_large_model_is_written_in_shards_with_an_index(
 
     run, trained = trained_run()
     monkeypatch.setattr(mlx_lm_utils, "make_shards", by_tens)
-    written = export.fuse_run(run)
+    written = fuse_run(run)
     shards = sorted(written.glob("*.safetensors"))
     assert len(shards) > 1 and all(header(shard)["__metadata__"] == {"format": "mlx"} for shard in shards)
     index = json.loads((written / "model.safetensors.index.json").read_text())["weight_map"]
@@ -286,37 +444,46 @@ def test_a_large_model_is_written_in_shards_with_an_index(
     assert furthest(logits_of(written), trained) < 1e-4
 
 
-def test_peak_memory_of_fusing_is_below_twice_the_model(trained_run: TrainedRun, tmp_path: Path) -> None:
-    """Evaluated together, the float32 halves of every weight stood beside the model: 2.4 times its size."""
-    run, _ = trained_run(hidden=256, layers=4, dtype="bfloat16")
+def test_the_model_is_never_in_memory_as_a_whole(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, _ = trained_run(hidden=256, layers=14, dtype="bfloat16")
     size = (tmp_path / "base" / "model.safetensors").stat().st_size
     gc.collect()
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    export.fuse_run(run)
-    assert mx.get_peak_memory() - before < 1.75 * size
+    fuse_run(run)
+    assert mx.get_peak_memory() - before < 0.5 * size
 
 
-def test_verify_refuses_weights_without_a_metadata_object(trained_run: TrainedRun, tmp_path: Path) -> None:
+def written_base(tmp_path: Path, run: RunFolder) -> tuple[trained_weights.TrainedWeights, Any, verify.Reference]:
+    """The run's model in tmp_path / "out", and what it is compared with."""
+    trained = run_weights(run, spec_config.load(run.config))
+    tokenizer = trained_weights.open_tokenizer(trained.tokenizer)
+    reference = verify.make_reference(trained, tokenizer, verify.SAMPLES, 1e-3, tmp_path / "reference")
+    build.write_in_format(trained, FORMATS["full"], tmp_path / "out")
+    return trained, tokenizer, reference
+
+
+def test_verification_refuses_weights_without_a_metadata_object(trained_run: TrainedRun, tmp_path: Path) -> None:
     """LM Studio refuses "__metadata__": null, which mx.save_safetensors writes when it is given no metadata."""
     run, _ = trained_run()
-    reference = export.fuse(str(tmp_path / "base"), run.adapters, tmp_path / "out")
+    trained, tokenizer, reference = written_base(tmp_path, run)
     file = tmp_path / "out" / "model.safetensors"
     mx.save_safetensors(str(file), dict(mx.load(str(file))))  # pyright: ignore
     with pytest.raises(RuntimeError, match="metadata"):
-        verify.verify(tmp_path / "out", reference)
+        verify.verify_folder(tmp_path / "out", tokenizer, reference, trained.open)
 
 
-def test_verify_refuses_a_wrong_tensor(trained_run: TrainedRun, tmp_path: Path) -> None:
+def test_verification_refuses_a_wrong_tensor(trained_run: TrainedRun, tmp_path: Path) -> None:
     run, _ = trained_run()
-    reference = export.fuse(str(tmp_path / "base"), run.adapters, tmp_path / "out")
-    file = tmp_path / "out" / "model.safetensors"
-    weights = dict(mx.load(str(file)))  # pyright: ignore
+    _, tokenizer, reference = written_base(tmp_path, run)
+    weights = stored(tmp_path / "out")
     weights["model.layers.1.mlp.down_proj.weight"] = mx.zeros((32, 64))
-    mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
+    mx.save_safetensors(str(tmp_path / "out" / "model.safetensors"), weights, metadata={"format": "mlx"})
     with pytest.raises(RuntimeError, match="does not answer like the run's"):
-        verify.verify(tmp_path / "out", reference)
+        verify.verify_folder(
+            tmp_path / "out", tokenizer, reference, lambda: trained_weights.open_model(tmp_path / "out")[0]
+        )
 
 
 def test_a_run_with_nan_weights_is_not_exported(trained_run: TrainedRun, tmp_path: Path) -> None:
@@ -325,7 +492,7 @@ def test_a_run_with_nan_weights_is_not_exported(trained_run: TrainedRun, tmp_pat
     weights = {name: weight * float("nan") for name, weight in mx.load(str(file)).items()}  # pyright: ignore
     mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
     with pytest.raises(Mistake, match="no finite numbers"):
-        export.fuse_run(run)
+        fuse_run(run)
 
 
 # ── it is where LM Studio looks ──────────────────────────────────────────────────────────────────────────────────
@@ -334,7 +501,7 @@ def test_a_run_with_nan_weights_is_not_exported(trained_run: TrainedRun, tmp_pat
 def test_a_model_goes_to_publisher_and_name(trained_run: TrainedRun, tmp_path: Path, home: Path) -> None:
     run, trained = trained_run()
     before = listing(home)
-    report = export.export(run, "lmstudio", " my model ")
+    report = export(run, "lmstudio", " my model ")
     assert report.path == home / ".lmstudio" / "models" / "grpo-studio" / "my model"
     assert furthest(logits_of(report.path), trained) < 1e-4
     # Nothing but the model is new: no temporary folder, none of LM Studio's own files.
@@ -348,9 +515,9 @@ def test_lm_studio_s_own_models_folder_setting_is_used(quick_run: RunFolder, tmp
     moved.mkdir()
     models.mkdir(parents=True)
     (home / ".lmstudio-home-pointer").write_text(str(moved) + "\n", encoding="utf-8")
-    assert export.lm_studio_root() == moved / "models"  # not there yet, and that is no reason to refuse
+    assert lm_studio_root() == moved / "models"  # not there yet, and that is no reason to refuse
     (moved / "settings.json").write_text(json.dumps({"downloadsFolder": str(models)}), encoding="utf-8")
-    assert export.export(run, "lmstudio", "mine").path == models / "grpo-studio" / "mine"
+    assert export(run, "lmstudio", "mine").path == models / "grpo-studio" / "mine"
     assert not list((home / ".lmstudio" / "models").iterdir()) and not (moved / "models").exists()
 
 
@@ -367,7 +534,7 @@ def test_a_missing_lm_studio_is_refused_and_not_created(
         (home / ".lmstudio").mkdir()
         (home / ".lmstudio" / "settings.json").write_text(json.dumps({"downloadsFolder": str(models)}))
     with pytest.raises(Mistake, match="LM Studio was not found") as caught:
-        export.export(run, "lmstudio", "mine")
+        export(run, "lmstudio", "mine")
     assert caught.value.faults[0].setting == "lm_studio" and str(models) in caught.value.faults[0].sentence
     assert not models.parent.exists()
 
@@ -376,7 +543,7 @@ def test_a_missing_lm_studio_is_refused_and_not_created(
 def test_a_name_that_cannot_be_a_folder_is_refused(tmp_path: Path, home: Path, name: str) -> None:
     run, before = RunFolder(tmp_path), listing(home)
     with pytest.raises(Mistake) as caught:
-        export.export(run, "lmstudio", name)
+        export(run, "lmstudio", name)
     assert caught.value.faults[0].setting == "lm_studio_name" and listing(home) == before
 
 
@@ -398,7 +565,7 @@ def test_an_existing_model_is_refused_and_unchanged(
     run = quick_run
     before = listing(home)
     with pytest.raises(Mistake, match="already") as caught:
-        export.export(run, "lmstudio", "mine")
+        export(run, "lmstudio", "mine")
     assert caught.value.faults[0].setting == "overwrite"
     assert listing(home) == before and (taken / "config.json").read_text() == "older"
 
@@ -408,7 +575,7 @@ def test_an_existing_model_is_replaced_with_overwrite(
 ) -> None:
     run = quick_run
     (taken / "old-shard.safetensors").write_bytes(b"x")
-    assert export.export(run, "lmstudio", "mine", overwrite=True).path == taken
+    assert export(run, "lmstudio", "mine", overwrite=True).path == taken
     assert is_new(taken) and not (taken / "old-shard.safetensors").exists()
     assert not [name for name in listing(home) if "studio-" in name and "grpo-studio/mine" not in name]
 
@@ -417,7 +584,7 @@ def test_overwrite_never_replaces_a_folder_that_is_no_model(quick_run: RunFolder
     run = quick_run
     (tmp_path / "out" / "Documents").mkdir(parents=True)
     with pytest.raises(Mistake, match="holds no model"):
-        export.export(run, "folder", "Documents", folder=tmp_path / "out", overwrite=True)
+        export(run, "folder", "Documents", folder=tmp_path / "out", overwrite=True)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -434,13 +601,13 @@ def test_a_crash_before_the_last_rename_changes_nothing(
     run = quick_run
     before = listing(tmp_path)
 
-    def crash(folder: Path, reference: object) -> None:
+    def crash(trained: object, format_: object, folder: Path, reference: object) -> None:
         assert (folder / "model.safetensors").exists() and not folder.is_relative_to(home / ".lmstudio" / "models")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(export, "verify", crash)
+    monkeypatch.setattr(build, "_verified", crash)
     with pytest.raises(KeyboardInterrupt):
-        export.export(run, "lmstudio", "mine", overwrite=overwrite)
+        export(run, "lmstudio", "mine", overwrite=overwrite)
     assert listing(tmp_path) == before
 
 
@@ -470,7 +637,7 @@ def test_a_crash_in_the_last_rename_restores_the_old_model(
     before = listing(tmp_path)
     refuse_to_rename(monkeypatch, "new")
     with pytest.raises(OSError, match="went away"):
-        export.export(run, "lmstudio", "mine", overwrite=overwrite)
+        export(run, "lmstudio", "mine", overwrite=overwrite)
     assert listing(tmp_path) == before
 
 
@@ -502,9 +669,9 @@ def test_a_second_export_of_the_same_model_is_refused_while_one_runs(quick_run: 
     lock = os.open(stage, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     with pytest.raises(Mistake, match="another process"):
-        export.fuse_run(run)
+        fuse_run(run)
     os.close(lock)
-    assert export.fuse_run(run) == run.fused and not stage.exists()
+    assert fuse_run(run) == run.fused and not stage.exists()
 
 
 def test_a_models_folder_on_another_disk_gets_a_copy_then_a_rename(
@@ -520,7 +687,7 @@ def test_a_models_folder_on_another_disk_gets_a_copy_then_a_rename(
 
     monkeypatch.setattr(Path, "rename", within_a_disk)
     monkeypatch.setattr(atomic_folder, "device_of", lambda folder: folder.is_relative_to(models))
-    report = export.export(run, "lmstudio", "mine")
+    report = export(run, "lmstudio", "mine")
     assert is_new(report.path)
     assert not [name for name in listing(tmp_path) if ".grpo-studio" in name]
 
@@ -536,15 +703,15 @@ def test_files_that_macos_adds_are_not_exported(tmp_path: Path) -> None:
     assert listing(tmp_path) == {"models", "models/mine", "models/mine/config.json"}
 
 
-def test_too_little_disk_space_is_refused_before_anything_is_written(
+def test_too_little_disk_space_is_refused_before_anything_is_loaded(
     trained_run: TrainedRun, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, _ = trained_run()
     before = listing(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: namedtuple("usage", "free")(1000))
-    monkeypatch.setattr(export, "_write", lambda *_: pytest.fail("written all the same"))
+    monkeypatch.setattr(build, "open_tokenizer", lambda *_: pytest.fail("loaded all the same"))
     with pytest.raises(Mistake, match=r"needs 0\.02 GB and the disk of .* has 0\.00 GB free"):
-        export.export(run, "lmstudio", "mine")
+        export(run, "lmstudio", "mine")
     assert listing(tmp_path) == before
 
 
@@ -552,7 +719,7 @@ def test_a_run_without_weights_is_refused(quick_run: RunFolder, tmp_path: Path) 
     run = quick_run
     shutil.rmtree(run.adapters)
     with pytest.raises(Mistake, match="The run first has no trained weights") as caught:
-        export.export(run, "folder", "mine", folder=tmp_path)
+        export(run, "folder", "mine", folder=tmp_path)
     assert caught.value.faults[0].setting == "run"
 
 
@@ -560,20 +727,20 @@ def test_a_base_model_that_is_gone_is_refused_by_name(trained_run: TrainedRun, t
     run, _ = trained_run()
     shutil.rmtree(tmp_path / "base")
     with pytest.raises(Mistake, match=str(tmp_path / "base")):
-        export.fuse_run(run)
+        fuse_run(run)
 
 
 def test_fusing_again_replaces_what_was_fused(quick_run: RunFolder) -> None:
-    export.fuse_run(quick_run)
+    fuse_run(quick_run)
     (quick_run.adapters / "adapters.safetensors").write_bytes(b"newer")
-    assert (export.fuse_run(quick_run) / "model.safetensors").read_bytes() == b"newer"
+    assert (fuse_run(quick_run) / "model.safetensors").read_bytes() == b"newer"
     with pytest.raises(Mistake, match="already"):
-        export.export(quick_run, "folder", "")
+        export(quick_run, "folder", "")
 
 
 def test_export_to_the_hub_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="not built yet"):
-        export.export(RunFolder(tmp_path), "hub", "mine")
+        export(RunFolder(tmp_path), "hub", "mine")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Write a folder completely or not at all: build it in a hidden staging folder, then move it to its target by one rename.
 
 Replaces nothing unless `overwrite` is set, and restores the old folder when replacing it fails. Knows folders, disks and locks, not models
-(except that only a folder with a config.json may be replaced).
+(except that only a folder that holds one may be replaced).
 """
 
 from __future__ import annotations
@@ -25,14 +25,8 @@ def staging_folder(parent: Path, target: Path) -> Iterator[Path]:
     written.
     """
     folder = parent / f".grpo-studio-{target.name}"
+    lock = _locked_folder(folder, target)
     try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise Mistake("export", f"The folder {parent} cannot be written: {error.strerror}.") from None
-    # flock works on a folder too, so no lock file is left among the model's files.
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        _lock(lock, target)
         _clear_staging(folder, target)
         try:
             yield folder
@@ -41,6 +35,40 @@ def staging_folder(parent: Path, target: Path) -> Iterator[Path]:
             folder.rmdir()
     finally:
         os.close(lock)
+
+
+def _locked_folder(folder: Path, target: Path) -> int:
+    """Make `folder` and lock it; → the handle that holds the lock.
+
+    The export before this one may delete its folder at any moment, also between our `open` and our `flock`: the lock is then on a folder
+    that is gone, or that a third export has made anew. So it counts only where the path still leads to what was locked.
+    """
+    while True:
+        # flock works on a folder too, so no lock file is left among the model's files.
+        try:
+            folder.mkdir(exist_ok=True)
+            lock = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:
+            if folder.parent.is_dir():
+                continue  # deleted after `mkdir`
+            raise Mistake("export", f"The folder {folder.parent} is not there any more.") from None
+        except OSError as error:
+            raise Mistake("export", f"The folder {folder.parent} cannot be written: {error.strerror}.") from None
+        try:
+            _lock(lock, target)
+            if _leads_to(folder, lock):
+                return lock
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
+
+
+def _leads_to(folder: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(folder.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
 
 
 def _lock(lock: int, target: Path) -> None:
@@ -82,8 +110,7 @@ def move_into_place(new: Path, target: Path, *, overwrite: bool) -> None:
 def _rename(new: Path, target: Path, overwrite: bool) -> None:
     """Rename `new` to `target`. An old folder there is moved into the staging folder, which restores or deletes it on exit."""
     check_target(target, overwrite=overwrite)
-    for hidden in new.glob(".*"):  # macOS writes ._ files by itself on disks that know no extended attributes
-        hidden.unlink()
+    drop_hidden_files(new)
     new_parents = [folder for folder in target.parents if not folder.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -99,13 +126,19 @@ def _rename(new: Path, target: Path, overwrite: bool) -> None:
         raise
 
 
+def drop_hidden_files(folder: Path) -> None:
+    """Delete what macOS adds by itself: ._ files on disks that know no extended attributes, .DS_Store."""
+    for hidden in folder.glob(".*"):
+        hidden.unlink()
+
+
 def check_target(target: Path, *, overwrite: bool) -> None:
     """Raise Mistake when `target` exists, unless it is a model and may be overwritten."""
     if not os.path.lexists(target):
         return
     if not overwrite:
         raise Mistake("overwrite", f"There is a model at {target} already; choose another name, or overwrite it.")
-    if not (target / "config.json").is_file():
+    if not any((target / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise Mistake("overwrite", f"{target} is there and holds no model, so it is not replaced; choose another name.")
 
 

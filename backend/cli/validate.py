@@ -1,0 +1,32 @@
+"""The verb `validate`: whether LM Studio and mlx-lm open a model folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from backend.cli.exit_codes import MISTAKE, verb
+from backend.cli.options import AsJson
+
+
+@verb
+def validate(
+    folder: Annotated[Path, typer.Argument(help="A folder with a model, of any origin.")], as_json: AsJson = False
+) -> None:
+    """Say what keeps LM Studio or mlx-lm from opening a model folder; reads headers, loads no weights."""
+    from backend.models.export import lm_studio_rules
+
+    faults, warnings = lm_studio_rules.faults(folder), lm_studio_rules.warnings(folder)
+    if as_json:
+        found = {"faults": faults, "warnings": warnings}
+        print(json.dumps({key: [fault.to_dict() for fault in rows] for key, rows in found.items()}, ensure_ascii=False))
+    else:
+        for fault in [*faults, *warnings]:
+            print(fault)
+    if faults:
+        raise typer.Exit(MISTAKE)
+    if not as_json:
+        print(f"{folder} is a model that LM Studio and mlx-lm open.")

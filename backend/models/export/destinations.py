@@ -1,0 +1,123 @@
+"""Where an export goes: LM Studio's models folder, or any folder. One entry of DESTINATIONS for each row of `backend.spec.exports.TARGETS`.
+
+A destination says what stands in the way before anything is loaded, where to build, and brings the finished folder to its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from backend.models.export import atomic_folder
+from backend.spec import places
+from backend.spec.checks import cross_setting_faults
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+
+PUBLISHER = "grpo-studio"
+"""The folder under LM Studio's models that ours go into; its layout is <publisher>/<model>/files."""
+
+
+class Destination(Protocol):
+    """Where one export goes."""
+
+    @property
+    def target(self) -> Path:
+        """The finished folder; on a service, what it would be called here. Two exports of one target cannot run at once."""
+        ...
+
+    @property
+    def workshop(self) -> Path:
+        """An existing folder to build in: best on the target's disk."""
+        ...
+
+    def check(self) -> None:
+        """Raise Mistake for what stands in the way, before minutes of work."""
+        ...
+
+    def deliver(self, built: Path) -> str:
+        """Bring the finished folder `built` to its place, completely or not at all; → where it is, for people."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the user chose: a name, a parent folder where the target asks for one, whether an existing model may be replaced."""
+
+    run: RunFolder
+    name: str
+    folder: Path | None = None
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """A folder on this machine."""
+
+    target: Path
+    workshop: Path
+    overwrite: bool
+
+    def check(self) -> None:
+        # And again by `move_into_place`: the target may have appeared since.
+        atomic_folder.check_target(self.target, overwrite=self.overwrite)
+
+    def deliver(self, built: Path) -> str:
+        atomic_folder.move_into_place(built, self.target, overwrite=self.overwrite)
+        return str(self.target)
+
+
+def in_lm_studio(place: Place) -> Destination:
+    """`grpo-studio`/name in LM Studio's models folder. Raises Mistake for a name that no folder can have, or without LM Studio."""
+    root = lm_studio_root()
+    # Built outside LM Studio's models folder, which it watches, but on the same disk, so that the last step is a rename:
+    # usually beside the models folder, else in the run. If the models have a disk of their own, neither is on it, and
+    # `atomic_folder.move_into_place` copies.
+    workshop = atomic_folder.staging_parent(root, (root.parent, place.run.path))
+    return OnDisk(root / PUBLISHER / safe_name(place.name), workshop, place.overwrite)
+
+
+def in_folder(place: Place) -> Destination:
+    """`folder`/name; without a folder the run's own fused/. Raises Mistake for a name that no folder can have."""
+    target = place.folder.expanduser().resolve() / safe_name(place.name) if place.folder else place.run.fused
+    return OnDisk(target, atomic_folder.nearest_existing(target.parent), place.overwrite)
+
+
+def on_the_hub(place: Place) -> Destination:
+    raise Mistake("to", "Export to Hugging Face is not built yet; export to a folder and upload that.")
+
+
+DESTINATIONS: dict[str, Callable[[Place], Destination]] = {
+    "lmstudio": in_lm_studio,
+    "folder": in_folder,
+    "hub": on_the_hub,
+}
+"""By the key of `backend.spec.exports.TARGETS`."""
+
+
+def safe_name(name: str) -> str:
+    """`name` without surrounding spaces. Raises Mistake when it is empty or cannot name a folder."""
+    name = name.strip()
+    if not name:
+        raise Mistake("lm_studio_name", "Give the exported model a name.")
+    faults = cross_setting_faults({"lm_studio_name": name})
+    if faults:
+        raise Mistake(faults)
+    return name
+
+
+def lm_studio_root() -> Path:
+    """LM Studio's models folder. Raises Mistake when LM Studio was never started, or its disk is not attached.
+
+    Only an empty `models` folder in an existing home is ever created for it.
+    """
+    root, home = places.lm_studio_models(), places.lm_studio_home()
+    if root.is_dir() or (root == home / "models" and home.is_dir()):
+        return root.resolve()
+    raise Mistake(
+        "lm_studio",
+        f"LM Studio was not found: there is no folder {root}; start LM Studio once, attach the disk that holds its "
+        "models, or export to a folder.",
+    )

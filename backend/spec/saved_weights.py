@@ -1,0 +1,83 @@
+"""The weights that a run folder holds: those of its end, and its checkpoints with their step and score.
+
+Reads state.json of each checkpoint; opens no arrays (`backend.run.checkpoint` does).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+
+WEIGHT_FILES = ("adapters.safetensors", "model.safetensors")
+"""A checkpoint's trained arrays: those of adapters, or of full fine-tuning."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedWeights:
+    """A complete checkpoint. `score` is the run's held-out reward at that step, else the mean training reward before it; None where
+    neither is known."""
+
+    path: Path
+    step: int
+    score: float | None
+
+    @property
+    def arrays(self) -> Path:
+        """The file of trained arrays."""
+        return next(file for name in WEIGHT_FILES if (file := self.path / name).exists())
+
+
+def saved_weights(run: RunFolder) -> list[SavedWeights]:
+    """Every complete checkpoint, oldest first."""
+    found = [saved for folder in run.checkpoints.glob("[0-9]*") if (saved := _read(folder)) is not None]
+    return sorted(found, key=lambda saved: saved.step)
+
+
+def _read(folder: Path) -> SavedWeights | None:
+    try:
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    is_complete = (folder / "optimizer.safetensors").exists() and any((folder / name).exists() for name in WEIGHT_FILES)
+    if not is_complete or not isinstance(state, dict) or not isinstance(state.get("step", 0), int):
+        return None
+    score = state.get("score")
+    return SavedWeights(folder, state.get("step", 0), float(score) if isinstance(score, (int, float)) else None)
+
+
+def best_of(checkpoints: Iterable[SavedWeights]) -> SavedWeights | None:
+    """The one with the highest score; None where none has one.
+
+    The score of an evaluation is repeated until the next one: the checkpoint that was evaluated is the first that has it.
+    """
+    scored = [saved for saved in checkpoints if saved.score is not None]
+    return max(scored, key=lambda saved: (saved.score, -saved.step), default=None)
+
+
+def find_checkpoint(run: RunFolder, which: str) -> SavedWeights:
+    """The checkpoint that `which` names: "best", "last" or a step. Raises Mistake, with the steps that there are."""
+    checkpoints = saved_weights(run)
+    if not checkpoints:
+        raise Mistake("checkpoint", f"The run {run.name} has no checkpoint.")
+    if which == "last":
+        return checkpoints[-1]
+    if which == "best":
+        if (best := best_of(checkpoints)) is None:
+            raise Mistake("checkpoint", f"No checkpoint of the run {run.name} has a score; name a step, or last.")
+        return best
+    found = next((saved for saved in checkpoints if str(saved.step) == which.strip().lstrip("0")), None)
+    if found is None:
+        steps = ", ".join(str(saved.step) for saved in checkpoints)
+        raise Mistake("checkpoint", f"The run {run.name} has no checkpoint {which}; there are {steps}, best and last.")
+    return found
+
+
+def has_end(run: RunFolder) -> bool:
+    """Whether the run has weights to export without naming a checkpoint: adapters, or the model of full fine-tuning."""
+    adapters = all((run.adapters / name).is_file() for name in ("adapters.safetensors", "adapter_config.json"))
+    return adapters or (run.model / "config.json").is_file()
