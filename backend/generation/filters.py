@@ -72,6 +72,19 @@ def row_max(values_BV: mx.array) -> mx.array:
     return values_BV.max(axis=-1, keepdims=True)
 
 
+def row_sum(values_BV: mx.array) -> mx.array:
+    """[B, 1]: each row's sum. On a CPU block sums first, which it computes in vectors."""
+    if on_cpu() and (width := _block_width(values_BV.shape[-1], 1)) > 1:
+        values_BV = _blocks(values_BV, width).sum(axis=1)
+    return values_BV.sum(axis=-1, keepdims=True)
+
+
+def beside_row(value_B1: mx.array) -> mx.array:
+    """A number for each row, as an operand beside arrays [B, V]; of a single row on a CPU a scalar []. There a compiled kernel that reads
+    [1, 1] along a row is not vectorised and takes three to thirty times as long; one that reads a scalar is."""
+    return value_B1.reshape(()) if on_cpu() and value_B1.size == 1 else value_B1
+
+
 def _blocks(values_BV: mx.array, width: int) -> mx.array:
     """[B, W, N], a view: block n is n, n + N, n + 2N, …, because mlx's CPU vectorises maxima over any axis but the last."""
     return values_BV.reshape(values_BV.shape[0], width, -1)
@@ -153,15 +166,18 @@ def _floor_by_histogram(mass_BV: mx.array, top_p: float) -> mx.array:
     bits_BV = mass_BV.view(mx.int32)
     prefix_B1, above_B1, need_B1 = mx.zeros((B, 1), mx.int32), mx.zeros((B, 1), mx.float64), None
     for shift in range(MASS_BITS - width, -1, -width):
-        # Only masses with the digits found so far count; the others add 0, to any bin. (A product: see `sampler._kept`.)
-        counted_BV = mass_BV if need_B1 is None else mass_BV * (bits_BV >> (shift + width) == prefix_B1)
+        counted_BV = mass_BV
+        if need_B1 is not None:
+            # Only masses with the digits found so far count; the others add 0, to any bin. (A product: see `sampler._kept`.)
+            is_counted_BV = bits_BV >> (shift + width) == beside_row(prefix_B1)
+            counted_BV = mass_BV * is_counted_BV.astype(mx.int32)
         sum_BN = _sums_by_digit(counted_BV.astype(mx.float64), (bits_BV >> shift) & ((1 << width) - 1), 1 << width)
         # The mass in each bin and above falls from bin to bin, so the number of bins that reach `need` gives the last of them. The
         # first bin reaches it, but for rounding.
-        beyond_BN = above_B1 + mx.cumsum(sum_BN, axis=-1, reverse=True, inclusive=False)
+        beyond_BN = beside_row(above_B1) + mx.cumsum(sum_BN, axis=-1, reverse=True, inclusive=False)
         from_BN = beyond_BN + sum_BN
         need_B1 = top_p * from_BN[:, :1] if need_B1 is None else need_B1
-        digit_B1 = mx.maximum((from_BN >= need_B1).sum(axis=-1, keepdims=True) - 1, 0).astype(mx.int32)
+        digit_B1 = mx.maximum((from_BN >= beside_row(need_B1)).sum(axis=-1, keepdims=True) - 1, 0).astype(mx.int32)
         above_B1 = mx.take_along_axis(beyond_BN, digit_B1, axis=-1)
         prefix_B1 = (prefix_B1 << width) | digit_B1
     return prefix_B1.view(mx.float32)

@@ -25,12 +25,13 @@ import numpy as np
 
 from backend.engine.cpu.vector_exp import exp_nonpositive
 from backend.engine.device import on_cpu, on_gpu
-from backend.generation.filters import largest, least_inside, nucleus_floor, row_max
+from backend.engine.evaluation_order import evaluate_after
+from backend.generation.filters import beside_row, largest, least_inside, nucleus_floor, row_max, row_sum
 from backend.generation.gpu_inverse_cdf import inverse_cdf, part
 
 IN_CACHE = 1 << 17
 """Logits that a CPU samples from together. Rows of 152,000, one after another, stay in the processor's cache and in memory that is
-mapped already: 40 % less time than 32 rows at once."""
+mapped already, and what belongs to a row is a scalar (`filters.beside_row`). Of shorter rows several are quicker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,11 @@ def sample_tokens(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) 
     rows = max(1, IN_CACHE // V) if on_cpu() else B
     if rows >= B:
         return _sample_together(logits_BV, uniform_B, sampling)
-    starts = range(0, B, rows)
-    parts = [_sample_together(logits_BV[i : i + rows], uniform_B[i : i + rows], sampling) for i in starts]
+    parts: list[SampledTokens] = []
+    for i in range(0, B, rows):
+        # Otherwise mlx would evaluate up to 20 rows in turns, and all of them would be in memory.
+        part_BV = evaluate_after(logits_BV[i : i + rows], parts[-1] if parts else [])
+        parts.append(_sample_together(part_BV, uniform_B[i : i + rows], sampling))
     return SampledTokens(*(mx.concatenate(list(field)) for field in zip(*parts, strict=True)))
 
 
@@ -90,7 +94,7 @@ def _sample_together(logits_BV: mx.array, uniform_B: mx.array, sampling: Samplin
     kept_BV = _kept(logits_BV, mass_BV, top_BK, sampling)
     token_B1, kept_sum_B1 = _inverse_cdf(kept_BV, uniform_B[:, None])
     # log π of the policy before any filter divides by the whole mass; without filters `_inverse_cdf` has summed it already.
-    total_B1 = mass_BV.sum(axis=-1, keepdims=True) if sampling.has_filters else kept_sum_B1
+    total_B1 = row_sum(mass_BV) if sampling.has_filters else kept_sum_B1
     log_kept_B1 = mx.log(kept_sum_B1 / total_B1) if sampling.has_filters else mx.zeros_like(total_B1)
     logp_B1 = _tempered(_at(logits_BV, token_B1), temperature) - _tempered(peak_B1, temperature) - mx.log(total_B1)
     return SampledTokens(token_B1[:, 0], logp_B1[:, 0], log_kept_B1[:, 0])
@@ -119,7 +123,7 @@ def _sample_on_gpu(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling)
 def _mass(logits_BV: mx.array, peak_B1: mx.array, temperature: float) -> mx.array:
     """exp((logit − peak) / temperature) in float32: 16 bits cannot sum 100,000 masses. One pass serves the softmax, the filters and
     the sample. Less the maximum, every mass is at most 1, and the likeliest token's is exactly 1."""
-    return exp_nonpositive(_tempered(logits_BV, temperature) - _tempered(peak_B1, temperature))
+    return exp_nonpositive(_tempered(logits_BV, temperature) - beside_row(_tempered(peak_B1, temperature)))
 
 
 def _tempered(logits: mx.array, temperature: float) -> mx.array:
@@ -180,14 +184,14 @@ def _kept(logits_BV: mx.array, mass_BV: mx.array, top_BK: mx.array | None, sampl
     keep_BV = []
     if top_BK is not None:
         # By logit: a mass that another kernel computed from the same logit may differ by a rounding on a GPU.
-        keep_BV.append(logits_BV >= _floor_logit(top_BK, sampling))
+        keep_BV.append(logits_BV >= beside_row(_floor_logit(top_BK, sampling)))
     elif sampling.top_p < 1:
-        keep_BV.append(mass_BV >= nucleus_floor(mass_BV, sampling.top_p))
+        keep_BV.append(mass_BV >= beside_row(nucleus_floor(mass_BV, sampling.top_p)))
     # min-p keeps p(v) ≥ min_p · max p (arXiv:2407.01082); in masses max is 1, and normalisation cancels.
     if sampling.min_p > 0:
         keep_BV.append(mass_BV >= sampling.min_p)
-    # A product, not a `where`, which mlx does not vectorise on an x86 CPU: three times as fast.
-    return reduce(mx.multiply, keep_BV, mass_BV)
+    # Products with whole numbers: an x86 CPU takes three times as long for a `where` of several rows, twice as long for a bool.
+    return reduce(mx.multiply, [is_kept_BV.astype(mx.int32) for is_kept_BV in keep_BV], mass_BV)
 
 
 def _floor_logit(top_BK: mx.array, sampling: Sampling) -> mx.array:

@@ -129,6 +129,31 @@ def test_a_million_draws_are_those_of_a_sort() -> None:
     assert draws >= 10**6
 
 
+# ── a CPU's choices ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.usefixtures("_on_the_cpu")
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_k=20, top_p=0.95), Sampling(min_p=0.05)], ids=str)
+def test_rows_of_a_whole_vocabulary_are_in_memory_one_after_another(sampling: Sampling) -> None:
+    """Evaluated in turns, as mlx does with what depends on nothing else, 16 rows hold more than 20 arrays of a row."""
+    B, V = 16, 151_936
+    logits_BV, uniform_B = mx.zeros((B, V)), mx.zeros(B)
+    mx.eval(logits_BV, uniform_B)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(sample_tokens(logits_BV, uniform_B, sampling))
+    assert mx.get_peak_memory() - before < 12 * V * logits_BV.itemsize
+
+
+@pytest.mark.usefixtures("_on_the_cpu")
+def test_beside_a_single_row_its_number_is_a_scalar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU only: elsewhere, and for several rows, it is the column that it was."""
+    assert filters.beside_row(mx.ones((1, 1))).shape == ()
+    assert filters.beside_row(mx.ones((2, 1))).shape == (2, 1)
+    monkeypatch.setenv(TREAT_CPU_AS, "gpu")
+    assert filters.beside_row(mx.ones((1, 1))).shape == (1, 1)
+
+
 # ── a GPU's choices ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
