@@ -85,6 +85,12 @@ def beside_row(value_B1: mx.array) -> mx.array:
     return value_B1.reshape(()) if on_cpu() and value_B1.size == 1 else value_B1
 
 
+def masked(mass_BV: mx.array, is_kept_BV: mx.array) -> mx.array:
+    """[B, V]: the masses, 0 where not kept. A product, not a `where`, which an x86 CPU computes in vectors for a single row only; and
+    there with whole numbers, for the compiler vectorises no bools."""
+    return mass_BV * (is_kept_BV.astype(mx.int32) if on_cpu() else is_kept_BV)
+
+
 def _blocks(values_BV: mx.array, width: int) -> mx.array:
     """[B, W, N], a view: block n is n, n + N, n + 2N, …, because mlx's CPU vectorises maxima over any axis but the last."""
     return values_BV.reshape(values_BV.shape[0], width, -1)
@@ -168,9 +174,8 @@ def _floor_by_histogram(mass_BV: mx.array, top_p: float) -> mx.array:
     for shift in range(MASS_BITS - width, -1, -width):
         counted_BV = mass_BV
         if need_B1 is not None:
-            # Only masses with the digits found so far count; the others add 0, to any bin. (A product: see `sampler._kept`.)
-            is_counted_BV = bits_BV >> (shift + width) == beside_row(prefix_B1)
-            counted_BV = mass_BV * is_counted_BV.astype(mx.int32)
+            # Only masses with the digits found so far count; the others add 0, to any bin.
+            counted_BV = masked(mass_BV, bits_BV >> (shift + width) == beside_row(prefix_B1))
         sum_BN = _sums_by_digit(counted_BV.astype(mx.float64), (bits_BV >> shift) & ((1 << width) - 1), 1 << width)
         # The mass in each bin and above falls from bin to bin, so the number of bins that reach `need` gives the last of them. The
         # first bin reaches it, but for rounding.

@@ -26,7 +26,7 @@ import numpy as np
 from backend.engine.cpu.vector_exp import exp_nonpositive
 from backend.engine.device import on_cpu, on_gpu
 from backend.engine.evaluation_order import evaluate_after
-from backend.generation.filters import beside_row, largest, least_inside, nucleus_floor, row_max, row_sum
+from backend.generation.filters import beside_row, largest, least_inside, masked, nucleus_floor, row_max, row_sum
 from backend.generation.gpu_inverse_cdf import inverse_cdf, part
 
 IN_CACHE = 1 << 17
@@ -88,7 +88,7 @@ def _sample_together(logits_BV: mx.array, uniform_B: mx.array, sampling: Samplin
     peak_B1 = row_max(logits_BV) if top_BK is None else top_BK[:, -1:]
     mass_BV = _mass(logits_BV, peak_B1, temperature)
     if sampling.temperature == 0:
-        logp_B = -mx.log(mass_BV.sum(axis=-1))
+        logp_B = -mx.log(row_sum(mass_BV)[:, 0])
         return SampledTokens(mx.argmax(logits_BV, axis=-1), logp_B, mx.zeros_like(logp_B))
     # Zeros, no renumbering: the running sum passes over them, so token ids stay indices into [V].
     kept_BV = _kept(logits_BV, mass_BV, top_BK, sampling)
@@ -190,8 +190,7 @@ def _kept(logits_BV: mx.array, mass_BV: mx.array, top_BK: mx.array | None, sampl
     # min-p keeps p(v) ≥ min_p · max p (arXiv:2407.01082); in masses max is 1, and normalisation cancels.
     if sampling.min_p > 0:
         keep_BV.append(mass_BV >= sampling.min_p)
-    # Products with whole numbers: an x86 CPU takes three times as long for a `where` of several rows, twice as long for a bool.
-    return reduce(mx.multiply, [is_kept_BV.astype(mx.int32) for is_kept_BV in keep_BV], mass_BV)
+    return reduce(masked, keep_BV, mass_BV)
 
 
 def _floor_logit(top_BK: mx.array, sampling: Sampling) -> mx.array:
