@@ -64,6 +64,11 @@ mac-app: $(VENV)/.test-ready ## make the light app bundle, which needs no certif
 	$(PY) packaging/macos/light_app.py
 	$(PY) packaging/check_bundle.py "dist/light/GRPO Studio.app"
 
+release-mac: $(VENV)/.release-ready ## on a Mac: freeze, sign, notarise and pack the app into a disk image (docs/releasing.md)
+	$(PY) packaging/macos/oldest_wheels.py
+	$(MAKE) app
+	$(PY) packaging/macos/release.py "dist/GRPO Studio.app"
+
 clean: ## remove .venv and caches (runs are kept)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 
@@ -86,4 +91,8 @@ $(VENV)/.test-ready: pyproject.toml constraints.txt | $(PY)
 
 $(VENV)/.app-ready: pyproject.toml constraints.txt | $(PY)
 	$(PY) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[app,dev]'
+	@touch $@
+
+$(VENV)/.release-ready: pyproject.toml constraints.txt | $(PY)
+	$(PY) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[app,dev,release]'
 	@touch $@
