@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 # --no-compile: modules are byte-compiled when they are first imported; most of them never are, and compiling all takes half of the install.
 PIP_FLAGS := --quiet --disable-pip-version-check --no-compile
 
-.PHONY: run test test-as-gpu proofs architectures mutations demo lint format bench bench-against app app-test app-linux help system clean
+.PHONY: run test test-as-gpu proofs architectures mutations demo lint format bench bench-against app app-test app-linux wheel mac-app release-mac help system clean
 .DEFAULT_GOAL := help
 
 help: ## say what there is to make
@@ -57,6 +57,18 @@ app-test: app ## freeze the app, and try every verb and page of it with an empty
 app-linux: app ## freeze the app, and pack it with an install script into a tarball in dist/
 	$(PY) packaging/linux_package.py
 
+wheel: $(VENV)/.test-ready ## build the wheel and the source archive into dist/
+	$(PY) -m hatchling build -d dist
+
+mac-app: $(VENV)/.test-ready ## make the light app bundle, which needs no certificate, in dist/light/
+	$(PY) packaging/macos/light_app.py
+	$(PY) packaging/check_bundle.py "dist/light/GRPO Studio.app"
+
+release-mac: $(VENV)/.release-ready ## on a Mac: freeze, sign, notarise and pack the app into a disk image (docs/releasing.md)
+	$(PY) packaging/macos/oldest_wheels.py
+	$(MAKE) app
+	$(PY) packaging/macos/release.py "dist/GRPO Studio.app"
+
 clean: ## remove .venv and caches (runs are kept)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 
@@ -79,4 +91,8 @@ $(VENV)/.test-ready: pyproject.toml constraints.txt | $(PY)
 
 $(VENV)/.app-ready: pyproject.toml constraints.txt | $(PY)
 	$(PY) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[app,dev]'
+	@touch $@
+
+$(VENV)/.release-ready: pyproject.toml constraints.txt | $(PY)
+	$(PY) -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[app,dev,release]'
 	@touch $@

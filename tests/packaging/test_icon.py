@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from PySide6.QtGui import QImage
@@ -29,18 +30,17 @@ ICNS_SIDES = {
 
 
 @pytest.fixture
-def icon(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(ROOT / "packaging")
-    return importlib.import_module("icon")
+def icon(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("icon")
 
 
-def test_the_source_is_that_of_the_script(icon) -> None:
+def test_the_source_is_that_of_the_script(icon: ModuleType) -> None:
     assert (FOLDER / "app.svg").read_text("utf-8") == icon.svg(1024)
     assert icon.SIZES == SIZES
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_picture_has_its_size_clear_corners_and_all_four_colours(icon, size: int) -> None:
+def test_every_picture_has_its_size_clear_corners_and_all_four_colours(icon: ModuleType, size: int) -> None:
     picture = QImage(str(FOLDER / f"{size}.png"))
     assert (picture.width(), picture.height()) == (size, size)
     assert picture.pixelColor(0, 0).alpha() < 128
@@ -48,7 +48,7 @@ def test_every_picture_has_its_size_clear_corners_and_all_four_colours(icon, siz
     assert seen is None or {icon.INDIGO, icon.WHITE, icon.BLUE, icon.ORANGE} <= seen
 
 
-def test_points_stay_on_the_body_and_off_the_curve(icon) -> None:
+def test_points_stay_on_the_body_and_off_the_curve(icon: ModuleType) -> None:
     for size in SIZES:
         how = icon.drawing(size)
         for x, y, radius in re.findall(r'cx="(\d+)" cy="(\d+)" r="(\d+)"', icon.svg(size)):

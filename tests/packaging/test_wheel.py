@@ -18,13 +18,6 @@ ROOT = Path(__file__).parents[2]
 PACKED = ("app", "backend", "resources")
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], cwd=ROOT, check=True, capture_output=True)  # fmt: skip
-    return next(folder.glob("*.whl"))
-
-
 def test_it_holds_every_file_of_ours_inside_one_package(wheel: Path) -> None:
     """And nothing else: no folder `app` or `backend` that would collide with another program's, no tests, no caches."""
     files = (path for folder in PACKED for path in (ROOT / folder).rglob("*"))

@@ -1,0 +1,240 @@
+"""The light app: its bundle is put together as on a Mac, and its launcher runs in an empty home folder with a stand-in for osascript,
+`open`, Python and uv. What the real ones do there is in docs/mac-checklist.md."""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from backend import __version__
+
+ROOT = Path(__file__).parents[2]
+SHELLS = [shell for shell in (["dash"], ["bash", "--posix"]) if shutil.which(shell[0])]
+"""macOS's /bin/sh is either of them."""
+
+OSASCRIPT = """#!/bin/sh
+echo "$@" >>"$HOME/said"
+if [ "$1" = -l ]; then  # the progress window
+    [ -z "${NO_WINDOW-}" ] || exit 1
+    until grep -qE '^(finished|failed)' "$4/state"; do
+        if [ -n "${CANCEL-}" ] && grep -q installing "$HOME/did" 2>/dev/null; then touch "$4/cancel"; exit 0; fi
+        sleep 0.02
+    done
+else
+    [ -z "${DECLINE-}" ]
+fi
+"""
+PYTHON = """#!/bin/sh
+# A Python: -c checks it, -m venv makes an environment whose python is this same script.
+echo "python $*" >>"$HOME/did"
+case "$2" in
+    venv) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    pip) echo installing >>"$HOME/did"; eval "${INSTALL-:}" ;;
+    -m) echo "$*" >"$HOME/started" ;;
+esac
+"""
+UV = """#!/bin/sh
+echo "uv $*" >>"$HOME/did"
+if [ "$1" = venv ]; then
+    for folder; do :; done
+    mkdir -p "$folder/bin" && cp "$HOME/python" "$folder/bin/python"
+fi
+"""
+
+
+@dataclass
+class Mac:
+    """An empty home folder, the light app in it, and what stands in for the programs of a Mac."""
+
+    home: Path
+    app: Path
+    shell: list[str]
+
+    def add_program(self, name: str, text: str) -> None:
+        path = self.home / ".local" / "bin" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def start(self, *arguments: str, **variables: str) -> int:
+        """Open the app as the Finder does; returns its exit code."""
+        environment = {"HOME": str(self.home), "PATH": f"{self.home / 'stand-ins'}:/usr/bin:/bin", **variables}
+        program = self.app / "Contents" / "MacOS" / "GRPO Studio"
+        return subprocess.run([*self.shell, program, *arguments], env=environment, cwd="/", timeout=30).returncode
+
+    def text(self, name: str) -> str:
+        path = self.home / name
+        return path.read_text() if path.exists() else ""
+
+    @property
+    def environments(self) -> list[Path]:
+        return sorted((self.home / "Library" / "Application Support" / "GRPO Studio" / "environments").glob("*"))
+
+
+@pytest.fixture
+def app(script: Callable[[str], ModuleType], wheel: Path, tmp_path: Path) -> Path:
+    return script("light_app").make_app(wheel, tmp_path / "a disk")
+
+
+@pytest.fixture(params=SHELLS, ids=lambda shell: shell[0])
+def mac(app: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Mac:
+    made = Mac(tmp_path / "a home", app, request.param)
+    stand_ins = made.home / "stand-ins"
+    stand_ins.mkdir(parents=True)
+    for name, text in (("osascript", OSASCRIPT), ("open", '#!/bin/sh\necho "$@" >>"$HOME/opened"\n')):
+        (stand_ins / name).write_text(text)
+        (stand_ins / name).chmod(0o755)
+    (made.home / "python").write_text(PYTHON)
+    (made.home / "python").chmod(0o755)
+    # The machine that runs the tests may have a Python in one of the other places.
+    with (app / "Contents" / "Resources" / "set_up" / "find_python.sh").open("a") as file:
+        file.write('program_folders() { echo "$HOME/.local/bin"; }\n')
+    return made
+
+
+def test_the_bundle_is_sound_and_holds_what_it_installs(script, app: Path) -> None:
+    assert list(script("check_bundle").problems(app, [ROOT, Path(sys.prefix)])) == []
+    plist = plistlib.loads((app / "Contents" / "Info.plist").read_bytes())
+    assert plist["CFBundleShortVersionString"] == __version__
+    package = {path.name for path in (app / "Contents" / "Resources" / "package").iterdir()}
+    assert package == {f"grpo_studio-{__version__}-py3-none-any.whl", "constraints.txt", "environment_name"}
+
+
+def test_another_wheel_gets_another_environment(script, wheel: Path, tmp_path: Path) -> None:
+    changed = tmp_path / wheel.name
+    changed.write_bytes(wheel.read_bytes() + b"\n")
+    names = [script("light_app").make_app(each, tmp_path).joinpath("Contents/Resources/package/environment_name").read_text()
+             for each in (wheel, wheel, changed)]  # fmt: skip
+    assert names[0] == names[1] != names[2]
+
+
+def test_the_first_start_sets_up_and_the_second_just_starts(mac: Mac) -> None:
+    mac.add_program("python3.12", PYTHON)
+    assert mac.start("a config.yaml") == 0
+    assert mac.text("started") == "-P -m grpo_studio.app a config.yaml\n"
+    [environment] = mac.environments
+    assert f"pip install --disable-pip-version-check --no-input --progress-bar off --constraint {mac.app}" in mac.text(
+        "did"
+    )
+    assert f"grpo_studio-{__version__}-py3-none-any.whl" in mac.text("did")
+    said = mac.text("said").splitlines()
+    assert "Set Up" in said[0] and "progress.js" in said[1] and len(said) == 2
+    elsewhere = mac.app.rename(mac.home / "Moved.app")
+    mac.app = elsewhere
+    assert mac.start() == 0
+    assert mac.text("said").splitlines() == said and mac.text("did").count("installing") == 1
+    # A Python that was removed leaves a dangling link, and the environment is made again.
+    (environment / "bin" / "python").unlink()
+    assert mac.start() == 0 and mac.text("did").count("installing") == 2
+
+
+def test_uv_installs_where_there_is_one_and_brings_python_where_there_is_none(mac: Mac) -> None:
+    mac.add_program("uv", UV)
+    assert mac.start() == 0
+    assert "uv venv --managed-python --python 3.13 " in mac.text("did") and "uv pip install --python " in mac.text(
+        "did"
+    )
+    shutil.rmtree(mac.environments[0])
+    mac.add_program("python3.12", PYTHON)
+    assert mac.start() == 0
+    assert f"uv venv --python {mac.home}/.local/bin/python3.12 " in mac.text("did")
+
+
+def test_without_python_it_says_so_and_opens_the_page_to_get_it(mac: Mac) -> None:
+    assert mac.start() == 1
+    assert "GRPO Studio needs Python 3.11 or newer." in mac.text("said")
+    assert mac.text("opened") == "https://www.python.org/downloads/macos/\n"
+    assert mac.environments == [] and not mac.text("started")
+
+
+@pytest.mark.parametrize(
+    ("failure", "sentence"),
+    [
+        ("echo 'Failed to establish a new connection'; exit 1", "Check the internet connection"),
+        ("echo 'OSError: [Errno 28] No space left on device'; exit 1", "The disk is full."),
+        ("exit 1", "The packages could not be installed."),
+    ],
+)
+def test_a_failure_is_told_in_a_sentence_and_the_next_start_tries_again(mac: Mac, failure: str, sentence: str) -> None:
+    mac.add_program("python3.11", PYTHON)
+    assert mac.start(INSTALL=failure) == 1
+    assert sentence in mac.text("said") and mac.text("opened").endswith("/Library/Logs/GRPO Studio/set_up.log\n")
+    assert mac.environments == [] and not mac.text("started")
+    assert mac.start() == 0 and mac.text("started")
+
+
+@pytest.mark.timeout(15)
+def test_cancel_ends_the_installation_and_leaves_nothing(mac: Mac) -> None:
+    mac.add_program("python3.13", PYTHON)
+    assert mac.start(INSTALL='echo $$ >"$HOME/pid"; exec sleep 20', CANCEL="yes") == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mac.text("pid")), 0)
+    assert mac.environments == [] and not mac.text("started")
+    assert mac.start() == 0 and mac.text("started")
+
+
+def test_nothing_is_downloaded_before_a_yes(mac: Mac) -> None:
+    mac.add_program("python3.13", PYTHON)
+    assert mac.start(DECLINE="yes") == 0
+    assert mac.environments == [] and not mac.text("did") and not mac.text("started")
+
+
+def test_without_a_progress_window_it_is_set_up_all_the_same(mac: Mac) -> None:
+    mac.add_program("python3.13", PYTHON)
+    assert mac.start(NO_WINDOW="yes") == 0 and mac.text("started")
+
+
+def test_an_earlier_environment_goes_unless_a_process_uses_it(mac: Mac) -> None:
+    mac.add_program("python3.13", PYTHON)
+    used, unused = (
+        mac.home / "Library/Application Support/GRPO Studio/environments" / name for name in ("0.0.1-a", "0.0.2-b")
+    )
+    for folder in (used, unused):
+        (folder / "bin").mkdir(parents=True)
+    trainer = subprocess.Popen([used / "bin" / "python", "20"], executable="/bin/sleep")
+    try:
+        assert mac.start() == 0
+    finally:
+        trainer.kill()
+        trainer.wait()
+    assert used.exists() and not unused.exists()
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
+def test_the_python_it_takes_is_new_enough_built_for_this_machine_and_the_best_of_those(
+    shell: list[str], tmp_path: Path
+) -> None:
+    """The stand-ins evaluate the real check with a made-up version and processor."""
+    find = ROOT / "packaging" / "macos" / "light" / "find_python.sh"
+
+    def found(**programs: tuple[tuple[int, int], str]) -> str:
+        shutil.rmtree(tmp_path / "bin", ignore_errors=True)
+        (tmp_path / "bin").mkdir()
+        for name, (version, machine) in programs.items():
+            path = tmp_path / "bin" / name.replace("_", ".")
+            pretend = (
+                f"import sys, platform; sys.version_info = {(*version, 0)}; platform.machine = lambda: {machine!r}"
+            )
+            path.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{pretend}$2" "$3"\n')
+            path.chmod(0o755)
+        command = f'. "{find}"; program_folders() {{ echo "{tmp_path}/nowhere"; echo "{tmp_path}/bin"; }}; uname() {{ echo arm64; }}; find_python'
+        return subprocess.run([*shell, "-c", command], capture_output=True, text=True).stdout.strip().rpartition("/")[2]
+
+    assert found(python3=((3, 9), "arm64")) == ""
+    assert found(python3=((3, 15), "arm64")) == ""
+    assert found(python3=((3, 12), "x86_64")) == ""
+    assert found(python3=((3, 12), "arm64")) == "python3"
+    assert found(python3=((3, 14), "arm64"), python3_11=((3, 11), "arm64")) == "python3.11"
+    assert (
+        found(python3_13=((3, 13), "x86_64"), python3_12=((3, 12), "arm64"), python3_11=((3, 11), "arm64"))
+        == "python3.12"
+    )

@@ -1,0 +1,175 @@
+"""Signing, notarising and packing, with stand-ins for Apple's tools that note how they are called. A real certificate and Apple's
+answer are in docs/mac-checklist.md."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import plistlib
+import sys
+from collections.abc import Callable
+from importlib.metadata import PathDistribution
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from tests.support.mach_o import library
+
+IDENTITY = "Developer ID Application: Somebody (TEAM)"
+TOOL = """#!/bin/sh
+echo "$(basename "$0") $*" >>"$CALLS"
+case "$*" in
+    *"notarytool submit"*) echo '{"id": "abc", "status": "'"$VERDICT"'"}' ;;
+    *"notarytool log"*) echo 'The signature of libmlx.dylib has no timestamp.' ;;
+    *"$FAILING"*) echo 'no identity found' >&2; exit 3 ;;
+esac
+"""
+
+
+@pytest.fixture
+def app(script: Callable[[str], ModuleType], tmp_path: Path) -> Path:
+    """A bundle like PyInstaller's: two programs, a framework, libraries and their links."""
+    contents = tmp_path / "GRPO Studio.app" / "Contents"
+    for name in ("MacOS/GRPO Studio", "MacOS/grpo-studio-backend", "Frameworks/Python", "Frameworks/mlx/core.so",
+                 "Frameworks/mlx/lib/libmlx.dylib", "Frameworks/QtCore.framework/Versions/A/QtCore"):  # fmt: skip
+        (contents / name).parent.mkdir(parents=True, exist_ok=True)
+        (contents / name).write_bytes(library())
+        (contents / name).chmod(0o755)
+    (contents / "Frameworks/QtCore.framework/QtCore").symlink_to("Versions/A/QtCore")
+    (contents / "Resources").mkdir()
+    (contents / "Resources" / "app.icns").write_bytes(b"icns")
+    (contents / "Resources" / "presets.yaml").write_text("a: 1\n")
+    (contents / "Resources" / "core.so").symlink_to("../Frameworks/mlx/core.so")
+    (contents / "Info.plist").write_bytes(plistlib.dumps(script("info_plist").info_plist("1.2.3")))
+    return contents.parent
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """Puts the stand-ins on the path; returns the calls made so far, one line each."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("codesign", "ditto", "xcrun", "spctl"):
+        (tools / name).write_text(TOOL)
+        (tools / name).chmod(0o755)
+    log = tmp_path / "calls"
+    for name, value in {"PATH": f"{tools}:/usr/bin:/bin", "CALLS": str(log), "VERDICT": "Accepted", "FAILING": "nothing at all"}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    for name in ("SIGNING_IDENTITY", "NOTARY_PROFILE", "NOTARY_KEY", "NOTARY_KEY_ID", "NOTARY_ISSUER"):
+        monkeypatch.delenv(name, raising=False)
+
+    def build_dmg(filename: str, volume_name: str, settings: dict[str, object]) -> None:
+        Path(filename).write_text(json.dumps([volume_name, settings], default=str))
+
+    monkeypatch.setitem(sys.modules, "dmgbuild", SimpleNamespace(build_dmg=build_dmg))
+    return lambda: log.read_text().splitlines() if log.exists() else []
+
+
+def run_release(script: Callable[[str], ModuleType], app: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr("sys.argv", ["release.py", str(app), "--out", str(app.parent / "out")])
+    return script("release").main()
+
+
+def test_everything_is_signed_after_what_lies_inside_it(script, app: Path, calls, capfd) -> None:
+    script("sign").sign(app, IDENTITY)
+    *signings, verification = calls()
+    signed = [line.rpartition(str(app.parent) + "/")[2] for line in signings]
+    order = {name: index for index, name in enumerate(signed)}
+    inside = "GRPO Studio.app/Contents/"
+    assert len(order) == len(signed) == 8, "six programs and libraries, the framework, the app; no link twice"
+    framework = f"{inside}Frameworks/QtCore.framework"
+    assert order[f"{framework}/Versions/A/QtCore"] < order[framework] < order["GRPO Studio.app"] == 7
+    assert all("--timestamp --options runtime" in line and IDENTITY in line for line in signings)
+    with_rights = {name for line, name in zip(signings, signed, strict=True) if "--entitlements" in line}
+    assert with_rights == {f"{inside}MacOS/GRPO Studio", f"{inside}MacOS/grpo-studio-backend", "GRPO Studio.app"}
+    assert "--verify --deep --strict" in verification
+
+
+def test_a_release_with_a_certificate_is_notarised_and_stapled_twice(
+    script, app: Path, calls, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("SIGNING_IDENTITY", IDENTITY)
+    monkeypatch.setenv("NOTARY_PROFILE", "grpo-studio")
+    assert run_release(script, app, monkeypatch) == 0
+    image = app.parent / "out" / "GRPO-Studio-1.2.3-arm64.dmg"
+    steps = [
+        " ".join(line.replace(str(app.parent), "").split()[:3]) for line in calls() if "codesign --force" not in line
+    ]
+    assert steps == [
+        "codesign --verify --deep", "ditto -c -k", "xcrun notarytool submit", "xcrun stapler staple", "xcrun stapler validate",
+        "spctl --assess --type", "xcrun notarytool submit", "xcrun stapler staple", "xcrun stapler validate",
+    ]  # fmt: skip
+    assert f"{image}.sha256" in {str(path) for path in image.parent.iterdir()}
+    digest, name = (image.parent / f"{image.name}.sha256").read_text().split()
+    assert (digest, name) == (hashlib.sha256(image.read_bytes()).hexdigest(), image.name)
+    assert "Not " not in capsys.readouterr().out
+
+
+def test_without_a_certificate_it_is_signed_ad_hoc_and_says_so(script, app: Path, calls, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("NOTARY_PROFILE", "grpo-studio")
+    assert run_release(script, app, monkeypatch) == 0
+    assert "Not signed by a developer" in capsys.readouterr().out
+    assert not [line for line in calls() if "notarytool" in line or "runtime" in line or "--entitlements" in line]
+    assert len([line for line in calls() if "codesign --force --sign - " in line]) == 8
+
+
+def test_apples_refusal_and_a_failing_tool_are_told_and_end_the_release(
+    script, app: Path, calls, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("SIGNING_IDENTITY", IDENTITY)
+    monkeypatch.setenv("NOTARY_PROFILE", "grpo-studio")
+    monkeypatch.setenv("VERDICT", "Invalid")
+    assert run_release(script, app, monkeypatch) == 1
+    assert (
+        "Apple refused GRPO Studio.app (Invalid):\nThe signature of libmlx.dylib has no timestamp."
+        in capsys.readouterr().err
+    )
+    monkeypatch.setenv("FAILING", "--force")
+    assert run_release(script, app, monkeypatch) == 1
+    assert "codesign failed with exit code 3:\nno identity found" in capsys.readouterr().err
+    (app / "Contents" / "Frameworks" / "mlx" / "core.so").write_bytes(library(macos=(26, 0)))
+    assert run_release(script, app, monkeypatch) == 1
+    assert "needs macOS 26.0, and the app promises 14.0" in capsys.readouterr().err
+    assert not (app.parent / "out").exists()
+
+
+def test_credentials_come_whole_from_a_profile_or_a_key(script) -> None:
+    notarise = script("notarise")
+    assert notarise.credentials({}) == []
+    assert notarise.credentials({"NOTARY_PROFILE": "p"}) == ["--keychain-profile", "p"]
+    key = {"NOTARY_KEY": "k.p8", "NOTARY_KEY_ID": "1", "NOTARY_ISSUER": "2"}
+    assert notarise.credentials(key) == ["--key", "k.p8", "--key-id", "1", "--issuer", "2"]
+    with pytest.raises(script("commands").ToolFailed, match="missing: NOTARY_ISSUER"):
+        notarise.credentials(key | {"NOTARY_ISSUER": ""})
+
+
+def test_the_image_shows_the_app_beside_applications(script, app: Path) -> None:
+    layout = script("release").layout(app)
+    (width, height), places = layout["window_rect"][1], layout["icon_locations"]
+    assert (
+        set(places)
+        == {"GRPO Studio.app", "Applications"}
+        == {Path(file).name for file in layout["files"]} | set(layout["symlinks"])
+    )
+    assert all(
+        layout["icon_size"] / 2 <= x <= width - layout["icon_size"] / 2 and 0 < y < height for x, y in places.values()
+    )
+
+
+def test_entitlements_are_a_property_list_without_any(script) -> None:
+    assert plistlib.loads(script("sign").ENTITLEMENTS.read_bytes()) == {}
+
+
+@pytest.mark.parametrize(
+    ("tags", "is_newer"),
+    [
+        ("Tag: cp312-cp312-macosx_26_0_arm64", True),
+        ("Tag: cp312-cp312-macosx_14_0_arm64", False),
+        ("Tag: cp312-abi3-macosx_11_0_universal2\nTag: cp312-abi3-macosx_15_0_arm64", False),
+        ("Tag: py3-none-any", False),
+    ],
+)
+def test_wheels_for_a_newer_system_are_found(script, tmp_path: Path, tags: str, is_newer: bool) -> None:
+    (tmp_path / "WHEEL").write_text(f"Wheel-Version: 1.0\n{tags}\n")
+    assert script("oldest_wheels").is_newer(PathDistribution(tmp_path)) is is_newer
