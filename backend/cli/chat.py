@@ -66,8 +66,7 @@ def chat(
 ) -> None:
     """Talk to a run's model in the terminal, with its base beside it; /help lists the commands."""
     asking = Asking(temperature, top_p, top_k, min_p, max_tokens, seed, system)
-    loaded = open_chat(name, checkpoint, runs_dir, ("base", "tuned"))
-    asking.question(loaded.source.config, "")  # a setting that cannot be is told before the first prompt
+    loaded = open_chat(name, checkpoint, runs_dir, ("base", "tuned"), asking)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # gives input() a history and editing
     TerminalChat(loaded, asking, with_scores=with_scores and loaded.source.run is not None).talk()

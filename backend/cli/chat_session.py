@@ -63,13 +63,15 @@ class Asking:
         )
 
 
-def open_chat(name: str, checkpoint: str, runs_dir: Path | None, wanted: Sequence[SideName]) -> Chat:
-    """Load a chat; notes go to stderr. `wanted` is what is loaded where the sides share no weights. Raises Mistake."""
+def open_chat(name: str, checkpoint: str, runs_dir: Path | None, wanted: Sequence[SideName], asking: Asking) -> Chat:
+    """Load a chat; notes go to stderr. `wanted` is what is loaded where the sides share no weights. Raises Mistake, for settings of
+    `asking` before anything is loaded."""
     from backend.chat.chat import Chat
     from backend.chat.sides import load_sides
     from backend.chat.source import find_source
 
     source = find_source(name, checkpoint, runs_dir)
+    asking.question(source.config, "")
     wanted = wanted if source.run is not None else ("base",)
     return Chat(source, load_sides(source, wanted, lambda sentence: print(sentence, file=sys.stderr, flush=True)))
 

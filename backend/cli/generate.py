@@ -56,10 +56,11 @@ def generate(
     """Answer one prompt with a run's model, its base, or both; settings that are not given are the run's."""
     if (prompt is None) == (row is None):
         raise Mistake("prompt", "Give a prompt with --prompt, or a row of the test split with --row.")
-    chat = open_chat(name, checkpoint, runs_dir, ("base", "tuned") if both else ("base",) if base else ("tuned",))
+    asking = Asking(temperature, top_p, top_k, min_p, max_tokens, seed, system)
+    wanted = ("base", "tuned") if both else ("base",) if base else ("tuned",)
+    chat = open_chat(name, checkpoint, runs_dir, wanted, asking)
     config, sides = chat.source.config, chat.sides.sides
     chosen = list(sides) if both else ["base"] if base or "tuned" not in sides else ["tuned"]
-    asking = Asking(temperature, top_p, top_k, min_p, max_tokens, seed, system)
     text = sys.stdin.read() if prompt == "-" else prompt or ""
     question = asking.question(config, text, row=None if row is None else row - 1, answer=expected)
     printer = None if as_json else AnswerPrinter(labels=len(chosen) > 1)

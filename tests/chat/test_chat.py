@@ -211,17 +211,28 @@ def test_a_plain_model_has_a_base_alone(models: Path):
         chat.held_out_rows()
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "step"), [("", 24), ("end", 24), ("last", 24), ("best", 16), ("8", 8), ("008", 8)]
-)
-def test_checkpoints_can_be_picked(models: Path, tmp_path: Path, checkpoint: str, step: int):
+def test_checkpoints_can_be_picked(models: Path, tmp_path: Path):
     run = make_run(tmp_path / "run", models, (1.0, 3.0, 3.0))
-    source = find_source("run", checkpoint, tmp_path)
-    assert source.weights is not None and source.weights.step == step
-    tuned = load_sides(source).sides["tuned"].model
-    expected = shaken_policy(load(run.config), seed=step // 8).trainable()
-    name, array = next(iter(expected.items()))
-    assert mx.array_equal(dict(tree_flatten(tuned.parameters()))[name], array)
+    picked = {"": 24, "end": 24, "last": 24, "best": 16, "8": 8, "008": 8}
+    sources = {checkpoint: find_source("run", checkpoint, tmp_path) for checkpoint in picked}
+    assert {key: source.weights.step for key, source in sources.items() if source.weights} == picked
+    for checkpoint in ("best", "8"):
+        tuned = load_sides(sources[checkpoint]).sides["tuned"].model
+        expected = shaken_policy(load(run.config), seed=picked[checkpoint] // 8).trainable()
+        name, array = next(iter(expected.items()))
+        assert mx.array_equal(dict(tree_flatten(tuned.parameters()))[name], array)
+
+
+@pytest.fixture(scope="module")
+def places(models: Path) -> Path:
+    """A folder with a run, a run without weights, a model, and a folder with nothing."""
+    folder = models / "places"
+    make_run(folder / "run", models)
+    for name in ("new", "empty"):
+        (folder / name).mkdir()
+    (folder / "new" / "config.yaml").write_text((folder / "run" / "config.yaml").read_text())
+    (folder / "model").symlink_to(models / "model")
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -235,16 +246,11 @@ def test_checkpoints_can_be_picked(models: Path, tmp_path: Path, checkpoint: str
     ],
 )
 def test_what_there_is_not_is_told_in_a_sentence(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, checkpoint: str, sentence: str
+    places: Path, monkeypatch: pytest.MonkeyPatch, name: str, checkpoint: str, sentence: str
 ):
-    make_run(tmp_path / "run", models)
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "config.yaml").write_text((tmp_path / "run" / "config.yaml").read_text())
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "model").symlink_to(models / "model")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(places)
     with pytest.raises(Mistake) as mistake:
-        find_source(name, checkpoint, tmp_path)
+        find_source(name, checkpoint, places)
     assert sentence in mistake.value.faults[0].sentence
 
 
