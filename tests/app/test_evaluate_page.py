@@ -60,6 +60,7 @@ def page(qtbot, qapp, run: RunFolder):
     qtbot.addWidget(shown)
     shown.resize(1060, 700)
     shown.show()
+    qtbot.waitUntil(lambda: session.run is not None and session.run.state == "finished", timeout=5000)
     yield shown
     session.close_run()
 
