@@ -166,13 +166,15 @@ class Evaluations(QObject):
 
     def _read_slice(self) -> None:
         until = time.monotonic() + SLICE_S
-        while self._file is not None and time.monotonic() < until:
+        while self._file is not None:
             offset = self._file.tell()
             line = self._file.readline()
             if not line:
                 self._stop_reading()
             elif (row := parse_row(line)) is not None:
                 self.rows.append(_summary(offset, row))
+            if time.monotonic() > until:
+                break
         if self._file is None:  # all at once: a table that grows while it is read loses its selection
             self.rows_changed.emit()
 

@@ -29,7 +29,7 @@ from app.widgets.basic.number_format import moment
 from app.widgets.basic.segmented_control import Segments
 from app.widgets.evaluation.evaluation_form import EvaluationForm
 from app.widgets.evaluation.figures_table import FigureModel, FiguresTable, figure_lines
-from app.widgets.evaluation.row_table import RowLine, RowModel, RowTable
+from app.widgets.evaluation.row_table import PromptRowModel, PromptRowTable, RowLine
 from app.widgets.evaluation.side_by_side import TITLES, SideBySide
 from app.widgets.runs.result_card import BeforeAfter, ResultCard
 from backend.spec.evaluation import Decoding, DecodingName
@@ -82,8 +82,8 @@ class EvaluatePage(QWidget):
         self.decoding = Segments({"greedy": "Greedy", "sampled": "Sampled"}, "Decoding")
         self.how = ElidedLabel()
         self.kind = Segments(KINDS, "Prompts")
-        self.figures_model, self.row_model = FigureModel(self), RowModel(self)
-        self.figures, self.rows = FiguresTable(self.figures_model), RowTable(self.row_model)
+        self.figures_model, self.row_model = FigureModel(self), PromptRowModel(self)
+        self.figures, self.rows = FiguresTable(self.figures_model), PromptRowTable(self.row_model)
         self.detail = SideBySide()
 
     def _lay_out(self) -> None:

@@ -178,7 +178,7 @@ def _stopping_on_signals() -> Iterator[Callable[[], None]]:
             signal.signal(number, handler)
 
 
-class _Stream:
+class _JsonProgress:
     """Prints progress as JSON lines: every phase, and within one a line now and then."""
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ def _progress(is_stream: bool) -> Iterator[Report]:
 
     console = Console(stderr=True)
     if is_stream:
-        yield _Stream().report
+        yield _JsonProgress().report
     elif console.is_terminal:
         with _bar(console) as report:
             yield report

@@ -46,7 +46,7 @@ def raw_settings(folder: Path, **changes: Any) -> dict[str, Any]:
     return small_run.settings_for(folder, **settings | changes)
 
 
-@pytest.fixture(scope="module", params=["lora", "dora", "full"])
+@pytest.fixture(scope="module", params=["lora", pytest.param("dora", marks=pytest.mark.proof), "full"])
 def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = tmp_path_factory.mktemp(request.param)
     run = RunFolder(folder / "run")
@@ -98,10 +98,10 @@ def test_base_and_tuned_answer_the_test_split(run: RunFolder) -> None:
 def test_the_base_is_the_model_itself(run: RunFolder) -> None:
     """The run's base side writes what the model's folder writes by itself, token for token."""
     evaluated = find_evaluated(str(run.path), None)
-    _, of_run = evaluate(evaluated, base_only=True)
-    evaluation, of_model = evaluate(find_evaluated(evaluated.config.model, load(run.config)))
-    for decoding in ("greedy", "sampled"):
-        assert texts(of_run, decoding, "base") == texts(of_model, decoding, "model")
+    _, of_run = evaluate(evaluated, base_only=True, decodings=("sampled",), limit=4)
+    model = find_evaluated(evaluated.config.model, load(run.config))
+    evaluation, of_model = evaluate(model, decodings=("sampled",), limit=4)
+    assert texts(of_run, "sampled", "base") == texts(of_model, "sampled", "model")
     assert list(evaluation.headline.sides) == ["model"] and evaluation.headline.difference is None
     assert evaluation.subject.run is None and evaluation.subject.step is None
 
@@ -149,14 +149,16 @@ def test_another_seed_samples_other_completions(lora_run: RunFolder) -> None:
 
 def test_batches_change_nothing(lora_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated = find_evaluated(str(lora_run.path), None)
-    _, together = evaluate(evaluated, base_only=True)
+    _, together = evaluate(evaluated, base_only=True, decodings=("sampled",))
     monkeypatch.setattr(comparison, "PROMPTS_AT_ONCE", 3)
     shares: list[float] = []
 
     def report(progress: EvaluationProgress) -> None:
         shares.extend([progress.done] if progress.done is not None else [])
 
-    _, rows = evaluate_model(evaluated, EvaluationChoices(completions=3, base_only=True), "x", report)
+    _, rows = evaluate_model(
+        evaluated, EvaluationChoices(completions=3, base_only=True, decodings=("sampled",)), "x", report
+    )
     assert texts(rows, "sampled", "base") == texts(together, "sampled", "base")
     assert shares == sorted(shares) and shares[0] == 0 and 0.5 < shares[-1] <= 1
 
@@ -188,7 +190,7 @@ def test_sampling_stays_within_the_memory_plan(lora_run: RunFolder, monkeypatch:
     made = Rollout.__init__
     monkeypatch.setattr(comparison, "plan_memory", plan)
     monkeypatch.setattr(Rollout, "__init__", lambda self, *a, **k: (rows.append(k["rows"]), made(self, *a, **k))[1])
-    evaluate(find_evaluated(str(lora_run.path), None), completions=5, limit=7)
+    evaluate(find_evaluated(str(lora_run.path), None), completions=5, limit=7, base_only=True)
     assert (planned[0].batch_size, planned[0].group_size) == (7, 5) and rows[0] <= 35
 
 

@@ -48,7 +48,7 @@ class RowLine:
         return None if change is None else "better" if change > 0 else "worse" if change < 0 else "unchanged"
 
 
-class RowModel(QAbstractTableModel):
+class PromptRowModel(QAbstractTableModel):
     """Attributes:
     lines – those of the chosen kind: better ones by the largest gain, worse ones by the largest loss, else in the split's order.
     """
@@ -114,14 +114,14 @@ class RowModel(QAbstractTableModel):
         return None
 
 
-class RowTable(BaseTable):
+class PromptRowTable(BaseTable):
     """Signals:
     chosen(int) – the place of the row that is selected now; −1 for none.
     """
 
     chosen = Signal(int)
 
-    def __init__(self, model: RowModel) -> None:
+    def __init__(self, model: PromptRowModel) -> None:
         super().__init__()
         self._rows = model
         self.setModel(model)

@@ -1,0 +1,237 @@
+"""The Evaluate page: the result first, its figures and rows, both sides of a row, and an evaluation that is being made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtGui import QGuiApplication
+
+from app import theme
+from app.model.evaluations import Evaluations
+from app.model.processes import ProcessOutcome
+from app.model.session import Session
+from app.pages.evaluate_page import EvaluatePage
+from app.widgets.evaluation.figures_table import INTERVAL_ROLE
+from backend.spec.events import JsonLines
+from backend.spec.places import RunFolder, hold_lock
+from tests.support import made_up_evaluations, made_up_runs
+
+
+class Process(QObject):
+    """Stands in for `VerbProcess`; the test says what it prints."""
+
+    line = Signal(str)
+    done = Signal(object)
+    made: ClassVar[list[Process]] = []
+
+    def __init__(self, command: list[str], parent: QObject) -> None:
+        super().__init__(parent)
+        self.command, self.is_started, self.is_cancelled = command, False, False
+        Process.made.append(self)
+
+    def start(self) -> None:
+        self.is_started = True
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self.done.emit(ProcessOutcome(False, -1, "Cancelled.", ""))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    made = made_up_runs.make_run(tmp_path / "runs" / "mine", steps=4, total=4)
+    for step in (2, 4):
+        (made.checkpoints / f"{step:06d}").mkdir(parents=True)
+    return made
+
+
+@pytest.fixture
+def page(qtbot, qapp, run: RunFolder):
+    theme.apply(qapp, "light")
+    Process.made = []
+    session = Session()
+    session._evaluations = Evaluations(session.consent, session, Process)
+    session.open_run(run.path)
+    shown = EvaluatePage(session)
+    qtbot.addWidget(shown)
+    shown.resize(1060, 700)
+    shown.show()
+    qtbot.waitUntil(lambda: session.run is not None and session.run.state == "finished", timeout=5000)
+    yield shown
+    session.close_run()
+
+
+def shows_rows(qtbot, page: EvaluatePage, count: int) -> None:
+    qtbot.waitUntil(lambda: page.row_model.rowCount() == count, timeout=5000)
+
+
+def figures(page: EvaluatePage) -> dict[str, list[str]]:
+    model = page.figures_model
+    rows = [[str(model.index(row, column).data()) for column in range(6)] for row in range(model.rowCount())]
+    return {cells[0]: cells[1:] for cells in rows}
+
+
+def test_without_a_run_the_page_leads_to_train(qtbot, page: EvaluatePage) -> None:
+    page.session.close_run()
+    assert page.nothing.isVisible() and not page.form.isVisible()
+    with qtbot.waitSignal(page.session.page_requested) as signal:
+        page.nothing.button_clicked.emit()
+    assert signal.args == ["train"]
+
+
+def test_the_result_comes_first(qtbot, page: EvaluatePage, run: RunFolder) -> None:
+    assert page.not_yet.isVisible() and not page.card.isVisible()
+    made_up_evaluations.write(run, "test-step-4")
+    page.evaluations.refresh()
+    shows_rows(qtbot, page, 40)
+    assert page.card.isVisible() and not page.not_yet.isVisible()
+    evaluation = page.evaluations.shown.evaluation
+    change = evaluation.headline.difference.reward
+    assert change.excludes_zero and page.card._title.text() == "Better on prompts that training never saw"
+    assert page.card._sentence.text() == evaluation.sentence()
+    cells = figures(page)
+    assert list(cells) == ["Reward", "Accuracy", "Integer Answer", "Pass@1", "Tokens", "Cut off"]
+    before, after, _, moved, interval = cells["Reward"]
+    sides = evaluation.headline.sides
+    assert (float(before), float(after)) == tuple(
+        pytest.approx(sides[side].figures.reward.value, abs=5e-4) for side in ("base", "tuned")
+    )
+    assert moved == f"+{change.value:.3f}" and interval == f"+{change.low:.3f} to +{change.high:.3f}"
+    assert cells["Pass@1"][1].endswith("%")
+
+
+def test_every_interval_lies_on_one_axis(qtbot, page: EvaluatePage, run: RunFolder) -> None:
+    made_up_evaluations.write(run, "test-step-4")
+    page.evaluations.refresh()
+    model = page.figures_model
+    places = [model.index(row, 3).data(INTERVAL_ROLE) for row in range(model.rowCount())]
+    assert places[4] is None, "tokens are in another unit"
+    shown = [place for place in places if place is not None]
+    assert all(0 <= low <= value <= high <= 1 for low, value, high, _, _ in shown)
+    assert len({zero for *_, zero, _ in shown}) == 1
+    _, value, high, zero, _ = places[0]
+    difference = page.evaluations.shown.evaluation.headline.difference.reward
+    assert (high - zero) / (value - zero) == pytest.approx(difference.high / difference.value)
+
+
+def test_rows_are_filtered_and_shown_side_by_side(qtbot, page: EvaluatePage, run: RunFolder) -> None:
+    made_up_evaluations.write(run, "test-step-4")
+    page.evaluations.refresh()
+    shows_rows(qtbot, page, 40)
+    decoding = page.evaluations.shown.evaluation.headline
+    for kind, count in (("better", decoding.better), ("worse", decoding.worse), ("unchanged", decoding.unchanged)):
+        qtbot.mouseClick(page.kind.buttons[kind], Qt.MouseButton.LeftButton)
+        assert page.row_model.rowCount() == count and f"{count}" in page.kind.buttons[kind].text()
+    page.kind.choose("worse")
+    worst = page.row_model.lines[0]
+    assert worst.change == -1.0
+    left, right = (pane.text.toPlainText() for pane in page.detail.panes)
+    assert (left, right) == (f"base {worst.number - 1}", f"tuned {worst.number - 1}")
+    assert f"What is {worst.number - 1}?" in page.detail.prompt.text()
+    page.rows.copy()
+    assert "Change" in QGuiApplication.clipboard().text().splitlines()[0]
+
+
+def test_of_several_completions_the_most_different_pair_is_shown_first(
+    qtbot, page: EvaluatePage, run: RunFolder
+) -> None:
+    made_up_evaluations.write(run, "test-step-4")
+    page.evaluations.refresh()
+    shows_rows(qtbot, page, 40)
+    page.decoding.choose("sampled")
+    assert "4 completions of each prompt" in page.how.text() and "Pass@4" in figures(page)
+    page.kind.choose("better")
+    texts = [pane.text.toPlainText() for pane in page.detail.panes]
+    assert texts == ["reward 0.0", "reward 1.0"] and page.detail.which.text().endswith("of 4")
+    number = int(page.detail.which.text().split()[0])
+    step = page.detail.later if number < 4 else page.detail.earlier
+    qtbot.mouseClick(step, Qt.MouseButton.LeftButton)
+    assert int(page.detail.which.text().split()[0]) == (number + 1 if number < 4 else number - 1)
+
+
+def test_several_evaluations_are_listed_newest_first(qtbot, page: EvaluatePage, run: RunFolder) -> None:
+    for number, name in enumerate(("first", "second")):
+        path = made_up_evaluations.write(run, name, prompts=10 + number, seed=number)
+        os.utime(path, (1000 + number, 1000 + number))
+    (run.evaluations / "broken.json").write_text("{")
+    page.evaluations.refresh()
+    assert [page.picker.itemData(i).stem for i in range(page.picker.count())] == ["second", "first"]
+    shows_rows(qtbot, page, 11)
+    page.picker.setCurrentIndex(1)
+    page.picker.activated.emit(1)
+    shows_rows(qtbot, page, 10)
+    assert page.evaluations.shown.path.stem == "first"
+
+
+def test_an_evaluation_is_started_followed_and_shown(qtbot, page: EvaluatePage, run: RunFolder) -> None:
+    assert [page.form.checkpoint.itemData(i) for i in range(page.form.checkpoint.count())] == ["last", "best", "4", "2"]
+    page.form.checkpoint.setCurrentIndex(3)
+    page.form.limit.setText("64")
+    qtbot.mouseClick(page.form.button, Qt.MouseButton.LeftButton)
+    (process,) = Process.made
+    assert process.is_started and process.command[-8:] == [
+        str(run.path), "--stream", "--split", "test", "--checkpoint", "2", "--limit", "64",
+    ]  # fmt: skip
+    assert page.form.button.text() == "Stop" and not page.form.split.isEnabled() and page.not_yet.text() == "Evaluating"
+    process.line.emit('{"phase": "Sampling the base model, greedy", "done": 0.25, "left_s": 65.0}')
+    assert page.form.bar.value() == 250 and "1\u202fmin 05\u202fs left" in page.form.status.text()
+    process.line.emit("a line of somebody's library")
+    path = made_up_evaluations.write(run, "test-step-2")
+    process.done.emit(ProcessOutcome(True, 0, f'{{"path": "{path}"}}', ""))
+    assert page.form.button.text() == "Evaluate" and page.evaluations.shown.path == path
+    assert not page.form.problem.isVisible() and page.form.split.isEnabled()
+
+
+def test_it_can_be_stopped_and_a_failure_is_told(qtbot, page: EvaluatePage) -> None:
+    page.start()
+    qtbot.mouseClick(page.form.button, Qt.MouseButton.LeftButton)
+    assert Process.made[0].is_cancelled and page.evaluations.running is None and not page.form.problem.isVisible()
+    page.start()
+    Process.made[1].done.emit(ProcessOutcome(False, 2, "test_split: demo/data has no test split: put one there.", ""))
+    assert page.form.problem.isVisible() and page.form.problem.text() == "demo/data has no test split: put one there."
+    page.start()
+    assert not page.form.problem.isVisible() and len(Process.made) == 3
+
+
+def test_a_run_that_trains_is_not_evaluated(page: EvaluatePage, run: RunFolder, qtbot) -> None:
+    handle = hold_lock(run)
+    try:
+        run.events.write_text("\n".join(run.events.read_text().splitlines()[:-1]) + "\n")
+        page.session.open_run(run.path)
+        qtbot.waitUntil(lambda: page.session.run.is_live, timeout=5000)
+        page._show_running()
+        assert not page.form.button.isEnabled() and "once it has ended" in page.form.problem.text()
+        page.start()
+        assert not Process.made
+    finally:
+        os.close(handle)
+
+
+def test_one_side_alone_has_no_comparison(qtbot, page: EvaluatePage, run: RunFolder) -> None:
+    rows: list[Any] = [made_up_evaluations.evaluated_row(i, None, float(i % 2)) for i in range(6)]
+    for row in rows:
+        row["greedy"] = {"base": row["greedy"]["tuned"]}
+    made_up_evaluations.write_evaluation(run.evaluations, made_up_evaluations.evaluation(rows), rows)
+    page.evaluations.refresh()
+    shows_rows(qtbot, page, 6)
+    assert page.card._title.text() == "Evaluated" and not page.kind.buttons["better"].isVisible()
+    assert page.rows.isColumnHidden(4) and page.row_model.index(1, 3).data() == "1.00"
+    assert page.detail.panes[0].isVisible() and not page.detail.panes[1].isVisible()
+    assert page.decoding.buttons["sampled"].isHidden()
+
+
+def test_many_rows_are_read_in_slices(
+    qtbot, page: EvaluatePage, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = made_up_evaluations.write(run, "test-step-4", prompts=30)
+    lines = JsonLines(path.with_suffix(".jsonl"))
+    lines.append({"no": "row"})
+    lines.close()
+    monkeypatch.setattr("app.model.evaluations.SLICE_S", 0.0)
+    page.evaluations.refresh()
+    assert page.evaluations.rows == [], "nothing is read at once"
+    shows_rows(qtbot, page, 30)

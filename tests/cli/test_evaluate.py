@@ -1,0 +1,139 @@
+"""`evaluate` on the command line: both spellings, tables and JSON, files, mistakes in one sentence, a clean stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from backend.__main__ import app
+from backend.spec.command import backend_command, backend_environment
+from backend.spec.evaluation import evaluations_of, read_evaluation, read_rows
+from backend.spec.places import RunFolder, hold_lock
+from tests.support import small_run
+
+VERBS = app()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run of a step on a dataset with a test split."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    for split in ("train", "test"):
+        small_run.write_rows(folder / "data" / f"{split}.jsonl", 6)
+    raw = small_run.settings_for(folder, data=str(folder / "data"), iters=1)
+    made = RunFolder(folder / "run")
+    assert small_run.train_here(raw, made).kind == "finished"
+    return made
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(VERBS, ["evaluate", *map(str, arguments)])
+
+
+def printed(*arguments: object) -> dict[str, Any]:
+    """The JSON of the last line."""
+    result = call(*arguments, "--json")
+    assert result.exit_code == 0, (result.output, result.exception)
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_a_run_is_compared_with_its_base_and_the_result_is_kept(run: RunFolder) -> None:
+    result = call(run.path)
+    assert result.exit_code == 0, result.output
+    assert "The mean reward on 6 rows of the test split" in result.stdout and "95 % interval" in result.stdout
+    assert "r1_int_reward_func" in result.stdout and "pass@1" not in result.stdout, "nothing compares with the answer"
+    path = Path(result.stdout.splitlines()[-1])
+    assert path == run.evaluations / "test-step-1.json" and evaluations_of(run)[0] == path
+    evaluation = read_evaluation(path)
+    assert [decoding.name for decoding in evaluation.decodings] == ["greedy", "sampled"]
+    assert len(list(read_rows(path))) == 6
+    again = call(run.path, "--greedy", "--limit", 2)
+    assert again.stdout.splitlines()[-1].endswith("test-step-1-2.json"), "the first one stays"
+
+
+def test_json_ends_with_one_line_that_has_the_means_on_top(run: RunFolder, tmp_path: Path) -> None:
+    line = printed(
+        run.path, "--sampled", "--n", 2, "--k", "1,2", "--pass", "reward>=0.1", "--out", tmp_path, "--name", "mine"
+    )
+    (sampled,) = line["decodings"]
+    assert line["path"] == str(tmp_path / "mine.json") and line["name"] == "mine"
+    assert line["reward"] == sampled["sides"]["tuned"]["figures"]["reward"]["value"]
+    assert line["rewards"].keys() == {"r1_int_reward_func", "r1_count_xml"}
+    assert sampled["sides"]["base"]["figures"]["pass_at"].keys() == {"1", "2"}
+
+
+def test_a_model_needs_settings_which_have_two_spellings(run: RunFolder) -> None:
+    model, config = run.path.parent / "model", run.config
+    one = printed(model, config, "--greedy")
+    other = printed(model, "--config", config, "--greedy")
+    assert one["reward"] == other["reward"] and one["path"] is None
+    assert list(one["decodings"][0]["sides"]) == ["model"] and one["decodings"][0]["difference"] is None
+    base = printed(run.path, "--base-only", "--greedy", "--name", "base")
+    assert base["reward"] == one["reward"] and list(base["decodings"][0]["sides"]) == ["base"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere"], "run: There is no run nowhere"),
+        (["RUN", "--split", "valid"], "valid_split: "),
+        (["RUN", "--checkpoint", "9"], "checkpoint: The run run has no checkpoint of step 9; there are 1."),
+        (["RUN", "--checkpoint", "newest"], "checkpoint: --checkpoint must be last, best or the number of a step"),
+        (["RUN", "--n", "2", "--k", "3"], "k: --k 3 does not fit: there are 2 completions"),
+        (["RUN", "--greedy", "--k", "2"], "k: --k 2 does not fit: there is one completion"),
+        (["RUN", "--pass", "r1_int"], "pass: From what score on does r1_int count"),
+        (["MODEL"], "config: "),
+        (["MODEL", "CONFIG", "--base-only"], "base-only: "),
+        (["MODEL", "CONFIG", "--config", "CONFIG"], "config: The settings are given twice"),
+        (["RUN", "missing.yaml"], "missing.yaml"),
+    ],
+)
+def test_a_mistake_is_one_sentence(run: RunFolder, arguments: list[str], says: str) -> None:
+    places = {"RUN": run.path, "MODEL": run.path.parent / "model", "CONFIG": run.config}
+    before = evaluations_of(run)
+    result = call(*(places.get(argument, argument) for argument in arguments))
+    sentence = result.stderr.splitlines()[-1]
+    assert result.exit_code == 2 and says in sentence and "Traceback" not in result.output, result.output
+    assert evaluations_of(run) == before
+
+
+def test_a_run_that_is_training_is_left_alone(run: RunFolder) -> None:
+    handle = hold_lock(run)
+    try:
+        result = call(run.path)
+    finally:
+        os.close(handle)
+    assert result.exit_code == 2 and "is being trained" in result.stderr
+
+
+def test_a_signal_stops_it_and_leaves_nothing(run: RunFolder, tmp_path: Path) -> None:
+    """As the window does: progress on stdout as JSON lines, SIGTERM in the middle of sampling."""
+    config = small_run.write_config(
+        tmp_path / "long.yaml",
+        small_run.settings_for(
+            run.path.parent, data=str(run.path.parent / "data"), max_completion_length=150, max_seq_length=2000
+        ),
+    )
+    command = backend_command(
+        "evaluate", str(run.path), str(config), "--stream", "--n", "64", "--out", str(tmp_path / "out")
+    )
+    with subprocess.Popen(
+        command, env=backend_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        phases: list[str] = []
+        for line in process.stdout:
+            phases.append(json.loads(line)["phase"])
+            if phases[-1].startswith("Sampling"):
+                process.send_signal(signal.SIGTERM)
+                break
+        assert process.wait(30) == 3, process.stderr.read()
+        assert "nothing was written" in process.stderr.read()
+    assert phases[:2] == ["Reading the dataset", "Loading the model"] and not (tmp_path / "out").exists()
