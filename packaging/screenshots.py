@@ -109,6 +109,7 @@ def take_all(run: Path, out: Path) -> None:
     window.show_page("completions")
     window.pages["completions"].pick(mixed_step(session.run))
     try_rewards(window)
+    ask_the_model(window)
     for mode in ("light", "dark"):
         window.set_theme(mode)
         for page in PAGES:
@@ -121,6 +122,7 @@ def take_all(run: Path, out: Path) -> None:
             dialog.resize(dialog.sizeHint() if dialog.sizeHint().width() > dialog.width() else dialog.size())
             take(window, dialog, out / f"{name}-{mode}.png")
             dialog.close()
+    window.pages["chat"].chat.unload()
     session.service.close()
 
 
@@ -150,6 +152,32 @@ def try_rewards(window) -> None:
     settled(window, window)
     if page.bench.busy:
         raise TimeoutError("The bench never came to rest.")
+
+
+def ask_the_model(window) -> None:
+    """Have base and tuned answer two prompts of the test split, scored. Raises TimeoutError."""
+    window.show_page("chat")
+    page = window.pages["chat"]
+    page.load()
+    wait_until(lambda: page.chat.is_loaded)
+    for _ in range(2):
+        page.next_prompt()
+        wait_until(lambda: page.prompt.toPlainText())
+        page.send()
+        answers = page.chat.turns[-1].answers.values()
+        wait_until(lambda answers=answers: all(answer.scores for answer in answers))
+
+
+def wait_until(condition) -> None:
+    """Raises TimeoutError."""
+    from PySide6.QtWidgets import QApplication
+
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > until:
+            raise TimeoutError("No answer came.")
+        QApplication.processEvents()
+        time.sleep(0.01)
 
 
 def mixed_step(run) -> int:

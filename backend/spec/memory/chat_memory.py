@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from backend.spec.config import Config
-from backend.spec.machine import PROCESS_BYTES, has_gpu
+from backend.spec.machine import has_gpu
 from backend.spec.memory.model_shape import ModelShape
 from backend.spec.memory.phases import MemoryModel
 from backend.spec.run_weights import RunWeights
+
+CHAT_PROCESS_BYTES = 250_000_000
+"""Memory of the chat's process beside its arrays: 125 MB on Linux with the demo, and as much again for a large vocabulary's tokenizer and
+the rows of a dataset. It imports less than a trainer (`backend.spec.machine.PROCESS_BYTES`)."""
 
 CONTEXT = 4096
 """Tokens of a conversation that are reckoned with, on each side."""
@@ -21,4 +25,4 @@ def chat_bytes(config: Config, shape: ModelShape, weights: RunWeights | None) ->
     base, has_two = memory.weights(), weights is not None and config.train_type == "full"
     trained = 0 if weights is None else base if has_two else weights.bytes
     sides = 1 if weights is None else 2
-    return base + trained + sides * memory.cache(1, CONTEXT) + PROCESS_BYTES
+    return base + trained + sides * memory.cache(1, CONTEXT) + CHAT_PROCESS_BYTES
