@@ -14,7 +14,7 @@ from backend.spec.machine import machine_bytes
 from backend.spec.memory.chat_memory import chat_bytes
 from backend.spec.memory.model_shape import shape_of
 from backend.spec.places import RunFolder
-from backend.spec.run_weights import RunWeights, choices
+from backend.spec.weight_choices import WeightChoice, choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class ChatChoice:
     name: str
     label: str
     settings: dict[str, Any] = field(default_factory=dict)
-    checkpoints: tuple[RunWeights, ...] = ()
+    checkpoints: tuple[WeightChoice, ...] = ()
     problem: str = ""
 
     @property

@@ -9,7 +9,7 @@ from backend.spec.config import Config, load, parse
 from backend.spec.faults import Mistake
 from backend.spec.model_and_data_names import check_weights, model_source
 from backend.spec.places import RunFolder, find_run
-from backend.spec.run_weights import END, RunWeights, find_weights
+from backend.spec.weight_choices import END, WeightChoice, find_choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class ChatSource:
     name: str
     config: Config
     run: RunFolder | None = None
-    weights: RunWeights | None = None
+    weights: WeightChoice | None = None
 
     @property
     def has_two_models(self) -> bool:
@@ -34,7 +34,7 @@ def find_source(name: str, checkpoint: str = "", runs_dir: Path | None = None) -
         run = find_run(name, runs_dir)
     except Mistake:
         return _model(name, checkpoint)
-    return ChatSource(run.name, load(run.config), run, find_weights(run, checkpoint or END))
+    return ChatSource(run.name, load(run.config), run, find_choice(run, checkpoint or END))
 
 
 def _model(name: str, checkpoint: str) -> ChatSource:

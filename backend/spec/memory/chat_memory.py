@@ -6,7 +6,7 @@ from backend.spec.config import Config
 from backend.spec.machine import has_gpu
 from backend.spec.memory.model_shape import ModelShape
 from backend.spec.memory.phases import MemoryModel
-from backend.spec.run_weights import RunWeights
+from backend.spec.weight_choices import WeightChoice
 
 CHAT_PROCESS_BYTES = 250_000_000
 """Memory of the chat's process beside its arrays: 125 MB on Linux with the demo, and as much again for a large vocabulary's tokenizer and
@@ -16,7 +16,7 @@ CONTEXT = 4096
 """Tokens of a conversation that are reckoned with, on each side."""
 
 
-def chat_bytes(config: Config, shape: ModelShape, weights: RunWeights | None) -> int:
+def chat_bytes(config: Config, shape: ModelShape, weights: WeightChoice | None) -> int:
     """Bytes that a process with base and tuned loaded holds; of a plain model (`weights` None) with that alone.
 
     Full fine-tuning leaves two models of one size, whatever a checkpoint was saved in; adapters are as large as their file.
