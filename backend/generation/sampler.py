@@ -101,7 +101,7 @@ def _sample_together(logits_BV: mx.array, uniform_B: mx.array, sampling: Samplin
 
 
 def _sample_on_gpu(logits_BV: mx.array, uniform_B: mx.array, sampling: Sampling) -> SampledTokens:
-    """`_sample_together` in fewer kernels; `backend.generation.gpu_inverse_cdf` tells why arrays [B, 1] are widened first."""
+    """The same in fewer kernels; `backend.generation.gpu_inverse_cdf` tells why arrays [B, 1] are widened first."""
     (B, V), temperature = logits_BV.shape, sampling.temperature
     top_BK = largest(logits_BV, sampling.top_k) if 0 < sampling.top_k < V else None
     peak_B1 = row_max(logits_BV) if top_BK is None else top_BK[:, -1:]
@@ -139,7 +139,7 @@ def _at(values_BV: mx.array, index_B1: mx.array) -> mx.array:
 
 
 def _inverse_cdf(kept_BV: mx.array, uniform_B1: mx.array) -> tuple[mx.array, mx.array]:
-    """The first token at which the running sum of the kept masses reaches `uniform` times their sum, and that sum, both [B, 1].
+    """The first token at which the running sum of the kept masses reaches `uniform` times their sum, and that sum, both [B, 1]. For a CPU.
 
     Two levels: the sums of blocks of about √V tokens select a block, then the running sum inside it the token. So the vocabulary
     is read once, and no running sum over all of V is made.
@@ -148,24 +148,22 @@ def _inverse_cdf(kept_BV: mx.array, uniform_B1: mx.array) -> tuple[mx.array, mx.
     blocks_BNW = kept_BV.reshape(B, -1, _block_width(V))
     sum_BN = blocks_BNW.sum(axis=-1)
     kept_sum_B1 = sum_BN.sum(axis=-1, keepdims=True)
-    # `uniform` is broadcast first: what is as wide as the masses is computed in one kernel with them, [B, 1] in one of its own.
-    block_B1, before_B1 = _first_reaching(sum_BN, mx.broadcast_to(uniform_B1, sum_BN.shape) * kept_sum_B1)
+    target_B1 = uniform_B1 * kept_sum_B1
+    block_B1, before_B1 = _first_reaching(sum_BN, target_B1)
     inside_BW = mx.take_along_axis(blocks_BNW, block_B1[..., None], axis=1)[:, 0]
-    target_BW = mx.broadcast_to(uniform_B1, inside_BW.shape) * kept_sum_B1 - before_B1
-    index_B1, _ = _first_reaching(inside_BW, target_BW)
+    index_B1, _ = _first_reaching(inside_BW, target_B1 - before_B1)
     return block_B1 * _block_width(V) + index_B1, kept_sum_B1
 
 
-def _first_reaching(mass_BN: mx.array, target_BN: mx.array) -> tuple[mx.array, mx.array]:
-    """[B, 1]: the first index at which the running sum of the masses reaches the target (the same in a whole row), and the sum before it.
+def _first_reaching(mass_BN: mx.array, target_B1: mx.array) -> tuple[mx.array, mx.array]:
+    """[B, 1]: the first index at which the running sum of the masses reaches the target, and the sum before it.
 
-    Only indices with mass count: a GPU sums in blocks, so its running sum may fall by a rounding where the mass is 0, and counting
-    the edges below the target would select a filtered token. If by such a rounding the target lies above every edge, the highest
-    edge is the nearest to it.
+    Only indices with mass count: a target of 0 would select a filtered token. If by a rounding the target lies above every edge, the
+    highest edge is the nearest to it.
     """
     before_BN = mx.cumsum(mass_BN, axis=-1, inclusive=False)
     # Every edge at or beyond the target is 0, the others are negative; argmax takes the first of equal maxima.
-    short_BN = mx.where(mass_BN > 0, mx.minimum(before_BN + mass_BN - target_BN, 0), -mx.inf)
+    short_BN = mx.where(mass_BN > 0, mx.minimum(before_BN + mass_BN - target_B1, 0), -mx.inf)
     index_B1 = mx.argmax(short_BN, axis=-1, keepdims=True)
     return index_B1, _at(before_BN, index_B1)
 

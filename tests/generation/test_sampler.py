@@ -120,8 +120,7 @@ def in_blocks(x: mx.array, axis: int = -1, *, inclusive: bool = True) -> mx.arra
     return mx.array(np.concatenate([b[..., None] + x for b, x in zip(before, inside, strict=True)], axis=-1))
 
 
-@pytest.mark.parametrize("choices", ["cpu", "gpu"])
-def test_a_running_sum_in_blocks_never_samples_a_filtered_token(choices: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_sum_in_blocks_never_samples_a_filtered_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU the running sum varies by a rounding where no token was kept. Counting the edges below the target then gave
     tokens that top-k had removed, for a few samples in a million."""
     values = np.random.default_rng(2).normal(0, 0.5, 4096)
@@ -131,7 +130,7 @@ def test_a_running_sum_in_blocks_never_samples_a_filtered_token(choices: str, mo
     wavers = [np.diff(np.array(in_blocks(mx.array(row[None], mx.float32)))[0]) for row in (*mass, mass.sum(axis=1))]
     assert any((rise < 0).any() for rise in wavers), "these rows show nothing: their running sums never fall"
     monkeypatch.setattr(mx, "cumsum", in_blocks)
-    monkeypatch.setenv(TREAT_CPU_AS, choices)
+    monkeypatch.setenv(TREAT_CPU_AS, "gpu")
     edges = np.concatenate([np.cumsum(exact(values, sampling)), np.cumsum(mass.sum(axis=1)) / mass.sum()]).astype(
         np.float32
     )
