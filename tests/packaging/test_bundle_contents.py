@@ -5,7 +5,7 @@ Building takes minutes and is `make app-test`'s (test_frozen.py); here the rules
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import subprocess
 import sys

@@ -179,6 +179,20 @@ def export(machine: Machine, run: Path) -> None:
     assert list((machine.home / "models").rglob("exported/model*.safetensors"))
 
 
+def chat(machine: Machine, run: Path) -> None:
+    assert machine.backend("chat", run, "--max-tokens", "4", stdin="1+1=\n").strip()
+
+
+def generate(machine: Machine, run: Path) -> None:
+    both = machine.backend("generate", run, "--row", "1", "--both", "--score", "--max-tokens", "4", "--json")
+    assert json.loads(both.splitlines()[-1])
+
+
+def evaluate(machine: Machine, run: Path) -> None:
+    result = machine.backend("evaluate", run, "--limit", "4", "--greedy", "--json")
+    assert json.loads(result.splitlines()[-1])
+
+
 def serve(machine: Machine, run: Path) -> None:
     assert machine.ask("models") is not None
     # Which architectures there are, and their aliases, is read from mlx-lm's own files.
@@ -201,7 +215,10 @@ def bench(machine: Machine, run: Path) -> None:
     assert list(machine.home.glob("device-*.json"))
 
 
-VERBS = {verb.__name__: verb for verb in (check, estimate, train, resume, demo, runs, export, serve, rewards, bench)}
+VERBS = {
+    verb.__name__: verb
+    for verb in (check, estimate, train, resume, demo, runs, export, chat, generate, evaluate, serve, rewards, bench)
+}
 
 
 def verbs_of_the_command_line() -> set[str]:
@@ -225,6 +242,12 @@ def test_versions_and_what_is_slow_here(machine: Machine) -> None:
     if sys.platform == "linux":
         assert any(line.startswith("BLAS is OpenBLAS") for line in lines)
         assert lines[-1].startswith("g++ is not installed, so")
+
+
+def test_selftest(machine: Machine) -> None:
+    if "--selftest" not in machine.backend("--help"):
+        pytest.skip("the trainer has no --selftest yet")
+    machine.backend("--selftest")
 
 
 # ── pages ────────────────────────────────────────────────────────────────────────────────────────────────────────────
