@@ -29,6 +29,10 @@ CPU_TYPE_ARM64 = 0x0100000C
 MACH_O_MAGIC = {b"\xcf\xfa\xed\xfe", b"\xfe\xed\xfa\xcf", b"\xce\xfa\xed\xfe", b"\xfe\xed\xfa\xce", b"\xca\xfe\xba\xbe"}
 OF_EVERY_MAC = ("/usr/lib/", "/System/Library/", "@")
 """Beginnings of the names of libraries that a Mac has or, with @, that are looked up relative to the bundle."""
+PROMISE_OLDER = {"PySide6", "shiboken6"}
+"""Folders of libraries whose headers name the macOS of the machine that built them, while their makers promise an older one: Qt for
+Python's since 6.10 say 15 (6.12: 26), and its wheels are for 13. macOS compares that number for programs and not for libraries, where
+only what they call counts; docs/mac-checklist.md has the proof on macOS 14."""
 SHELLS = (b"#!/bin/sh\n", b"#!/bin/sh ")
 
 
@@ -108,7 +112,11 @@ def file_problems(app: Path, path: Path, foreign: list[Path]) -> Iterator[str]:
 
 def mach_o_problems(path: Path) -> Iterator[str]:
     """What would keep a program or library from loading on another Mac."""
-    headers = MachO(str(path)).headers
+    try:
+        headers = MachO(str(path)).headers
+    except ValueError as error:
+        yield f"begins like a Mac program, and is none: {error}."
+        return
     native = [header for header in headers if header.header.cputype == CPU_TYPE_ARM64]
     if not native:
         yield "is not built for Apple silicon."
@@ -116,7 +124,7 @@ def mach_o_problems(path: Path) -> Iterator[str]:
         for load, command, data in header.commands:
             if load.cmd in (LC_BUILD_VERSION, LC_VERSION_MIN_MACOSX):
                 needed = int(command.minos if load.cmd == LC_BUILD_VERSION else command.version)
-                if needed > packed(MINIMUM_MACOS):
+                if needed > packed(MINIMUM_MACOS) and not PROMISE_OLDER & set(path.parts):
                     yield f"needs macOS {needed >> 16}.{needed >> 8 & 255}, and the app promises {MINIMUM_MACOS}."
             elif load.cmd in (LC_LOAD_DYLIB, LC_LOAD_WEAK_DYLIB):
                 library = data.rstrip(b"\0").decode()
@@ -131,8 +139,8 @@ def packed(version: str) -> int:
 
 
 def is_mach_o(path: Path) -> bool:
-    """Whether a file is a Mac program or library. A Java class begins with the same bytes as one for several processors."""
-    return head(path, 4) in MACH_O_MAGIC and path.suffix != ".class"
+    """Whether a file is a Mac program or library. Java classes and static libraries for several processors begin with the same bytes."""
+    return head(path, 4) in MACH_O_MAGIC and path.suffix not in (".class", ".a")
 
 
 def head(path: Path, length: int) -> bytes:

@@ -44,6 +44,14 @@ def test_a_sound_bundle_has_no_problems(check: ModuleType, contents: Path) -> No
     assert list(check.problems(contents.parent, [FOREIGN])) == []
 
 
+def test_libraries_that_promise_an_older_system_than_their_headers_name_are_taken_at_their_word(
+    check: ModuleType, contents: Path
+) -> None:
+    (contents / "Frameworks" / "PySide6").mkdir()
+    (contents / "Frameworks" / "PySide6" / "QtCore.abi3.so").write_bytes(library(macos=(15, 0)))
+    assert list(check.problems(contents.parent, [FOREIGN])) == []
+
+
 SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "plist": (lambda c: (c / "Info.plist").write_text("no plist"), "Info.plist cannot be read"),
     "version": (lambda c: set_plist(c, CFBundleShortVersionString="1.0rc1"), "up to three numbers"),
@@ -57,6 +65,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "dangling": (lambda c: (c / "link").symlink_to("missing"), "which is missing"),
     "path": (lambda c: (c / "Resources" / "a.txt").write_text(f"x={FOREIGN}/app/y"), "names /somewhere/checkout"),
     "Intel": (lambda c: (c / "Frameworks" / "a.so").write_bytes(library(X86_64)), "not built for Apple silicon"),
+    "torn": (lambda c: (c / "Frameworks" / "a.so").write_bytes(b"\xca\xfe\xba\xbe\0\0\0\x01" + b"\0" * 60), "begins like a Mac program"),
     "newer": (lambda c: (c / "Frameworks" / "a.so").write_bytes(library(macos=(15, 2))), "needs macOS 15.2"),
     "brew": (lambda c: (c / "Frameworks" / "a.so").write_bytes(library(loads="/opt/homebrew/lib/libffi.dylib")), "loads /opt/homebrew"),
 }  # fmt: skip
