@@ -48,6 +48,7 @@ def main() -> None:
         runs = [Path(run) for run in options.runs] or [trained(folder / "trained", options.iters)]
         copies = [shutil.copytree(run, folder / "runs" / run.name) for run in runs]
         options.out.mkdir(parents=True, exist_ok=True)
+        evaluate(copies[0])
         take_all(copies[0], options.out)
     finally:
         shutil.rmtree(folder)
@@ -89,6 +90,15 @@ def trained(folder: Path, iters: int) -> Path:
     return next(folder.iterdir())
 
 
+def evaluate(run: Path) -> None:
+    """Evaluate a run that has no evaluation yet, for its page. Raises CalledProcessError when that fails."""
+    from backend.spec.command import backend_command, backend_environment
+
+    if not any((run / "evaluations").glob("*.json")):
+        command = backend_command("evaluate", str(run), "--n", "4")
+        subprocess.run(command, check=True, env=backend_environment(), stdout=sys.stderr)
+
+
 def take_all(run: Path, out: Path) -> None:
     from PySide6.QtWidgets import QApplication
 
@@ -110,6 +120,7 @@ def take_all(run: Path, out: Path) -> None:
     window.pages["completions"].pick(mixed_step(session.run))
     try_rewards(window)
     ask_the_model(window)
+    show_worse_row(window)
     for mode in ("light", "dark"):
         window.set_theme(mode)
         for page in PAGES:
@@ -178,6 +189,15 @@ def wait_until(condition) -> None:
             raise TimeoutError("No answer came.")
         QApplication.processEvents()
         time.sleep(0.01)
+
+
+def show_worse_row(window) -> None:
+    """Show the sampled completions of a prompt that got worse, where there is one."""
+    window.show_page("evaluate")
+    page = window.pages["evaluate"]
+    settled(window, window)
+    page.decoding.choose("sampled")
+    page.kind.choose("worse" if any(line.kind == "worse" for line in page.row_model.lines) else "all")
 
 
 def mixed_step(run) -> int:

@@ -31,6 +31,7 @@ from backend.spec.evaluation import (
 )
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
+from backend.spec.saved_weights import saved_weights
 
 SLICE_S = 0.008
 """How long the rows' file is read in one turn of the event loop."""
@@ -246,21 +247,16 @@ def _listed(run: RunFolder) -> list[Listed]:
 
 def checkpoint_steps(run: RunFolder) -> list[int]:
     """Steps of the checkpoints on disk, newest first."""
-    return sorted(
-        (int(folder.name) for folder in run.checkpoints.glob("[0-9]*") if folder.name.isdigit()), reverse=True
-    )
+    return [saved.step for saved in reversed(saved_weights(run))]
 
 
 def _summary(offset: int, row: EvaluatedRow) -> RowSummary:
     means: dict[DecodingName, tuple[float | None, float | None]] = {}
     for decoding in DECODINGS:
         if (sides := row[decoding]) is not None:
-            single = sides.get("model") or sides.get("base") or []
-            has_both = "base" in sides and "tuned" in sides
-            means[decoding] = (
-                mean_reward(sides["base"]) if has_both else None,
-                mean_reward(sides["tuned"] if has_both else single),
-            )
+            base, tuned = sides.get("base"), sides.get("tuned")
+            before = mean_reward(base) if base is not None and tuned is not None else None
+            means[decoding] = (before, mean_reward(tuned or base or sides.get("model") or []))
     return RowSummary(offset, row["index"], str(row.get("prompt", "")), str(row.get("answer", "")), means)
 
 

@@ -25,7 +25,7 @@ from backend.spec.places import find_run
 
 if TYPE_CHECKING:
     from backend.run.comparison import EvaluationChoices, EvaluationProgress
-    from backend.run.evaluated_model import EvaluatedModel, WhichCheckpoint
+    from backend.run.evaluated_model import EvaluatedModel
 
 Report = Callable[["EvaluationProgress"], None]
 
@@ -85,7 +85,7 @@ def evaluate(
     from backend.run.evaluated_model import find_evaluated
     from backend.run.gpu_errors import gpu_error
 
-    evaluated = find_evaluated(model, settings, runs_dir, _which(checkpoint))
+    evaluated = find_evaluated(model, settings, runs_dir, checkpoint)
     if evaluated.run is None and is_base_only:
         raise Mistake("base-only", f"{model} is a model and no run, so there is no base to evaluate alone.")
     usual = evaluated.config.num_generations_eval or evaluated.config.group_size
@@ -132,14 +132,6 @@ def _own_settings(name: str, runs_dir: Path | None) -> Config | None:
         return load(find_run(name, runs_dir).config)
     except Mistake:
         return None  # whatever is wrong is said by `find_evaluated`
-
-
-def _which(text: str) -> WhichCheckpoint:
-    if text == "last" or text == "best":
-        return text
-    if not text.isascii() or not text.isdigit():
-        raise Mistake("checkpoint", f"--checkpoint must be last, best or the number of a step, not {text}.")
-    return int(text)
 
 
 def _ks(text: str, most: int) -> tuple[int, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from backend.run.checkpoint import Checkpoint, all_checkpoints
 from backend.run.trial_sampling import SMALLEST_MODEL, WITHOUT_REFERENCE
@@ -14,8 +13,7 @@ from backend.spec.evaluation import Subject, config_digest
 from backend.spec.faults import Mistake
 from backend.spec.model_and_data_names import check_weights, model_source
 from backend.spec.places import RunFolder, find_run, local_folder
-
-WhichCheckpoint = int | Literal["last", "best"]
+from backend.spec.saved_weights import find_checkpoint
 
 MODEL_KEYS = (
     "model", "quantization", "dtype", "train_type", "num_layers", "rank", "scale", "dropout", "lora_keys",
@@ -48,7 +46,7 @@ class EvaluatedModel:
 
 
 def find_evaluated(
-    name: str, config: Config | None, runs_dir: Path | None = None, which: WhichCheckpoint = "last"
+    name: str, config: Config | None, runs_dir: Path | None = None, which: str = "last"
 ) -> EvaluatedModel:
     """The run `name`, a path or a name in the runs folder, at the checkpoint `which`; else the model `name`, a folder or an id.
 
@@ -63,7 +61,7 @@ def find_evaluated(
     own = load(run.config)
     settings = own if config is None else config.model_copy(update={key: getattr(own, key) for key in MODEL_KEYS})
     steps = summary(run).iterations or own.iters
-    return EvaluatedModel(settings.model_copy(update=WITHOUT_REFERENCE), run, chosen_checkpoint(run, which), steps)
+    return EvaluatedModel(settings.model_copy(update=WITHOUT_REFERENCE), run, _checkpoint(run, which), steps)
 
 
 def _model(name: str, config: Config | None, no_run: Mistake) -> EvaluatedModel:
@@ -78,19 +76,7 @@ def _model(name: str, config: Config | None, no_run: Mistake) -> EvaluatedModel:
     return EvaluatedModel(settings, None, None, config.iters)
 
 
-def chosen_checkpoint(run: RunFolder, which: WhichCheckpoint) -> Checkpoint:
-    """The newest checkpoint, the best one by its held-out reward, or that of a step. Raises Mistake naming those there are."""
-    checkpoints = all_checkpoints(run)
-    if not checkpoints:
-        raise Mistake("checkpoint", f"The run {run.name} has no checkpoint, so nothing has been trained to evaluate.")
-    if which == "last":
-        return checkpoints[-1]
-    if which == "best":
-        # Of equal scores the first: a score is repeated until the next evaluation, and the first was evaluated.
-        scored = [saved for saved in checkpoints if saved.state.score is not None]
-        return max(scored, key=lambda saved: (saved.state.score, -saved.state.step), default=checkpoints[-1])
-    steps = [saved.state.step for saved in checkpoints]
-    if which not in steps:
-        there = ", ".join(map(str, steps))
-        raise Mistake("checkpoint", f"The run {run.name} has no checkpoint of step {which}; there are {there}.")
-    return checkpoints[steps.index(which)]
+def _checkpoint(run: RunFolder, which: str) -> Checkpoint:
+    """The checkpoint that `which` names: last, best, or a step. Raises Mistake naming those there are."""
+    step = find_checkpoint(run, which).step
+    return next(saved for saved in all_checkpoints(run) if saved.state.step == step)

@@ -45,7 +45,11 @@ class Process(QObject):
 def run(tmp_path: Path) -> RunFolder:
     made = made_up_runs.make_run(tmp_path / "runs" / "mine", steps=4, total=4)
     for step in (2, 4):
-        (made.checkpoints / f"{step:06d}").mkdir(parents=True)
+        folder = made.checkpoints / f"{step:06d}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text(f'{{"step": {step}}}')
+        for name in ("adapters.safetensors", "optimizer.safetensors"):
+            (folder / name).touch()
     return made
 
 

@@ -84,8 +84,8 @@ def test_a_model_needs_settings_which_have_two_spellings(run: RunFolder) -> None
     [
         (["nowhere"], "run: There is no run nowhere"),
         (["RUN", "--split", "valid"], "valid_split: "),
-        (["RUN", "--checkpoint", "9"], "checkpoint: The run run has no checkpoint of step 9; there are 1."),
-        (["RUN", "--checkpoint", "newest"], "checkpoint: --checkpoint must be last, best or the number of a step"),
+        (["RUN", "--checkpoint", "9"], "checkpoint: The run run has no checkpoint 9; there are 1"),
+        (["RUN", "--checkpoint", "newest"], "checkpoint: The run run has no checkpoint newest"),
         (["RUN", "--n", "2", "--k", "3"], "k: --k 3 does not fit: there are 2 completions"),
         (["RUN", "--greedy", "--k", "2"], "k: --k 2 does not fit: there is one completion"),
         (["RUN", "--pass", "r1_int"], "pass: From what score on does r1_int count"),

@@ -11,7 +11,7 @@ import pytest
 from backend.generation.rollout import Rollout
 from backend.run import comparison
 from backend.run.comparison import EvaluationChoices, EvaluationProgress, evaluate_model
-from backend.run.evaluated_model import EvaluatedModel, chosen_checkpoint, find_evaluated
+from backend.run.evaluated_model import EvaluatedModel, find_evaluated
 from backend.spec.config import load, parse
 from backend.spec.evaluation import DecodingName, EvaluatedRow, Evaluation
 from backend.spec.faults import Mistake
@@ -197,16 +197,12 @@ def test_sampling_stays_within_the_memory_plan(lora_run: RunFolder, monkeypatch:
 # ── what is evaluated ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_checkpoints_are_chosen_by_step_and_by_score(lora_run: RunFolder) -> None:
-    assert chosen_checkpoint(lora_run, "last").state.step == 2 and chosen_checkpoint(lora_run, 1).state.step == 1
-    files = {step: lora_run.checkpoints / f"00000{step}" / "state.json" for step in (1, 2)}
-    before = {step: file.read_text() for step, file in files.items()}
-    for scores, best in (((0.9, 0.1), 1), ((0.1, 0.9), 2), ((0.5, 0.5), 1), ((None, None), 2)):
-        for (step, file), score in zip(files.items(), scores, strict=True):
-            file.write_text(json.dumps(json.loads(before[step]) | {"score": score}))
-        assert chosen_checkpoint(lora_run, "best").state.step == best, scores
-    with pytest.raises(Mistake, match="no checkpoint of step 7; there are 1, 2"):
-        chosen_checkpoint(lora_run, 7)
+def test_a_checkpoint_is_chosen_by_step_or_score(lora_run: RunFolder) -> None:
+    state = lora_run.checkpoints / "000001" / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"score": 1e6}))
+    assert [find_evaluated(str(lora_run.path), None, which=which).step for which in ("last", "best", "1")] == [2, 1, 1]
+    with pytest.raises(Mistake, match="no checkpoint 7; there are 1, 2"):
+        find_evaluated(str(lora_run.path), None, which="7")
 
 
 def test_other_settings_change_data_and_rewards_but_not_the_model(lora_run: RunFolder, tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ Index = QModelIndex | QPersistentModelIndex
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 _NAME, _BEFORE, _AFTER, _FOREST, _CHANGE, _INTERVAL = range(6)
-_WIDTHS = {_BEFORE: 64, _AFTER: 64, _CHANGE: 68, _INTERVAL: 130}
-_MIN_FOREST, _MIN_NAME, _MAX_NAME = 96, 104, 200
+_WIDTHS = {_BEFORE: 64, _AFTER: 64, _CHANGE: 66, _INTERVAL: 144}
+_MIN_FOREST, _MIN_NAME, _MAX_NAME = 80, 104, 200
 INTERVAL_ROLE = Qt.ItemDataRole.UserRole
 """Item role: (low, value, high) as places from 0 to 1 on the axis, the place of zero, and the colour."""
 _TIPS = {
@@ -59,7 +59,7 @@ class FigureLine:
         factor = 100 if self.unit == "share" else 1
         means = [mean.value for mean in (self.before, self.after, self.difference) if mean is not None]
         largest = max((abs(mean) * factor for mean in means if mean is not None), default=0.0)
-        decimals = max(0, 2 - math.floor(math.log10(largest))) if largest > 0 else 2
+        decimals = max(int(factor > 1), 2 - math.floor(math.log10(largest))) if largest > 0 else 2
         text = f"{abs(value) * factor:.{min(decimals, 6)}f}"
         if not float(text):
             return "0"
