@@ -159,7 +159,7 @@ def test_a_finished_run_shows_its_result_first(page: MonitorPage, show_run, tmp_
     before, after = monitor_page._changes(session.run)[0].before, monitor_page._changes(session.run)[0].after
     assert (before, after) == (pytest.approx(rewards[:10].mean()), pytest.approx(rewards[-10:].mean()))
     assert page.verdict.isVisible() and page.verdict._title.text().startswith("Finished: 60 steps in 1")
-    assert button_texts(page) == ["Export to LM Studio…", "Open folder", "Completions"]
+    assert button_texts(page) == ["Export to LM Studio…", "Chat", "Open folder", "Evaluate", "Completions"]
     assert page.tiles["reward"].figure() == figure(rewards[-1])
     assert page.tiles["reward"].caption() == f"{signed(rewards[-1] - rewards[0])} since the start"
     assert page.tiles["clip_ratio_total"].figure().endswith("%")
