@@ -16,6 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
+from backend.engine import residual_stream
 from backend.engine.cpu.small_matmul import matmul_transposed
 from backend.engine.forward import SequenceRows, shared_prompt_states, whole_row_states
 from backend.engine.output_layer import PROBE, NoOutputLayer, cut_before_output_layer
@@ -43,6 +44,7 @@ def split(model: nn.Module) -> SplitModel:
     install(model)
     split_model = _body_and_linear_head(model) or _body_and_output_layer(model)
     split_model.hidden = _sharing_keys(model, split_model.hidden)
+    _keep_stream_in_float32(model, split_model.hidden)
     try:
         split_model.prefix_layers = _prefix_layers(model, split_model)
     except _Unsupported as reason:
@@ -124,6 +126,23 @@ def _are_close(actual: mx.array, expected: mx.array) -> bool:
     tolerance = 1e-3 if expected.dtype == mx.float32 else 0.1
     # NaN must fail too.
     return bool(mx.abs(actual - expected).max() <= tolerance * mx.abs(expected).max())
+
+
+# ── the residual stream ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _keep_stream_in_float32(model: nn.Module, hidden: Callable[..., mx.array]) -> None:
+    """Keep the residual stream of a model of 16 bits in float32, where its code allows it and the states stay the same but for
+    rounding. Where it does not, sampler and learner both have the model's own stream, and nothing is slower."""
+    if not residual_stream.costs_nothing():
+        return
+    own = hidden(PROBE)
+    try:
+        residual_stream.mark(model, lambda: hidden(PROBE))
+        if not _are_close(hidden(PROBE), own):
+            residual_stream.unmark(model)
+    except Exception:  # the code of any model runs here, with types that it was not written for
+        residual_stream.unmark(model)
 
 
 # ── shared prompts ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,6 +16,8 @@ mlx-lm has no hook for these places, so attributes of its modules and classes ar
 | `nn.Embedding.__call__`, `LoRAEmbedding.__call__`,    | those of `engine/gathers.py`           | since `install`, | the gradient of a gather adds in |
 | `switch_layers._gather_sort`, `._scatter_unsort`      |                                        | on a GPU         | no fixed order there             |
 | `LoRALinear.__call__`, `DoRALinear.__call__`          | `engine/adapter_product.py`            | since `install`  | in 16 bits as the sampler has it |
+| `<class of a first layer or a norm>.__call__`         | one that acts on marked modules        | since `install`  | the residual stream of a model   |
+|                                                       | (`engine/residual_stream.py`)          |                  | of 16 bits is kept in float32    |
 | `<class of a model's layers>.__call__`                | a version that recomputes activations  | inside that      | keeping all of them takes        |
 |                                                       | (`engine/gradient_checkpointing.py`)   | context          | too much memory                  |
 

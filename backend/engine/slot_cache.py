@@ -28,6 +28,12 @@ class StepContext:
         self.position_B = slot - pad_B  # RoPE counts from each row's first real token
         self._masks: dict[int, mx.array] = {}
         self._rotations: dict[int, mx.array] = {}
+        self.stream: tuple[mx.array, mx.array] | None = None
+        """The residual stream after the last block, in its own type, and as the model hands it on, rounded."""
+
+    def stream_of(self, x: mx.array) -> mx.array:
+        """The residual stream that `x` is the rounded form of; `x` itself where the last block has not returned it."""
+        return self.stream[0] if self.stream and self.stream[1] is x else x
 
     def mask(self, heads: int = 1) -> mx.array:
         """[B, heads, 1, C]: allows the columns between a row's padding and the slot.

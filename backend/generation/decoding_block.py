@@ -13,9 +13,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from backend.engine import residual_stream
 from backend.engine.metal.heads import HeadNorms, Heads, rotated_heads, rotated_heads_plain
 from backend.engine.slot_cache import PackedSlotCache, StepContext
-from backend.generation.fused_linear import FusedOutput, LinearBranch
+from backend.generation.fused_linear import FusedOutput, LinearBranch, stream_sum
 
 ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj", "rope"}
 BLOCK_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -49,10 +50,12 @@ class DecodingBlock(nn.Module):
         return self.block(x, mask, cache, *rest, **more)
 
     def step(self, x_B1H: mx.array, cache: PackedSlotCache) -> mx.array:
-        """One token a row."""
+        """One token a row. → the residual stream, rounded where `backend.engine.residual_stream` keeps it in float32: its float32 goes
+        from block to block in the cache's step, so that the kernel of a sum writes both and no other kernel rounds."""
         block = self.block
         attention, mlp, heads = block.self_attn, block.mlp, self.heads
         normed = block.input_layernorm(x_B1H)
+        stream_B1H = cache.step.stream_of(x_B1H)
         qkv = attention.q_proj.output.projection.step(normed, with_kernel=self.uses_kernels)
         rotation = cache.step.rotation(self.rope(), heads.size)
         rotate = rotated_heads if self.uses_kernels else rotated_heads_plain
@@ -61,16 +64,24 @@ class DecodingBlock(nn.Module):
         attended = mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=attention.scale, mask=cache.step.mask(heads.queries)
         )
-        x_B1H = self._added(x_B1H, attention.o_proj, attended.reshape(len(x_B1H), 1, -1))
+        stream_B1H, x_B1H = self._added(stream_B1H, attention.o_proj, attended.reshape(len(x_B1H), 1, -1))
         normed = block.post_attention_layernorm(x_B1H)
         gated = mlp.gate_proj.output.projection.step(normed, is_gate=True, with_kernel=self.uses_kernels)
-        return self._added(x_B1H, mlp.down_proj, gated)
+        cache.step.stream = stream_B1H, x_B1H = self._added(stream_B1H, mlp.down_proj, gated)
+        return x_B1H
 
-    def _added(self, residual: mx.array, layer: Any, x: mx.array) -> mx.array:
-        """residual + layer(x)."""
-        if isinstance(layer, LinearBranch):
-            return layer.output.projection.step(x, residual, with_kernel=self.uses_kernels)
-        return residual + layer(x)
+    def _added(self, stream: mx.array, layer: Any, x: mx.array) -> tuple[mx.array, mx.array]:
+        """The residual stream after this branch, stream + layer(x), and what the next norm reads of it."""
+        projection = layer.output.projection if isinstance(layer, LinearBranch) else None
+        if residual_stream.is_float32(self.block.input_layernorm):
+            if projection is None:
+                return stream_sum(stream, layer(x), with_kernel=self.uses_kernels)
+            return projection.stream_step(x, stream, with_kernel=self.uses_kernels)
+        if projection is None:
+            stream = stream + layer(x)
+        else:
+            stream = projection.added_step(x, stream, with_kernel=self.uses_kernels)
+        return stream, stream
 
 
 # ── which blocks ─────────────────────────────────────────────────────────────────────────────────────────────────────

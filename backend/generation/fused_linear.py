@@ -17,7 +17,7 @@ from mlx_lm.tuner.lora import LoRALinear
 
 from backend.engine.cpu.small_matmul import matmul_transposed
 from backend.engine.device import on_gpu
-from backend.engine.metal.adapter import GATE, MOST_RANKS, NOTHING, RESIDUAL, adapted
+from backend.engine.metal.adapter import GATE, MOST_RANKS, NOTHING, adapted, added, summed
 from backend.engine.patches import swiglu
 
 Linear = nn.Linear | nn.QuantizedLinear
@@ -48,25 +48,33 @@ class FusedProjection(nn.Module):
             y = y * self["gain"]
         return y + self["bias"] if "bias" in self else y
 
-    def step(
-        self, x: mx.array, residual: mx.array | None = None, *, is_gate: bool = False, with_kernel: bool = False
-    ) -> mx.array:
-        """For one token a row [B, 1, in], with what follows: `residual` added, or silu(first half) · second half of the outputs.
+    def step(self, x: mx.array, *, is_gate: bool = False, with_kernel: bool = False) -> mx.array:
+        """For one token a row [B, 1, in]; with `is_gate`, silu(first half) · second half of the outputs.
 
-        `with_kernel`: adapter and what follows in one kernel of our own, on Metal.
+        `with_kernel`: adapter and gate in one kernel of our own, on Metal.
         """
-        after = GATE if is_gate else NOTHING if residual is None else RESIDUAL
-        if with_kernel and "a" in self and not {"gain", "bias"} & set(self) and len(self["a"]) <= MOST_RANKS:
-            base, rows = self._base(x)[:, 0], None if residual is None else residual[:, 0]
-            return adapted(base, x[:, 0], self["a"], self["b"], after, rows)[:, None]
-        # The product itself can add the residual. Not in 16 bits: the learner adds it to a rounded product.
-        if residual is not None and not {"gain", "bias", "a"} & set(self) and self.get("weight", x).dtype == mx.float32:
-            return mx.addmm(residual, x, self["weight"].T)
+        if with_kernel and self._fits_kernel():
+            after = GATE if is_gate else NOTHING
+            return adapted(self._base(x)[:, 0], x[:, 0], self["a"], self["b"], after)[:, None]
         y = self(x)
-        if is_gate:
-            gate, up = mx.split(y, 2, axis=-1)
-            return swiglu(gate, up)
-        return y if residual is None else residual + y
+        return swiglu(*mx.split(y, 2, axis=-1)) if is_gate else y
+
+    def added_step(self, x: mx.array, stream: mx.array, *, with_kernel: bool = False) -> mx.array:
+        """stream + y for one token a row [B, 1, out], in the type of x, which is the stream's."""
+        # The product itself can add the stream. Not in 16 bits: the learner adds it to a rounded product.
+        if not {"gain", "bias", "a"} & set(self) and self.get("weight", x).dtype == mx.float32:
+            return mx.addmm(stream, x, self["weight"].T)
+        return stream + self.step(x, with_kernel=with_kernel)
+
+    def stream_step(self, x: mx.array, stream: mx.array, *, with_kernel: bool = False) -> tuple[mx.array, mx.array]:
+        """stream + y for one token a row of 16 bits: in float32, and rounded to the type of x."""
+        if with_kernel and self._fits_kernel():
+            total, rounded = added(stream[:, 0], self._base(x)[:, 0], x[:, 0], self["a"], self["b"])
+            return total[:, None], rounded[:, None]
+        return stream_sum(stream, self(x), with_kernel=with_kernel)
+
+    def _fits_kernel(self) -> bool:
+        return "a" in self and not {"gain", "bias"} & set(self) and len(self["a"]) <= MOST_RANKS
 
     def _thin(self, x: mx.array) -> mx.array:
         """x A. On a GPU A is stored transposed, [ranks, in]: with one token a row the product is a matrix times a vector for each row,
@@ -83,6 +91,14 @@ class FusedProjection(nn.Module):
             return matmul_transposed(x, self["weight"])
         how = {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
         return mx.quantized_matmul(x, self["weight"], self["scales"], self.get("biases"), transpose=True, **how)
+
+
+def stream_sum(stream: mx.array, y: mx.array, *, with_kernel: bool) -> tuple[mx.array, mx.array]:
+    """stream + y in float32, and rounded to the type of y."""
+    if with_kernel:
+        return summed(stream, y)
+    stream = stream.astype(mx.float32) + y
+    return stream, stream.astype(y.dtype)
 
 
 class FusedOutput:

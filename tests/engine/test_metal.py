@@ -47,18 +47,43 @@ PLACES = [
     ("after", "K", "N", "R", "dtype"),
     [
         (adapter.NOTHING, 96, 1030, 24, mx.bfloat16),
-        (adapter.RESIDUAL, 100, 64, 3, mx.float32),
+        (adapter.NOTHING, 100, 64, 3, mx.float32),
         (adapter.GATE, 64, 2060, 16, mx.float16),
     ],
 )
 def test_an_adapter(after: int, K: int, N: int, R: int, dtype: mx.Dtype, on_metal: bool, tmp_path: Path) -> None:
     """Sizes beyond a tile, below a simdgroup, and not a multiple of either."""
-    shapes = {"base": (3, N), "x": (3, K), "a": (R, K), "b": (R, N), "residual": (3, N)}
-    base, x, a, b, residual = (mx.random.normal(s, key=mx.random.key(i)) for i, s in enumerate(shapes.values()))
-    arrays = [array.astype(dtype) for array in (base, x, a / K**0.5, b, residual)]
-    inputs: Any = (*arrays[:4], after, arrays[4] if after == adapter.RESIDUAL else None)
+    inputs: Any = (*adapter_arrays(K, N, R, dtype), after)
     (out,) = ran(adapter.KERNEL, adapter.adapter_launch(*inputs), tmp_path, on_metal)
     assert_equal(out, adapter.adapted_plain(*inputs))
+
+
+def adapter_arrays(K: int, N: int, R: int, dtype: mx.Dtype) -> list[mx.array]:
+    """base, x, A and B of three rows."""
+    shapes = {"base": (3, N), "x": (3, K), "a": (R, K), "b": (R, N)}
+    base, x, a, b = (mx.random.normal(s, key=mx.random.key(i)) for i, s in enumerate(shapes.values()))
+    return [array.astype(dtype) for array in (base, x, a / K**0.5, b)]
+
+
+@pytest.mark.parametrize("on_metal", PLACES)
+@pytest.mark.parametrize(
+    ("stream", "dtype"), [(mx.float32, mx.bfloat16), (mx.float16, mx.float16)], ids=str
+)  # before the first sum the stream is as the model makes it
+def test_an_adapter_added_to_the_residual_stream(
+    stream: mx.Dtype, dtype: mx.Dtype, on_metal: bool, tmp_path: Path
+) -> None:
+    inputs: Any = (
+        (100 * mx.random.normal((3, 1030), key=mx.random.key(9))).astype(stream),
+        *adapter_arrays(96, 1030, 3, dtype),
+    )
+    outs = ran(adapter.STREAM_KERNEL, adapter.stream_launch(*inputs), tmp_path, on_metal)
+    for out, expected in zip(outs, adapter.added_plain(*inputs), strict=True):
+        assert_equal(out, expected)
+    residual, y = inputs[:2]
+    total, rounded = ran(adapter.SUM_KERNEL, adapter.sum_launch(residual, y), tmp_path, on_metal)
+    expected = residual.astype(mx.float32) + y
+    assert_equal(total, expected)
+    assert_equal(rounded, expected.astype(dtype))
 
 
 @pytest.mark.parametrize("on_metal", PLACES)

@@ -112,9 +112,10 @@ class BackwardMemory:
         return batch.rows * (self.completion + alone) + batch.prompts * self.prompt
 
     def _inputs(self, batch: ForwardPass) -> int:
-        """What recomputed layers save: their input, and the prompts' keys and values."""
-        keys_and_values = batch.prompts * self.prompt * 2 * self.shape.keys
-        return len(self.layers) * (self._tokens(batch) * self.shape.hidden + keys_and_values) * self.width
+        """What recomputed layers save: their input, float32 in most models of 16 bits too (`backend.engine.residual_stream`), and the
+        prompts' keys and values."""
+        keys_and_values = batch.prompts * self.prompt * 2 * self.shape.keys * self.width
+        return len(self.layers) * (self._tokens(batch) * self.shape.hidden * FLOAT_BYTES + keys_and_values)
 
     def _saved_by_layers(self, batch: ForwardPass) -> list[int]:
         return [self._saved_by_layer(*layer, batch) for layer in zip(self.layers, self.memory.kinds, strict=True)]
