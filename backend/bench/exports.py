@@ -1,8 +1,8 @@
 """`python -m backend.bench exports`: what every format keeps and costs, on the demo trained with LoRA, DoRA and fully, and the memory that
 exporting a model of a gigabyte takes. Writes the tables of docs/exports.md.
 
-Every export is a process of its own, `python -m backend export`, so seconds include its start and memory is the system's count of
-its peak.
+Every export is a process of its own, `python -m backend export`, so seconds include its start, and both
+they (of processor time) and the peak of memory are the system's count.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ BEGIN, END = "<!-- tables: python -m backend.bench exports -->", "<!-- end of ta
 
 @dataclass(frozen=True, slots=True)
 class MeasuredExport:
-    """One export: the verb's JSON, its seconds and its peak memory in bytes."""
+    """One export: the verb's JSON, its seconds of processor time and its peak memory in bytes."""
 
     report: dict[str, Any]
     seconds: float
@@ -59,7 +58,7 @@ def measure_demo(folder: Path) -> TextTable:
             print(*rows[-1], sep="  ", file=sys.stderr)
     title = f"The demo model, and the {HELD_OUT} prompts of its test split with one completion each"
     quality = ["max &#124;Δ logit&#124;", "mean &#124;Δ log p&#124;, nats", "held-out reward, trained → exported"]
-    return TextTable(title, ["trained", "format", *quality, "size", "s", "peak memory"], rows, words=2)
+    return TextTable(title, ["trained", "format", *quality, "size", "CPU s", "peak memory"], rows, words=2)
 
 
 def measure_large(folder: Path) -> TextTable:
@@ -72,7 +71,7 @@ def measure_large(folder: Path) -> TextTable:
         rows.append([FORMATS[key].label, _size(found.report["bytes"]), f"{found.seconds:.0f}", *peak])
         print(*rows[-1], sep="  ", file=sys.stderr)
     title = f"A random model of Qwen3's shape with {_size(size)} of bfloat16 weights, LoRA on all of its layers"
-    return TextTable(title, ["format", "size", "s", "peak memory", "of the model"], rows)
+    return TextTable(title, ["format", "size", "CPU s", "peak memory", "of the model"], rows)
 
 
 def export(run: Path, out: Path, format_: str, *more: str) -> MeasuredExport:
@@ -89,20 +88,19 @@ def export(run: Path, out: Path, format_: str, *more: str) -> MeasuredExport:
         format_,
         "--overwrite",
     ]
-    began = time.monotonic()
     process = subprocess.Popen(
         backend_command("export", *arguments, *more, "--json"),
         env=backend_environment(),
         stdout=subprocess.PIPE,
         text=True,
     )
-    output, _ = process.stdout.read() if process.stdout else "", None
+    output = process.stdout.read() if process.stdout else ""
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)  # or Popen would wait for a process that is gone
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, process.args, output)
     peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return MeasuredExport(json.loads(output.splitlines()[-1]), time.monotonic() - began, peak)
+    return MeasuredExport(json.loads(output.splitlines()[-1]), usage.ru_utime + usage.ru_stime, peak)
 
 
 def write_page(tables: list[TextTable]) -> Path:
