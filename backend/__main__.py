@@ -42,6 +42,7 @@ def app() -> typer.Typer:
         evaluate,
         export,
         generate,
+        hub,
         resume,
         rewards,
         runs,
@@ -72,6 +73,7 @@ def app() -> typer.Typer:
         verbs.command()(function)
     verbs.add_typer(rewards.rewards, name="rewards")
     verbs.add_typer(bench.bench, name="bench")
+    verbs.add_typer(hub.hub, name="hub")
 
     @verbs.callback()
     def root(
