@@ -11,7 +11,7 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from backend.models.publish.card_facts import CardFacts, RewardRow, Sample
+from backend.models.publish.card_facts import CardFacts, RewardEnds, CardSample
 from backend.spec.evaluation import Decoding, Figures, MeanWithInterval
 from backend.spec.loss_menu import levels, losses
 
@@ -140,7 +140,7 @@ def _training_rewards(facts: CardFacts) -> Iterator[str]:
         yield f"\n![Reward, KL and completion length by step]({CURVES_FILE})"
 
 
-def _reward_row(row: RewardRow, name: str) -> tuple[str, ...]:
+def _reward_row(row: RewardEnds, name: str) -> tuple[str, ...]:
     return name, f"{row.weight:g}", _number(row.start), _number(row.end)
 
 
@@ -177,7 +177,7 @@ def _samples(facts: CardFacts) -> Iterator[str]:
         yield from _sample(sample)
 
 
-def _sample(sample: Sample) -> Iterator[str]:
+def _sample(sample: CardSample) -> Iterator[str]:
     yield f"**Prompt**\n\n{_fenced(sample.prompt)}\n"
     for heading, text, reward in sample.completions:
         yield f"{heading}{'' if reward is None else f', reward {_number(reward)}'}:\n\n{_fenced(text)}\n"

@@ -53,7 +53,7 @@ LICENCE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class RewardRow:
+class RewardEnds:
     """A reward function: its weight, and its mean score over the first and the last steps."""
 
     name: str
@@ -63,7 +63,7 @@ class RewardRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CardSample:
     """One prompt, and completions with a heading and their reward."""
 
     prompt: str
@@ -95,12 +95,12 @@ class CardFacts:
     """The run's settings as YAML, without paths of this machine."""
     step: int | None
     """The step whose weights these are."""
-    rewards: list[RewardRow]
-    total: RewardRow
+    rewards: list[RewardEnds]
+    total: RewardEnds
     """The weighted sum."""
     curves: dict[str, Curve]
     evaluation: Evaluation | None
-    samples: list[Sample]
+    samples: list[CardSample]
     licence: Licence | None
     seconds: float
     """Of training, without loading and pauses."""
@@ -129,7 +129,7 @@ def read_facts(run: RunFolder, repo_id: str, format_: ExportFormat, checkpoint: 
         settings=yaml.safe_dump(public_settings(config.model_dump(mode="json")), sort_keys=False, allow_unicode=True),
         step=step,
         rewards=list(_reward_rows(config, steps)),
-        total=RewardRow("weighted sum", 1.0, *_ends(steps, "reward")),
+        total=RewardEnds("weighted sum", 1.0, *_ends(steps, "reward")),
         curves=curves,
         evaluation=evaluation,
         samples=list(_samples_of_rows(evaluation, rows)) if evaluation else list(_samples_of_training(run, step)),
@@ -156,11 +156,11 @@ def _ends(steps: list[Event], name: str) -> tuple[float | None, float | None]:
     return first_and_last_means(value for _, value in _curve(steps, name))
 
 
-def _reward_rows(config: Config, steps: list[Event]) -> Iterator[RewardRow]:
+def _reward_rows(config: Config, steps: list[Event]) -> Iterator[RewardEnds]:
     names = [metric_name(canonical_entry(entry)) for entry in config.reward_functions]
     weights = config.reward_weights or [1.0] * len(names)
     for name, weight in zip(names, weights, strict=False):
-        yield RewardRow(public_text(name), float(weight), *_ends(steps, f"rewards/{name}/mean"))
+        yield RewardEnds(public_text(name), float(weight), *_ends(steps, f"rewards/{name}/mean"))
 
 
 def _seconds(events: list[Event]) -> float:
@@ -192,7 +192,7 @@ def _evaluation(run: RunFolder, step: int | None) -> tuple[Evaluation | None, li
     return None, []
 
 
-def _samples_of_rows(evaluation: Evaluation, rows: list[EvaluatedRow]) -> Iterator[Sample]:
+def _samples_of_rows(evaluation: Evaluation, rows: list[EvaluatedRow]) -> Iterator[CardSample]:
     """The prompt that has gained most, and one whose reward after training is the median."""
     how = evaluation.headline.name
     changed = [(change, row) for row in rows if (change := change_of(row, how)) is not None]
@@ -203,7 +203,7 @@ def _samples_of_rows(evaluation: Evaluation, rows: list[EvaluatedRow]) -> Iterat
     for row in (most, *by_reward[len(by_reward) // 2 :][:1]):
         sides = row[how] or {}
         before, after = (sides.get("base") or [])[:1], (sides.get("tuned") or [])[:1]
-        yield Sample(
+        yield CardSample(
             _short(row["prompt"]),
             [*(_told("Before training", it) for it in before), *(_told("After training", it) for it in after)],
         )
@@ -213,7 +213,7 @@ def _after(row: EvaluatedRow, how: Any) -> float:
     return mean_reward((row[how] or {}).get("tuned", [])) or 0.0
 
 
-def _samples_of_training(run: RunFolder, step: int | None) -> Iterator[Sample]:
+def _samples_of_training(run: RunFolder, step: int | None) -> Iterator[CardSample]:
     """Of a prompt of that step: the best completion, and the one of median reward."""
     group = _last_group(run, step)
     scored = (
@@ -225,7 +225,7 @@ def _samples_of_training(run: RunFolder, step: int | None) -> Iterator[Sample]:
     told = [_told("Best of its group", scored[-1])]
     if typical["text"] != scored[-1]["text"]:
         told.append(_told("Typical of its group", typical))
-    yield Sample(_short(group["prompt"]), told)
+    yield CardSample(_short(group["prompt"]), told)
 
 
 def _last_group(run: RunFolder, step: int | None) -> GroupRow | None:
