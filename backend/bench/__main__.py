@@ -103,6 +103,21 @@ def record(
 
 
 @app.command()
+def exports(
+    folder: Annotated[
+        Path, typer.Argument(help="Where runs and exports are kept: what is there is not trained again.")
+    ],
+) -> None:
+    """What every format of an export keeps and costs; writes the tables of docs/exports.md. Twenty minutes on two CPU cores."""
+    from backend.bench import exports as measurements
+
+    tables = [measurements.measure_demo(folder), measurements.measure_large(folder)]
+    for table in tables:
+        table.show()
+    print(measurements.write_page(tables))
+
+
+@app.command()
 def render() -> None:
     """Write the tables of docs/performance.md from docs/performance.json once more."""
     from backend.bench import results_file

@@ -47,7 +47,7 @@ def make(path: Path, case: Case) -> None:
     weights: Any = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    _write_tokenizer(path, case.vocab)
+    write_tokenizer(path, case.vocab)
 
 
 def _config(case: Case) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _calibrate_end(model: Any, chance: float) -> None:
     mx.eval(table.weight)
 
 
-def _write_tokenizer(path: Path, vocab: int) -> None:
+def write_tokenizer(path: Path, vocab: int) -> None:
     """A tokenizer of 256 bytes, two special tokens and invented words, so that every id decodes to text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 

@@ -11,16 +11,15 @@ import typer
 
 from backend.cli.exit_codes import verb
 from backend.cli.options import AsJson, ExistingRunsDir
-from backend.spec.exports import DEFAULT_FORMAT, FORMATS, TARGETS, offered_targets
+from backend.spec.exports import DEFAULT_FORMAT, FORMATS, offered_targets
 from backend.spec.faults import Mistake
 
-# What is not built yet is read, and refused with a sentence; help does not offer it.
+# Any word is read, and one that is no target or format, or is not built yet, refused with a sentence; help offers what works.
 Target = Annotated[
-    Literal[tuple(TARGETS)],  # pyright: ignore
-    typer.Option("--to", metavar=f"<{'|'.join(offered_targets())}>", help=f"{' or '.join(offered_targets())}."),
+    str, typer.Option("--to", metavar=f"<{'|'.join(offered_targets())}>", help=f"{' or '.join(offered_targets())}.")
 ]
 Format = Annotated[
-    Literal[tuple(FORMATS)] | None,  # pyright: ignore
+    str,
     typer.Option(
         "--format",
         metavar=f"<{'|'.join(FORMATS)}>",
@@ -41,7 +40,7 @@ def export(
     checkpoint: Annotated[
         str, typer.Option("--checkpoint", help="best, last or a step; left out: the end of the run.")
     ] = "",
-    format_: Format = None,
+    format_: Format = "",
     quantize: Annotated[
         Literal[4, 6, 8] | None, typer.Option("--quantize", help="The same as --format 4bit, 6bit or 8bit.")
     ] = None,

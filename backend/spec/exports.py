@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from backend.spec.faults import Mistake
 from backend.spec.memory.model_shape import Linear, ModelShape, packed_width, shape_of
+from backend.spec.memory.phases import QUANTIZED
 
 Kind = Literal["adapter", "model"]
 """Adapters to be loaded beside their base, or a model complete in itself."""
@@ -27,7 +28,7 @@ class ExportFormat:
     kind: Kind = "model"
     dtype: str = ""
     """The float type of every weight: bfloat16 or float16; "" keeps the base's."""
-    quantization: dict[str, Any] = field(default_factory=dict)
+    quantization: dict[str, Any] = field(default_factory=dict[str, Any])
     """bits, group_size and mode of mlx's `quantize`; {} for floats."""
     keeps_bits: bool = False
     """Whether layers of a quantised base stay quantised, each with its own bits."""
@@ -95,6 +96,9 @@ class ExportTarget:
     """Whether menus and help name it."""
 
 
+PUBLISHER = "grpo-studio"
+"""The folder under LM Studio's models that ours go into; its layout is <publisher>/<model>/files."""
+
 TARGETS: dict[str, ExportTarget] = {
     row.key: row
     for row in (
@@ -134,23 +138,24 @@ def offered_targets() -> list[str]:
 # ── how large ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def exported_bytes(base: Path, format_: ExportFormat, quantization: dict[str, Any] | None = None) -> int | None:
+def exported_bytes(base: Path, format_: ExportFormat, quantization: str = "none") -> int | None:
     """About how many bytes of weights an export has: within a few per cent. None where `base` does not tell its sizes.
 
-    `base` is the folder of the model that the weights are put on; `quantization` is how a run quantised it after loading. For complete
-    models: an adapter is as large as its file.
+    `base` is the folder of the model that the weights are put on; `quantization` is the run's setting, how it quantised the model after
+    loading. For complete models: an adapter is as large as its file.
     """
     shape = shape_of(base)
     if shape is None or not shape.exact:
         return None
     others = shape.weights - sum(matrix.bytes for matrix in shape.matrices)
-    return round(others + sum(_matrix_bytes(matrix, shape, format_, quantization or {}) for matrix in shape.matrices))
+    return round(others + sum(_matrix_bytes(matrix, shape, format_, quantization) for matrix in shape.matrices))
 
 
-def _matrix_bytes(matrix: Linear, shape: ModelShape, format_: ExportFormat, trained: dict[str, Any]) -> float:
-    how = format_.quantization or (trained if format_.keeps_bits else {})
-    if how and matrix.inputs % how["group_size"] == 0:
-        return matrix.numbers * packed_width(how["bits"], how["group_size"], how["mode"], shape.width)
+def _matrix_bytes(matrix: Linear, shape: ModelShape, format_: ExportFormat, quantization: str) -> float:
+    own = format_.quantization
+    packing = (own["bits"], own["group_size"], own["mode"]) if own else QUANTIZED.get(quantization)
+    if packing and (own or format_.keeps_bits) and matrix.inputs % packing[1] == 0:
+        return matrix.numbers * packed_width(*packing, shape.width)
     if format_.keeps_bits:
         return matrix.bytes
     return matrix.numbers * (2 if format_.dtype else shape.width)

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
@@ -43,11 +44,14 @@ def _read(folder: Path) -> SavedWeights | None:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    is_complete = (folder / "optimizer.safetensors").exists() and any((folder / name).exists() for name in WEIGHT_FILES)
-    if not is_complete or not isinstance(state, dict) or not isinstance(state.get("step", 0), int):
+    has_arrays = any((folder / name).exists() for name in WEIGHT_FILES)
+    if not has_arrays or not (folder / "optimizer.safetensors").exists() or not isinstance(state, dict):
         return None
-    score = state.get("score")
-    return SavedWeights(folder, state.get("step", 0), float(score) if isinstance(score, (int, float)) else None)
+    state = cast("dict[str, Any]", state)
+    step, score = state.get("step", 0), state.get("score")
+    if not isinstance(step, int):
+        return None
+    return SavedWeights(folder, step, float(score) if isinstance(score, (int, float)) else None)
 
 
 def best_of(checkpoints: Iterable[SavedWeights]) -> SavedWeights | None:

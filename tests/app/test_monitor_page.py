@@ -19,7 +19,6 @@ from app.pages import monitor_page
 from app.pages.monitor_page import MonitorPage
 from app.widgets.basic.number_format import duration, figure, moment, signed, ticks
 from app.widgets.charts.metric_tile import MetricTile
-from app.widgets.runs.export_panel import ExportPanel
 from app.widgets.runs.log_view import LogView
 from app.widgets.runs.run_header import split_name
 from backend.spec.events import METRICS, Diary
@@ -314,35 +313,6 @@ def test_the_log_view_joins_a_split_character(qtbot, tmp_path: Path) -> None:
     path.write_text("anew\n" + "x" * 200_000 + "\nend\n")
     view.read_on()
     assert view.text.toPlainText().endswith("end")
-
-
-def test_the_export_panel_builds_the_command_and_shows_the_outcome(qtbot, tmp_path: Path) -> None:
-    from app.model.processes import VerbProcess
-
-    printed = "import sys; print('Folding.', file=sys.stderr); print('Checking.', file=sys.stderr); "
-    endings = [
-        printed + "print('/models/mine')",
-        "import sys; print('lm_studio: It was not found.', file=sys.stderr); sys.exit(2)",
-    ]
-    panel = ExportPanel(
-        RunFolder(tmp_path), lambda _command, parent: VerbProcess([sys.executable, "-c", endings.pop(0)], parent)
-    )
-    qtbot.addWidget(panel)
-    panel.show()
-    panel.name.setText("mine")
-    panel.overwrite.setChecked(True)
-    panel.precision.setCurrentIndex(3)
-    arguments = [str(tmp_path), "--to", "lmstudio", "--name", "mine", "--quantize", "4", "--overwrite"]
-    assert panel.command()[-9:] == ["export", *arguments]
-    panel.start_export()
-    qtbot.waitUntil(panel.outcome_label.isVisible, timeout=10_000)
-    assert "/models/mine" in panel.outcome_label.text() and panel.reveal.isVisible()
-    assert sorted(panel.output.toPlainText().split("\n")) == ["/models/mine", "Checking.", "Folding."]
-    panel.start_export()
-    qtbot.waitUntil(panel.outcome_label.isVisible, timeout=10_000)
-    assert panel.outcome_label.text() == "It was not found." and not panel.reveal.isVisible()
-    panel.name.setText(" ")
-    assert not panel.start.isEnabled()
 
 
 def test_figures_are_formatted_with_three_digits_and_a_unit() -> None:

@@ -11,3 +11,8 @@ from PySide6.QtGui import QDesktopServices
 def open_path(path: Path) -> None:
     """Open a file or folder in the program that the desktop associates with it."""
     QDesktopServices.openUrl(QUrl.fromLocalFile(str(path)))
+
+
+def open_link(link: str) -> bool:
+    """Hand a link over to the program that is registered for it; whether there is one."""
+    return QDesktopServices.openUrl(QUrl(link))

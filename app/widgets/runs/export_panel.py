@@ -1,10 +1,11 @@
-"""A dialog that exports a run's model to LM Studio or a folder, and shows how that went.
+"""A dialog that exports a run's model, shows how far that is, and what was found when the model was loaded back.
 
-It builds the command line and shows the output; the process is started by a factory that is passed in.
+It builds the command line and reads the JSON lines that the verb prints; the process is started by a factory that is passed in.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,23 +13,23 @@ from typing import Any, Protocol
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QCloseEvent
-from PySide6.QtWidgets import (  # fmt: skip
-    QDialog,
-    QFileDialog,
-    QGridLayout,
-    QHBoxLayout,
-    QLineEdit,
-    QPlainTextEdit,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QDialog, QHBoxLayout, QProgressBar, QVBoxLayout, QWidget
 
 from app import theme
-from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel
 from app.widgets.basic.labels_and_buttons import button, label
-from app.widgets.basic.open_in_desktop import open_path
+from app.widgets.basic.layout import set_shown
+from app.widgets.basic.number_format import figure
+from app.widgets.basic.open_in_desktop import open_link, open_path
+from app.widgets.runs.export_choices import ExportChoices, from_home
 from backend.spec.command import backend_command
-from backend.spec.places import RunFolder, lm_studio_models
+from backend.spec.places import RunFolder
+
+LM_STUDIO_LINK = "lmstudio://"
+"""Brings LM Studio to the front, where the model is under My Models. Its documented links (open_from_hf, add_mcp) lead to Hugging Face
+and to tool servers; none names a model on this disk."""
+
+_SETTING_PREFIX = re.compile(r"^[a-z_]+: ")
+_WIDTH = 560
 
 
 class ExportTask(Protocol):
@@ -51,17 +52,14 @@ class ExportTask(Protocol):
 MakeTask = Callable[[list[str], QWidget], ExportTask]
 """Makes a task that has not been started, from a command line and a parent."""
 
-_SETTING_PREFIX = re.compile(r"^[a-z_]+: ")
-_WIDTH = 520
-PRECISIONS = (("As trained", ""), ("8-bit", "8"), ("6-bit", "6"), ("4-bit", "4"))
-
 
 class ExportPanel(QDialog):
     """Not modal: the window stays usable during an export. Closing the dialog cancels the export.
 
     Attributes:
         run – the run folder to export.
-        outcome_label – how the export ended, in a sentence.
+        choices – the form.
+        outcome_label – what is in the way, or how the export ended, in sentences.
     """
 
     def __init__(self, run: RunFolder, make_task: MakeTask, parent: QWidget | None = None) -> None:
@@ -69,108 +67,65 @@ class ExportPanel(QDialog):
         self.run = run
         self._make_task = make_task
         self._task: ExportTask | None = None
-        self._exported: Path | None = None
+        self._result: dict[str, Any] | None = None
         self.setWindowTitle(f"Export {run.name}")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setMinimumWidth(theme.scaled(_WIDTH))
         self._build()
         self._lay_out()
-        self._choose_destination()
+        self.choices.changed.connect(self._show_ready)
+        self._show_ready()
 
     def _build(self) -> None:
-        self.destination, self.precision = ComboBox(), ComboBox()
-        self.destination.addItem("LM Studio", "lmstudio")
-        self.destination.addItem("A folder", "folder")
-        self.destination.currentIndexChanged.connect(self._choose_destination)
-        for word, bits in PRECISIONS:
-            self.precision.addItem(word, bits)
-        self.folder = ElidedLabel(Qt.TextElideMode.ElideMiddle)
-        self.choose = button("Choose…", self._choose_folder)
-        self.name = QLineEdit(self.run.name)
-        self.name.textChanged.connect(self._show_ready)
-        self.overwrite = CheckBox("Replace a model of that name")
-        self.output = QPlainTextEdit()
-        self.output.setReadOnly(True)
-        self.output.hide()
-        self.output.setFont(theme.mono_font(theme.CAPTION))
-        self.output.setFixedHeight(96)
+        self.choices = ExportChoices(self.run)
+        self.progress_label = label(role="muted", wrap=True)
+        self.progress = QProgressBar()
+        self.progress.setTextVisible(False)
+        self.progress.setAccessibleName("Progress of the export")
         self.outcome_label = label(wrap=True, selectable=True)
-        self.outcome_label.hide()
+        self.details_label = label(role="muted", wrap=True, selectable=True)
+        for widget in (self.progress_label, self.progress, self.outcome_label, self.details_label):
+            widget.hide()
         self.close_button = button("Close", self.close)
-        self.reveal = button("Show folder", self._show_exported)
+        self.reveal = button("Show in folder", self._show_exported)
+        self.open_app = button("Open in LM Studio", self._open_lm_studio, tip="The model is under My Models there")
         self.reveal.hide()
+        self.open_app.hide()
         self.start = button("Export", self.start_export, primary=True)
         self.start.setDefault(True)
 
     def _lay_out(self) -> None:
-        place = QHBoxLayout()
-        place.addWidget(self.folder, 1)
-        place.addWidget(self.choose)
-        form = QGridLayout()
-        form.setHorizontalSpacing(2 * theme.SPACE)
-        form.setVerticalSpacing(theme.SPACE)
-        form.setColumnStretch(1, 1)
-        right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-        fields = (("To", self.destination), ("Name", self.name), ("Precision", self.precision), ("", self.overwrite))
-        for index, (name, field) in enumerate(fields):
-            row = index + (index > 0)  # row 1, below “To”, is the folder's
-            caption = label(name, role="muted", align=right)
-            caption.setBuddy(field)
-            if name:
-                field.setAccessibleName(name)
-            form.addWidget(caption, row, 0)
-            form.addWidget(field, row, 1)
-        form.addLayout(place, 1, 1)
         buttons = QHBoxLayout()
         buttons.addStretch(1)
-        for widget in (self.close_button, self.reveal, self.start):
+        for widget in (self.close_button, self.reveal, self.open_app, self.start):
             buttons.addWidget(widget)
         column = QVBoxLayout(self)
         column.setContentsMargins(*(2 * theme.SPACE,) * 4)
         column.setSpacing(theme.SPACE * 2)
-        column.addLayout(form)
-        column.addWidget(self.output)
-        column.addWidget(self.outcome_label)
+        column.addWidget(self.choices)
+        for widget in (self.progress_label, self.progress, self.outcome_label, self.details_label):
+            column.addWidget(widget)
         column.addLayout(buttons)
 
     def open_beside(self) -> None:
         """Show the dialog without blocking the window, with the name selected for typing."""
         self.show()
         self.raise_()
-        self.name.setFocus()
-        self.name.selectAll()
-
-    # ── choices ─────────────────────────────────────────────────────────────────────────────────
+        self.choices.name.setFocus()
+        self.choices.name.selectAll()
 
     def command(self) -> list[str]:
-        """The command line for the dialog's present choices."""
-        destination = self.destination.currentData()
-        arguments = [str(self.run.path), "--to", destination, "--name", self.name.text().strip()]
-        if destination == "folder":
-            arguments += ["--folder", str(self._folder)]
-        if self.precision.currentData():
-            arguments += ["--quantize", self.precision.currentData()]
-        return backend_command("export", *arguments, *(["--overwrite"] if self.overwrite.isChecked() else []))
-
-    def _choose_destination(self) -> None:
-        is_lm_studio = self.destination.currentData() == "lmstudio"
-        self._set_folder(lm_studio_models() if is_lm_studio else Path.home())
-        self.choose.setVisible(not is_lm_studio)
-        self._show_ready()
-
-    def _choose_folder(self) -> None:
-        path = QFileDialog.getExistingDirectory(self, "Folder to put the model into", str(self._folder))
-        if path:
-            self._set_folder(Path(path))
-
-    def _set_folder(self, folder: Path) -> None:
-        self._folder, home = folder, Path.home()
-        below = folder != home and folder.is_relative_to(home)
-        self.folder.setText(f"~/{folder.relative_to(home).as_posix()}" if below else str(folder))
-        self.folder.setToolTip(str(folder))
+        """The command line for the present choices."""
+        return backend_command("export", *self.choices.arguments(), "--json")
 
     def _show_ready(self) -> None:
-        self.start.setEnabled(bool(self.name.text().strip()) and not self._is_running)
+        """Enable Export, or say what is in the way. An ended export's result stays until a choice is made."""
+        if self._is_running:
+            return
+        self.start.setEnabled(not self.choices.obstacle)
+        for widget in (self.details_label, self.reveal, self.open_app):
+            set_shown(widget, False)
+        self._say(self.choices.obstacle, "warning")
 
     # ── the export ──────────────────────────────────────────────────────────────────────────────
 
@@ -180,36 +135,70 @@ class ExportPanel(QDialog):
 
     def start_export(self) -> None:
         """Start the command; the Close button becomes Cancel."""
-        self.output.clear()
-        self.output.show()
-        self.outcome_label.hide()
-        self.reveal.hide()
+        for widget in (self.outcome_label, self.details_label, self.reveal, self.open_app):
+            widget.hide()
+        self._result = None
         self._task = self._make_task(self.command(), self)
-        self._task.line.connect(self.output.appendPlainText)
+        self._task.line.connect(self._read)
         self._task.done.connect(self._end)
+        self.choices.setEnabled(False)
+        self._show_progress("Starting.", None)
         self._task.start()
         self.close_button.setText("Cancel")
         self.start.setEnabled(False)
 
+    def _read(self, line: str) -> None:
+        """A line of the verb's output: progress, or the result. Anything else is an error's, which the outcome repeats."""
+        try:
+            content = json.loads(line)
+        except ValueError:
+            return
+        if isinstance(content, dict) and "progress" in content:
+            self._show_progress(content["progress"], content.get("done"))
+        elif isinstance(content, dict) and "path" in content:
+            self._result = content
+
+    def _show_progress(self, sentence: str, done: float | None) -> None:
+        self.progress_label.setText(sentence)
+        self.progress.setRange(0, 0 if done is None else 1000)  # 0 to 0: busy, without an end in sight
+        if done is not None:
+            self.progress.setValue(round(1000 * done))
+        set_shown(self.progress_label, True)
+        set_shown(self.progress, True)
+
     def _end(self, outcome: Any) -> None:
         self.close_button.setText("Close")
-        self.output.setVisible("\n" in outcome.output)  # a single line is the sentence below
-        if outcome.ok:
-            self._exported = Path(outcome.sentence)
-            self._show_result(f"The model is at {outcome.sentence}, loaded back and compared.", "good")
-            self.reveal.show()
+        self.progress_label.hide()
+        self.progress.hide()
+        self.choices.setEnabled(True)
+        if outcome.ok and self._result is not None:
+            self.choices.refresh()
+            self._show_result(self._result)
         else:
-            self._show_result(_SETTING_PREFIX.sub("", outcome.sentence), "bad")
-        self.start.setEnabled(True)
+            self._say(_SETTING_PREFIX.sub("", outcome.sentence), "bad")
+            self.start.setEnabled(not self.choices.obstacle)
 
-    def _show_result(self, sentence: str, role: str) -> None:
+    def _show_result(self, result: dict[str, Any]) -> None:
+        size = figure(result["bytes"] / 1e9, "GB")
+        self._say(f"The model is at {from_home(result['place'])} ({size}).", "good")
+        self.details_label.setText("\n".join(result["sentences"]))
+        self.details_label.show()
+        self.reveal.show()
+        self.open_app.setVisible(self.choices.target.currentData() == "lmstudio")
+        self.start.setEnabled(False)  # the name is taken now; another one enables it
+
+    def _say(self, sentence: str, role: str) -> None:
         self.outcome_label.setText(sentence)
         self.outcome_label.setStyleSheet(f"color: {getattr(theme.palette(), role).name()};")
-        self.outcome_label.show()
+        set_shown(self.outcome_label, bool(sentence))
 
     def _show_exported(self) -> None:
-        if self._exported is not None:
-            open_path(self._exported)
+        if self._result is not None:
+            open_path(Path(self._result["path"]))
+
+    def _open_lm_studio(self) -> None:
+        if not open_link(LM_STUDIO_LINK):
+            self._say("LM Studio did not answer to its link; start it, and look under My Models.", "warning")
 
     def closeEvent(self, event: QCloseEvent) -> None:
         if self._task is not None and self._is_running:

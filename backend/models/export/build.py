@@ -113,7 +113,7 @@ def needed_bytes(trained: TrainedWeights, format_: ExportFormat, samples: int) -
     adapters = 2 * trained.adapters.arrays.stat().st_size if trained.adapters else 0
     if format_.kind == "adapter":
         return adapters + reference
-    size = exported_bytes(trained.base, format_, policy.QUANTIZATION.get(trained.quantization))
+    size = exported_bytes(trained.base, format_, trained.quantization)
     if size is None:  # sizes that the files do not tell: as large as the base, or as 4 bits in 16
         is_packed = shape is not None and shape.quantised
         size = sum(file.stat().st_size for file in trained.base.glob("model*.safetensors")) * (4 if is_packed else 1)

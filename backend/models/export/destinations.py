@@ -13,11 +13,9 @@ from typing import Protocol
 from backend.models.export import atomic_folder
 from backend.spec import places
 from backend.spec.checks import cross_setting_faults
+from backend.spec.exports import PUBLISHER
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-
-PUBLISHER = "grpo-studio"
-"""The folder under LM Studio's models that ours go into; its layout is <publisher>/<model>/files."""
 
 
 class Destination(Protocol):

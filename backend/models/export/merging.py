@@ -54,10 +54,11 @@ def _layers_to_change(model: nn.Module, keeps_bits: bool) -> Iterator[tuple[str,
 def _plain(layer: nn.Module, dtype: mx.Dtype, keeps_bits: bool) -> nn.Module:
     """The layer without adapter and without packing, each array in the float type it had (`dtype` if packed); with `keeps_bits` packed
     again as it was."""
-    base = next((child for child in layer.children().values() if _is_layer(child)), layer)
+    children: list[Any] = list(layer.children().values())
+    base: Any = next((child for child in children if isinstance(child, nn.Module) and "weight" in child), layer)
     packing = {key: getattr(base, key) for key in PACKING} if _is_packed(base) else {}
     original = {name: array.dtype for name, array in tree_flatten(base.parameters())}
-    merged = _unpacked(layer)
+    merged: Any = _unpacked(layer)
     if hasattr(merged, "fuse"):
         merged = merged.fuse(True)
 
@@ -69,15 +70,12 @@ def _plain(layer: nn.Module, dtype: mx.Dtype, keeps_bits: bool) -> nn.Module:
     return merged.to_quantized(**packing) if packing and keeps_bits else merged
 
 
-def _unpacked(layer: nn.Module) -> nn.Module:
+def _unpacked(layer: nn.Module) -> Any:
     """The layer in float32, its quantised weight unpacked."""
-    within = nn.Module()  # mlx-lm replaces the children of a module
+    within: Any = nn.Module()  # mlx-lm replaces the children of a module
     within.layer = layer
-    return in_float32(within).layer
-
-
-def _is_layer(child: Any) -> bool:
-    return isinstance(child, nn.Module) and "weight" in child
+    in_float32(within)
+    return within.layer
 
 
 def _is_packed(module: nn.Module) -> bool:

@@ -104,7 +104,8 @@ def write_safetensors(
 def _write_array(stream: BinaryIO, array: mx.array) -> int:
     """Compute an array and write its bytes; → how many."""
     if array.size:
-        stream.write(memoryview(mx.contiguous(array).reshape(-1).view(mx.uint8)))
+        numbers: Any = mx.contiguous(array).reshape(-1).view(mx.uint8)
+        stream.write(memoryview(numbers))
     size = array.nbytes
     del array
     mx.clear_cache()  # a GPU's allocator keeps freed buffers for the next array of the same size

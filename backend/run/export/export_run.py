@@ -111,7 +111,7 @@ def _findings(exported: ExportedModel) -> Iterator[str]:
             f"log-probability of a token of the run's completions by {_short(checked.nats)} nats on average."
         )
     if checked.lost is not None and checked.lost > NOTICEABLE_LOSS:
-        yield f"Its answers are off by {checked.lost:.0%} of what training changed in them; more bits keep more."
+        yield f"Rounding has moved its logits by {checked.lost:.0%} of what training did; more bits keep more."
     if exported.held_out is not None:
         yield _held_out_sentence(exported.held_out)
 

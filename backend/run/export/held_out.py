@@ -79,12 +79,16 @@ class HeldOutComparison:
     def compare(self, trained: TrainedWeights, exported: Path, poll: Poll = lambda done: None) -> HeldOutDifference:
         before = self._rewards(lambda: _trained_policy(self.config, trained), lambda done: poll(done / 2))
         after = self._rewards(lambda: _exported_policy(self.config, exported), lambda done: poll((1 + done) / 2))
-        differences = [b - a for a, b in zip(before, after, strict=True) if not math.isnan(b - a)]
-        error = stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else None
-        return HeldOutDifference(self.split, len(before), fmean(before), fmean(after), error)
+        pairs = [pair for pair in zip(before, after, strict=True) if not any(map(math.isnan, pair))]
+        if not pairs:
+            raise Mistake("held_out", "No reward function had an opinion on any held-out completion.")
+        differences = [b - a for a, b in pairs]
+        error = stdev(differences) / math.sqrt(len(pairs)) if len(pairs) > 1 else None
+        mean_before, mean_after = (fmean(rewards) for rewards in zip(*pairs, strict=True))
+        return HeldOutDifference(self.split, len(pairs), mean_before, mean_after, error)
 
     def _rewards(self, load: Callable[[], Policy], poll: Poll) -> list[float]:
-        """The reward of one completion for each prompt, in the order of the file."""
+        """The reward of one completion for each prompt, in the order of the file; NaN where no function had an opinion."""
         policy, config = load(), self.config
         problems = _problems(self._rows, policy, config, self._source, self.count)
         stage, step = self._scoring.stage(config.iters), config.iters
@@ -92,7 +96,11 @@ class HeldOutComparison:
 
         def score(groups: list[Group]) -> None:
             self._scoring.score(groups, step)
-            rewards.extend(completion.reward for group in groups for completion in group.completions)
+            rewards.extend(
+                math.nan if (r := completion.reward) is None else r
+                for group in groups
+                for completion in group.completions
+            )
 
         held_out_rewards(
             Rollout(policy, config.max_completion_length, stop=config.stop), problems, score, stage.names,

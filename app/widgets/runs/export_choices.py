@@ -1,0 +1,166 @@
+"""The form of an export: which weights of a run, in which format, to which target, under which name.
+
+It knows a run folder and the tables of `backend.spec.exports`; the command is started elsewhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QFileDialog, QGridLayout, QHBoxLayout, QLineEdit, QWidget
+
+from app import theme
+from app.widgets.basic.controls import CheckBox, ComboBox, ElidedLabel
+from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.layout import set_shown
+from app.widgets.basic.number_format import figure
+from backend.spec import export_choices
+from backend.spec.exports import FORMATS, TARGETS, offered_targets
+from backend.spec.places import RunFolder, lm_studio_models
+
+HELD_OUT_PROMPTS = 32
+"""How many prompts rewards are compared on: enough to see a model that lost what it learned, in seconds for a small one."""
+
+
+class ExportChoices(QWidget):
+    """The fields.
+
+    Attributes:
+        obstacle – why the present choices cannot be exported, in a sentence; "" where they can.
+
+    Signals:
+        changed – a choice was made, or `obstacle` has changed.
+    """
+
+    changed = Signal()
+
+    def __init__(self, run: RunFolder, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.run = run
+        self.obstacle = ""
+        self._build()
+        self._lay_out()
+        self._choose_target()
+
+    def _build(self) -> None:
+        self.weights, self.format, self.target = ComboBox(), ComboBox(), ComboBox()
+        for choice in export_choices.weights_choices(self.run):
+            self.weights.addItem(choice.label, choice.key)
+        for key, row in FORMATS.items():
+            if row.kind != "adapter" or export_choices.has_adapter(self.run):
+                self.format.addItem(row.label, key)
+        for key in offered_targets():
+            self.target.addItem(TARGETS[key].label, key)
+        self.format_line = label(role="caption", wrap=True)
+        # Room for two lines from the start: the dialog does not jump when another format is chosen.
+        self.format_line.setMinimumHeight(2 * self.format_line.fontMetrics().lineSpacing())
+        self.format_line.setAlignment(Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft)
+        self.folder = ElidedLabel(Qt.TextElideMode.ElideMiddle)
+        self.choose = button("Choose…", self._choose_folder)
+        self.name = QLineEdit(self.run.name)
+        self.held_out = CheckBox(f"Compare rewards on {HELD_OUT_PROMPTS} held-out prompts")
+        self.held_out.setToolTip(
+            "Samples them from the trained and from the exported model, with the same random numbers."
+        )
+        self.held_out.setVisible(export_choices.has_held_out_prompts(self.run))
+        self.held_out.setChecked(not self.held_out.isHidden())
+        self.overwrite = CheckBox("Replace the model of that name")
+        self.target.currentIndexChanged.connect(self._choose_target)
+        for box in (self.weights, self.format):
+            box.currentIndexChanged.connect(self._show_choice)
+        self.name.textChanged.connect(self._show_choice)
+        self.overwrite.toggled.connect(self._show_choice)
+
+    def _lay_out(self) -> None:
+        place = QHBoxLayout()
+        place.addWidget(self.folder, 1)
+        place.addWidget(self.choose)
+        form = QGridLayout(self)
+        form.setContentsMargins(0, 0, 0, 0)
+        form.setHorizontalSpacing(2 * theme.SPACE)
+        form.setVerticalSpacing(theme.SPACE)
+        form.setColumnStretch(1, 1)
+        rows = (
+            *(("Weights", self.weights), ("Format", self.format), ("", self.format_line), ("To", self.target)),
+            *(("", place), ("Name", self.name), ("", self.overwrite), ("", self.held_out)),
+        )
+        for row, (text, field) in enumerate(rows):
+            if text:
+                caption = label(text, role="muted", align=Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+                form.addWidget(caption, row, 0)
+            if isinstance(field, QWidget):
+                form.addWidget(field, row, 1)
+                field.setAccessibleName(text or field.accessibleName())
+            else:
+                form.addLayout(field, row, 1)
+
+    # ── choices ─────────────────────────────────────────────────────────────────────────────────
+
+    def arguments(self) -> list[str]:
+        """Arguments of the verb `export` for the present choices."""
+        target, format_ = self.target.currentData(), self.format.currentData()
+        arguments = [str(self.run.path), "--to", target, "--name", self.name.text().strip(), "--format", format_]
+        if self.weights.currentData():
+            arguments += ["--checkpoint", self.weights.currentData()]
+        if TARGETS[target].asks_for_folder:
+            arguments += ["--folder", str(self._folder)]
+        if self.held_out.isChecked() and FORMATS[format_].kind != "adapter":
+            arguments += ["--held-out", str(HELD_OUT_PROMPTS)]
+        return [*arguments, *(["--overwrite"] if self.overwrite.isChecked() and self._is_taken() else [])]
+
+    def target_folder(self) -> Path:
+        return export_choices.target_folder(self.target.currentData(), self.name.text().strip(), self._folder)
+
+    def refresh(self) -> None:
+        """Look at the disk again, after an export."""
+        self.overwrite.setChecked(False)
+        self._show_choice()
+
+    def _choose_target(self) -> None:
+        asks = TARGETS[self.target.currentData()].asks_for_folder
+        self._set_folder(Path.home() if asks else lm_studio_models())
+        self.choose.setVisible(asks)
+
+    def _choose_folder(self) -> None:
+        path = QFileDialog.getExistingDirectory(self, "Folder to put the model into", str(self._folder))
+        if path:
+            self._set_folder(Path(path))
+
+    def _set_folder(self, folder: Path) -> None:
+        self._folder = folder
+        self.folder.setText(from_home(str(folder)))
+        self.folder.setToolTip(str(folder))
+        self._show_choice()
+
+    def _is_taken(self) -> bool:
+        return bool(self.name.text().strip()) and self.target_folder().exists()
+
+    def _show_choice(self) -> None:
+        """Show what the present choices amount to."""
+        format_, is_taken = FORMATS[self.format.currentData()], self._is_taken()
+        size = export_choices.export_size(self.run, format_, self.weights.currentData() or "")
+        free = export_choices.free_bytes(self._folder)
+        about = "" if size is None else f" About {figure(size / 1e9, 'GB')}."
+        self.format_line.setText(format_.sentence + about)
+        self.held_out.setEnabled(format_.kind != "adapter")
+        set_shown(self.overwrite, is_taken)
+        if not self.weights.count():
+            self.obstacle = "This run has saved no weights yet."
+        elif format_.kind not in TARGETS[self.target.currentData()].kinds:
+            self.obstacle = TARGETS[self.target.currentData()].refusal
+        elif not self.name.text().strip():
+            self.obstacle = "Give the model a name."
+        elif is_taken and not self.overwrite.isChecked():
+            self.obstacle = "There is a model of that name already."
+        elif size is not None and free is not None and size > free:
+            self.obstacle = f"Its disk has only {figure(free / 1e9, 'GB')} free."
+        else:
+            self.obstacle = ""
+        self.changed.emit()
+
+
+def from_home(path: str) -> str:
+    """A path as people write it: what lies in their home folder begins with ~."""
+    home = f"{Path.home()}/"
+    return f"~/{path.removeprefix(home)}" if path.startswith(home) else path

@@ -1,0 +1,79 @@
+"""What there is to choose when a run is exported, and what a choice amounts to: which weights, how large, where.
+
+For forms; reads the run folder and headers of weight files, and loads nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from backend.spec.archive import first_and_last_events, raw_settings
+from backend.spec.exports import PUBLISHER, ExportFormat, exported_bytes
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder, lm_studio_models, local_folder
+from backend.spec.saved_weights import best_of, find_checkpoint, has_end, saved_weights
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsChoice:
+    """One state of a run's weights. `key` is the value of `--checkpoint`, "" for the run's end."""
+
+    key: str
+    label: str
+
+
+def weights_choices(run: RunFolder) -> list[WeightsChoice]:
+    """The run's end, the best checkpoint, then every checkpoint, newest first."""
+    checkpoints = saved_weights(run)
+    choices = [WeightsChoice("", "End of the run")] if has_end(run) else []
+    if best := best_of(checkpoints):
+        choices.append(WeightsChoice("best", f"Best checkpoint: step {best.step}, reward {best.score:.3g}"))
+    for saved in reversed(checkpoints):
+        reward = "" if saved.score is None else f", reward {saved.score:.3g}"
+        choices.append(WeightsChoice(str(saved.step), f"Checkpoint of step {saved.step}{reward}"))
+    return choices
+
+
+def export_size(run: RunFolder, format_: ExportFormat, checkpoint: str) -> int | None:
+    """About the bytes of an export; None where that is not known before."""
+    settings = raw_settings(run)
+    is_full = settings.get("train_type") == "full"
+    if format_.kind == "adapter":
+        return None if is_full else _size(_adapter_file(run, checkpoint))
+    is_complete = is_full and not checkpoint
+    base = run.model if is_complete else local_folder(str(settings.get("model", "")))
+    return exported_bytes(base, format_, str(settings.get("quantization", "none"))) if base else None
+
+
+def _adapter_file(run: RunFolder, checkpoint: str) -> Path:
+    try:
+        return find_checkpoint(run, checkpoint).arrays if checkpoint else run.adapters / "adapters.safetensors"
+    except Mistake:  # deleted since it was listed
+        return run.adapters / "adapters.safetensors"
+
+
+def _size(file: Path) -> int | None:
+    return file.stat().st_size if file.is_file() else None
+
+
+def has_adapter(run: RunFolder) -> bool:
+    return raw_settings(run).get("train_type") != "full"
+
+
+def has_held_out_prompts(run: RunFolder) -> bool:
+    """Whether the run has evaluated on prompts that it did not train on."""
+    _, last = first_and_last_events(run.events)
+    return any(event["kind"] == "eval" for event in last)
+
+
+def target_folder(target: str, name: str, folder: Path) -> Path:
+    """Where a model of that name would be."""
+    return lm_studio_models() / PUBLISHER / name if target == "lmstudio" else folder / name
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Free on the disk that `folder` is on, or would be."""
+    existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    return shutil.disk_usage(existing).free if existing else None

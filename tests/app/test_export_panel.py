@@ -1,0 +1,146 @@
+"""The export dialog: what there is to choose, what stands in the way, the command, progress and the result."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+
+from app.model.processes import VerbProcess
+from app.widgets.runs import export_panel
+from app.widgets.runs.export_panel import ExportPanel
+from backend.spec.places import RunFolder
+from tests.support import made_up_runs
+
+RESULT = {"path": "/models/mine", "place": "/models/mine", "bytes": 2_500_000, "sentences": ["It is equal.", "Quite."]}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A LoRA run with two checkpoints, in a home with LM Studio."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".lmstudio" / "models").mkdir(parents=True)
+    run = made_up_runs.make_run(tmp_path / "run", steps=3)
+    run.config.write_text("model: nowhere\ntrain_type: lora\n", encoding="utf-8")
+    for step, score in ((10, 0.75), (20, 0.5)):
+        folder = run.checkpoints / f"{step:06d}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text(json.dumps({"step": step, "score": score}))
+        for name in ("adapters.safetensors", "optimizer.safetensors"):
+            (folder / name).write_bytes(b"x" * 1_000_000)
+    run.adapters.mkdir()
+    for name in ("adapters.safetensors", "adapter_config.json"):
+        (run.adapters / name).write_bytes(b"x" * 3_000_000)
+    return run
+
+
+MakePanel = Callable[..., ExportPanel]
+
+
+@pytest.fixture
+def make_panel(qtbot, run: RunFolder) -> MakePanel:
+    """Makes the dialog; each export it starts runs the next of these Python programs instead."""
+
+    def make(*programs: str) -> ExportPanel:
+        left = list(programs)
+        panel = ExportPanel(run, lambda _, parent: VerbProcess([sys.executable, "-c", left.pop(0)], parent))
+        panel.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)
+        qtbot.addWidget(panel)
+        panel.open_beside()
+        return panel
+
+    return make
+
+
+def choose(panel: ExportPanel, **keys: str) -> None:
+    for name, key in keys.items():
+        box = getattr(panel.choices, name)
+        box.setCurrentIndex(box.findData(key))
+
+
+def test_every_state_of_the_run_is_there_to_choose(make_panel: MakePanel) -> None:
+    weights = make_panel().choices.weights
+    assert [(weights.itemText(i), weights.itemData(i)) for i in range(weights.count())] == [
+        ("End of the run", ""),
+        ("Best checkpoint: step 10, reward 0.75", "best"),
+        ("Checkpoint of step 20, reward 0.5", "20"),
+        ("Checkpoint of step 10, reward 0.75", "10"),
+    ]
+
+
+def test_the_command_is_what_was_chosen(make_panel: MakePanel, run: RunFolder, tmp_path: Path) -> None:
+    panel = make_panel()
+    chosen = ["--to", "lmstudio", "--name", "run", "--format", "full", "--held-out", "32", "--json"]
+    assert panel.command()[-11:] == ["export", str(run.path), *chosen]
+    choose(panel, target="folder", format="adapter", weights="best")
+    panel.choices.name.setText(" mine ")
+    chosen = ["--to", "folder", "--name", "mine", "--format", "adapter", "--checkpoint", "best", "--folder"]
+    assert panel.command()[-13:] == ["export", str(run.path), *chosen, str(tmp_path), "--json"]
+    assert panel.choices.format_line.text().endswith("About 1.00\u202fMB.") and panel.start.isEnabled()
+    choose(panel, weights="")
+    assert panel.choices.format_line.text().endswith("About 3.00\u202fMB.")
+
+
+def test_what_is_in_the_way_is_said_and_export_waits(make_panel: MakePanel, tmp_path: Path) -> None:
+    panel = make_panel()
+    assert panel.start.isEnabled() and not panel.outcome_label.isVisible() and not panel.choices.overwrite.isVisible()
+    choose(panel, format="adapter")
+    assert not panel.start.isEnabled() and "complete models only" in panel.outcome_label.text()
+    choose(panel, format="4bit")
+    panel.choices.name.setText(" ")
+    assert not panel.start.isEnabled() and panel.outcome_label.text() == "Give the model a name."
+    (tmp_path / ".lmstudio" / "models" / "grpo-studio" / "mine").mkdir(parents=True)
+    panel.choices.name.setText("mine")
+    assert panel.choices.overwrite.isVisible() and not panel.start.isEnabled()
+    assert (
+        panel.outcome_label.text() == "There is a model of that name already." and "--overwrite" not in panel.command()
+    )
+    panel.choices.overwrite.setChecked(True)
+    assert panel.start.isEnabled() and not panel.outcome_label.isVisible() and "--overwrite" in panel.command()
+
+
+def test_a_full_run_offers_no_adapter_and_a_run_without_weights_says_so(qtbot, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.config.write_text("model: nowhere\ntrain_type: full\n", encoding="utf-8")
+    panel = ExportPanel(run, VerbProcess)
+    qtbot.addWidget(panel)
+    assert panel.choices.format.findData("adapter") == -1
+    assert panel.outcome_label.text() == "This run has saved no weights yet." and not panel.start.isEnabled()
+
+
+def test_progress_then_the_result_with_its_figures(
+    qtbot, make_panel: MakePanel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    report = "print(json.dumps({'progress': 'Writing.', 'done': 0.25}), flush=True)"
+    waiting = f"import json, time, pathlib; {report}; t = pathlib.Path({str(tmp_path / 'go')!r})\nwhile not t.exists(): time.sleep(0.01)\n"
+    panel = make_panel(waiting + f"print({json.dumps(RESULT)!r})")
+    qtbot.keyClick(panel.choices.name, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: panel.progress.value() == 250, timeout=10_000)
+    assert panel.progress_label.text() == "Writing." and not panel.choices.isEnabled()
+    assert panel.close_button.text() == "Cancel"
+    (tmp_path / "go").touch()
+    qtbot.waitUntil(panel.outcome_label.isVisible, timeout=10_000)
+    assert panel.outcome_label.text() == "The model is at /models/mine (2.50\u202fMB)."
+    assert panel.details_label.text() == "It is equal.\nQuite." and not panel.progress.isVisible()
+    opened = []
+    monkeypatch.setattr(export_panel, "open_path", opened.append)
+    monkeypatch.setattr(export_panel, "open_link", lambda link: opened.append(link))
+    panel.reveal.click()
+    panel.open_app.click()
+    assert opened == [Path("/models/mine"), "lmstudio://"]
+    assert "start it, and look under My Models" in panel.outcome_label.text(), "no program took the link"
+    choose(panel, format="8bit")
+    assert not panel.reveal.isVisible() and not panel.details_label.isVisible()
+
+
+def test_an_error_is_shown_in_place_and_export_can_be_tried_again(qtbot, make_panel: MakePanel) -> None:
+    refusal = "import sys; print('{\"progress\": \"Writing.\"}'); print('export: The disk is full.', file=sys.stderr); sys.exit(2)"
+    panel = make_panel(refusal)
+    panel.start.click()
+    qtbot.waitUntil(panel.outcome_label.isVisible, timeout=10_000)
+    assert panel.outcome_label.text() == "The disk is full." and panel.start.isEnabled()
+    assert not panel.reveal.isVisible() and panel.choices.isEnabled() and not panel.progress.isVisible()
