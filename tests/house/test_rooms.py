@@ -39,6 +39,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "backend.rewards": ({SPEC, TYPES, ADVANTAGES, "backend.child_process"}, {"math_verify", "regex"}),
     "backend.engine": ({SPEC}, {*NUMBERS, "mlx_lm"}),
     "backend.models": ({SPEC, "backend.engine"}, {"mlx", "mlx_lm", "huggingface_hub"}),
+    "backend.models.publish": ({SPEC, "backend.models"}, {"huggingface_hub", "keyring", "PIL", "yaml"}),
     "backend.data": (
         {SPEC, TYPES, "backend.models"},
         {"datasets", "huggingface_hub", "jinja2", "mlx_lm", "pyarrow"},

@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -30,51 +30,31 @@ class Repo:
     about: dict[str, Any] = field(default_factory=dict)
     gated: bool = False
     private: bool = False
+    head: str = COMMIT
+
+    def is_lfs(self, name: str) -> bool:
+        return is_lfs(name, len(self.files[name]))
 
     def etag(self, name: str) -> str:
         data = self.files[name]
-        if len(data) >= LARGE:
-            return hashlib.sha256(data).hexdigest()
-        return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+        return hashlib.sha256(data).hexdigest() if self.is_lfs(name) else git_hash(data)
 
 
-class HubStandIn:
-    """Serve with `with HubStandIn({...}) as hub:`; `hub.url` is what HF_ENDPOINT should be.
-
-    `break_after` breaks the connection once after that many bytes of a large file, `down_after` then stays down;
-    `damage` flips a byte of what is sent; `sent` counts bytes by file, `asked` requests by path.
-    """
-
-    def __init__(self, models: dict[str, Repo] | None = None, datasets: dict[str, Repo] | None = None) -> None:
-        self.repos = {"models": models or {}, "datasets": datasets or {}}
-        self.break_after = self.down_after = 0
-        self.damage = self.knows_ranges = False
-        self.knows_ranges = True
-        self.chunk, self.pace = 1 << 14, threading.Event()
-        self.pace.set()
-        self.sent, self.asked, self.down = Counter[str](), list[str](), False
-        hub = self
-
-        class Handler(_Handler):
-            stand_in = hub
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> HubStandIn:
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.pace.set()
-        self._server.shutdown()
-        self._server.server_close()
+def is_lfs(name: str, size: int) -> bool:
+    """Text is kept in git, however long."""
+    return size >= LARGE and not name.endswith((".md", ".json", ".yaml"))
 
 
-class _Handler(BaseHTTPRequestHandler):
-    stand_in: HubStandIn
+def git_hash(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+class HubHandler(BaseHTTPRequestHandler):
+    """Answers one connection; `stand_in` is set by a subclass of each stand-in."""
+
+    stand_in: Any
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a body waits 40 ms for the acknowledgement of its headers
 
     def log_message(self, *_: Any) -> None: ...
 
@@ -128,13 +108,19 @@ class _Handler(BaseHTTPRequestHandler):
         if tree:
             self._json([self._entry(repo, name) for name in repo.files])
         else:
-            files = [{"rfilename": name, "size": len(data)} for name, data in repo.files.items()]
-            self._json({"id": id_, "sha": COMMIT, "siblings": files, "gated": repo.gated, "tags": [], **repo.about})
+            about = {"id": id_, "sha": repo.head, "gated": repo.gated, "private": repo.private, "tags": []}
+            self._json({**about, "siblings": [self._sibling(repo, name) for name in repo.files], **repo.about})
+
+    @staticmethod
+    def _sibling(repo: Repo, name: str) -> dict[str, Any]:
+        size, sha = len(repo.files[name]), repo.etag(name)
+        lfs = {"lfs": {"sha256": sha, "size": size, "pointerSize": 130}} if repo.is_lfs(name) else {}
+        return {"rfilename": name, "size": size, "blobId": sha[:40], **lfs}
 
     @staticmethod
     def _entry(repo: Repo, name: str) -> dict[str, Any]:
         size = len(repo.files[name])
-        lfs = {"lfs": {"oid": repo.etag(name), "size": size, "pointerSize": 130}} if size >= LARGE else {}
+        lfs = {"lfs": {"oid": repo.etag(name), "size": size, "pointerSize": 130}} if repo.is_lfs(name) else {}
         return {"type": "file", "path": name, "size": size, "oid": repo.etag(name)[:40], **lfs}
 
     def _file(self, kind: str, id_: str, name: str, token: str, *, from_cdn: bool) -> None:
@@ -145,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(403, "GatedRepo", "Access to this repository is restricted")
         elif name not in repo.files:
             self._error(404, "EntryNotFound", "Entry not found")
-        elif len(repo.files[name]) >= LARGE and not from_cdn:
+        elif repo.is_lfs(name) and not from_cdn:
             self._redirect(repo, name)
         else:
             self._send(repo, name)
@@ -219,3 +205,33 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("X-Error-Message", message)
         self.send_header("Content-Length", "0")
         self.end_headers()
+
+
+class HubStandIn:
+    """Serve with `with HubStandIn({...}) as hub:`; `hub.url` is what HF_ENDPOINT should be.
+
+    `break_after` breaks the connection once after that many bytes of a large file, `down_after` then stays down;
+    `damage` flips a byte of what is sent; `sent` counts bytes by file, `asked` requests by path.
+    """
+
+    handler = HubHandler
+
+    def __init__(self, models: dict[str, Repo] | None = None, datasets: dict[str, Repo] | None = None) -> None:
+        self.repos = {"models": models or {}, "datasets": datasets or {}}
+        self.break_after = self.down_after = 0
+        self.damage, self.knows_ranges = False, True
+        self.chunk, self.pace = 1 << 14, threading.Event()
+        self.pace.set()
+        self.sent, self.asked, self.down = Counter[str](), list[str](), False
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (self.handler,), {"stand_in": self}))
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pace.set()
+        self._server.shutdown()
+        self._server.server_close()

@@ -1,0 +1,1 @@
+"""Publishing a trained model on Hugging Face: its card, the token, and an upload that can be interrupted at any moment."""

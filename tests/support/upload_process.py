@@ -1,0 +1,32 @@
+"""An upload in a process of its own, which a test can kill."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["backend.models.publish.upload", "tests.support.upload_process"])
+
+
+def start_upload(url: str, folder: Path, repo_id: str, token: str) -> BaseProcess:
+    """Start to upload `folder` to the Hub at `url`. Exit status 0: uploaded; 2: a Mistake, printed."""
+    process = FORKS.Process(target=_upload, args=(url, str(folder), repo_id, token))
+    process.start()
+    return process
+
+
+def _upload(url: str, folder: str, repo_id: str, token: str) -> None:
+    from huggingface_hub import constants
+
+    from backend.models.publish.upload import Upload, upload
+    from backend.spec.faults import Mistake
+
+    constants.ENDPOINT, constants.HF_HUB_DISABLE_XET = url, True
+    try:
+        upload(Upload(repo_id, Path(folder)), token, lambda *_, **__: None)
+    except Mistake as mistake:
+        print(mistake)
+        sys.exit(2)
