@@ -34,8 +34,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     if options.runs_dir:
         os.environ[places.RUNS_VARIABLE] = str(Path(options.runs_dir).expanduser().resolve())
+    if options.selftest:
+        exec_selftest(options.report)
     if options.screenshot:
         os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")  # a screenshot needs no display
+    if options.draw_pages:
+        from app.page_drawing import draw_pages
+
+        return draw_pages(options.draw_pages)
     if not has_display():
         print(NO_DISPLAY, flush=True)
         exec_demo()
@@ -50,7 +56,19 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--theme", choices=("system", "light", "dark"))
     parser.add_argument("--size", metavar="WxH", help="size of the window in pixels, such as 1280x800")
     parser.add_argument("--screenshot", type=Path, metavar="PNG", help="draw the page into a picture and quit")
-    return parser.parse_args(arguments)
+    parser.add_argument(
+        "--selftest", action="store_true", help="try everything that training and the window need, and quit"
+    )
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="with --selftest: write its report, as JSON and text"
+    )
+    parser.add_argument(
+        "--draw-pages", type=Path, metavar="JSON", help=argparse.SUPPRESS
+    )  # the self-test's, app/page_drawing.py
+    options = parser.parse_args(arguments)
+    if options.report and not options.selftest:
+        parser.error("--report belongs to --selftest")
+    return options
 
 
 def has_display() -> bool:
@@ -61,6 +79,12 @@ def has_display() -> bool:
 def exec_demo() -> None:
     """Replace this process by the backend's `demo`; does not return."""
     command = backend_command("demo")
+    os.execve(command[0], command, backend_environment())
+
+
+def exec_selftest(report: Path | None) -> None:
+    """Replace this process by the backend's self-test, which starts this program to draw the pages; does not return."""
+    command = backend_command("--selftest", *(["--report", str(report)] if report else []))
     os.execve(command[0], command, backend_environment())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import typer
 
@@ -22,7 +23,9 @@ def version(is_requested: bool) -> None:
     from backend.engine.cpu import compiler
     from backend.run.telemetry import versions
 
-    for name, number in versions().items():
+    numbers = versions()
+    print(f"grpo-studio {numbers.pop('grpo-studio')}")
+    for name, number in numbers.items():
         print(f"{name} {number}")
     print(f"device {mx.default_device()}")
     print(blas_sentence)
@@ -46,6 +49,7 @@ def app() -> typer.Typer:
         resume,
         rewards,
         runs,
+        self_test,
         serve,
         train,
         validate,
@@ -75,13 +79,20 @@ def app() -> typer.Typer:
     verbs.add_typer(bench.bench, name="bench")
     verbs.add_typer(hub.hub, name="hub")
 
-    @verbs.callback()
+    @verbs.callback(invoke_without_command=True)
     def root(
+        context: typer.Context,
         show_version: bool = typer.Option(
             False, "--version", is_eager=True, callback=version, help="Versions, device and BLAS."
         ),
+        selftest: bool = typer.Option(False, "--selftest", help="Try everything that training and the window need."),
+        report: Path | None = typer.Option(
+            None, "--report", metavar="FILE", help="With --selftest: write its report to FILE, as JSON and text."
+        ),
     ) -> None:
         """GRPO Studio's trainer, without the window."""
+        if selftest or report or context.invoked_subcommand is None:
+            raise typer.Exit(self_test.run(selftest, report, context.invoked_subcommand))
 
     return verbs
 

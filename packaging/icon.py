@@ -90,7 +90,7 @@ def write_png(size: int) -> Path:
     QSvgRenderer(QByteArray(svg(size).encode())).render(painter)
     painter.end()
     path = FOLDER / f"{size}.png"
-    image.save(str(path), "PNG", 0)
+    image.save(str(path), None, 0)  # the strongest compression
     return path
 
 

@@ -7,7 +7,7 @@
     … --text 1.5                                    with text 1.5 times as large
 
 It writes PAGE-{light,dark}.png at 1280×800 for every page of the sidebar, PAGE-narrow-… at 880×600 and PAGE-wide-… at
-2560×1440, and picker-model, picker-dataset and presets. Images are reduced to 256 colours, which keeps every colour of the
+2560×1440, and picker-model, picker-dataset, presets and export. Images are reduced to 256 colours, which keeps every colour of the
 theme and takes a third of the bytes. Runs are copied into a temporary folder, the home folder holds the models and datasets
 of `sample_home`, and preferences start empty, so that no image shows anything of this machine or its user.
 """
@@ -141,6 +141,7 @@ def dialogs(window):
     """Open each dialog in turn and yield (name, dialog)."""
     from app.widgets.form.preset_panel import PresetPanel
     from app.widgets.picker.picker import Picker
+    from app.widgets.runs.export_panel import ExportPanel
 
     window.show_page("train")
     page, prefs = window.pages["train"], window.session.prefs
@@ -153,6 +154,8 @@ def dialogs(window):
     panel = window.findChild(PresetPanel)
     panel.list.setCurrentRow(1)
     yield "presets", panel
+    window.show_export(window.session.run.folder)
+    yield "export", window.findChild(ExportPanel)
 
 
 def try_rewards(window) -> None:

@@ -47,6 +47,10 @@ def export(
     held_out: Annotated[
         int, typer.Option("--held-out", min=0, help="Compare rewards on so many held-out prompts, before and after.")
     ] = 0,
+    fetch: Annotated[
+        bool,
+        typer.Option("--fetch", help="Download the original weights where a format needs them and they are not here."),
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model of that name.")] = False,
     repo: Annotated[
         str, typer.Option("--repo", help="For --to hub: owner/name (you and the run's name if left out).")
@@ -68,7 +72,7 @@ def export(
         )
     run_folder = find_run(run, runs_dir)
     chosen = f"{quantize}bit" if quantize else format_ or DEFAULT_FORMAT
-    request = Export(to, name or run_folder.name, folder, chosen, checkpoint, held_out, overwrite)
+    request = Export(to, name or run_folder.name, folder, chosen, checkpoint, held_out, overwrite, fetch)
     report = _report_json if as_json else _ReportLines()
     if to == "hub":
         from backend.cli import publish

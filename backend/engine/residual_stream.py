@@ -29,6 +29,8 @@ from backend.engine import patches
 from backend.engine.device import has_metal, on_cpu
 
 Call = Callable[..., Any]
+Arguments = tuple[Any, ...]
+Keywords = dict[str, Any]
 
 NAMES = {mx.bfloat16: "bfloat16", mx.float16: "float16"}
 """Types by name: a module with an `mx.Dtype` as an attribute cannot be copied."""
@@ -103,15 +105,23 @@ def _act_on_marks(model: nn.Module) -> None:
 
 
 def _with_marks(call: Call) -> Call:
-    def marked(module: nn.Module, x: mx.array, *args: Any, **kwargs: Any) -> Any:
+    def marked(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         marks = vars(module)
         if WIDENS in marks:
-            x = x.astype(mx.float32)
+            args, kwargs = _with_first_input(args, kwargs, mx.float32)
         elif ROUNDS in marks:
-            x = x.astype(getattr(mx, marks[ROUNDS]))
-        return call(module, x, *args, **kwargs)
+            args, kwargs = _with_first_input(args, kwargs, getattr(mx, marks[ROUNDS]))
+        return call(module, *args, **kwargs)
 
     return marked
+
+
+def _with_first_input(args: Arguments, kwargs: Keywords, dtype: mx.Dtype) -> tuple[Arguments, Keywords]:
+    """The arguments of a call, the first in this type. Some models pass it by its name (mlx_lm/models/gptj.py)."""
+    if args:
+        return (args[0].astype(dtype), *args[1:]), kwargs
+    name, x = next(iter(kwargs.items()))
+    return args, kwargs | {name: x.astype(dtype)}
 
 
 class _Observer(contextlib.AbstractContextManager["_Observer"]):

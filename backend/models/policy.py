@@ -23,6 +23,7 @@ from mlx_lm.tuner.utils import load_adapters
 
 from backend.engine.cpu import compiler
 from backend.engine.model_probe import gradient_error, is_causal, split
+from backend.engine.output_layer import PROBE
 from backend.models.adapters import adapted_layer_count, attach_adapters, lora_parameters
 from backend.spec.faults import Mistake
 from backend.spec.model_and_data_names import model_source
@@ -141,6 +142,7 @@ def load_policy(config: ModelSettings, note: Callable[[str], None] = lambda sent
     original_dtypes = _prepare_full_training(model, note) if is_full else {}
     # After quantising, so that the codes are those of the model as it came, which an export quantises too.
     masters = cast(model, config.dtype, keep=is_full)
+    _check_computes(model, config)
     reference = _load_reference(model, tokenizer, config)
     adapted_keys: list[str] = []
     if is_full:
@@ -208,6 +210,18 @@ def _check_runs(model: nn.Module, name: str, setting: str) -> None:
         raise Mistake(
             setting, f"In mlx-lm's code of the model {name} a token's logits change with the tokens after it."
         )
+
+
+def _check_computes(model: nn.Module, config: ModelSettings) -> None:
+    """Raise Mistake where the model does not run in the type of the settings: some of mlx's operations take one type on a device, such
+    as products with experts float32 on a CPU."""
+    if config.dtype == "auto":  # as `_check_runs` has run it
+        return
+    try:
+        mx.eval(model(PROBE))
+    except Exception as error:  # of any kind: the code of any model runs here
+        reason = _first_line(str(error), error)
+        raise Mistake("dtype", f"The model {config.model} does not run in {config.dtype} here: {reason}.") from error
 
 
 def _check_learns(model: nn.Module, name: str) -> None:

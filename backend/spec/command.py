@@ -12,6 +12,8 @@ from backend.spec.places import project_root
 
 BUNDLED_PROGRAM = "grpo-studio-backend"
 """The trainer's executable in a bundled app, beside the window's. There `sys.executable` is one of the two, and not Python."""
+BUNDLED_WINDOW = "grpo-studio"
+"""The window's."""
 
 
 def is_bundled() -> bool:
@@ -25,10 +27,19 @@ def backend_command(verb: str, *arguments: str) -> list[str]:
     `-P` keeps a folder named `backend` in the working directory from being run in place of ours. Installed from a wheel we are
     part of the package `grpo_studio`, and only by that name does a command that a person copies into a shell find us.
     """
+    return [*_program("backend", BUNDLED_PROGRAM), verb, *arguments]
+
+
+def window_command(*arguments: str) -> list[str]:
+    """Program and arguments of `python -m app …`, as `backend_command` makes the trainer's."""
+    return [*_program("app", BUNDLED_WINDOW), *arguments]
+
+
+def _program(package: str, bundled: str) -> list[str]:
     if is_bundled():
-        return [str(Path(sys.executable).with_name(BUNDLED_PROGRAM)), verb, *arguments]
-    package = "grpo_studio." if (project_root() / "__init__.py").exists() else ""
-    return [sys.executable, "-P", "-m", f"{package}backend", verb, *arguments]
+        return [str(Path(sys.executable).with_name(bundled))]
+    parent = "grpo_studio." if (project_root() / "__init__.py").exists() else ""
+    return [sys.executable, "-P", "-m", f"{parent}{package}"]
 
 
 def backend_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -32,6 +32,8 @@ class ExportFormat:
     """bits, group_size and mode of mlx's `quantize`; {} for floats."""
     keeps_bits: bool = False
     """Whether layers of a quantised base stay quantised, each with its own bits."""
+    names: Literal["mlx", "original"] = "mlx"
+    """Whose names the weights have: mlx-lm's, or those of the original Hugging Face weights, which other programs read."""
 
 
 def _affine(bits: int, sentence: str) -> ExportFormat:
@@ -73,6 +75,19 @@ FORMATS: dict[str, ExportFormat] = {
             "Adapter alone",
             "What training added, in mlx-lm's files: small, and of use only with the base model.",
             kind="adapter",
+        ),
+        ExportFormat(
+            "original",
+            "Hugging Face weights",
+            "The original files with what was trained merged into them, name by name: for transformers, vLLM and llama.cpp.",
+            names="original",
+        ),
+        ExportFormat(
+            "peft",
+            "Adapter for peft",
+            "What training added, in the files of Hugging Face's peft: for transformers and vLLM, beside the original model.",
+            kind="adapter",
+            names="original",
         ),
     )
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,10 +97,12 @@ def test_turning_from_side_to_side_loads_nothing(chats: Callable[..., Chat], mon
         (sides_module, "load_model"),
     ):
         monkeypatch.setattr(owner, name, lambda *args, name=name, **more: loads.append(name))
+    gc.collect()  # what earlier tests left in cycles would be freed meanwhile
     before = mx.get_active_memory()
     for _ in range(3):
         for side in BOTH:
             chat.reply(ChatQuestion("What is 3 plus 3?", sampling=GREEDY, max_tokens=12), [side])
+    gc.collect()
     assert not loads and mx.get_active_memory() == before
 
 

@@ -68,6 +68,11 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {SPEC, TYPES, *(f"backend.{room}" for room in ("data", "generation", "models", "rewards", "run", "training"))},
         {*NUMBERS, "mlx_lm", "tokenizers", "transformers"},
     ),
+    "backend.selftest": (
+        {SPEC, TYPES, "backend.child_process", "backend.bench.device.about"}
+        | {f"backend.{room}" for room in ("engine", "rewards", "run", "training")},
+        {"mlx", "yaml"},
+    ),
     "backend.bench": ({"backend"}, ANY),
     "backend.cli": ({"backend"}, {"rich", "typer", "yaml", "tokenizers"}),
     "backend.__main__": ({"backend"}, {"mlx", "typer"}),
@@ -85,9 +90,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "app.file_open_event": (set(), {"PySide6"}),
     "app.file_menu": (SHELL | {SPEC, "app.message_boxes"}, {"PySide6"}),
     "app.page_stack": (SHELL | {"app.pages"}, {"PySide6"}),
+    "app.page_drawing": (FRAME | {SPEC, "app.window"}, {"PySide6"}),
     "app.menus": (SHELL | {"app.pages", "app.file_menu"}, {"PySide6"}),
     "app.window": (FRAME | {SPEC}, {"PySide6"}),
-    "app.__main__": (FRAME | {SPEC, "app.window", "app.file_open_event"}, {"PySide6"}),
+    "app.__main__": (FRAME | {SPEC, "app.window", "app.file_open_event", "app.page_drawing"}, {"PySide6"}),
 }
 
 LIGHT = {SPEC, TYPES, "backend.rewards"}

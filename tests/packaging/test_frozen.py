@@ -179,6 +179,10 @@ def export(machine: Machine, run: Path) -> None:
     assert list((machine.home / "models").rglob("exported/model*.safetensors"))
 
 
+def validate(machine: Machine, run: Path) -> None:
+    machine.backend("validate", RESOURCES / "demo" / "model")
+
+
 def chat(machine: Machine, run: Path) -> None:
     assert machine.backend("chat", run, "--max-tokens", "4", stdin="1+1=\n").strip()
 
@@ -217,7 +221,22 @@ def bench(machine: Machine, run: Path) -> None:
 
 VERBS = {
     verb.__name__: verb
-    for verb in (check, estimate, train, resume, demo, runs, export, chat, generate, evaluate, serve, rewards, bench)
+    for verb in (
+        check,
+        estimate,
+        train,
+        resume,
+        demo,
+        runs,
+        export,
+        validate,
+        chat,
+        generate,
+        evaluate,
+        serve,
+        rewards,
+        bench,
+    )
 }
 
 

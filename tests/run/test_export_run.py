@@ -18,8 +18,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_lm_utils
 
-from backend.models import policy
-from backend.models.export import atomic_folder, build, trained_weights, verify
+from backend.models.export import atomic_folder, build, merging, trained_weights, verify
 from backend.models.export.destinations import lm_studio_root
 from backend.run.export import export_run
 from backend.run.export.export_run import Export, ExportedModel, fuse_run
@@ -28,11 +27,8 @@ from backend.spec import config as spec_config
 from backend.spec.exports import FORMATS, exported_bytes
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from tests.support.adapters import save_adapters
 from tests.support.random_models import tiny_model
-
-PROMPT = mx.array([[2, 40, 41, 42, 100, 200, 7, 300, 5]])
-
+from tests.support.random_runs import PROMPT, furthest, write_run
 
 TrainedRun = Callable[..., tuple[RunFolder, mx.array]]
 
@@ -70,22 +66,7 @@ def train(
 ) -> mx.array:
     """Write a base model and a run of it into `folder`, and return the trained model's logits."""
     model = tiny_model(folder / "base", arch, **base)
-    run = RunFolder(folder / "runs" / "first")
-    run.path.mkdir(parents=True)
-    settings = {"model": str(model), "data": "any.jsonl", "train_type": train_type, "quantization": quantization}
-    config = spec_config.parse(settings | {"num_layers": -1, "rank": 4, "scale": 4.0, "dropout": 0.1})
-    run.config.write_text(spec_config.dump(config), encoding="utf-8")
-    trained = policy.load_policy(config)
-    mx.random.seed(7)
-    trained.assign({name: x + 0.1 * mx.random.normal(x.shape) for name, x in trained.trainable().items()})
-    if train_type == "full":
-        policy.save_model(trained, config.model, run.model)
-    else:
-        save_adapters(trained, config, run.adapters)
-    trained.model.eval()
-    logits: Any = trained.model(PROMPT)
-    mx.eval(logits)
-    return logits[0]
+    return write_run(folder / "runs" / "first", model, train_type, quantization)
 
 
 @pytest.fixture
@@ -120,10 +101,6 @@ def is_new(folder: Path) -> bool:
 def logits_of(folder: Path) -> mx.array:
     model = mlx_lm.load(str(folder))[0]
     return model(PROMPT)[0]  # pyright: ignore
-
-
-def furthest(a: mx.array, b: mx.array) -> float:
-    return mx.abs(a.astype(mx.float32) - b.astype(mx.float32)).max().item()  # pyright: ignore
 
 
 def listing(folder: Path) -> set[str]:
@@ -258,6 +235,20 @@ def test_every_format_is_what_it_says_and_about_as_large(
     lost = report.verification.lost
     # A random model of 64 columns has little to lose; 4 bits lose much of it, 8 bits little.
     assert lost is not None and (lost > 0.1) == (format_ in ("4bit", "mxfp4"))
+
+
+@pytest.mark.parametrize("format_", ["8bit", "mxfp4"])
+def test_a_large_weight_is_quantised_in_blocks_to_the_same_codes(
+    trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_: str
+) -> None:
+    run, _ = trained_run(hidden=64, dtype="bfloat16", layers=1)
+    whole = stored(export(run, "folder", "whole", folder=tmp_path, format=format_).path)
+    sizes, quantize = [], mx.quantize
+    monkeypatch.setattr(merging, "BLOCK", 2048)
+    monkeypatch.setattr(mx, "quantize", lambda w, *given, **how: sizes.append(w.shape) or quantize(w, *given, **how))
+    blocks = stored(export(run, "folder", "blocks", folder=tmp_path, format=format_).path)
+    assert (32, 64) in sizes, "in blocks"
+    assert whole.keys() == blocks.keys() and all(mx.array_equal(whole[name], blocks[name]) for name in whole)
 
 
 def test_the_adapter_alone_is_what_mlx_lm_loads_and_names_its_base(trained_run: TrainedRun, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,8 @@ import mlx.core as mx
 from backend.models import policy
 from backend.models.export import atomic_folder, lm_studio_rules, merging, model_files
 from backend.models.export.destinations import Destination
+from backend.models.export.original import merged_weights, peft_adapter
+from backend.models.export.original.original_files import Fetch, original_of, trained_on_original
 from backend.models.export.trained_weights import (
     AdapterFiles,
     TrainedWeights,
@@ -62,6 +64,8 @@ class BuiltModel:
     verification: Verification
     extra: Any
     """What `also` returned."""
+    notes: tuple[str, ...] = ()
+    """What else is to be said of it, in sentences."""
 
 
 def build(
@@ -72,14 +76,19 @@ def build(
     *,
     also: Callable[[TrainedWeights, Path], Any] = lambda trained, built: None,
     progress: Progress = silent,
+    fetch: Fetch | None = None,
 ) -> BuiltModel:
-    """Export trained weights. `also` is called with the weights and the finished, verified folder before that is moved.
+    """Export trained weights. `also` is called with the weights and the finished, verified folder before that is moved. `fetch` downloads
+    original weights that are not on this disk; None refuses them.
 
     Raises Mistake for a model that cannot be used, an existing target or too little disk space; RuntimeError when the written model's
     logits differ from the trained one's. In every case, and when `also` raises, nothing new is left behind and an existing model stays.
     """
     check_kind(trained, format_)
     destination.check()
+    asked = trained
+    if format_.names == "original":
+        trained = trained_on_original(trained, fetch)
     atomic_folder.check_free_space(destination.workshop, needed_bytes(trained, format_, len(samples)))
     with atomic_folder.staging_folder(destination.workshop, destination.target) as staging:
         trained, built = trained.pinned(staging / "adapters"), staging / "new"
@@ -93,10 +102,19 @@ def build(
         verification = _verified(trained, format_, built, reference)
         for warning in lm_studio_rules.warnings(built) if format_.kind == "model" else ():
             progress(warning.sentence)
-        extra = also(trained, built)
+        extra = also(replace(asked, adapters=trained.adapters), built)
         size = atomic_folder.folder_bytes(built)
         place = destination.deliver(built)
-    return BuiltModel(place, destination.target, size, verification, extra)
+    return BuiltModel(place, destination.target, size, verification, extra, _notes(asked, trained))
+
+
+def _notes(asked: TrainedWeights, written: TrainedWeights) -> tuple[str, ...]:
+    if written.base == asked.base and written.quantization == asked.quantization:
+        return ()
+    return (
+        f"The adapters were trained on quantised weights and are now on the original ones of {written.name}, with which these "
+        "logits were compared: in use, its answers differ from the run's by what quantisation had changed.",
+    )
 
 
 def check_kind(trained: TrainedWeights, format_: ExportFormat) -> None:
@@ -124,11 +142,17 @@ def write_in_format(trained: TrainedWeights, format_: ExportFormat, to: Path, pr
     """Write trained weights in a format into a new folder. Raises Mistake when that cannot be done."""
     try:
         if format_.kind == "adapter":
-            progress("Copying the adapter.")
-            model_files.write_adapter(trained, to)
+            progress("Writing the adapter.")
+            if format_.names == "original":
+                peft_adapter.write_peft_adapter(trained, original_of(trained), to)
+            else:
+                model_files.write_adapter(trained, to)
             return
         doing = "Merging the adapters and writing the model." if trained.adapters else "Writing the model."
         progress(doing, 0.0)
+        if format_.names == "original":
+            merged_weights.write_merged(trained, original_of(trained), to, lambda done: progress(doing, done))
+            return
         model, config = merging.in_format(*trained.open_with_config(), format_)
         model_files.write_model(model, config, trained.tokenizer, to, lambda done: progress(doing, done))
     except OSError as error:
@@ -150,6 +174,9 @@ def _tolerance(trained: TrainedWeights, format_: ExportFormat) -> float | None:
 
 
 def _verified(trained: TrainedWeights, format_: ExportFormat, built: Path, reference: Reference) -> Verification:
+    if format_.kind == "adapter" and format_.names == "original":
+        original = original_of(trained)
+        return compare(built, reference, lambda: peft_adapter.open_peft_adapter(built, original))
     if format_.kind == "adapter":
         files = AdapterFiles(built / "adapters.safetensors", built / "adapter_config.json")
         return compare(built, reference, trained.with_adapters(files).open)

@@ -21,6 +21,9 @@ from backend.spec.faults import Mistake
 
 PACKING = ("bits", "group_size", "mode")
 
+BLOCK = 1 << 22
+"""Numbers that are quantised together."""
+
 
 def in_format(model: nn.Module, config: dict[str, Any], format_: ExportFormat) -> tuple[nn.Module, dict[str, Any]]:
     """(the model without adapters and in this format, its config.json). Changes `model`.
@@ -38,7 +41,9 @@ def in_format(model: nn.Module, config: dict[str, Any], format_: ExportFormat) -
         policy.cast(model, format_.dtype)
         config = {**config, "torch_dtype": format_.dtype} | ({"dtype": format_.dtype} if "dtype" in config else {})
     if format_.quantization:
+        floats = {name: module.weight for name, module in model.named_modules() if _is_large(module)}
         model, config = policy.quantize(model, config, **format_.quantization)
+        _quantise_in_blocks(model, floats)
     return model, config
 
 
@@ -76,6 +81,29 @@ def _unpacked(layer: nn.Module) -> Any:
     within.layer = layer
     in_float32(within)
     return within.layer
+
+
+def _is_large(module: nn.Module) -> bool:
+    weight = module.get("weight")
+    return isinstance(weight, mx.array) and weight.size > BLOCK
+
+
+def _quantise_in_blocks(model: nn.Module, floats: dict[str, mx.array]) -> None:
+    """Have the weights `floats` of what are quantised layers now be quantised block by block, one after another: the same codes. On a CPU mlx
+    composes MXFP4 of other operations, which take forty bytes for every number of the array."""
+    for name, module in model.named_modules():
+        if name not in floats or not _is_packed(module):
+            continue
+        how: dict[str, Any] = {key: getattr(module, key) for key in PACKING}
+        weight, parts = floats[name], []
+        rows = max(1, BLOCK * weight.shape[0] // weight.size)
+        for start in range(0, weight.shape[0], rows):
+            block = weight[start : start + rows]
+            # mlx may compute independent operations in any order, and so hold what all of them need.
+            block = mx.depends([block], [parts[-1][0]])[0] if parts else block
+            parts.append(mx.quantize(block, **how))
+        for key, pieces in zip(("weight", "scales", "biases"), zip(*parts, strict=True), strict=False):
+            setattr(module, key, mx.concatenate(list(pieces)))
 
 
 def _is_packed(module: nn.Module) -> bool:

@@ -79,14 +79,17 @@ def write_weights(model: nn.Module, to: Path, done: Done) -> None:
 
 
 def write_safetensors(
-    file: Path, arrays: dict[str, mx.array], written: Callable[[int], None] = lambda size: None
+    file: Path,
+    arrays: dict[str, mx.array],
+    written: Callable[[int], None] = lambda size: None,
+    metadata: dict[str, str] = METADATA,
 ) -> None:
     """Write lazy arrays one by one, and remove each from `arrays` as it is written; `written` is told its bytes.
 
     The format (https://github.com/huggingface/safetensors): eight bytes of length, little-endian; a JSON header with the type, shape and
     byte range of every array, all known before anything is computed; the bytes. mlx's own writer holds every array of a file.
     """
-    header: dict[str, Any] = {"__metadata__": METADATA}
+    header: dict[str, Any] = {"__metadata__": metadata}
     at = 0
     for name, array in arrays.items():
         header[name] = {

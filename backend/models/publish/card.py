@@ -11,7 +11,7 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from backend.models.publish.card_facts import CardFacts, RewardEnds, CardSample
+from backend.models.publish.card_facts import CardFacts, CardSample, RewardEnds
 from backend.spec.evaluation import Decoding, Figures, MeanWithInterval
 from backend.spec.loss_menu import levels, losses
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from backend.models.export.build import BuiltModel, Progress, build, check_kind, silent
 from backend.models.export.destinations import DESTINATIONS, OnDisk, Place
+from backend.models.export.original.fetching import fetch_original
 from backend.models.export.trained_weights import TrainedWeights
 from backend.models.export.verify import Verification
 from backend.run.export.held_out import HeldOutComparison, HeldOutDifference
@@ -35,6 +36,8 @@ class Export:
     held_out: int = 0
     """How many held-out prompts to compare rewards on; 0 for no comparison."""
     overwrite: bool = False
+    fetch: bool = False
+    """Download original weights that a format needs and that are not on this disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class ExportedModel:
     bytes: int
     verification: Verification
     held_out: HeldOutDifference | None
+    notes: tuple[str, ...] = ()
 
     def sentences(self) -> list[str]:
         """What the comparison found, in plain words."""
@@ -80,7 +84,9 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
         return comparison.compare(trained, built, lambda done: progress(doing, done))
 
     samples = run_samples(run, config)
-    return _exported(format_, build(trained, format_, destination, samples, also=held_out, progress=progress))
+    fetch = (lambda name: fetch_original(name, progress)) if export.fetch else None
+    built = build(trained, format_, destination, samples, also=held_out, progress=progress, fetch=fetch)
+    return _exported(format_, built)
 
 
 def fuse_run(run: RunFolder, progress: Progress = silent) -> Path:
@@ -95,7 +101,9 @@ def fuse_run(run: RunFolder, progress: Progress = silent) -> Path:
 
 
 def _exported(format_: ExportFormat, built: BuiltModel) -> ExportedModel:
-    return ExportedModel(built.place, built.path, format_.key, built.bytes, built.verification, built.extra)
+    return ExportedModel(
+        built.place, built.path, format_.key, built.bytes, built.verification, built.extra, built.notes
+    )
 
 
 # ── in words ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -112,6 +120,7 @@ def _findings(exported: ExportedModel) -> Iterator[str]:
         )
     if checked.lost is not None and checked.lost > NOTICEABLE_LOSS:
         yield f"Rounding has moved its logits by {checked.lost:.0%} of what training did; more bits keep more."
+    yield from exported.notes
     if exported.held_out is not None:
         yield _held_out_sentence(exported.held_out)
 

@@ -1,0 +1,49 @@
+"""`--selftest`: run every check in a temporary folder, print a line for each as it ends, and write the report."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from backend.cli.exit_codes import BUG, FINISHED, verb
+from backend.spec.faults import Mistake
+
+
+@verb
+def run(is_requested: bool, report_file: Path | None, subcommand: str | None) -> int:
+    """Returns the exit code: 0 where no check failed, 1 otherwise. Raises Mistake where the options contradict each other, or the report
+    cannot be written."""
+    if not is_requested:
+        raise Mistake("report", "--report belongs to --selftest; give both, or a verb (--help lists them).")
+    if subcommand:
+        raise Mistake("selftest", f"--selftest stands alone; leave out {subcommand}.")
+    if report_file is not None:
+        _check_report(report_file)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is asked of the network, before anything imports its client
+    from backend.selftest import report as reports
+    from backend.selftest.check import run_checks
+    from backend.selftest.engine_checks import ENGINE_CHECKS
+    from backend.selftest.process_checks import PROCESS_CHECKS
+    from backend.selftest.workbench import Workbench
+
+    results = []
+    with tempfile.TemporaryDirectory(prefix="grpo-studio-selftest-") as folder:
+        for result in run_checks([*ENGINE_CHECKS, *PROCESS_CHECKS], Workbench(Path(folder))):
+            print(reports.line(result), flush=True)
+            results.append(result)
+    report = reports.SelfTestReport(reports.about(), results)
+    print(report.summary)
+    if report_file is not None:
+        text = reports.write(report, report_file)
+        print(
+            f"Written: {report_file}, and as text {text}. Neither names you or your files; send them with your question."
+        )
+    return FINISHED if report.passed else BUG
+
+
+def _check_report(path: Path) -> None:
+    if path.is_dir() or not path.parent.is_dir():
+        raise Mistake("report", f"The report cannot be written to {path}: name a file in a folder that exists.")
+    if path.suffix == ".txt":
+        raise Mistake("report", f"{path.name} would hold JSON, and the text goes beside it: name it {path.stem}.json.")

@@ -1,0 +1,52 @@
+"""Drawing every page for the self-test: a page that is empty, or cannot be built, is reported with its title."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtGui import QImage
+from PySide6.QtWidgets import QWidget
+
+from app import page_drawing
+from app.model.prefs import Prefs
+from app.model.session import Session
+from app.page_drawing import draw_page
+from app.pages import PageEntry
+from app.window import Window
+
+
+@pytest.fixture
+def window(tmp_path: Path, qtbot) -> Iterator[Window]:
+    window = Window(Session(Prefs(tmp_path / "prefs")))
+    qtbot.addWidget(window)
+    window.resize(*page_drawing.SIZE)
+    window.show()
+    yield window
+
+
+def test_a_sound_page_has_no_fault(window: Window) -> None:
+    assert draw_page(window, "monitor", "Monitor")["fault"] == ""
+
+
+def test_an_empty_page_is_a_fault(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PageEntry, "build", lambda entry, session, parent: QWidget(parent))
+    assert "picture is empty" in draw_page(window, "runs", "Runs")["fault"]
+
+
+def test_a_page_that_cannot_be_built_is_a_fault(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(entry: PageEntry, session: Session, parent: QWidget) -> QWidget:
+        raise ImportError("no such module")
+
+    monkeypatch.setattr(PageEntry, "build", build)
+    assert draw_page(window, "runs", "Runs")["fault"] == "ImportError: no such module"
+
+
+def test_colours_are_counted() -> None:
+    image = QImage(70, 70, QImage.Format.Format_RGB32)
+    image.fill(0xFFFFFF)
+    assert page_drawing.colours(image) == 1
+    for row in range(0, 70, page_drawing.GRID):
+        image.setPixel(0, row, 0xFF000000 + row)
+    assert page_drawing.colours(image) == 11

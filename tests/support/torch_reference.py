@@ -1,0 +1,59 @@
+"""Run by a Python that has torch, transformers and peft, which ours has not: make tiny models with transformers' own classes, and compute
+the logits of saved ones. Knows nothing of this project.
+
+    python torch_reference.py make FAMILY FOLDER [SHARD_BYTES]
+    python torch_reference.py logits FOLDER [PEFT_ADAPTER]     prints JSON: the logits [T, V] of IDS
+"""
+
+import json
+import sys
+
+import peft
+import torch
+import transformers
+
+IDS = [2, 40, 41, 42, 100, 200, 7, 300, 5]
+
+COMMON = {
+    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "max_position_embeddings": 4096, "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 2,
+}  # fmt: skip
+EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SPECIAL = {
+    "llama": {"tie_word_embeddings": False},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16, "tie_word_embeddings": True},
+    "gemma": {"head_dim": 16},
+    "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 64},
+    "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 64},
+    "mistral": {"head_dim": 16},
+    "phi3": {},
+    "smollm3": {},
+    "mixtral": EXPERTS,
+    "qwen3_moe": EXPERTS | {"head_dim": 16},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 4096, "n_inner": 64},
+}
+
+
+def make(family: str, folder: str, shard: str = "5GB") -> None:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **COMMON | SPECIAL[family])
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    # New models have small weights and norms of one: spread them, so that every mechanism shows in the logits.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder, max_shard_size=shard)
+
+
+def logits(folder: str, adapter: str = "") -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    if adapter:
+        model = peft.PeftModel.from_pretrained(model, adapter)
+    model.eval()
+    with torch.no_grad():
+        print(json.dumps(model(torch.tensor([IDS])).logits[0].tolist()))
+
+
+if __name__ == "__main__":
+    {"make": make, "logits": logits}[sys.argv[1]](*sys.argv[2:])
