@@ -72,6 +72,18 @@ def test_a_base_on_the_hub_is_named_with_its_relation_and_licence(run: RunFolder
     assert 'load("someone/sums")' in model_card(facts(run))
 
 
+@pytest.mark.parametrize(("format_", "library", "line"), [("original", "transformers", 'Model.from_pretrained("someone/sums")'),
+                                                         ("peft", "peft", "from peft import AutoPeftModelForCausalLM")])  # fmt: skip
+def test_weights_with_their_original_names_are_told_as_their_library_loads_them(
+    run: RunFolder, format_: str, library: str, line: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(card_facts, "base_licence", lambda model, id_: None)
+    card = model_card(read_facts(run, "someone/sums", FORMATS[format_], "", original="Qwen/Qwen-tiny"))
+    about = settings_of(card)
+    assert (about["library_name"], about["base_model"]) == (library, "Qwen/Qwen-tiny")
+    assert line in card and "mlx_lm" not in card and "mlx" not in about["tags"]  # type: ignore[operator]
+
+
 def test_a_base_in_a_folder_is_not_linked_and_its_licence_is_read_there(run: RunFolder):
     about = settings_of(model_card(facts(run)))
     assert "base_model" not in about and "datasets" not in about

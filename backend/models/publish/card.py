@@ -17,6 +17,9 @@ from backend.spec.loss_menu import levels, losses
 
 CURVES_FILE, SETTINGS_FILE = "curves.png", "training.yaml"
 
+MLX_LM = "[mlx-lm](https://github.com/ml-explore/mlx-lm)"
+MESSAGES = 'messages = [{"role": "user", "content": "…"}]'
+
 DEEPSEEK_MATH = """\
 @misc{shao2024deepseekmath,
   title         = {DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models},
@@ -44,15 +47,26 @@ def _metadata(facts: CardFacts) -> ModelCardData:
     adapters = [facts.config.train_type] if facts.config.train_type != "full" else []
     licence = facts.licence
     return ModelCardData(
-        library_name="mlx",
+        library_name=_library(facts),
         pipeline_tag="text-generation",
-        tags=["mlx", "mlx-lm", "grpo", "reinforcement-learning", *adapters, "grpo-studio"],
+        tags=[*_OF_LIBRARY[_library(facts)], "grpo", "reinforcement-learning", *adapters, "grpo-studio"],
         license=licence.key if licence else None,
         license_name=licence.name if licence else None,
         license_link=licence.link if licence else None,
         datasets=[facts.dataset] if facts.dataset_is_on_hub else None,
         **base,
     )
+
+
+_OF_LIBRARY = {"mlx": ("mlx", "mlx-lm"), "transformers": ("transformers",), "peft": ("peft",)}
+"""Tags of each library."""
+
+
+def _library(facts: CardFacts) -> str:
+    """The library that loads the files, as the Hub calls it."""
+    if facts.format.names == "mlx":
+        return "mlx"
+    return "peft" if facts.format.kind == "adapter" else "transformers"
 
 
 # ── what it is, and what came of it ──────────────────────────────────────────────────────────────────────────────────
@@ -149,24 +163,51 @@ def _reward_row(row: RewardEnds, name: str) -> tuple[str, ...]:
 
 def _usage(facts: CardFacts) -> Iterator[str]:
     yield "## How to use it\n"
-    if facts.format.kind == "adapter":
-        yield "With [mlx-lm](https://github.com/ml-explore/mlx-lm), on the base model that it was trained on:\n"
-        yield "```bash\npip install mlx-lm"
-        yield f"hf download {facts.repo_id} --local-dir adapter"
-        yield f'mlx_lm.generate --model {facts.base} --adapter-path adapter --prompt "…"\n```'
-        if facts.config.quantization != "none":
-            yield f"\nIt was trained on the base in {facts.config.quantization} bits; on other weights it answers a little differently."
-        return
-    yield "With [mlx-lm](https://github.com/ml-explore/mlx-lm):\n"
+    if _library(facts) != "mlx":
+        yield from _usage_in_torch(facts)
+    elif facts.format.kind == "adapter":
+        yield from _usage_of_adapter(facts)
+    else:
+        yield from _usage_of_model(facts)
+    if facts.config.system_prompt:
+        yield f"\nIt was trained with a system prompt; it is `system_prompt` in [{SETTINGS_FILE}]({SETTINGS_FILE})."
+
+
+def _usage_of_adapter(facts: CardFacts) -> Iterator[str]:
+    yield f"With {MLX_LM}, on the base model that it was trained on:\n"
+    yield "```bash\npip install mlx-lm"
+    yield f"hf download {facts.repo_id} --local-dir adapter"
+    yield f'mlx_lm.generate --model {facts.base} --adapter-path adapter --prompt "…"\n```'
+    if facts.config.quantization != "none":
+        yield f"\nIt was trained on the base in {facts.config.quantization} bits; on other weights it answers a little differently."
+
+
+def _usage_of_model(facts: CardFacts) -> Iterator[str]:
+    yield f"With {MLX_LM}:\n"
     yield f'```bash\npip install mlx-lm\nmlx_lm.generate --model {facts.repo_id} --prompt "…"\n```\n'
     yield "```python\nfrom mlx_lm import generate, load\n"
     yield f'model, tokenizer = load("{facts.repo_id}")'
-    yield 'messages = [{"role": "user", "content": "…"}]'
+    yield MESSAGES
     yield "prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)"
     yield f"print(generate(model, tokenizer, prompt=prompt, max_tokens={facts.config.max_completion_length}))\n```\n"
     yield f"In LM Studio: search for `{facts.repo_id}` under Discover, or open `lmstudio://open_from_hf?model={facts.repo_id}`."
-    if facts.config.system_prompt:
-        yield f"\nIt was trained with a system prompt; it is `system_prompt` in [{SETTINGS_FILE}]({SETTINGS_FILE})."
+
+
+def _usage_in_torch(facts: CardFacts) -> Iterator[str]:
+    is_adapter = facts.format.kind == "adapter"
+    yield f"With transformers{' and peft' if is_adapter else ''}:\n"
+    yield "```python"
+    if is_adapter:
+        yield "from peft import AutoPeftModelForCausalLM as Model"
+        yield "from transformers import AutoTokenizer\n"
+    else:
+        yield "from transformers import AutoModelForCausalLM as Model"
+        yield "from transformers import AutoTokenizer\n"
+    yield f'model = Model.from_pretrained("{facts.repo_id}")'
+    yield f'tokenizer = AutoTokenizer.from_pretrained("{facts.base if is_adapter else facts.repo_id}")'
+    yield MESSAGES
+    yield 'inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)'
+    yield f"print(tokenizer.decode(model.generate(**inputs, max_new_tokens={facts.config.max_completion_length})[0]))\n```"
 
 
 def _samples(facts: CardFacts) -> Iterator[str]:

@@ -108,8 +108,11 @@ class CardFacts:
     versions: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def read_facts(run: RunFolder, repo_id: str, format_: ExportFormat, checkpoint: str) -> CardFacts:
-    """Read a run. `checkpoint` as in an export: "best", "last", a step, or "" for the run's end. Raises Mistake."""
+def read_facts(
+    run: RunFolder, repo_id: str, format_: ExportFormat, checkpoint: str, original: str | None = None
+) -> CardFacts:
+    """Read a run. `checkpoint` as in an export: "best", "last", a step, or "" for the run's end. `original`: the model with whose
+    weights these are written, where that is not the run's own. Raises Mistake."""
     config = spec_config.load(run.config)
     events = list(read_events(run.events))
     steps = [event for event in events if event["kind"] == "step"]
@@ -117,7 +120,7 @@ def read_facts(run: RunFolder, repo_id: str, format_: ExportFormat, checkpoint: 
     step = find_checkpoint(run, checkpoint).step if checkpoint else (steps[-1].get("step") if steps else None)
     curves = {name: curve for name in CURVES if (curve := _curve(steps, name))}
     evaluation, rows = _evaluation(run, step)
-    base, dataset = public_name(config.model), public_name(config.data)
+    base, dataset = public_name(original or config.model), public_name(config.data)
     return CardFacts(
         repo_id=repo_id,
         base=base,
@@ -133,7 +136,7 @@ def read_facts(run: RunFolder, repo_id: str, format_: ExportFormat, checkpoint: 
         curves=curves,
         evaluation=evaluation,
         samples=list(_samples_of_rows(evaluation, rows)) if evaluation else list(_samples_of_training(run, step)),
-        licence=base_licence(config.model, base),
+        licence=base_licence(original or config.model, base),
         seconds=_seconds(events),
         device=_device(started),
         versions={name: number for name, number in (started.get("versions") or {}).items() if name != "platform"},

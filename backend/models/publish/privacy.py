@@ -23,7 +23,8 @@ GENERIC = ("model", "data", "dataset", "fused", "train.jsonl")
 
 _ABSOLUTE = re.compile(r"(?<![\w/.])(?:~|/)[\w.~+@ -]*/[^\s:'\",]*")
 _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
-_PATH_KEYS = ("model", "data", "adapter_path", "_name_or_path", "name_or_path", "config")
+BASE_KEYS = ("model", "base_model_name_or_path")
+_PATH_KEYS = (*BASE_KEYS, "data", "adapter_path", "_name_or_path", "name_or_path", "config")
 """Keys of JSON files by mlx-lm and transformers that hold a path of the machine that wrote them."""
 
 OURS = ("README.md", "training.yaml", "adapter_config.json", "config.json")
@@ -70,7 +71,7 @@ def clean_json_files(folder: Path, base: str) -> None:
     for file in folder.glob("*config.json"):
         content = json.loads(file.read_text(encoding="utf-8"))
         changed = {
-            key: base if key == "model" else public_name(value)
+            key: base if key in BASE_KEYS else public_name(value)
             for key, value in content.items()
             if key in _PATH_KEYS and isinstance(value, str) and _is_path(value)
         }

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from backend.models.export.build import Progress, silent
+from backend.models.export.original.original_files import find_original
 from backend.models.publish.card_facts import read_facts
 from backend.models.publish.hub_token import HubToken
 from backend.models.publish.prepared import PreparedUpload, check_repo_id, find_prepared, finish_preparing, folder_for
 from backend.models.publish.privacy import refuse_leaks
 from backend.models.publish.upload import ByteProgress, Upload, Uploaded, upload
 from backend.run.export.export_run import Export, export_run
+from backend.spec import config as spec_config
 from backend.spec import evaluation
 from backend.spec.exports import format_named
-from backend.spec.places import RunFolder
+from backend.spec.places import RunFolder, local_folder
 from backend.spec.weight_choices import END, find_choice
 
 
@@ -33,7 +35,11 @@ def prepare_upload(run: RunFolder, repo_id: str, export: Export, progress: Progr
     run.uploads.mkdir(exist_ok=True)
     export_run(run, replace(export, to="hub", name=folder.name), progress)
     progress("Writing the card.")
-    return finish_preparing(folder, read_facts(run, repo_id, format_named(export.format), export.checkpoint), made_from)
+    format_ = format_named(export.format)
+    facts = read_facts(
+        run, repo_id, format_, export.checkpoint, _original(run) if format_.names == "original" else None
+    )
+    return finish_preparing(folder, facts, made_from)
 
 
 def send(
@@ -45,6 +51,13 @@ def send(
     done = upload(Upload(prepared.repo_id, prepared.folder, private, overwrite), token.value, progress)
     prepared.discard()
     return done
+
+
+def _original(run: RunFolder) -> str:
+    """The model whose original weights the run's base was made of."""
+    name = spec_config.load(run.config).model
+    base = local_folder(name)
+    return find_original(base, name).name if base else name
 
 
 def _made_from(run: RunFolder, export: Export) -> dict[str, Any]:
