@@ -1,4 +1,4 @@
-"""The verb `export`: a run's model, in a chosen format, in LM Studio or a folder."""
+"""The verb `export`: a run's model, in a chosen format, in LM Studio, a folder or a repository on Hugging Face."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backend.cli.options import AsJson, ExistingRunsDir
 from backend.spec.exports import DEFAULT_FORMAT, FORMATS, offered_targets
 from backend.spec.faults import Mistake
 
-# Any word is read, and one that is no target or format, or is not built yet, refused with a sentence; help offers what works.
+# Any word is read, and one that is no target or format refused with a sentence.
 Target = Annotated[
     str, typer.Option("--to", metavar=f"<{'|'.join(offered_targets())}>", help=f"{' or '.join(offered_targets())}.")
 ]
@@ -53,10 +53,17 @@ def export(
         typer.Option("--fetch", help="Download the original weights where a format needs them and they are not here."),
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model of that name.")] = False,
+    repo: Annotated[
+        str, typer.Option("--repo", help="For --to hub: owner/name (you and the run's name if left out).")
+    ] = "",
+    public: Annotated[bool, typer.Option("--public", help="For --to hub: everybody may see it.")] = False,
+    preview: Annotated[
+        bool, typer.Option("--preview", help="For --to hub: show the card and the files, and send nothing.")
+    ] = False,
     runs_dir: ExistingRunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a run's model into LM Studio or a folder, loaded back and compared with what was trained."""
+    """Put a run's model into LM Studio, a folder or Hugging Face, loaded back and compared with what was trained."""
     from backend.run.export.export_run import Export, export_run
     from backend.spec.places import find_run
 
@@ -67,7 +74,14 @@ def export(
     run_folder = find_run(run, runs_dir)
     chosen = f"{quantize}bit" if quantize else format_ or DEFAULT_FORMAT
     request = Export(to, name or run_folder.name, folder, chosen, checkpoint, held_out, overwrite, fetch)
-    exported = export_run(run_folder, request, _report_json if as_json else _ReportLines())
+    report = _report_json if as_json else _ReportLines()
+    if to == "hub":
+        from backend.cli import publish
+
+        what = publish.Publication(request, repo, private=not public)
+        (publish.preview if preview else publish.publish)(run_folder, what, report, as_json=as_json)
+        return
+    exported = export_run(run_folder, request, report)
     if as_json:
         _print_json(exported.to_dict())
         return

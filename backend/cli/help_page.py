@@ -8,17 +8,17 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Train": ("train", "resume", "demo"),
     "Before training": ("check", "estimate", "rewards"),
     "What a run has learned": ("runs", "evaluate", "generate", "chat", "export", "validate"),
-    "This machine and this program": ("bench", "serve"),
+    "This machine and this program": ("bench", "hub", "serve"),
 }
 """Title → verbs. A verb of no group is listed under Commands."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
-    "": ("demo", "train config.yaml --set iters=200", "runs", "evaluate RUN", "export RUN --to lm-studio"),
+    "": ("demo", "train config.yaml --set iters=200", "runs", "evaluate RUN", "export RUN --to lmstudio"),
     "train": ("train config.yaml", "train config.yaml --set learning_rate=1e-5 --set group_size=8 --name first-try"),
     "resume": ("resume RUN",),
     "check": ("check config.yaml",),
     "estimate": ("estimate config.yaml --prompt 512",),
-    "export": ("export RUN --to lm-studio", "export RUN --to folder --folder models --format 4bit --checkpoint best"),
+    "export": ("export RUN --to lmstudio", "export RUN --to folder --folder models --format 4bit --checkpoint best"),
     "generate": ('generate RUN --prompt "What is 17 plus 25?" --both',),
     "evaluate": ("evaluate RUN --n 8", "evaluate owner/model config.yaml --limit 100"),
 }

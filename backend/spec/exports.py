@@ -124,7 +124,7 @@ TARGETS: dict[str, ExportTarget] = {
             refusal="LM Studio loads complete models only, so an adapter alone cannot go there; choose another format, or a folder.",
         ),
         ExportTarget("folder", "A folder", asks_for_folder=True),
-        ExportTarget("hub", "Hugging Face", is_offered=False),
+        ExportTarget("hub", "Hugging Face"),
     )
 }
 """Target by the word that `--to` takes."""

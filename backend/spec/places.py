@@ -118,6 +118,10 @@ class RunFolder:
         return self.path / "evaluations"
 
     @property
+    def uploads(self) -> Path:
+        return self.path / "uploads"
+
+    @property
     def has_diary(self) -> bool:
         return self.events.exists() and self.events.stat().st_size > 0
 

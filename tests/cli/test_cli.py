@@ -415,12 +415,6 @@ def test_a_run_that_does_not_exist_cannot_be_resumed_or_exported(runs: Path) -> 
     assert call("export", "nothing", "--to", "nowhere").exit_code == 2
 
 
-def test_export_to_the_hub_is_refused_and_not_offered_by_help(inputs: Path, runs: Path) -> None:
-    config(inputs, runs / "mine")
-    assert refused("export", "mine", "--to", "hub").startswith("to: Export to Hugging Face is not built yet")
-    assert "hub" not in run_ok("export", "--help").stdout
-
-
 # ── --set ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import keyring
 import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import _http
 
 from tests.support.hub_upload_server import UploadHub
+from tests.support.keychain import Keychain
 
 CARD = "---\nlibrary_name: mlx\n---\n# A model\n"
 
@@ -45,3 +47,11 @@ def folder(tmp_path: Path) -> Path:
     (folder / "curves.png").write_bytes(numbers.randbytes(9_000))
     (folder / ".DS_Store").write_bytes(b"not a file of ours")
     return folder
+
+
+@pytest.fixture
+def keychain(monkeypatch: pytest.MonkeyPatch) -> Keychain:
+    """An empty one, in place of the system's."""
+    chain = Keychain()
+    monkeypatch.setattr(keyring, "get_keyring", lambda: chain)
+    return chain

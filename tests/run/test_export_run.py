@@ -729,11 +729,6 @@ def test_fusing_again_replaces_what_was_fused(quick_run: RunFolder) -> None:
         export(quick_run, "folder", "")
 
 
-def test_export_to_the_hub_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="not built yet"):
-        export(RunFolder(tmp_path), "hub", "mine")
-
-
 @pytest.mark.parametrize(
     ("arch", "bits"),
     [*((arch, None) for arch in ("llama", "gemma3_text", "mixtral", "qwen3_moe", "mamba")), ("qwen3", 4)],

@@ -61,6 +61,7 @@ class UploadHandler(HubHandler):
         if self._is_at_fault():
             return
         if urlsplit(self.path).path == "/api/whoami-v2":
+            hub.asked.append("GET /api/whoami-v2")
             self._whoami()
         else:
             self._answer()

@@ -1,4 +1,4 @@
-"""Where an export goes: LM Studio's models folder, or any folder. One entry of DESTINATIONS for each row of `backend.spec.exports.TARGETS`.
+"""Where an export goes: LM Studio's models folder, any folder, or the folder that an upload sends. One entry of DESTINATIONS for each row of `backend.spec.exports.TARGETS`.
 
 A destination says what stands in the way before anything is loaded, where to build, and brings the finished folder to its place.
 """
@@ -83,14 +83,15 @@ def in_folder(place: Place) -> Destination:
     return OnDisk(target, atomic_folder.nearest_existing(target.parent), place.overwrite)
 
 
-def on_the_hub(place: Place) -> Destination:
-    raise Mistake("to", "Export to Hugging Face is not built yet; export to a folder and upload that.")
+def in_uploads(place: Place) -> Destination:
+    """The folder in the run from which `backend.run.export.publish_run` uploads: what lies there can be made again."""
+    return OnDisk(place.run.uploads / place.name, place.run.path, overwrite=True)
 
 
 DESTINATIONS: dict[str, Callable[[Place], Destination]] = {
     "lmstudio": in_lm_studio,
     "folder": in_folder,
-    "hub": on_the_hub,
+    "hub": in_uploads,
 }
 """By the key of `backend.spec.exports.TARGETS`."""
 

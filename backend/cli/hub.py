@@ -1,0 +1,61 @@
+"""The verbs `hub login`, `hub logout` and `hub whoami`: the token for Hugging Face, in the system's keychain."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from backend.cli.exit_codes import verb
+from backend.cli.options import AsJson
+
+hub = typer.Typer(no_args_is_help=True, help="Your account at Hugging Face.")
+
+
+@hub.command()
+@verb
+def login(
+    from_stdin: Annotated[bool, typer.Option("--from-stdin", help="Read the token from standard input.")] = False,
+) -> None:
+    """Keep a token with write access in the system's keychain. It is asked for without being shown."""
+    from backend.models.publish.hub_token import log_in
+    from backend.models.publish.upload_errors import TOKENS_PAGE
+
+    if from_stdin:
+        token = sys.stdin.readline()
+    else:
+        print(f"Make a token with write access at {TOKENS_PAGE}.", file=sys.stderr)
+        token = getpass.getpass("Token: ")
+    account = log_in(token)
+    print(f"Logged in as {account.name}; the token is in the keychain.")
+    if not account.can_write:
+        print("It may only read, so uploads will be refused.", file=sys.stderr)
+
+
+@hub.command()
+@verb
+def logout() -> None:
+    """Delete the token from the keychain. What `hf auth login` has stored stays."""
+    from backend.models.publish.hub_token import find_token, log_out
+
+    print("Logged out." if log_out() else "There was no token in the keychain.")
+    if left := find_token():
+        print(f"A token of {left.source} is still found.", file=sys.stderr)
+
+
+@hub.command()
+@verb
+def whoami(as_json: AsJson = False) -> None:
+    """Whose token uploads use, and where it was found."""
+    from backend.models.publish.hub_token import need_token, whose
+
+    account = whose(need_token())
+    if as_json:
+        print(json.dumps(asdict(account)))
+        return
+    also = f", also of {', '.join(account.organisations)}" if account.organisations else ""
+    print(f"{account.name}{also} (token from {account.source}{'' if account.can_write else ', may only read'})")

@@ -1,0 +1,169 @@
+"""`export RUN --to hub`: prepare, preview, upload; what it prints for people and for the window."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.panel import Panel
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+
+from backend.models.export.build import Progress as BuildProgress
+from backend.models.publish.hub_token import find_token, need_token, whose
+from backend.models.publish.prepared import PreparedUpload
+from backend.models.publish.upload import Uploaded
+from backend.run.export.export_run import Export
+from backend.run.export.publish_run import prepare_upload, send
+from backend.spec.faults import Mistake
+from backend.spec.places import RunFolder
+
+EVERY_S = 0.2
+"""Least time between two lines of progress in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What to publish, under which name, for whom. `repo` may leave out the owner, who is then the token's."""
+
+    export: Export
+    repo: str
+    private: bool = True
+
+
+def preview(run: RunFolder, what: Publication, progress: BuildProgress, *, as_json: bool) -> None:
+    """Prepare, and show what would be sent. Nothing leaves this machine but a question about whose the token is."""
+    account, problem = _account()
+    repo = full_repo_id(run, what.repo, account)
+    prepared = prepare_upload(run, repo, what.export, progress)
+    if as_json:
+        about = prepared.to_dict() | {"private": what.private, "account": account, "account_problem": problem}
+        print_json({"preview": about})
+    else:
+        _show(prepared, what, account, problem)
+
+
+def publish(run: RunFolder, what: Publication, progress: BuildProgress, *, as_json: bool) -> None:
+    """Prepare where that has not been done, and upload."""
+    token = need_token()
+    account = None if "/" in what.repo else asdict(whose(token))
+    prepared = prepare_upload(run, full_repo_id(run, what.repo, account), what.export, progress)
+    size, files = prepared.bytes, len(prepared.files())
+    how = {"private": what.private, "overwrite": what.export.overwrite}
+    if as_json:
+        done = send(prepared, token, _ByteLines(), **how)
+        print_json({"path": str(run.path), "place": done.url, "bytes": size, "commit": done.commit,
+                    "sentences": [_sentence(done, files)]})  # fmt: skip
+        return
+    with _ByteBar() as bar:
+        done = send(prepared, token, bar, **how)
+    print(_sentence(done, files), file=sys.stderr)
+    print(done.url)
+
+
+def full_repo_id(run: RunFolder, repo: str, account: dict[str, Any] | None) -> str:
+    """owner/name; without an owner the account's, without a name the run's. Raises Mistake where no owner is known."""
+    if "/" in repo:
+        return repo
+    if account is None:
+        raise Mistake("repo", "Whose repository? Write --repo owner/name, or log in with `hub login`.")
+    return f"{account['name']}/{repo or re.sub(r'[^A-Za-z0-9._-]+', '-', run.name).strip('-.')}"
+
+
+def _account() -> tuple[dict[str, Any] | None, str]:
+    """(the token's account, "") or (None, why there is none)."""
+    token = find_token()
+    if token is None:
+        return None, "You are not logged in to Hugging Face."
+    try:
+        return asdict(whose(token)), ""
+    except Mistake as mistake:
+        return None, mistake.faults[0].sentence
+
+
+def _sentence(done: Uploaded, files: int) -> str:
+    return f"{files} files are there as one commit, {done.commit[:7]}."
+
+
+# ── on a terminal ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _show(prepared: PreparedUpload, what: Publication, account: dict[str, Any] | None, problem: str) -> None:
+    console = Console()
+    console.print(Panel(Markdown(prepared.card.split("---\n", 2)[-1]), title="README.md", title_align="left"))
+    console.print(prepared.card.split("---\n", 2)[1], highlight=False, markup=False, style="dim")
+    table = Table(box=None, header_style="dim")
+    table.add_column("file")
+    table.add_column("size", justify="right")
+    for name, size in prepared.files():
+        table.add_row(name, _size(size))
+    console.print(table)
+    visible = "private" if what.private else "public"
+    console.print(
+        f"\n{_size(prepared.bytes)} would go to {prepared.repo_id}, {visible}. Nothing has been sent.", highlight=False
+    )
+    console.print(f"Logged in as {account['name']} ({account['source']})." if account else problem, highlight=False)
+    console.print(f"The card can be edited: {prepared.folder / 'README.md'}", highlight=False, soft_wrap=True)
+
+
+class _ByteBar:
+    """A progress bar of bytes on stderr."""
+
+    def __init__(self) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )  # fmt: skip
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> _ByteBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, sentence: str, done: int | None = None, total: int | None = None) -> None:
+        if done is None:
+            self._bar.console.print(sentence, highlight=False)
+            return
+        if self._task is None:
+            self._task = self._bar.add_task(sentence.rstrip("."), total=total)
+        self._bar.update(self._task, completed=done)
+
+
+class _ByteLines:
+    """Progress as an object a line on stdout, for the window."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def __call__(self, sentence: str, done: int | None = None, total: int | None = None) -> None:
+        if done is None or not total:
+            print_json({"progress": sentence, "done": None})
+        elif time.monotonic() - self._last > EVERY_S or done == total:
+            self._last = time.monotonic()
+            words = f"{sentence.rstrip('.')}: {_size(done)} of {_size(total)}."
+            print_json({"progress": words, "done": round(done / total, 4), "bytes": done, "total": total})
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+
+
+def print_json(content: dict[str, Any]) -> None:
+    print(json.dumps(content, ensure_ascii=False), flush=True)
