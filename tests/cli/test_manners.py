@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from backend import __version__
 from backend.__main__ import app
 from backend.cli import completions, help_page
 from backend.spec.config import SETTINGS
+from backend.spec.exports import TARGETS
 from backend.spec.places import make_run_folder
 
 VERBS = app()
@@ -48,6 +51,16 @@ def test_examples_stand_on_the_verbs_page(verb: str) -> None:
     page = call(verb, "--help").stdout
     for line in help_page.EXAMPLES[verb]:
         assert line.startswith(verb) and line in page
+
+
+@pytest.mark.parametrize("line", sorted({line for lines in help_page.EXAMPLES.values() for line in lines}))
+def test_examples_are_understood(line: str) -> None:
+    """Their options and targets exist (one said `--to lm-studio`)."""
+    verb, *words = shlex.split(line)
+    command = typer.main.get_command(VERBS)
+    context = command.make_context("backend", [verb], resilient_parsing=True)
+    options = command.get_command(context, verb).make_context(verb, words, parent=context).params  # pyright: ignore
+    assert options.get("to", "folder") in TARGETS
 
 
 @pytest.mark.parametrize(
