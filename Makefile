@@ -8,6 +8,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 # --no-compile: modules are byte-compiled when they are first imported; most of them never are, and compiling all takes half of the install.
 PIP_FLAGS := --quiet --disable-pip-version-check --no-compile
 
+# Byte code is kept even where the environment says not to: the suite alone starts hundreds of processes that import the same modules.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test test-as-gpu proofs architectures mutations demo lint format bench bench-against app app-test app-linux wheel mac-app release-mac help system clean
 .DEFAULT_GOAL := help
 

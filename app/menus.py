@@ -113,6 +113,14 @@ MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
     ),
 }
 """None is a separator."""
+HELP: tuple[MenuEntry | None, ...] = (
+    MenuEntry("guide", "Guide", _STANDARD.HelpContents, "show_guide"),
+    MenuEntry("shortcuts", "Keyboard shortcuts", "Ctrl+/", "show_shortcuts"),
+    MenuEntry("files", "What is stored where", "Ctrl+Alt+W", "show_files"),
+    None,
+    MenuEntry("about", "About GRPO Studio", "Ctrl+Alt+I", "show_about"),
+)
+"""The last menu, after View. macOS moves About into the app's own menu."""
 RUN_ACTIONS = ("run", "pause", "stop", "save_now")
 THEMES = {"system": ("As the system", "Ctrl+Alt+0"), "light": ("Light", "Ctrl+Alt+1"), "dark": ("Dark", "Ctrl+Alt+2")}
 
@@ -135,6 +143,7 @@ class Menus(QObject):
                 menu.addAction(self._action(entry)) if entry else menu.addSeparator()
         self.recent = self._recent_menu()
         self._view_menu()
+        self._help_menu()
         self.update_icons()
 
     def __getitem__(self, name: str) -> QAction:
@@ -235,3 +244,9 @@ class Menus(QObject):
             action.setChecked(mode == theme.mode())
             menu.addAction(action)
             group.addAction(action)
+
+    def _help_menu(self) -> None:
+        menu = self._window.menuBar().addMenu("Help")
+        for entry in HELP:
+            menu.addAction(self._action(entry)) if entry else menu.addSeparator()
+        self["about"].setMenuRole(QAction.MenuRole.AboutRole)

@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
 
 from app import theme
 from app.drop_target import DroppedFile, dropped_file, kind_of
-from app.file_menu import FileWindow
+from app.help_menu import HelpWindow
 from app.menus import RUN_ACTIONS, Menus
 from app.message_boxes import ask
 from app.model.consent import ConsentRequest
@@ -54,7 +54,7 @@ NARROW = 1000
 """Below this width the sidebar shows icons alone, whatever the preference says."""
 
 
-class Window(FileWindow):
+class Window(HelpWindow):
     """The main window.
 
     Attributes:

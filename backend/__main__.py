@@ -8,9 +8,13 @@ from pathlib import Path
 import typer
 
 from backend.bench.device import child as device_child
+from backend.cli import completions
+from backend.cli.exit_codes import MISTAKE, print_faults
 from backend.engine.cpu import blas
 from backend.rewards.functions import math_equality
 from backend.rewards.sandbox import server
+from backend.spec.command import BUNDLED_PROGRAM
+from backend.spec.faults import Mistake
 
 
 def version(is_requested: bool) -> None:
@@ -45,6 +49,7 @@ def app() -> typer.Typer:
         evaluate,
         export,
         generate,
+        help_page,
         hub,
         resume,
         rewards,
@@ -56,8 +61,8 @@ def app() -> typer.Typer:
     )
 
     verbs = typer.Typer(
-        name="grpo-studio-backend", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-        help="GRPO Studio's trainer, without the window.",
+        name="grpo-studio-backend", no_args_is_help=True, pretty_exceptions_enable=False,
+        help="GRPO Studio's trainer, without the window.", epilog=help_page.epilog(),
     )  # fmt: skip
     # In the order of the help page.
     for function in (
@@ -74,10 +79,11 @@ def app() -> typer.Typer:
         evaluate.evaluate,
         serve.serve,
     ):
-        verbs.command()(function)
-    verbs.add_typer(rewards.rewards, name="rewards")
-    verbs.add_typer(bench.bench, name="bench")
-    verbs.add_typer(hub.hub, name="hub")
+        name = function.__name__
+        verbs.command(rich_help_panel=help_page.group_of(name), epilog=help_page.epilog(name))(function)
+    verbs.add_typer(rewards.rewards, name="rewards", rich_help_panel=help_page.group_of("rewards"))
+    verbs.add_typer(bench.bench, name="bench", rich_help_panel=help_page.group_of("bench"))
+    verbs.add_typer(hub.hub, name="hub", rich_help_panel=help_page.group_of("hub"))
 
     @verbs.callback(invoke_without_command=True)
     def root(
@@ -97,7 +103,17 @@ def app() -> typer.Typer:
     return verbs
 
 
-def main() -> None:
+def complete() -> int:
+    """Answer a shell, or print or install its script, under the one name that a shell can complete."""
+    try:
+        completions.check_program()
+    except Mistake as mistake:
+        print_faults(mistake)
+        return MISTAKE
+    return app()(prog_name=BUNDLED_PROGRAM)
+
+
+def main() -> int | None:
     # The child processes of a bundled app (`backend.child_process.module_command`); they prepare what they need themselves.
     if sys.argv[1:] == [math_equality.VERB]:
         from backend.rewards.functions import math_verify_process
@@ -107,6 +123,8 @@ def main() -> None:
         return server.main()
     if sys.argv[1:] == [device_child.VERB]:
         return device_child.main()
+    if completions.is_asked(sys.argv):  # before the engine is prepared: a person has pressed Tab
+        return complete()
     # mlx binds to the BLAS that is loaded first, so this comes before anything that may import mlx.
     blas.prepare()
     app()()

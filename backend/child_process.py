@@ -34,6 +34,9 @@ POLL_S = 0.05
 """How often a waiting parent calls `poll`, and may be interrupted from another thread."""
 STDERR_TAIL = 2000
 """Bytes of a child's stderr that are kept for the message of its end."""
+LAST_WORDS_S = 2.0
+"""How long a message of a child's end waits for the rest of its stderr. The wait is over at the pipe's end, so it takes this long only
+where a process that the child started holds the pipe open."""
 
 # In the child
 
@@ -218,7 +221,7 @@ class _StderrTail:
     def text(self) -> str:
         """The last bytes that a child wrote before it ended."""
         if self._thread.is_alive():
-            self._thread.join(POLL_S)  # longer only where a grandchild holds the pipe open
+            self._thread.join(LAST_WORDS_S)
         return self._tail.decode(errors="replace").strip()
 
     def _drain(self, stream: IO[bytes]) -> None:

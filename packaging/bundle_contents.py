@@ -6,7 +6,6 @@ Plain functions of names and paths, so that a test can hold them against the ins
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import pkgutil
 import re
@@ -102,25 +101,15 @@ def standard_library() -> list[str]:
     return names
 
 
-def distributions(name: str) -> list[str]:
-    """Names of a distribution and of all that it requires here, extras aside: their metadata tells versions and licences."""
-    found: dict[str, None] = {}
-    waiting = [name]
-    while waiting:
-        wanted = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
-        if wanted in found:
-            continue
-        try:
-            requirements = importlib.metadata.requires(wanted) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue  # for another platform or Python
-        found[wanted] = None
-        waiting += [re.split(r"[\s\[;<>=!~(]", line, maxsplit=1)[0] for line in requirements if "extra ==" not in line]
-    return list(found)
-
-
 READ_AS_TEXT = ("backend/training/losses.py", "backend/rewards/functions/*.py")
 """Sources of ours that are read and not only run: `backend/spec/loss_menu.py` and `backend/spec/rewards/catalog.py` make menus of them."""
+
+
+def documents() -> list[Path]:
+    """The documents that the Help menu shows."""
+    docs = Path(__file__).parents[1] / "docs"
+    return [docs / name for name in ("first-run.md", "files.md")]
+
 
 PACKAGES_WITH_DATA = ("datasets", "huggingface_hub")
 """Packages that read files of their own, such as templates of model cards, and have no hook in PyInstaller that says so."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from backend.cli.completions import run_names
 from backend.spec.config import Config, problems
 from backend.spec.faults import Mistake
 from backend.spec.rewards.scorable import scorable
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
     from backend.chat.chat import Chat, ChatQuestion, Reply
     from backend.chat.sides import SideName
 
-Name = Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run (folder or name), or a model (folder or id).")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|MODEL", help="A run (folder or name), or a model (folder or id).", autocompletion=run_names
+    ),
+]
 CheckpointKey = Annotated[str, typer.Option("--checkpoint", help="Of a run: end, best, or a step.")]
 Temperature = Annotated[float | None, typer.Option("--temperature", help="0 takes the likeliest token.")]
 TopP = Annotated[float | None, typer.Option("--top-p", help="1 keeps all tokens.")]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from backend.cli.completions import run_names
 from backend.cli.evaluation_table import print_evaluation
 from backend.cli.exit_codes import STOPPED, verb
 from backend.cli.gpu_timeout import relax_gpu_timeout
@@ -40,7 +41,9 @@ class _StopRequested(Exception):
 
 @verb
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run, or a model's folder or id.")],
+    model: Annotated[
+        str, typer.Argument(metavar="RUN|MODEL", help="A run, or a model's folder or id.", autocompletion=run_names)
+    ],
     config: Annotated[
         Path | None,
         typer.Argument(metavar="CONFIG", help="Settings for data, rewards and sampling; a run has its own."),

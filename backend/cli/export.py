@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from backend.cli.completions import run_names
 from backend.cli.exit_codes import verb
 from backend.cli.options import AsJson, ExistingRunsDir
 from backend.spec.exports import DEFAULT_FORMAT, FORMATS, offered_targets
@@ -31,7 +32,7 @@ Format = Annotated[
 
 @verb
 def export(
-    run: Annotated[str, typer.Argument(help="A run folder, or its name.")],
+    run: Annotated[str, typer.Argument(help="A run folder, or its name.", autocompletion=run_names)],
     to: Target,
     name: Annotated[
         str | None, typer.Option("--name", help="Name of the model there (the run's name if left out).")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from backend.cli.completions import run_names
 from backend.cli.exit_codes import verb
 from backend.cli.gpu_timeout import relax_gpu_timeout
 from backend.cli.new_run import PreparedRun
@@ -18,7 +19,7 @@ from backend.spec.places import RunFolder, find_run
 
 @verb
 def resume(
-    run: Annotated[str, typer.Argument(help="A run folder, or its name.")],
+    run: Annotated[str, typer.Argument(help="A run folder, or its name.", autocompletion=run_names)],
     runs_dir: NewRunsDir = None,
     stream: Stream = False,
     progress: Live = None,

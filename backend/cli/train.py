@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from backend.cli.completions import changes as changes_offered
 from backend.cli.exit_codes import verb
 from backend.cli.new_run import apply_changes, new_run, prepared_run
 from backend.cli.options import Live, NewRunsDir, Stream
@@ -21,7 +22,9 @@ def train(
     run: Annotated[Path | None, typer.Option("--run", help="Train in this folder, which holds config.yaml.")] = None,
     runs_dir: NewRunsDir = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the run folder.")] = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="key=value, over the file.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, over the file.", autocompletion=changes_offered)
+    ] = None,
     stream: Stream = False,
     progress: Live = None,
 ) -> None:

@@ -32,12 +32,7 @@ SAMPLED = Sampling(temperature=0.9, top_p=0.95, top_k=200)
 BOTH = ("base", "tuned")
 
 
-@pytest.fixture(autouse=True)
-def without_compiler():
-    """A compiled rollout costs g++ runs on a CPU, and computes the same."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
+pytestmark = pytest.mark.usefixtures("without_compiler")
 
 
 @pytest.fixture(scope="module")

@@ -116,6 +116,7 @@ def test_a_whole_vocabulary_samples_what_a_sort_samples(sampling: Sampling) -> N
 
 
 @pytest.mark.proof
+@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("_on_the_cpu")
 def test_a_million_draws_are_those_of_a_sort() -> None:
     """Every draw the same, ties included: none is left to a rounding of the sums."""

@@ -24,7 +24,15 @@ MODEL = {"app.model"}
 PLAIN_DATA = {"app.model.memory_parts", "app.model.presets"}
 """What widgets draw: data classes without Qt and without the session."""
 SHELL = MODEL | {"app.theme", "app.stylesheet", "app.widgets"}
-FRAME = SHELL | {"app.pages", "app.page_stack", "app.menus", "app.file_menu", "app.message_boxes", "app.drop_target"}
+FRAME = SHELL | {
+    "app.pages",
+    "app.page_stack",
+    "app.menus",
+    "app.file_menu",
+    "app.help_menu",
+    "app.message_boxes",
+    "app.drop_target",
+}
 PLOTS = {"PySide6", "pyqtgraph", "numpy"}
 NUMBERS = {"mlx", "numpy"}
 
@@ -89,6 +97,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "app.drop_target": ({SPEC}, {"PySide6"}),
     "app.file_open_event": (set(), {"PySide6"}),
     "app.file_menu": (SHELL | {SPEC, "app.message_boxes"}, {"PySide6"}),
+    "app.help_menu": (SHELL | {SPEC, "app.file_menu"}, {"PySide6"}),
     "app.page_stack": (SHELL | {"app.pages"}, {"PySide6"}),
     "app.page_drawing": (FRAME | {SPEC, "app.window"}, {"PySide6"}),
     "app.menus": (SHELL | {"app.pages", "app.file_menu"}, {"PySide6"}),

@@ -15,7 +15,7 @@ from types import ModuleType
 
 import pytest
 
-from backend.spec import loss_menu
+from backend.spec import components, loss_menu
 from backend.spec.rewards import catalog
 
 ROOT = Path(__file__).parents[2]
@@ -90,8 +90,15 @@ def test_sources_that_menus_read_are_in_the_bundle() -> None:
 
 
 def test_metadata_is_that_of_everything_we_require() -> None:
-    names = set(contents.distributions("grpo-studio"))
-    assert {"grpo-studio", "mlx", "numpy", "huggingface-hub", "antlr4-python3-runtime"} <= names
+    names = set(components.needed())
+    assert {
+        "grpo-studio",
+        "mlx",
+        "mlx-cpu" if sys.platform == "linux" else "mlx-metal",
+        "numpy",
+        "huggingface-hub",
+        "antlr4-python3-runtime",
+    } <= names
     assert not names & {"pytest", "ruff", "pyinstaller"}, "an extra is no part of the app"
 
 

@@ -21,9 +21,10 @@ SMALLEST_BLOCK = 32
 GATED_DELTA_BYTES = {False: 32 << 20, True: 256 << 20}
 """On a CPU and on a GPU: bytes that the backward pass of one gated delta net recomputes together."""
 
-GATED_DELTA_FLOATS = 30
+GATED_DELTA_FLOATS = 32
 """Of those, float32 numbers a token, head and number of its key and value: decayed copies of keys and queries at every size of block,
-and their gradients (measured: 20 with a decay a head, 28 with one a key channel)."""
+and their gradients. Measured: 18 to 24 with a decay a head, 28 to 34 with one a key channel; more the later mlx's CPU thread runs what
+frees an array, as on a busy machine, and the smaller the heads are."""
 
 PREFILL_TOKENS = 8192
 """Most prompt tokens in one forward pass of prefill, summed over the prompts."""

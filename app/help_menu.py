@@ -1,0 +1,71 @@
+"""The Help menu's slots: the guide, the shortcuts, what is stored where, About, and the report of a problem.
+
+The base class of `app.file_menu.FileWindow`'s heir, `app.window.Window`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from PySide6.QtGui import QAction, QKeySequence
+
+from app.file_menu import FileWindow
+from app.widgets.help.about_dialog import AboutDialog
+from app.widgets.help.text_dialog import TextDialog
+from backend.spec import components, machine
+from backend.spec.places import project_root
+
+GUIDES = {"Guide": "first-run.md", "What is stored where": "files.md"}
+"""Title → file in docs/."""
+
+
+class HelpWindow(FileWindow):
+    """The part of the main window that explains itself."""
+
+    def show_guide(self) -> None:
+        self._show_document("Guide")
+
+    def show_files(self) -> None:
+        self._show_document("What is stored where")
+
+    def show_shortcuts(self) -> None:
+        """Every shortcut, by menu, as the desktop writes it."""
+        TextDialog("Keyboard shortcuts", "".join(self._shortcuts()), self, is_html=True).show()
+
+    def show_about(self) -> None:
+        AboutDialog(facts(), components.components(), self).open()
+
+    def _show_document(self, title: str) -> None:
+        text = (project_root() / "docs" / GUIDES[title]).read_text(encoding="utf-8")
+        TextDialog(title, text, self).show()
+
+    def _shortcuts(self) -> Iterator[str]:
+        for top in self.menuBar().actions():
+            rows = [action for action in _leaves(top) if not action.shortcut().isEmpty()]
+            if rows:
+                yield f"<h3>{escape(top.text())}</h3><table width='100%' cellpadding='3'>"
+                yield from (
+                    f"<tr><td>{escape(row.text())}</td><td align='right'>{_keys(row)}</td></tr>" for row in rows
+                )
+                yield "</table>"
+
+
+def facts() -> dict[str, str]:
+    """What About shows beside the icon; our own version first."""
+    computes = machine.chip() if machine.has_gpu() else ""
+    device = f"GPU of {computes}" if computes else "GPU" if machine.has_gpu() else "CPU"
+    return components.versions() | {"Computes on": device}
+
+
+def _leaves(action: QAction) -> Iterator[QAction]:
+    menu = action.menu()
+    if menu is None:
+        yield action
+        return
+    for entry in menu.actions():  # pyright: ignore[reportAttributeAccessIssue]
+        yield from _leaves(entry)
+
+
+def _keys(action: QAction) -> str:
+    return f"<b>{escape(action.shortcut().toString(QKeySequence.SequenceFormat.NativeText))}</b>"

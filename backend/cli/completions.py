@@ -1,0 +1,98 @@
+"""What a shell offers after Tab: names of runs, and changes for `--set`. Reads folder names and source text, and loads no engine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+
+from backend.spec.command import BUNDLED_PROGRAM
+from backend.spec.faults import Mistake
+
+COMPLETE_VARIABLE = "_GRPO_STUDIO_BACKEND_COMPLETE"
+"""Set by the shell's script when it asks for completions; typer derives this name from the program's."""
+
+OPTIONS = ("--install-completion", "--show-completion")
+
+Offer = tuple[str, str]
+"""A word, and a sentence about it where the shell shows one (zsh and fish)."""
+
+
+def is_asked(arguments: Sequence[str]) -> bool:
+    """Whether a shell waits for the answer to Tab, or a person for its script."""
+    return COMPLETE_VARIABLE in os.environ or any(option in arguments for option in OPTIONS)
+
+
+def check_program() -> None:
+    """A shell completes a command by its name, and asks the program of that name. Raises Mistake where there is none on the PATH."""
+    if COMPLETE_VARIABLE not in os.environ and shutil.which(BUNDLED_PROGRAM) is None:
+        raise Mistake(
+            "completion",
+            f"A shell completes {BUNDLED_PROGRAM}, and no command of that name is on the PATH: install GRPO Studio with pip, or "
+            f"put the folder of the app's own {BUNDLED_PROGRAM} on it.",
+        )
+
+
+def run_names(incomplete: str) -> list[str]:
+    """Names of the runs in the default folder, newest first."""
+    from backend.spec.places import all_runs
+
+    return [run.name for run in all_runs() if run.name.startswith(incomplete)]
+
+
+def checkpoints(incomplete: str) -> list[str]:
+    """The words that name a checkpoint; steps are the run's own."""
+    return [word for word in ("best", "last") if word.startswith(incomplete)]
+
+
+def changes(incomplete: str) -> list[Offer]:
+    """`key=default` for every setting, to be edited; after `key=` the values that it can have, where they can be listed."""
+    key, given, value = incomplete.partition("=")
+    return list(_values(key, value) if given else _defaults(key))
+
+
+def _defaults(start: str) -> Iterator[Offer]:
+    from backend.spec.config import SETTINGS
+
+    for key, setting in SETTINGS.items():
+        if key.startswith(start) and setting.kind != "fact":
+            yield f"{key}={_yaml(setting.default)}", setting.label
+
+
+def _values(key: str, start: str) -> Iterator[Offer]:
+    from backend.spec.config import SETTINGS
+
+    setting = SETTINGS.get(key)
+    if setting is None:
+        return
+    if setting.kind == "bool":
+        offers = [("true", ""), ("false", "")]
+    elif setting.kind == "rewards":
+        yield from _reward_names(key, start)
+        return
+    else:
+        offers = [(choice.value, choice.label) for choice in setting.choices]
+    for value, label in offers:
+        if value.startswith(start):
+            yield f"{key}={value}", label
+
+
+def _reward_names(key: str, start: str) -> Iterator[Offer]:
+    """Names in a list such as [one,two: the last of them is completed."""
+    from backend.spec.rewards.catalog import builtin_rewards
+
+    before, _, last = start.lstrip("[").rpartition(",")
+    head = f"{key}=[{before}," if before else f"{key}=["
+    for entry in builtin_rewards():
+        if entry.name.startswith(last.strip()) and entry.name not in before.split(","):
+            yield f"{head}{entry.name}]", entry.scores
+
+
+def _yaml(value: object) -> str:
+    """A default on one line, as `--set` reads it; nothing for None and for texts of several words, which would need quotes."""
+    if value is None or isinstance(value, (list, dict, tuple)):
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(value)
+    return "" if any(character.isspace() for character in text) else text

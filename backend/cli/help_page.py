@@ -1,0 +1,46 @@
+"""The help page of the command line: its groups of verbs, the examples below it, and the exit codes."""
+
+from __future__ import annotations
+
+from backend.cli.exit_codes import BUG, FINISHED, MISTAKE, STOPPED
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Train": ("train", "resume", "demo"),
+    "Before training": ("check", "estimate", "rewards"),
+    "What a run has learned": ("runs", "evaluate", "generate", "chat", "export", "validate"),
+    "This machine and this program": ("bench", "hub", "serve"),
+}
+"""Title → verbs. A verb of no group is listed under Commands."""
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "": ("demo", "train config.yaml --set iters=200", "runs", "evaluate RUN", "export RUN --to lmstudio"),
+    "train": ("train config.yaml", "train config.yaml --set learning_rate=1e-5 --set group_size=8 --name first-try"),
+    "resume": ("resume RUN",),
+    "check": ("check config.yaml",),
+    "estimate": ("estimate config.yaml --prompt 512",),
+    "export": ("export RUN --to lmstudio", "export RUN --to folder --folder models --format 4bit --checkpoint best"),
+    "generate": ('generate RUN --prompt "What is 17 plus 25?" --both',),
+    "evaluate": ("evaluate RUN --n 8", "evaluate owner/model config.yaml --limit 100"),
+}
+"""Verb ("" for the whole program) → what could be typed after the program's name."""
+
+CODES = {
+    FINISHED: "done",
+    MISTAKE: "a mistake in settings, files or options, which a sentence names",
+    STOPPED: "stopped before the end; what was reached is saved",
+    BUG: "a fault of the program, with a traceback",
+}
+
+
+def group_of(verb: str) -> str | None:
+    """The title under which a verb is listed; None for typer's own."""
+    return next((title for title, verbs in GROUPS.items() if verb in verbs), None)
+
+
+def epilog(verb: str = "") -> str | None:
+    """The lines below a help page."""
+    lines = [f"  {line}" for line in EXAMPLES.get(verb, ())]
+    parts = ["Examples:", *lines] if lines else []
+    if not verb:
+        parts += ["", "Exit codes:", *(f"  {code}  {meaning}" for code, meaning in sorted(CODES.items()))]
+    return "\n".join(parts) or None

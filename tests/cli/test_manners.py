@@ -1,0 +1,124 @@
+"""How the command line meets a person: help by groups, a short first line of --version, the nearest word, completion in a shell."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from backend import __version__
+from backend.__main__ import app
+from backend.cli import completions, help_page
+from backend.spec.config import SETTINGS
+from backend.spec.exports import TARGETS
+from backend.spec.places import make_run_folder
+
+VERBS = app()
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(VERBS, list(arguments), env={"COLUMNS": "120"})
+
+
+def verbs() -> set[str]:
+    names = {command.callback.__name__ for command in VERBS.registered_commands if command.callback}
+    return names | {str(group.name) for group in VERBS.registered_groups}
+
+
+def test_the_first_line_of_version_is_short() -> None:
+    assert call("--version").stdout.splitlines()[0] == f"grpo-studio {__version__}"
+
+
+def test_every_verb_is_in_a_group_and_every_group_names_verbs() -> None:
+    grouped = [verb for names in help_page.GROUPS.values() for verb in names]
+    assert sorted(grouped) == sorted(set(grouped)), "each in one group"
+    assert set(grouped) <= verbs() and set(help_page.EXAMPLES) - {""} <= verbs()
+    page = call("--help").stdout
+    for title in help_page.GROUPS:
+        assert title in page
+    for code, meaning in help_page.CODES.items():
+        assert f"{code}  {meaning}" in page
+
+
+@pytest.mark.parametrize("verb", [verb for verb in help_page.EXAMPLES if verb])
+def test_examples_stand_on_the_verbs_page(verb: str) -> None:
+    page = call(verb, "--help").stdout
+    for line in help_page.EXAMPLES[verb]:
+        assert line.startswith(verb) and line in page
+
+
+@pytest.mark.parametrize("line", sorted({line for lines in help_page.EXAMPLES.values() for line in lines}))
+def test_examples_are_understood(line: str) -> None:
+    """Their options and targets exist (one said `--to lm-studio`)."""
+    verb, *words = shlex.split(line)
+    command = typer.main.get_command(VERBS)
+    context = command.make_context("backend", [verb], resilient_parsing=True)
+    options = command.get_command(context, verb).make_context(verb, words, parent=context).params  # pyright: ignore
+    assert options.get("to", "folder") in TARGETS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["trian", "x.yaml"], "Did you mean 'train'?"), (["export", "x", "--fromat", "4bit"], "--format")],
+)
+def test_the_nearest_word_is_suggested(arguments: list[str], words: str) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 2 and words in result.stderr
+
+
+# ── completion ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_runs_are_completed_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path))
+    for name in ("first", "fine", "second"):
+        make_run_folder(name).config.write_text("")
+    assert sorted(completions.run_names("fi")) == ["fine", "first"]
+
+
+def test_settings_are_completed_with_their_default() -> None:
+    offered = [word for word, _ in completions.changes("temp")]
+    assert offered == [f"temperature={SETTINGS['temperature'].default}"]
+    assert {word.partition("=")[0] for word, _ in completions.changes("")} <= set(SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("train_type=d", ["train_type=dora"]),
+        ("fuse=t", ["fuse=true"]),
+        ("reward_functions=[r1_int", ["reward_functions=[r1_int_reward_func]"]),
+        ("reward_functions=[r1_count_xml,r1_int", ["reward_functions=[r1_count_xml,r1_int_reward_func]"]),
+        ("no_such_key=", []),
+        ("temperature=", []),
+    ],
+)
+def test_values_are_completed_where_they_can_be_listed(typed: str, offered: list[str]) -> None:
+    assert [word for word, _ in completions.changes(typed)] == offered
+
+
+def test_a_shell_gets_its_answer_without_the_engine(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "only-one").mkdir(parents=True)
+    (tmp_path / "runs" / "only-one" / "config.yaml").write_text("")
+    environment = os.environ | {
+        completions.COMPLETE_VARIABLE: "complete_bash", "COMP_WORDS": "grpo-studio-backend resume ", "COMP_CWORD": "2",
+        "GRPO_STUDIO_RUNS": str(tmp_path / "runs"),
+    }  # fmt: skip
+    code = "import sys, backend.__main__ as b\ntry: b.main()\nfinally: print([m for m in ('mlx', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["only-one", "[]"], done.stderr
+
+
+def test_without_a_program_to_complete_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    import backend.__main__ as start
+
+    monkeypatch.setattr(sys, "argv", ["backend", "--show-completion"])
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert start.main() == 2
+    assert "is on the PATH" in capsys.readouterr().err

@@ -1,0 +1,54 @@
+"""What is shipped, with versions and licences; and texts without anything private."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backend.spec import components, private_text
+from backend.spec.private_text import without_private
+
+
+def test_everything_shipped_names_a_version_and_a_licence() -> None:
+    parts = {part.name: part for part in components.components()}
+    assert next(iter(parts)) == "grpo-studio" and "Permission is hereby granted" in parts["grpo-studio"].text
+    assert {"mlx", "mlx-lm", "numpy", "Python"} <= set(parts)
+    assert not [part.name for part in parts.values() if not part.version or not part.licence]
+    assert not {"pytest", "ruff", "pyinstaller"} & set(parts), "an extra is not shipped"
+    without_text = {part.name for part in parts.values() if not part.text}
+    assert len(without_text) <= len(parts) // 5, "most bring the text with them"
+
+
+def test_the_field_license_is_the_text_where_there_is_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "odd-1.0.dist-info"
+    folder.mkdir()
+    text = "You may do with this whatever you like, " * 4
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: odd\nVersion: 1.0\nLicense: {text}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    odd = components.component("odd")
+    assert odd.text == text.strip() and odd.licence == "see its text"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("open /home/ada/runs/a", "open ~/runs/a"),
+        ("open /home/adamant/x", "open /home/…/x"),
+        ("open /Users/eve/Library/x", "open /home/…/Library/x"),
+        ("by ada, and Adam", "by …, and Adam"),
+        ("HF_TOKEN=hf_abcdefghijkl now", "HF_TOKEN=… now"),
+        ("https://ada:secret@host/x", "https://…@host/x"),
+        ("Authorization: Bearer abc.def", "Authorization: Bearer …"),
+        ("token: very-secret", "token: …"),
+        ("1 token, 2 tokens: all fine", "1 token, 2 tokens: all fine"),
+    ],
+)
+def test_what_is_private_is_left_out(text: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.setattr(private_text, "user_name", lambda: "ada")
+    assert without_private(text) == expected
+
+
+def test_a_temporary_folder_becomes_its_name() -> None:
+    assert without_private("in /tmp/abc/x", ["/tmp/abc"]) == "in abc/x"
