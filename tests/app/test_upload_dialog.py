@@ -103,7 +103,7 @@ def test_the_card_is_drawn_with_its_settings_table_and_picture(
 def test_repository_files_and_account_are_shown_and_nothing_starts_by_itself(make_dialog: MakeDialog):
     dialog = make_dialog(files=12)
     texts = [label.text() for label in dialog.findChildren(QLabel)]
-    assert {"someone/sums", "Private: you alone can see it.", "Files, 2.0 MB", "file-0", "and 3 more"} <= set(texts)
+    assert {"someone/sums", "Private: others cannot see it.", "Files, 2.0 MB", "file-0", "and 3 more"} <= set(texts)
     assert dialog.account_label.text() == "someone (token from keychain)" and not dialog.token.isVisible()
     assert dialog.upload.isEnabled() and dialog.sentence.text() == "Nothing has been sent yet."
 

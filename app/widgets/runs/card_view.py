@@ -13,6 +13,7 @@ from PySide6.QtGui import (
     QTextCursor,
     QTextDocument,
     QTextFormat,
+    QTextFrameFormat,
     QTextTable,
 )
 from PySide6.QtWidgets import QFrame, QTextBrowser, QWidget
@@ -103,6 +104,7 @@ def _style_table(table: QTextTable) -> None:
         heading.setBlockFormat(aligned)
     style = table.format()
     style.setBorder(1)
+    style.setBorderStyle(QTextFrameFormat.BorderStyle.BorderStyle_Solid)
     style.setBorderBrush(theme.palette().hairline)
     style.setBorderCollapse(True)
     style.setCellPadding(4)

@@ -137,7 +137,7 @@ class UploadDialog(QDialog):
         preview = self.preview
         column = QVBoxLayout()
         column.setSpacing(theme.SPACE)
-        visible = "Private: you alone can see it." if preview.private else "Public: everybody can see it."
+        visible = "Private: others cannot see it." if preview.private else "Public: everybody can see it."
         parts = (
             _heading("Repository"), _side_label(preview.repo), _side_label(visible, "muted"),
             _heading(f"Files, {_size(preview.bytes)}"), _file_list(preview.files),
