@@ -36,7 +36,7 @@ NEVER = (
 
 ENGINE = (
     *("datasets", "huggingface_hub", "math_verify", "mlx", "mlx_lm", "pandas", "pyarrow", "regex", "rich", "sympy"),
-    *("tokenizers", "transformers", "typer"),
+    *("tokenizers", "transformers", "typer", "PIL", "keyring"),
 )
 """What the window must never load, and so its executable does not contain."""
 

@@ -162,6 +162,16 @@ def test_other_content_is_replaced_only_when_told_to(hub: UploadHub, folder: Pat
     assert hub.commits[REPO][0].deleted == ["model.safetensors"] and len(hub.commits[REPO]) == 1
 
 
+def test_a_commit_of_somebody_else_meanwhile_is_not_buried(hub: UploadHub, folder: Path):
+    def commit_after_the_first_file(_: int) -> None:
+        if hub.objects:
+            hub.repos["models"][REPO].head = "f" * 40
+
+    hub.on_moment = commit_after_the_first_file
+    assert "Someone else has changed someone/sums meanwhile" in refusal(folder)
+    assert not hub.commits
+
+
 def test_a_private_model_never_goes_into_a_public_repository(hub: UploadHub, folder: Path):
     hub.repos["models"][REPO] = Repo(dict(NEW_FILES), private=False)
     assert "is there and public, and this upload should be private" in refusal(folder)
