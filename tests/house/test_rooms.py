@@ -46,7 +46,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "backend.child_process": ({SPEC}, set()),
     "backend.rewards": ({SPEC, TYPES, ADVANTAGES, "backend.child_process"}, {"math_verify", "regex"}),
     "backend.engine": ({SPEC}, {*NUMBERS, "mlx_lm"}),
-    "backend.models": ({SPEC, "backend.engine"}, {"mlx", "mlx_lm", "huggingface_hub"}),
+    "backend.models": ({SPEC, "backend.engine"}, {*NUMBERS, "mlx_lm", "huggingface_hub", "gguf"}),
     "backend.models.publish": ({SPEC, "backend.models"}, {"huggingface_hub", "keyring", "PIL", "yaml"}),
     "backend.data": (
         {SPEC, TYPES, "backend.models"},

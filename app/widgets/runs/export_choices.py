@@ -105,9 +105,10 @@ class ExportChoices(QWidget):
             arguments += ["--checkpoint", self.weights.currentData()]
         if TARGETS[target].asks_for_folder:
             arguments += ["--folder", str(self._folder)]
-        if self.held_out.isChecked() and FORMATS[format_].kind != "adapter":
+        if self.held_out.isChecked() and FORMATS[format_].kind == "model":
             arguments += ["--held-out", str(HELD_OUT_PROMPTS)]
-        return [*arguments, *(["--overwrite"] if self.overwrite.isChecked() and self._is_taken() else [])]
+        may_replace = self.overwrite.isChecked() and not self.overwrite.isHidden()
+        return [*arguments, *(["--overwrite"] if may_replace else [])]
 
     def target_folder(self) -> Path:
         return export_choices.target_folder(self.target.currentData(), self.name.text().strip(), self._folder)
@@ -118,9 +119,13 @@ class ExportChoices(QWidget):
         self._show_choice()
 
     def _choose_target(self) -> None:
-        asks = TARGETS[self.target.currentData()].asks_for_folder
-        self._set_folder(Path.home() if asks else lm_studio_models())
-        self.choose.setVisible(asks)
+        target = TARGETS[self.target.currentData()]
+        home = self.run.path if target.store else lm_studio_models()
+        self._set_folder(Path.home() if target.asks_for_folder else home)
+        if target.store:
+            self.folder.setText(target.store)
+            self.folder.setToolTip("")
+        self.choose.setVisible(target.asks_for_folder)
 
     def _choose_folder(self) -> None:
         path = QFileDialog.getExistingDirectory(self, "Folder to put the model into", str(self._folder))
@@ -134,7 +139,8 @@ class ExportChoices(QWidget):
         self._show_choice()
 
     def _is_taken(self) -> bool:
-        return bool(self.name.text().strip()) and self.target_folder().exists()
+        is_folder = not TARGETS[self.target.currentData()].store
+        return is_folder and bool(self.name.text().strip()) and self.target_folder().exists()
 
     def _show_choice(self) -> None:
         """Show what the present choices amount to."""
@@ -143,8 +149,9 @@ class ExportChoices(QWidget):
         free = export_choices.free_bytes(self._folder)
         about = "" if size is None else f" About {figure(size / 1e9, 'GB')}."
         self.format_line.setText(format_.sentence + about)
-        self.held_out.setEnabled(format_.kind != "adapter")
-        set_shown(self.overwrite, is_taken)
+        self.held_out.setEnabled(format_.kind == "model")
+        # What a program keeps by itself is only known once it is asked.
+        set_shown(self.overwrite, is_taken or bool(TARGETS[self.target.currentData()].store))
         if not self.weights.count():
             self.obstacle = "This run has saved no weights yet."
         elif format_.kind not in TARGETS[self.target.currentData()].kinds:
