@@ -17,7 +17,7 @@ from app.widgets.help.problem_dialog import ProblemDialog
 from app.widgets.help.text_dialog import TextDialog
 from backend.spec import machine
 from backend.spec.places import project_root
-from backend.spec.problem_report import LOG_LINES, ProblemFacts, report
+from backend.spec.problem_report import EMPTY, LOG_LINES, ProblemFacts, report
 
 if TYPE_CHECKING:
     from app.model.run import Run
@@ -57,7 +57,7 @@ class HelpWindow(FileWindow):
         if self.findChild(ProblemDialog) is not None:
             return  # the first of several faults that follow from each other is the one to report
         problem = problem or self.session.last_fault or ProblemFacts(settings=self.session.draft.values())
-        ProblemDialog(problem.sentence, report(problem), self).show()
+        ProblemDialog(problem.sentence if problem.sentence != EMPTY else "What happened?", report(problem), self).show()
 
     def report_caught(self, sentence: str, trace: str) -> None:
         """Show the report of an exception in the window, or of the crash of the one before."""

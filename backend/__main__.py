@@ -57,6 +57,7 @@ def app() -> typer.Typer:
         serve,
         train,
         validate,
+        where,
     )
 
     verbs = typer.Typer(
@@ -76,6 +77,7 @@ def app() -> typer.Typer:
         generate.generate,
         chat.chat,
         evaluate.evaluate,
+        where.where,
         serve.serve,
     ):
         name = function.__name__
