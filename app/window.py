@@ -221,8 +221,14 @@ class Window(HelpWindow):
             self.show_export(self.session.run.folder)
 
     def show_export(self, run: RunFolder) -> None:
-        """Open the panel that puts a run's model into LM Studio or a folder."""
-        ExportPanel(run, VerbProcess, self).open_beside()
+        """Open the panel that puts a run's model into LM Studio, a folder or Hugging Face."""
+        ExportPanel(run, VerbProcess, self, self._log_in).open_beside()
+
+    def _log_in(self, token: str, on_account: Callable[[Any], None], on_refused: Callable[[str], None]) -> None:
+        """Keep a token for Hugging Face in the keychain: it reaches the warm process through its stdin, and is kept nowhere here."""
+        self.session.service.ask(
+            "hub_login", on_account, on_refused=lambda faults: on_refused(faults[0].sentence), token=token
+        )
 
     def open_folder(self) -> None:
         if self.session.run is not None:

@@ -7,7 +7,7 @@
     … --text 1.5                                    with text 1.5 times as large
 
 It writes PAGE-{light,dark}.png at 1280×800 for every page of the sidebar, PAGE-narrow-… at 880×600 and PAGE-wide-… at
-2560×1440, and picker-model, picker-dataset, presets and export. Images are reduced to 256 colours, which keeps every colour of the
+2560×1440, and picker-model, picker-dataset, presets, export and upload. Images are reduced to 256 colours, which keeps every colour of the
 theme and takes a third of the bytes. Runs are copied into a temporary folder, the home folder holds the models and datasets
 of `sample_home`, and preferences start empty, so that no image shows anything of this machine or its user.
 """
@@ -15,6 +15,7 @@ of `sample_home`, and preferences start empty, so that no image shows anything o
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -156,6 +157,23 @@ def dialogs(window):
     yield "presets", panel
     window.show_export(window.session.run.folder)
     yield "export", window.findChild(ExportPanel)
+    yield "upload", upload_dialog(window)
+
+
+def upload_dialog(window):
+    """The dialog before an upload, for an account that is made up: nobody is asked for one."""
+    from app.model.processes import VerbProcess
+    from app.widgets.runs.upload_dialog import UploadDialog, UploadPreview
+    from backend.spec.command import backend_command
+
+    run = str(window.session.run.folder.path)
+    command = backend_command("export", run, "--to", "hub", "--repo", "someone/sums-grpo", "--preview", "--json")
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    account = {"name": "someone", "organisations": [], "can_write": True, "source": "keychain"}
+    preview = json.loads(printed.splitlines()[-1])["preview"] | {"account": account}
+    dialog = UploadDialog(UploadPreview.read(preview), [], VerbProcess, lambda *_: None, window)
+    dialog.show()
+    return dialog
 
 
 def try_rewards(window) -> None:

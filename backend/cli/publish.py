@@ -80,7 +80,7 @@ def full_repo_id(run: RunFolder, repo: str, account: dict[str, Any] | None) -> s
     if "/" in repo:
         return repo
     if account is None:
-        raise Mistake("repo", "Whose repository? Write --repo owner/name, or log in with `hub login`.")
+        raise Mistake("repo", "Whose repository? Write owner/name, or log in first with `hub login`.")
     return f"{account['name']}/{repo or re.sub(r'[^A-Za-z0-9._-]+', '-', run.name).strip('-.')}"
 
 

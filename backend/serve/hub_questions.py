@@ -1,8 +1,9 @@
-"""Handlers that search Hugging Face and download from it, by means of `backend.models`."""
+"""Handlers that search Hugging Face, download from it and log in to it, by means of `backend.models`."""
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import asdict
 from typing import Any
 
 from backend.serve.question_call import QuestionCall
@@ -39,3 +40,10 @@ def discard(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
     from backend.models.hub_download import discard as delete_partial
 
     return {"freed": delete_partial(request["id"], request.get("repo_type", "model"))}
+
+
+def hub_login(request: dict[str, Any], call: QuestionCall) -> dict[str, Any]:
+    """{token} → {name, organisations, can_write, source}: whose it is, once it is in the system's keychain."""
+    from backend.models.publish.hub_token import log_in
+
+    return asdict(log_in(str(request["token"])))

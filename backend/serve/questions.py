@@ -40,6 +40,7 @@ QUESTIONS: dict[str, Question] = {
     "hub_files": Question("backend.serve.hub_questions:hub_files"),
     "download": Question("backend.serve.hub_questions:download", own_thread=True),
     "discard": Question("backend.serve.hub_questions:discard"),
+    "hub_login": Question("backend.serve.hub_questions:hub_login"),
     "score": Question("backend.serve.reward_questions:score"),
     "sample": Question("backend.serve.reward_questions:sample", on_model_thread=True),
     "run_completions": Question("backend.serve.reward_questions:run_completions"),

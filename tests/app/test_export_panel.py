@@ -13,6 +13,7 @@ from PySide6.QtCore import Qt
 from app.model.processes import VerbProcess
 from app.widgets.runs import export_panel
 from app.widgets.runs.export_panel import ExportPanel
+from app.widgets.runs.upload_dialog import UploadDialog
 from backend.spec.places import RunFolder
 from tests.support import made_up_runs
 
@@ -165,3 +166,35 @@ def test_an_error_is_shown_in_place_and_export_can_be_tried_again(qtbot, make_pa
     qtbot.waitUntil(panel.outcome_label.isVisible, timeout=10_000)
     assert panel.outcome_label.text() == "The disk is full." and panel.start.isEnabled()
     assert not panel.reveal.isVisible() and panel.choices.isEnabled() and not panel.progress.isVisible()
+
+
+def test_an_upload_asks_for_a_repository_and_previews_first(
+    qtbot, make_panel: MakePanel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    about = {"repo": "someone/run", "private": False, "folder": str(tmp_path), "bytes": 3, "files": [], "card": "# Run",
+             "account": None, "account_problem": "Nobody."}  # fmt: skip
+    panel = make_panel(f"print({json.dumps({'preview': about})!r})")
+    panel._log_in = lambda *_: None
+    choose(panel, target="hub", format="adapter")
+    assert panel.start.text() == "Preview…" and panel.choices.repo.isVisible() and not panel.choices.name.isVisible()
+    assert panel.start.isEnabled(), "without a name it is the run's, under the account's"
+    panel.choices.public.setChecked(True)
+    assert panel.command()[-7:] == ["--to", "hub", "--public", "--format", "adapter", "--preview", "--json"]
+    opened: list[UploadDialog] = []
+    monkeypatch.setattr(UploadDialog, "show", lambda dialog: opened.append(dialog))
+    panel.start.click()
+    qtbot.waitUntil(lambda: bool(opened), timeout=10_000)
+    qtbot.addWidget(opened[0])
+    assert not panel.isVisible() and opened[0].preview.repo == "someone/run"
+    assert opened[0]._command[-8:] == [
+        "--to",
+        "hub",
+        "--repo",
+        "someone/run",
+        "--public",
+        "--format",
+        "adapter",
+        "--json",
+    ]
+    choose(panel, target="lmstudio")
+    assert panel.start.text() == "Export" and panel.choices.name.text() == "run"

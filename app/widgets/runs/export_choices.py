@@ -59,23 +59,29 @@ class ExportChoices(QWidget):
         self.folder = ElidedLabel(Qt.TextElideMode.ElideMiddle)
         self.choose = button("Choose…", self._choose_folder)
         self.name = QLineEdit(self.run.name)
+        self.repo = QLineEdit()
+        self.repo.setPlaceholderText(f"{self.run.name}, under your own name; or owner/name")
+        self.public = CheckBox("Public: everybody can see it")
         self.held_out = CheckBox(f"Compare rewards on {HELD_OUT_PROMPTS} held-out prompts")
         self.held_out.setToolTip(
             "Samples them from the trained and from the exported model, with the same random numbers."
         )
-        self.held_out.setVisible(export_choices.has_held_out_prompts(self.run))
-        self.held_out.setChecked(not self.held_out.isHidden())
+        self._can_compare = export_choices.has_held_out_prompts(self.run)
+        self.held_out.setChecked(self._can_compare)
         self.overwrite = CheckBox("Replace the model of that name")
+        self.replace = CheckBox("Replace what the repository has")
         self.target.currentIndexChanged.connect(self._choose_target)
         for box in (self.weights, self.format):
             box.currentIndexChanged.connect(self._show_choice)
         self.name.textChanged.connect(self._show_choice)
+        self.repo.textChanged.connect(self._show_choice)
         self.overwrite.toggled.connect(self._show_choice)
 
     def _lay_out(self) -> None:
         place = QHBoxLayout()
         place.addWidget(self.folder, 1)
         place.addWidget(self.choose)
+        self._captions: dict[str, QWidget] = {}
         form = QGridLayout(self)
         form.setContentsMargins(0, 0, 0, 0)
         form.setHorizontalSpacing(2 * theme.SPACE)
@@ -83,12 +89,14 @@ class ExportChoices(QWidget):
         form.setColumnStretch(1, 1)
         rows = (
             *(("Weights", self.weights), ("Format", self.format), ("", self.format_line), ("To", self.target)),
-            *(("", place), ("Name", self.name), ("", self.overwrite), ("", self.held_out)),
+            *(("", place), ("Name", self.name), ("Repository", self.repo), ("", self.public), ("", self.replace)),
+            *(("", self.overwrite), ("", self.held_out)),
         )
         for row, (text, field) in enumerate(rows):
             if text:
                 caption = label(text, role="muted", align=Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
                 form.addWidget(caption, row, 0)
+                self._captions[text] = caption
             if isinstance(field, QWidget):
                 form.addWidget(field, row, 1)
                 field.setAccessibleName(text or field.accessibleName())
@@ -100,15 +108,27 @@ class ExportChoices(QWidget):
     def arguments(self) -> list[str]:
         """Arguments of the verb `export` for the present choices."""
         target, format_ = self.target.currentData(), self.format.currentData()
-        arguments = [str(self.run.path), "--to", target, "--name", self.name.text().strip(), "--format", format_]
+        arguments = [str(self.run.path), "--to", target, *self._name_arguments(), "--format", format_]
         if self.weights.currentData():
             arguments += ["--checkpoint", self.weights.currentData()]
         if TARGETS[target].asks_for_folder:
             arguments += ["--folder", str(self._folder)]
-        if self.held_out.isChecked() and FORMATS[format_].kind == "model":
+        if self.held_out.isChecked() and FORMATS[format_].kind == "model" and not self.is_upload:
             arguments += ["--held-out", str(HELD_OUT_PROMPTS)]
         may_replace = self.overwrite.isChecked() and not self.overwrite.isHidden()
         return [*arguments, *(["--overwrite"] if may_replace else [])]
+
+    @property
+    def is_upload(self) -> bool:
+        """Whether it goes to Hugging Face, where a preview comes first."""
+        return self.target.currentData() == "hub"
+
+    def _name_arguments(self) -> list[str]:
+        if not self.is_upload:
+            return ["--name", self.name.text().strip()]
+        repo = ["--repo", self.repo.text().strip()] if self.repo.text().strip() else []
+        flags = (("--public", self.public), ("--overwrite", self.replace))
+        return [*repo, *(flag for flag, box in flags if box.isChecked())]
 
     def target_folder(self) -> Path:
         return export_choices.target_folder(self.target.currentData(), self.name.text().strip(), self._folder)
@@ -120,12 +140,19 @@ class ExportChoices(QWidget):
 
     def _choose_target(self) -> None:
         target = TARGETS[self.target.currentData()]
-        home = self.run.path if target.store else lm_studio_models()
+        for widget in (self.repo, self.public, self.replace, self._captions["Repository"]):
+            widget.setVisible(self.is_upload)
+        for widget in (self.name, self.folder, self._captions["Name"]):
+            widget.setVisible(not self.is_upload)
+        # An upload's card has the evaluation of the whole split, where one was made.
+        self.held_out.setVisible(self._can_compare and not self.is_upload)
+        self.choose.setVisible(target.asks_for_folder)
+        # What goes into another program's store or to the Hub is prepared in the run's folder.
+        home = self.run.path if target.store or self.is_upload else lm_studio_models()
         self._set_folder(Path.home() if target.asks_for_folder else home)
         if target.store:
             self.folder.setText(target.store)
             self.folder.setToolTip("")
-        self.choose.setVisible(target.asks_for_folder)
 
     def _choose_folder(self) -> None:
         path = QFileDialog.getExistingDirectory(self, "Folder to put the model into", str(self._folder))
@@ -139,7 +166,7 @@ class ExportChoices(QWidget):
         self._show_choice()
 
     def _is_taken(self) -> bool:
-        is_folder = not TARGETS[self.target.currentData()].store
+        is_folder = not (TARGETS[self.target.currentData()].store or self.is_upload)
         return is_folder and bool(self.name.text().strip()) and self.target_folder().exists()
 
     def _show_choice(self) -> None:
@@ -156,7 +183,7 @@ class ExportChoices(QWidget):
             self.obstacle = "This run has saved no weights yet."
         elif format_.kind not in TARGETS[self.target.currentData()].kinds:
             self.obstacle = TARGETS[self.target.currentData()].refusal
-        elif not self.name.text().strip():
+        elif not self.is_upload and not self.name.text().strip():
             self.obstacle = "Give the model a name."
         elif is_taken and not self.overwrite.isChecked():
             self.obstacle = "There is a model of that name already."

@@ -6,10 +6,8 @@ It builds the command line and reads the JSON lines that the verb prints; the pr
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QCloseEvent
@@ -21,6 +19,8 @@ from app.widgets.basic.layout import set_shown
 from app.widgets.basic.number_format import figure
 from app.widgets.basic.open_in_desktop import open_link, open_path
 from app.widgets.runs.export_choices import ExportChoices, from_home
+from app.widgets.runs.upload_dialog import LogIn, UploadDialog, UploadPreview
+from app.widgets.runs.verb_task import MakeTask, VerbTask, without_setting
 from backend.spec.command import backend_command
 from backend.spec.exports import TARGETS
 from backend.spec.places import RunFolder
@@ -29,29 +29,7 @@ LM_STUDIO_LINK = "lmstudio://"
 """Brings LM Studio to the front, where the model is under My Models. Its documented links (open_from_hf, add_mcp) lead to Hugging Face
 and to tool servers; none names a model on this disk."""
 
-_SETTING_PREFIX = re.compile(r"^[a-z_]+: ")
 _WIDTH = 560
-
-
-class ExportTask(Protocol):
-    """What the dialog needs of a running command; `app.model.processes.VerbProcess` has it.
-
-    Signals:
-        line(str) – a line of output.
-        done(outcome) – it has ended; the outcome has `ok`, `sentence` and `output`.
-    """
-
-    line: Any  # of type Signal, which pyright cannot match with a class attribute of the implementation
-    done: Any
-
-    @property
-    def is_running(self) -> bool: ...
-    def start(self) -> None: ...
-    def cancel(self) -> None: ...
-
-
-MakeTask = Callable[[list[str], QWidget], ExportTask]
-"""Makes a task that has not been started, from a command line and a parent."""
 
 
 class ExportPanel(QDialog):
@@ -63,11 +41,13 @@ class ExportPanel(QDialog):
         outcome_label – what is in the way, or how the export ended, in sentences.
     """
 
-    def __init__(self, run: RunFolder, make_task: MakeTask, parent: QWidget | None = None) -> None:
+    def __init__(
+        self, run: RunFolder, make_task: MakeTask, parent: QWidget | None = None, log_in: LogIn | None = None
+    ) -> None:
         super().__init__(parent)
         self.run = run
-        self._make_task = make_task
-        self._task: ExportTask | None = None
+        self._make_task, self._log_in = make_task, log_in
+        self._task: VerbTask | None = None
         self._result: dict[str, Any] | None = None
         self.setWindowTitle(f"Export {run.name}")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
@@ -117,13 +97,15 @@ class ExportPanel(QDialog):
 
     def command(self) -> list[str]:
         """The command line for the present choices."""
-        return backend_command("export", *self.choices.arguments(), "--json")
+        preview = ["--preview"] if self.choices.is_upload else []
+        return backend_command("export", *self.choices.arguments(), *preview, "--json")
 
     def _show_ready(self) -> None:
         """Enable Export, or say what is in the way. An ended export's result stays until a choice is made."""
         if self._is_running:
             return
         self.start.setEnabled(not self.choices.obstacle)
+        self.start.setText("Preview…" if self.choices.is_upload else "Export")
         for widget in (self.details_label, self.reveal, self.open_app):
             set_shown(widget, False)
         self._say(self.choices.obstacle, "warning")
@@ -156,7 +138,7 @@ class ExportPanel(QDialog):
             return
         if isinstance(content, dict) and "progress" in content:
             self._show_progress(content["progress"], content.get("done"))
-        elif isinstance(content, dict) and "path" in content:
+        elif isinstance(content, dict) and ("path" in content or "preview" in content):
             self._result = content
 
     def _show_progress(self, sentence: str, done: float | None) -> None:
@@ -172,12 +154,22 @@ class ExportPanel(QDialog):
         self.progress_label.hide()
         self.progress.hide()
         self.choices.setEnabled(True)
-        if outcome.ok and self._result is not None:
+        if outcome.ok and self._result is not None and "preview" in self._result:
+            self._open_upload(UploadPreview.read(self._result["preview"]))
+        elif outcome.ok and self._result is not None:
             self.choices.refresh()
             self._show_result(self._result)
         else:
-            self._say(_SETTING_PREFIX.sub("", outcome.sentence), "bad")
+            self._say(without_setting(outcome.sentence), "bad")
             self.start.setEnabled(not self.choices.obstacle)
+
+    def _open_upload(self, preview: UploadPreview) -> None:
+        """Go on in the dialog that uploads; this one closes."""
+        self.choices.repo.setText(preview.repo)  # with its owner, where only the preview knew it
+        command = backend_command("export", *self.choices.arguments(), "--json")
+        assert self._log_in is not None
+        UploadDialog(preview, command, self._make_task, self._log_in, self.parentWidget()).show()
+        self.close()
 
     def _show_result(self, result: dict[str, Any]) -> None:
         size = figure(result["bytes"] / 1e9, "GB")

@@ -137,8 +137,8 @@ def _interval(found: MeanWithInterval | None, *, percent: bool = False) -> str:
     if found is None or found.value is None:
         return "–"
     ends = [found.value] if found.low is None or found.high is None else [found.value, found.low, found.high]
-    shown = [f"{100 * end:.3g} %" if percent else _number(end) for end in ends]
-    return shown[0] if len(shown) == 1 else f"{shown[0]} ({shown[1]} … {shown[2]})"
+    shown = [f"{100 * end:.3g}\u00a0%" if percent else _number(end) for end in ends]
+    return shown[0] if len(shown) == 1 else f"{shown[0]}\u00a0({shown[1]}\u00a0…\u00a0{shown[2]})"
 
 
 def _training_rewards(facts: CardFacts) -> Iterator[str]:

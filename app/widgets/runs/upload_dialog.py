@@ -1,0 +1,296 @@
+"""What an upload to Hugging Face would send, and the button that sends it: card, files, repository, account.
+
+The preview comes from the verb `export --to hub --preview`; Upload runs the same command without it. Pausing ends that process, and
+resuming starts it again: what the Hub has is not sent twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QCloseEvent
+from PySide6.QtWidgets import QDialog, QGridLayout, QHBoxLayout, QLineEdit, QProgressBar, QVBoxLayout, QWidget
+
+from app import theme
+from app.widgets.basic.labels_and_buttons import button, label
+from app.widgets.basic.layout import set_shown, wrap_in_card
+from app.widgets.basic.open_in_desktop import open_link, open_path
+from app.widgets.runs.card_view import CardView
+from app.widgets.runs.verb_task import MakeTask, VerbTask, without_setting
+
+_WIDTH, _HEIGHT, _SIDE = 1120, 740, 260
+FIRST_FILES = 9
+"""Files that are listed; of more the number is said."""
+
+Account = dict[str, Any]
+"""{name, organisations, can_write, source}, or {} where nobody is logged in."""
+
+
+class LogIn(Protocol):
+    """Checks a token and keeps it in the keychain; calls one of both with the account, or with a sentence."""
+
+    def __call__(
+        self, token: str, on_account: Callable[[Account], None], on_refused: Callable[[str], None]
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class UploadPreview:
+    """What the verb found: the repository, the files with their bytes, the card's text and where it lies."""
+
+    repo: str
+    private: bool
+    folder: Path
+    bytes: int
+    files: list[tuple[str, int]]
+    card: str
+    account: Account
+    account_problem: str
+
+    @classmethod
+    def read(cls, content: dict[str, Any]) -> UploadPreview:
+        files = [(file["name"], file["bytes"]) for file in content["files"]]
+        return cls(content["repo"], content["private"], Path(content["folder"]), content["bytes"], files, content["card"],
+                   content["account"] or {}, content["account_problem"])  # fmt: skip
+
+
+class UploadDialog(QDialog):
+    """Not modal. Closing it pauses a running upload; the prepared folder stays until it was sent.
+
+    Attributes:
+        card – the card as it will be shown.
+        upload – the button that sends: Upload, then Pause, then Resume or Open the page.
+        sentence – how far it is, what is in the way, or how it ended.
+    """
+
+    def __init__(
+        self,
+        preview: UploadPreview,
+        command: list[str],
+        make_task: MakeTask,
+        log_in: LogIn,
+        parent: QWidget | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self.preview, self._command, self._make_task, self._log_in = preview, command, make_task, log_in
+        self._account = preview.account
+        self._task: VerbTask | None = None
+        self._paused = self._closing = False
+        self._page = ""
+        self.setWindowTitle("Upload to Hugging Face")
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.resize(theme.scaled(_WIDTH), theme.scaled(_HEIGHT))
+        self._build()
+        self._lay_out()
+        self._show_account(preview.account_problem)
+
+    # ── what is shown ───────────────────────────────────────────────────────────────────────────
+
+    def _build(self) -> None:
+        self.card = CardView()
+        self.card.show_card(self.preview.card, self.preview.folder)
+        self.account_label = label(wrap=True)
+        self.token = QLineEdit()
+        self.token.setEchoMode(QLineEdit.EchoMode.Password)
+        self.token.setPlaceholderText("Access token (write)")
+        self.token.setAccessibleName("Access token for Hugging Face")
+        self.token.returnPressed.connect(self.log_in)
+        self.log_in_button = button(
+            "Log In", self.log_in, tip="Keeps the token in the system's keychain, and nowhere else"
+        )
+        self.edit = button("Edit the Card", self._edit_card, tip="Opens README.md; what is saved there is sent")
+        self.progress = QProgressBar()
+        self.progress.setTextVisible(False)
+        self.progress.setAccessibleName("Progress of the upload")
+        self.progress.hide()
+        self.sentence = label("Nothing has been sent yet.", role="muted", wrap=True, selectable=True)
+        self.close_button = button("Close", self.close)
+        self.upload = button("Upload", self._press, primary=True)
+        for widget in (self.log_in_button, self.edit, self.close_button):
+            widget.setAutoDefault(False)
+        self.upload.setDefault(True)
+        self.upload.setFocus()
+
+    def _lay_out(self) -> None:
+        body = QHBoxLayout()
+        body.setSpacing(3 * theme.SPACE)
+        body.addWidget(wrap_in_card(self.card), 1)
+        body.addLayout(self._side())
+        buttons = QHBoxLayout()
+        buttons.addWidget(self.sentence, 1)
+        buttons.addWidget(self.close_button)
+        buttons.addWidget(self.upload)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(*(2 * theme.SPACE,) * 4)
+        column.setSpacing(2 * theme.SPACE)
+        column.addLayout(body, 1)
+        column.addWidget(self.progress)
+        column.addLayout(buttons)
+
+    def _side(self) -> QVBoxLayout:
+        """Repository, files and account."""
+        preview = self.preview
+        column = QVBoxLayout()
+        column.setSpacing(theme.SPACE)
+        visible = "Private: others cannot see it." if preview.private else "Public: everybody can see it."
+        parts = (
+            _heading("Repository"), _side_label(preview.repo), _side_label(visible, "muted"),
+            _heading(f"Files, {_size(preview.bytes)}"), _file_list(preview.files),
+            _heading("Account"), self.account_label, self.token, self.log_in_button,
+        )  # fmt: skip
+        for part in parts:
+            part.setFixedWidth(theme.scaled(_SIDE))
+            column.addWidget(part)
+        column.addStretch(1)
+        column.addWidget(self.edit)
+        return column
+
+    def _show_account(self, problem: str) -> None:
+        """Whose account it is, or how to log in. Upload waits for an account that may write."""
+        account = self._account
+        if not account:
+            self.account_label.setText(problem)
+        elif not account["can_write"]:
+            self.account_label.setText(f"{account['name']}, but this token may only read.")
+        else:
+            self.account_label.setText(f"{account['name']} (token from {account['source']})")
+        can = bool(account) and account["can_write"]
+        set_shown(self.token, not can)
+        set_shown(self.log_in_button, not can)
+        self.upload.setEnabled(can)
+
+    def _edit_card(self) -> None:
+        open_path(self.preview.folder / "README.md")
+
+    # ── logging in ──────────────────────────────────────────────────────────────────────────────
+
+    def log_in(self) -> None:
+        """Send the token away to be kept, and forget it here."""
+        token = self.token.text().strip()
+        self.token.clear()
+        if token:
+            self.log_in_button.setEnabled(False)
+            self._log_in(token, self._on_account, self._on_refused)
+
+    def _on_account(self, account: Account) -> None:
+        self.log_in_button.setEnabled(True)
+        self._account = account
+        self._show_account("")
+
+    def _on_refused(self, sentence: str) -> None:
+        self.log_in_button.setEnabled(True)
+        self._account = {}
+        self._show_account(sentence)
+
+    # ── the upload ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _is_running(self) -> bool:
+        return self._task is not None and self._task.is_running
+
+    def _press(self) -> None:
+        if self._page:
+            open_link(self._page)
+        elif self._is_running:
+            self.pause()
+        else:
+            self.start()
+
+    def start(self) -> None:
+        """Upload, or go on with it."""
+        self._paused = False
+        self._task = self._make_task(self._command, self)
+        self._task.line.connect(self._read)
+        self._task.done.connect(self._end)
+        self._show_progress("Starting.", None)
+        self.upload.setText("Pause")
+        self._task.start()
+
+    def pause(self) -> None:
+        """Stop for now; what has arrived stays there."""
+        if self._task is not None and self._is_running:
+            self._paused = True
+            self.upload.setEnabled(False)
+            self._task.cancel()
+
+    def _read(self, line: str) -> None:
+        try:
+            content = json.loads(line)
+        except ValueError:
+            return
+        if isinstance(content, dict) and "progress" in content:
+            self._show_progress(content["progress"], content.get("done"))
+        elif isinstance(content, dict) and "place" in content:
+            self._page = content["place"]
+
+    def _show_progress(self, sentence: str, done: float | None) -> None:
+        self._say(sentence, "muted")
+        self.progress.setRange(0, 0 if done is None else 1000)
+        if done is not None:
+            self.progress.setValue(round(1000 * done))
+        set_shown(self.progress, True)
+
+    def _end(self, outcome: Any) -> None:
+        self.upload.setEnabled(True)
+        set_shown(self.progress, False)
+        if outcome.ok and self._page:
+            self._say(f"It is at {self._page}.", "good")
+            self.upload.setText("Open the Page")
+            self.edit.setEnabled(False)
+        else:
+            self._page = ""
+            self.upload.setText("Resume")
+            if self._paused:
+                self._say("Paused. What has arrived is kept there.", "muted")
+            else:
+                self._say(without_setting(outcome.sentence), "bad")
+        if self._closing:
+            self.close()
+
+    def _say(self, sentence: str, role: str) -> None:
+        self.sentence.setText(sentence)
+        self.sentence.setStyleSheet(f"color: {getattr(theme.palette(), role).name()};")
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        if self._is_running:
+            # Closing deletes the process object, which kills the process; it is asked to end first.
+            self._closing = True
+            self.pause()
+            event.ignore()
+        else:
+            super().closeEvent(event)
+
+
+def _heading(text: str) -> QWidget:
+    heading = label(text, role="caption")
+    heading.setContentsMargins(0, theme.SPACE, 0, 0)
+    return heading
+
+
+def _side_label(text: str, role: str = "") -> QWidget:
+    return label(text, role=role, wrap=True, selectable=True)
+
+
+def _file_list(files: list[tuple[str, int]]) -> QWidget:
+    """Names and sizes, the largest first."""
+    box = QWidget()
+    grid = QGridLayout(box)
+    grid.setContentsMargins(0, 0, 0, 0)
+    grid.setVerticalSpacing(theme.SPACE // 2)
+    grid.setColumnStretch(0, 1)
+    right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignTop
+    for row, (name, size) in enumerate(files[:FIRST_FILES]):
+        grid.addWidget(label(name, wrap=True), row, 0)
+        grid.addWidget(label(_size(size), theme.figures_font(), "muted", align=right), row, 1)
+    if len(files) > FIRST_FILES:
+        grid.addWidget(label(f"and {len(files) - FIRST_FILES} more", role="muted"), FIRST_FILES, 0)
+    return box
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"

@@ -1,0 +1,37 @@
+"""What dialogs need of a running command, and how they read its last sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from PySide6.QtWidgets import QWidget
+
+_SETTING_PREFIX = re.compile(r"^[a-z_]+: ")
+
+
+class VerbTask(Protocol):
+    """A running command; `app.model.processes.VerbProcess` has it.
+
+    Signals:
+        line(str) – a line of output.
+        done(outcome) – it has ended; the outcome has `ok`, `sentence` and `output`.
+    """
+
+    line: Any  # of type Signal, which pyright cannot match with a class attribute of the implementation
+    done: Any
+
+    @property
+    def is_running(self) -> bool: ...
+    def start(self) -> None: ...
+    def cancel(self) -> None: ...
+
+
+MakeTask = Callable[[list[str], QWidget], VerbTask]
+"""Makes a task that has not been started, from a command line and a parent."""
+
+
+def without_setting(sentence: str) -> str:
+    """A sentence of the command line without the name of its setting."""
+    return _SETTING_PREFIX.sub("", sentence)
