@@ -115,11 +115,28 @@ def show_window(options: argparse.Namespace) -> int:
         window.resize(*(int(side) for side in options.size.lower().split("x")))
     open_session(window, options)
     app.installEventFilter(FileOpener(window.open_from_desktop, app))
+    catch_crashes(app, window)
     window.show()
     QTimer.singleShot(READ_AHEAD_MS, read_ahead)
     if options.screenshot:
         save_screenshot(app, window, options.screenshot)
     return app.exec()
+
+
+def catch_crashes(app: QApplication, window: Window) -> None:
+    """From now on show the report of what goes wrong in this process, and first of what ended the one before it."""
+    from PySide6.QtCore import QTimer
+
+    from app.crash_catcher import CrashCatcher
+
+    prefs = window.session.prefs
+    catcher = CrashCatcher(prefs.folder / f"native-crash-{prefs.slot}.txt", app)
+    left = catcher.install()
+    window.qt_messages = catcher.qt_messages
+    catcher.caught.connect(window.report_caught)
+    app.aboutToQuit.connect(catcher.remove)
+    if left:
+        QTimer.singleShot(0, window, lambda: window.report_caught("GRPO Studio crashed when it last ran.", left))
 
 
 def open_session(window: Window, options: argparse.Namespace) -> None:

@@ -5,23 +5,35 @@ The base class of `app.file_menu.FileWindow`'s heir, `app.window.Window`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from html import escape
+from typing import TYPE_CHECKING
 
 from PySide6.QtGui import QAction, QKeySequence
 
 from app.file_menu import FileWindow
 from app.widgets.help.about_dialog import AboutDialog
+from app.widgets.help.problem_dialog import ProblemDialog
 from app.widgets.help.text_dialog import TextDialog
-from backend.spec import components, machine
+from backend.spec import machine
 from backend.spec.places import project_root
+from backend.spec.problem_report import EMPTY, LOG_LINES, ProblemFacts, report
+
+if TYPE_CHECKING:
+    from app.model.run import Run
 
 GUIDES = {"Guide": "first-run.md", "What is stored where": "files.md"}
 """Title → file in docs/."""
 
 
 class HelpWindow(FileWindow):
-    """The part of the main window that explains itself."""
+    """The part of the main window that explains itself.
+
+    Attributes:
+        qt_messages – the last warnings of Qt, for a report; the program's start sets them.
+    """
+
+    qt_messages: Collection[str] = ()
 
     def show_guide(self) -> None:
         self._show_document("Guide")
@@ -34,7 +46,27 @@ class HelpWindow(FileWindow):
         TextDialog("Keyboard shortcuts", "".join(self._shortcuts()), self, is_html=True).show()
 
     def show_about(self) -> None:
+        from backend.spec import (
+            components,  # reads the metadata of every package, which the first paint does not wait for
+        )
+
         AboutDialog(facts(), components.components(), self).open()
+
+    def report_problem(self, problem: ProblemFacts | None = None) -> None:
+        """Show the report of a problem: of this one, else of the last fault of the helper process, else an empty one to be filled in."""
+        if self.findChild(ProblemDialog) is not None:
+            return  # the first of several faults that follow from each other is the one to report
+        problem = problem or self.session.last_fault or ProblemFacts(settings=self.session.draft.values())
+        ProblemDialog(problem.sentence if problem.sentence != EMPTY else "What happened?", report(problem), self).show()
+
+    def report_caught(self, sentence: str, trace: str) -> None:
+        """Show the report of an exception in the window, or of the crash of the one before."""
+        self.report_problem(ProblemFacts(sentence, trace, list(self.qt_messages), self.session.draft.values()))
+
+    def report_run(self, run: Run) -> None:
+        """Show the report of a run that ended by a fault of the program."""
+        trace = str((run.ending or {}).get("traceback") or "")
+        self.report_problem(ProblemFacts(run.problem, trace, run.log_tail(LOG_LINES), run.config))
 
     def _show_document(self, title: str) -> None:
         text = (project_root() / "docs" / GUIDES[title]).read_text(encoding="utf-8")
@@ -53,6 +85,8 @@ class HelpWindow(FileWindow):
 
 def facts() -> dict[str, str]:
     """What About shows beside the icon; our own version first."""
+    from backend.spec import components
+
     computes = machine.chip() if machine.has_gpu() else ""
     device = f"GPU of {computes}" if computes else "GPU" if machine.has_gpu() else "CPU"
     return components.versions() | {"Computes on": device}

@@ -118,6 +118,8 @@ HELP: tuple[MenuEntry | None, ...] = (
     MenuEntry("shortcuts", "Keyboard shortcuts", "Ctrl+/", "show_shortcuts"),
     MenuEntry("files", "What is stored where", "Ctrl+Alt+W", "show_files"),
     None,
+    MenuEntry("report", "Report a problem…", "Ctrl+Alt+P", "report_problem"),
+    None,
     MenuEntry("about", "About GRPO Studio", "Ctrl+Alt+I", "show_about"),
 )
 """The last menu, after View. macOS moves About into the app's own menu."""

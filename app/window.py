@@ -127,6 +127,7 @@ class Window(HelpWindow):
         self.sidebar.chosen.connect(self.show_page)
         session.page_requested.connect(self.show_page)
         session.message.connect(self.strip.show_sentence)
+        session.problem_found.connect(self.report_run)
         session.consent.ask = self.ask_about_code
         session.export_requested.connect(self.show_export)
         session.settings_requested.connect(self.open_settings)

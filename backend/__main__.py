@@ -58,6 +58,7 @@ def app() -> typer.Typer:
         serve,
         train,
         validate,
+        where,
     )
 
     verbs = typer.Typer(
@@ -77,6 +78,7 @@ def app() -> typer.Typer:
         generate.generate,
         chat.chat,
         evaluate.evaluate,
+        where.where,
         serve.serve,
     ):
         name = function.__name__

@@ -7,25 +7,16 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sys
 from pathlib import Path
 
-from PySide6.QtCore import QByteArray, QObject, QSettings, QStandardPaths
+from PySide6.QtCore import QByteArray, QObject, QSettings
 
-FOLDER_VARIABLE = "GRPO_STUDIO_PREFS"
+from backend.spec import places
+
 RECENT = 10
 """Recent files that are kept."""
 SLOTS = 100
 """Most windows that can each have a form of their own at the same time."""
-
-
-def default_folder() -> Path:
-    """The platform's folder for application data; beside it `places.runs_folder` puts the runs."""
-    moved = os.environ.get(FOLDER_VARIABLE)
-    if moved:
-        return Path(moved).expanduser()
-    base = QStandardPaths.writableLocation(QStandardPaths.StandardLocation.GenericDataLocation)
-    return Path(base) / ("GRPO Studio" if sys.platform == "darwin" else "grpo-studio")
 
 
 class Prefs(QObject):
@@ -38,7 +29,7 @@ class Prefs(QObject):
 
     def __init__(self, folder: Path | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.folder = folder or default_folder()
+        self.folder = folder or places.preferences_folder()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.slot = 1
         self._claimed: int | None = None

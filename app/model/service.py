@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from PySide6.QtCore import QCoreApplication, QObject, QProcess, QTimer
+from PySide6.QtCore import QCoreApplication, QObject, QProcess, QTimer, Signal
 
 from app.model.processes import process_environment
 from backend.spec.command import backend_command
@@ -42,7 +42,12 @@ class Service(QObject):
 
     Attributes:
         last_words – the end of the process's stderr, or the traceback of its last answer.
+
+    Signals:
+        failed(str, str) – a fault of the program: a sentence, and the traceback of a question or the last words of a process that died.
     """
+
+    failed = Signal(str, str)
 
     def __init__(self, parent: QObject | None = None, command: list[str] | None = None) -> None:
         super().__init__(parent)
@@ -187,6 +192,8 @@ class Service(QObject):
             return
         self._deaths = 0
         self.last_words = message.get("traceback", "")
+        if self.last_words:
+            self.failed.emit(message["faults"][0]["sentence"], self.last_words)
         question = self._pop(message["id"])
         if question is None:  # cancelled after the process had sent its answer
             return
@@ -208,6 +215,7 @@ class Service(QObject):
         self._process.deleteLater()
         self._process = None
         self._deaths += 1
+        self.failed.emit(self._failure_sentence(), self.last_words)
         self._refuse(list(self._questions), self._failure_sentence())
 
     def _refuse(self, numbers: list[int], sentence: str) -> None:

@@ -24,6 +24,7 @@ from backend.spec.dataset_columns import columns_of, guessed
 from backend.spec.faults import Mistake
 from backend.spec.first_choices import SYSTEM_PROMPT, model_to_begin_with
 from backend.spec.places import RunFolder
+from backend.spec.problem_report import ProblemFacts
 
 if TYPE_CHECKING:
     from app.model.dataset import Dataset
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from app.model.reward_bench import RewardBench
     from app.model.run import Run
     from app.model.service import Service
+
+FAULT_OFFER = (
+    "Something went wrong inside GRPO Studio. Help, Report a problem… shows what, as a report that you can send."
+)
 
 
 class Session(QObject):
@@ -42,6 +47,7 @@ class Session(QObject):
         service, downloads, dataset, reward_bench, evaluations – created on first use: the first paint does not wait for their imports.
         run – the run that Monitor and Completions show, or None.
         estimate_memory(Config) – the memory of a run, or None if it cannot be estimated. Tests replace it.
+        last_fault – the last fault of the helper process, for a report; None while there was none.
         confirm_over_memory(MemoryParts) – whether to train although the run surely does not fit. Set by the window.
 
     Signals:
@@ -54,6 +60,7 @@ class Session(QObject):
         settings_requested(RunFolder) – load this run's settings into the form.
         presets_requested – show the presets.
         reward_rows_requested(list[int]) – sample on these rows of the training split, counted from 1.
+        problem_found(Run) – report the fault of the program that has ended this run.
         message(str) – one sentence for the status strip.
     """
 
@@ -66,6 +73,7 @@ class Session(QObject):
     settings_requested = Signal(object)
     presets_requested = Signal()
     reward_rows_requested = Signal(list)
+    problem_found = Signal(object)
     message = Signal(str)
 
     def __init__(self, prefs: Prefs | None = None, parent: QObject | None = None) -> None:
@@ -75,6 +83,7 @@ class Session(QObject):
         self.run: Run | None = None
         self._training: RunFolder | None = None
         self._service: Service | None = None
+        self.last_fault: ProblemFacts | None = None
         self._downloads: Downloads | None = None
         self._dataset: Dataset | None = None
         self._reward_bench: RewardBench | None = None
@@ -93,7 +102,13 @@ class Session(QObject):
             from app.model.service import Service
 
             self._service = Service(self)
+            self._service.failed.connect(self._remember_fault)
         return self._service
+
+    def _remember_fault(self, sentence: str, trace: str) -> None:
+        """Keep what went wrong inside the helper process; the page that asked shows its sentence."""
+        self.last_fault = ProblemFacts(sentence, trace, settings=self.draft.values())
+        self.message.emit(FAULT_OFFER)
 
     @property
     def downloads(self) -> Downloads:

@@ -244,6 +244,7 @@ class MonitorPage(QWidget):
             self._resume_action(run),
             CardAction("Edit settings", self._edit_settings),
             CardAction("Open log", self.log.open_file),
+            *([CardAction("Report a problem…", lambda: self.session.problem_found.emit(run))] if is_bug else []),
         ]
         self.verdict.show_result(f"Failed{_at(run)}", "bad", run.problem, advice, actions=actions)
         self.log.unfold(is_bug)
@@ -251,7 +252,8 @@ class MonitorPage(QWidget):
     def _show_crashed(self, run: Run) -> None:
         step = run.checkpoint
         saved = f"Everything up to step {step:,} is saved." if step is not None else "There is no checkpoint yet."
-        actions = [self._resume_action(run), CardAction("Open log", self.log.open_file)]
+        report = CardAction("Report a problem…", lambda: self.session.problem_found.emit(run))
+        actions = [self._resume_action(run), CardAction("Open log", self.log.open_file), report]
         self.verdict.show_result(f"Crashed{_at(run)}", "bad", run.problem, saved, actions=actions)
 
     def _resume_action(self, run: Run) -> CardAction:

@@ -8,7 +8,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Train": ("train", "resume", "demo"),
     "Before training": ("check", "estimate", "rewards"),
     "What a run has learned": ("runs", "evaluate", "generate", "chat", "export", "validate"),
-    "This machine and this program": ("bench", "hub", "serve"),
+    "This machine and this program": ("where", "hub", "bench", "serve"),
 }
 """Title → verbs. A verb of no group is listed under Commands."""
 
@@ -21,6 +21,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "export": ("export RUN --to lmstudio", "export RUN --to folder --folder models --format 4bit --checkpoint best"),
     "generate": ('generate RUN --prompt "What is 17 plus 25?" --both',),
     "evaluate": ("evaluate RUN --n 8", "evaluate owner/model config.yaml --limit 100"),
+    "where": ("where", "where --remove settings"),
 }
 """Verb ("" for the whole program) → what could be typed after the program's name."""
 

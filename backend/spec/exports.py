@@ -14,8 +14,8 @@ from backend.spec.faults import Mistake
 from backend.spec.memory.model_shape import Linear, ModelShape, packed_width, shape_of
 from backend.spec.memory.phases import QUANTIZED
 
-Kind = Literal["adapter", "model"]
-"""Adapters to be loaded beside their base, or a model complete in itself."""
+Kind = Literal["adapter", "model", "gguf"]
+"""Adapters to be loaded beside their base, a folder that is a model complete in itself, or one file that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,20 @@ class ExportFormat:
     """Whether layers of a quantised base stay quantised, each with its own bits."""
     names: Literal["mlx", "original"] = "mlx"
     """Whose names the weights have: mlx-lm's, or those of the original Hugging Face weights, which other programs read."""
+    gguf_type: str = ""
+    """The type of matrices in a GGUF file: q8_0, f16 or bf16."""
+    matrix_bits: float = 0
+    """Bits of a number of a matrix, where neither the base nor `quantization` tells them."""
 
 
 def _affine(bits: int, sentence: str) -> ExportFormat:
     return ExportFormat(f"{bits}bit", f"{bits} bits", sentence,
                         quantization={"bits": bits, "group_size": 64, "mode": "affine"})  # fmt: skip
+
+
+def _gguf(type_: str, bits: float, sentence: str) -> ExportFormat:
+    return ExportFormat(f"gguf-{type_}", f"GGUF {type_.upper()}", f"One file for llama.cpp, Ollama and LM Studio, {sentence}",
+                        kind="gguf", names="original", gguf_type=type_, matrix_bits=bits)  # fmt: skip
 
 
 FORMATS: dict[str, ExportFormat] = {
@@ -89,6 +98,9 @@ FORMATS: dict[str, ExportFormat] = {
             kind="adapter",
             names="original",
         ),
+        _gguf("q8_0", 8.5, "in 8 bits: half of 16 bits in size, and the loss is hardly measurable."),
+        _gguf("f16", 16, "in float16; llama-quantize makes smaller ones of it."),
+        _gguf("bf16", 16, "in bfloat16: nothing of a model in bfloat16 is lost."),
     )
 }
 """Format by the word that `--format` takes, in the order of menus; the first is what an export writes unless told otherwise."""
@@ -103,10 +115,12 @@ class ExportTarget:
     key: str
     label: str
     asks_for_folder: bool = False
-    kinds: tuple[Kind, ...] = ("model", "adapter")
+    kinds: tuple[Kind, ...] = ("model", "adapter", "gguf")
     """What it can take."""
     refusal: str = ""
     """The sentence for a kind that it cannot take."""
+    store: str = ""
+    """Where a program keeps the model in files of its own; "" for a folder on this disk, which can be looked at before and shown after."""
     is_offered: bool = True
     """Whether menus and help name it."""
 
@@ -120,11 +134,23 @@ TARGETS: dict[str, ExportTarget] = {
         ExportTarget(
             "lmstudio",
             "LM Studio",
-            kinds=("model",),
+            kinds=("model", "gguf"),
             refusal="LM Studio loads complete models only, so an adapter alone cannot go there; choose another format, or a folder.",
         ),
         ExportTarget("folder", "A folder", asks_for_folder=True),
-        ExportTarget("hub", "Hugging Face"),
+        ExportTarget(
+            "ollama",
+            "Ollama",
+            kinds=("gguf",),
+            refusal="Ollama takes GGUF files only; choose a GGUF format.",
+            store="Among Ollama's own models.",
+        ),
+        ExportTarget(
+            "hub",
+            "Hugging Face",
+            kinds=("model", "adapter"),
+            refusal="GGUF files are not uploaded from here; export to a folder, and upload that with `hf upload`.",
+        ),
     )
 }
 """Target by the word that `--to` takes."""
@@ -167,6 +193,8 @@ def exported_bytes(base: Path, format_: ExportFormat, quantization: str = "none"
 
 
 def _matrix_bytes(matrix: Linear, shape: ModelShape, format_: ExportFormat, quantization: str) -> float:
+    if format_.matrix_bits:
+        return matrix.numbers * format_.matrix_bits / 8
     own = format_.quantization
     packing = (own["bits"], own["group_size"], own["mode"]) if own else QUANTIZED.get(quantization)
     if packing and (own or format_.keeps_bits) and matrix.inputs % packing[1] == 0:

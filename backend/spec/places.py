@@ -22,6 +22,9 @@ from backend.spec.faults import Mistake
 RUNS_VARIABLE = "GRPO_STUDIO_RUNS"
 """Environment variable that moves the runs folder."""
 
+PREFS_VARIABLE = "GRPO_STUDIO_PREFS"
+"""Environment variable that moves the window's preferences."""
+
 LOCK_VARIABLE = "GRPO_STUDIO_LOCK"
 """Environment variable with the file descriptor of a lock that a process has taken over from the program before it."""
 
@@ -47,12 +50,20 @@ def demo_config() -> Path:
 def runs_folder() -> Path:
     """The default folder of runs: $GRPO_STUDIO_RUNS, else the platform's folder for application data."""
     moved = os.environ.get(RUNS_VARIABLE)
-    if moved:
-        return Path(moved).expanduser()
+    return Path(moved).expanduser() if moved else _data_folder() / "runs"
+
+
+def preferences_folder() -> Path:
+    """The folder of the window's preferences and stored forms: $GRPO_STUDIO_PREFS, else the platform's folder for application data."""
+    moved = os.environ.get(PREFS_VARIABLE)
+    return Path(moved).expanduser() if moved else _data_folder()
+
+
+def _data_folder() -> Path:
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "GRPO Studio" / "runs"
+        return Path.home() / "Library" / "Application Support" / "GRPO Studio"
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data).expanduser() / "grpo-studio" / "runs"
+    return Path(data).expanduser() / "grpo-studio"
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,27 @@ def test_what_is_in_the_way_is_said_and_export_waits(make_panel: MakePanel, tmp_
     assert panel.start.isEnabled() and not panel.outcome_label.isVisible() and "--overwrite" in panel.command()
 
 
+def test_ollama_keeps_the_model_itself(qtbot, make_panel: MakePanel, run: RunFolder) -> None:
+    panel = make_panel(f"print({json.dumps(RESULT | {'place': 'Ollama, as run'})!r})")
+    choose(panel, target="ollama")
+    assert (
+        not panel.start.isEnabled()
+        and panel.outcome_label.text() == "Ollama takes GGUF files only; choose a GGUF format."
+    )
+    choose(panel, format="gguf-q8_0")
+    assert panel.choices.folder.text() == "Among Ollama's own models." and not panel.choices.choose.isVisible()
+    assert panel.choices.overwrite.isVisible() and not panel.choices.held_out.isEnabled()
+    chosen = ["--to", "ollama", "--name", "run", "--format", "gguf-q8_0"]
+    assert panel.command()[-9:] == ["export", str(run.path), *chosen, "--json"]
+    panel.choices.overwrite.setChecked(True)
+    assert panel.command()[-2:] == ["--overwrite", "--json"]
+    panel.start.click()
+    qtbot.waitUntil(panel.outcome_label.isVisible, timeout=10_000)
+    assert (
+        panel.outcome_label.text() == "The model is in Ollama, as run (2.50\u202fMB)." and not panel.reveal.isVisible()
+    )
+
+
 def test_a_full_run_offers_no_adapter_and_a_run_without_weights_says_so(qtbot, tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.config.write_text("model: nowhere\ntrain_type: full\n", encoding="utf-8")

@@ -46,7 +46,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "backend.child_process": ({SPEC}, set()),
     "backend.rewards": ({SPEC, TYPES, ADVANTAGES, "backend.child_process"}, {"math_verify", "regex"}),
     "backend.engine": ({SPEC}, {*NUMBERS, "mlx_lm"}),
-    "backend.models": ({SPEC, "backend.engine"}, {"mlx", "mlx_lm", "huggingface_hub"}),
+    "backend.models": ({SPEC, "backend.engine"}, {*NUMBERS, "mlx_lm", "huggingface_hub", "gguf"}),
     "backend.models.publish": ({SPEC, "backend.models"}, {"huggingface_hub", "keyring", "PIL", "yaml"}),
     "backend.data": (
         {SPEC, TYPES, "backend.models"},
@@ -96,13 +96,17 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "app.message_boxes": (set(), {"PySide6"}),
     "app.drop_target": ({SPEC}, {"PySide6"}),
     "app.file_open_event": (set(), {"PySide6"}),
+    "app.crash_catcher": (set(), {"PySide6"}),
     "app.file_menu": (SHELL | {SPEC, "app.message_boxes"}, {"PySide6"}),
     "app.help_menu": (SHELL | {SPEC, "app.file_menu"}, {"PySide6"}),
     "app.page_stack": (SHELL | {"app.pages"}, {"PySide6"}),
     "app.page_drawing": (FRAME | {SPEC, "app.window"}, {"PySide6"}),
     "app.menus": (SHELL | {"app.pages", "app.file_menu"}, {"PySide6"}),
     "app.window": (FRAME | {SPEC}, {"PySide6"}),
-    "app.__main__": (FRAME | {SPEC, "app.window", "app.file_open_event", "app.page_drawing"}, {"PySide6"}),
+    "app.__main__": (
+        FRAME | {SPEC, "app.window", "app.file_open_event", "app.page_drawing", "app.crash_catcher"},
+        {"PySide6"},
+    ),
 }
 
 LIGHT = {SPEC, TYPES, "backend.rewards"}

@@ -183,6 +183,11 @@ def validate(machine: Machine, run: Path) -> None:
     machine.backend("validate", RESOURCES / "demo" / "model")
 
 
+def where(machine: Machine, run: Path) -> None:
+    rows = {row["key"]: row for row in json.loads(machine.backend("where", "--json"))}
+    assert rows["runs"]["files"] > 0 and rows["runs"]["path"] == str(run.parent)
+
+
 def chat(machine: Machine, run: Path) -> None:
     assert machine.backend("chat", run, "--max-tokens", "4", stdin="1+1=\n").strip()
 
@@ -236,6 +241,7 @@ VERBS = {
         serve,
         rewards,
         bench,
+        where,
     )
 }
 
@@ -264,9 +270,10 @@ def test_versions_and_what_is_slow_here(machine: Machine) -> None:
 
 
 def test_selftest(machine: Machine) -> None:
-    if "--selftest" not in machine.backend("--help"):
-        pytest.skip("the trainer has no --selftest yet")
-    machine.backend("--selftest")
+    machine.backend("--selftest", "--report", machine.home / "selftest.json")
+    report = json.loads((machine.home / "selftest.json").read_text("utf-8"))
+    assert {check["state"] for check in report["checks"]} == {"ok"}, report["summary"]
+    assert report["about"]["installed as"] == "frozen app"
 
 
 # ── pages ────────────────────────────────────────────────────────────────────────────────────────────────────────────

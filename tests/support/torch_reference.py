@@ -6,6 +6,7 @@ the logits of saved ones. Knows nothing of this project.
 """
 
 import json
+import pathlib
 import sys
 
 import peft
@@ -23,9 +24,13 @@ SPECIAL = {
     "llama": {"tie_word_embeddings": False},
     "qwen2": {},
     "qwen3": {"head_dim": 16, "tie_word_embeddings": True},
-    "gemma": {"head_dim": 16},
     "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 64},
-    "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 64},
+    "gemma3_text": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "mistral": {"head_dim": 16},
     "phi3": {},
     "smollm3": {},
@@ -33,6 +38,12 @@ SPECIAL = {
     "qwen3_moe": EXPERTS | {"head_dim": 16},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 4096, "n_inner": 64},
 }
+PUBLISHED = {
+    "gemma3_text": {"sliding_window_pattern": 2},
+    "qwen3_moe": {"num_experts": 4},
+    "gpt2": {"n_ctx": 4096},
+}
+"""Keys that published models have and transformers 5 does not write, but mlx-lm reads."""
 
 
 def make(family: str, folder: str, shard: str = "5GB") -> None:
@@ -44,6 +55,10 @@ def make(family: str, folder: str, shard: str = "5GB") -> None:
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(folder, max_shard_size=shard)
+    file = pathlib.Path(folder, "config.json")
+    saved = json.loads(file.read_text())
+    rope = saved.get("rope_parameters") or {}
+    file.write_text(json.dumps({"rope_theta": rope.get("rope_theta", 1e6)} | saved | PUBLISHED.get(family, {})))
 
 
 def logits(folder: str, adapter: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QGuiApplication
@@ -22,7 +23,9 @@ from app import theme
 from app.widgets.basic.icons import app_icon
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.layout import wrap_in_card
-from backend.spec.components import Component
+
+if TYPE_CHECKING:
+    from backend.spec.components import Component
 
 NAME = "GRPO Studio"
 SIZE = QSize(760, 620)

@@ -113,9 +113,10 @@ class ExportChoices(QWidget):
             arguments += ["--checkpoint", self.weights.currentData()]
         if TARGETS[target].asks_for_folder:
             arguments += ["--folder", str(self._folder)]
-        if self.held_out.isChecked() and FORMATS[format_].kind != "adapter" and not self.is_upload:
+        if self.held_out.isChecked() and FORMATS[format_].kind == "model" and not self.is_upload:
             arguments += ["--held-out", str(HELD_OUT_PROMPTS)]
-        return [*arguments, *(["--overwrite"] if self.overwrite.isChecked() and self._is_taken() else [])]
+        may_replace = self.overwrite.isChecked() and not self.overwrite.isHidden()
+        return [*arguments, *(["--overwrite"] if may_replace else [])]
 
     @property
     def is_upload(self) -> bool:
@@ -138,16 +139,20 @@ class ExportChoices(QWidget):
         self._show_choice()
 
     def _choose_target(self) -> None:
-        asks = TARGETS[self.target.currentData()].asks_for_folder
+        target = TARGETS[self.target.currentData()]
         for widget in (self.repo, self.public, self.replace, self._captions["Repository"]):
             widget.setVisible(self.is_upload)
         for widget in (self.name, self.folder, self._captions["Name"]):
             widget.setVisible(not self.is_upload)
         # An upload's card has the evaluation of the whole split, where one was made.
         self.held_out.setVisible(self._can_compare and not self.is_upload)
-        self.choose.setVisible(asks)
-        # An upload is prepared in the run's folder.
-        self._set_folder(Path.home() if asks else self.run.path if self.is_upload else lm_studio_models())
+        self.choose.setVisible(target.asks_for_folder)
+        # What goes into another program's store or to the Hub is prepared in the run's folder.
+        home = self.run.path if target.store or self.is_upload else lm_studio_models()
+        self._set_folder(Path.home() if target.asks_for_folder else home)
+        if target.store:
+            self.folder.setText(target.store)
+            self.folder.setToolTip("")
 
     def _choose_folder(self) -> None:
         path = QFileDialog.getExistingDirectory(self, "Folder to put the model into", str(self._folder))
@@ -161,7 +166,8 @@ class ExportChoices(QWidget):
         self._show_choice()
 
     def _is_taken(self) -> bool:
-        return not self.is_upload and bool(self.name.text().strip()) and self.target_folder().exists()
+        is_folder = not (TARGETS[self.target.currentData()].store or self.is_upload)
+        return is_folder and bool(self.name.text().strip()) and self.target_folder().exists()
 
     def _show_choice(self) -> None:
         """Show what the present choices amount to."""
@@ -170,8 +176,9 @@ class ExportChoices(QWidget):
         free = export_choices.free_bytes(self._folder)
         about = "" if size is None else f" About {figure(size / 1e9, 'GB')}."
         self.format_line.setText(format_.sentence + about)
-        self.held_out.setEnabled(format_.kind != "adapter")
-        set_shown(self.overwrite, is_taken)
+        self.held_out.setEnabled(format_.kind == "model")
+        # What a program keeps by itself is only known once it is asked.
+        set_shown(self.overwrite, is_taken or bool(TARGETS[self.target.currentData()].store))
         if not self.weights.count():
             self.obstacle = "This run has saved no weights yet."
         elif format_.kind not in TARGETS[self.target.currentData()].kinds:

@@ -22,6 +22,7 @@ from app.widgets.runs.export_choices import ExportChoices, from_home
 from app.widgets.runs.upload_dialog import LogIn, UploadDialog, UploadPreview
 from app.widgets.runs.verb_task import MakeTask, VerbTask, without_setting
 from backend.spec.command import backend_command
+from backend.spec.exports import TARGETS
 from backend.spec.places import RunFolder
 
 LM_STUDIO_LINK = "lmstudio://"
@@ -172,10 +173,11 @@ class ExportPanel(QDialog):
 
     def _show_result(self, result: dict[str, Any]) -> None:
         size = figure(result["bytes"] / 1e9, "GB")
-        self._say(f"The model is at {from_home(result['place'])} ({size}).", "good")
+        target = TARGETS[self.choices.target.currentData()]
+        self._say(f"The model is {'in' if target.store else 'at'} {from_home(result['place'])} ({size}).", "good")
         self.details_label.setText("\n".join(result["sentences"]))
         self.details_label.show()
-        self.reveal.show()
+        self.reveal.setVisible(not target.store)
         self.open_app.setVisible(self.choices.target.currentData() == "lmstudio")
         self.start.setEnabled(False)  # the name is taken now; another one enables it
 

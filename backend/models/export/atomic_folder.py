@@ -138,7 +138,7 @@ def check_target(target: Path, *, overwrite: bool) -> None:
         return
     if not overwrite:
         raise Mistake("overwrite", f"There is a model at {target} already; choose another name, or overwrite it.")
-    if not any((target / name).is_file() for name in ("config.json", "adapter_config.json")):
+    if not any((target / name).is_file() for name in ("config.json", "adapter_config.json", "model.gguf")):
         raise Mistake("overwrite", f"{target} is there and holds no model, so it is not replaced; choose another name.")
 
 

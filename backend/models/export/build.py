@@ -17,6 +17,7 @@ import mlx.core as mx
 from backend.models import policy
 from backend.models.export import atomic_folder, lm_studio_rules, merging, model_files
 from backend.models.export.destinations import Destination
+from backend.models.export.gguf import gguf_file
 from backend.models.export.original import merged_weights, peft_adapter
 from backend.models.export.original.original_files import Fetch, original_of, trained_on_original
 from backend.models.export.trained_weights import (
@@ -39,6 +40,9 @@ from backend.models.export.verify import (
 from backend.spec.exports import ExportFormat, exported_bytes
 from backend.spec.faults import Mistake
 from backend.spec.memory.model_shape import shape_of
+
+GGUF_FILE = "model.gguf"
+GGUF_TOLERANCE = {"f16": TOLERANCE["float16"], "bf16": TOLERANCE["bfloat16"], "q8_0": None}
 
 SLACK = 16 << 20
 """Bytes beside the weights: tokenizer files, headers."""
@@ -89,6 +93,8 @@ def build(
     asked = trained
     if format_.names == "original":
         trained = trained_on_original(trained, fetch)
+    if format_.kind == "gguf":
+        gguf_file.check(original_of(trained), trained.tokenizer)
     atomic_folder.check_free_space(destination.workshop, needed_bytes(trained, format_, len(samples)))
     with atomic_folder.staging_folder(destination.workshop, destination.target) as staging:
         trained, built = trained.pinned(staging / "adapters"), staging / "new"
@@ -150,6 +156,12 @@ def write_in_format(trained: TrainedWeights, format_: ExportFormat, to: Path, pr
             return
         doing = "Merging the adapters and writing the model." if trained.adapters else "Writing the model."
         progress(doing, 0.0)
+        if format_.kind == "gguf":
+            original = original_of(trained)
+            gguf_file.write_gguf(
+                trained, original, format_.gguf_type, to / GGUF_FILE, lambda done: progress(doing, done)
+            )
+            return
         if format_.names == "original":
             merged_weights.write_merged(trained, original_of(trained), to, lambda done: progress(doing, done))
             return
@@ -168,6 +180,8 @@ def _tolerance(trained: TrainedWeights, format_: ExportFormat) -> float | None:
     if format_.kind == "adapter":
         return TOLERANCE["float32"]
     model, _ = trained.open_with_config()
+    if format_.gguf_type:
+        return GGUF_TOLERANCE[format_.gguf_type]
     if format_.quantization or (format_.keeps_bits and policy.is_quantised(model)):
         return None
     return TOLERANCE[format_.dtype or str(merging.float_type(model)).rpartition(".")[2]]
@@ -177,6 +191,9 @@ def _verified(trained: TrainedWeights, format_: ExportFormat, built: Path, refer
     if format_.kind == "adapter" and format_.names == "original":
         original = original_of(trained)
         return compare(built, reference, lambda: peft_adapter.open_peft_adapter(built, original))
+    if format_.kind == "gguf":
+        original = original_of(trained)
+        return compare(built, reference, lambda: gguf_file.open_gguf(built / GGUF_FILE, original))
     if format_.kind == "adapter":
         files = AdapterFiles(built / "adapters.safetensors", built / "adapter_config.json")
         return compare(built, reference, trained.with_adapters(files).open)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from backend.models.export import atomic_folder
+from backend.models.export.gguf.ollama import ollama_model
 from backend.spec import places
 from backend.spec.checks import cross_setting_faults
 from backend.spec.exports import PUBLISHER
@@ -88,9 +89,14 @@ def in_uploads(place: Place) -> Destination:
     return OnDisk(place.run.uploads / place.name, place.run.path, overwrite=True)
 
 
+def in_ollama(place: Place) -> Destination:
+    return ollama_model(place.name.strip(), place.run.path, place.overwrite)
+
+
 DESTINATIONS: dict[str, Callable[[Place], Destination]] = {
     "lmstudio": in_lm_studio,
     "folder": in_folder,
+    "ollama": in_ollama,
     "hub": in_uploads,
 }
 """By the key of `backend.spec.exports.TARGETS`."""

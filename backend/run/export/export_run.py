@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from backend.models.export.build import BuiltModel, Progress, build, check_kind, silent
+from backend.models.export.build import GGUF_FILE, BuiltModel, Progress, build, check_kind, silent
 from backend.models.export.destinations import DESTINATIONS, OnDisk, Place
 from backend.models.export.original.fetching import fetch_original
 from backend.models.export.trained_weights import TrainedWeights
 from backend.models.export.verify import Verification
 from backend.run.export.held_out import HeldOutComparison, HeldOutDifference
+from backend.run.export.run_modelfile import write_modelfile
 from backend.run.export.run_weights import run_samples, run_weights
 from backend.run.run_inputs import read_inputs
 from backend.spec import config as spec_config
 from backend.spec.exports import DEFAULT_FORMAT, ExportFormat, format_named, target_for
+from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 
 NOTICEABLE_LOSS = 0.1
@@ -73,8 +75,17 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
     config = spec_config.load(run.config)
     trained = run_weights(run, config, export.checkpoint)
     check_kind(trained, format_)
+    if export.held_out and format_.kind == "gguf":
+        raise Mistake("held_out", "mlx does not run GGUF files, so their rewards are not compared here.")
     destination.check()
     comparison = HeldOutComparison(config, read_inputs(config), export.held_out) if export.held_out else None
+
+    notes: list[str] = []
+
+    def also(trained: TrainedWeights, built: Path) -> HeldOutDifference | None:
+        if format_.kind == "gguf":
+            notes.extend(write_modelfile(config, trained.tokenizer, built / GGUF_FILE))
+        return held_out(trained, built)
 
     def held_out(trained: TrainedWeights, built: Path) -> HeldOutDifference | None:
         if comparison is None or format_.kind == "adapter":  # the same adapters: the same completions
@@ -85,8 +96,8 @@ def export_run(run: RunFolder, export: Export, progress: Progress = silent) -> E
 
     samples = run_samples(run, config)
     fetch = (lambda name: fetch_original(name, progress)) if export.fetch else None
-    built = build(trained, format_, destination, samples, also=held_out, progress=progress, fetch=fetch)
-    return _exported(format_, built)
+    built = build(trained, format_, destination, samples, also=also, progress=progress, fetch=fetch)
+    return _exported(format_, replace(built, notes=(*built.notes, *notes)))
 
 
 def fuse_run(run: RunFolder, progress: Progress = silent) -> Path:

@@ -1,0 +1,88 @@
+"""Catches what would end or silently break the window: exceptions that nobody handles, in any thread, and crashes of native code.
+
+An exception is signalled at once. A native crash, such as a segmentation fault, ends the process; Python's faulthandler writes the stack of
+every thread into a file first, which the next start finds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import sys
+import threading
+import traceback
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from PySide6.QtCore import QMessageLogContext, QObject, QtMsgType, Signal, qInstallMessageHandler
+
+QT_MESSAGES = 30
+"""Last messages of Qt that are kept."""
+
+
+class CrashCatcher(QObject):
+    """Signals:
+    caught(str, str) – a sentence and a traceback; each different traceback once. Emitted from any thread.
+
+    Attributes:
+        qt_messages – the last warnings and errors of Qt.
+    """
+
+    caught = Signal(str, str)
+
+    def __init__(self, file: Path, parent: QObject | None = None) -> None:
+        """`file`: where native crashes of this window are written; no other window may use it."""
+        super().__init__(parent)
+        self.qt_messages: deque[str] = deque(maxlen=QT_MESSAGES)
+        self._file = file
+        self._stream: TextIO | None = None
+        self._seen: set[str] = set()
+        self._hooks = sys.excepthook, threading.excepthook
+
+    def install(self) -> str:
+        """Begin; returns what the last process that used the file has left in it, "" where it ended in peace."""
+        sys.excepthook, threading.excepthook = self._on_exception, self._on_thread_exception
+        qInstallMessageHandler(self._on_qt_message)
+        left = ""
+        with contextlib.suppress(OSError):  # a full or read-only disk must not keep the window from opening
+            if self._file.exists():
+                left = self._file.read_text(encoding="utf-8", errors="replace").strip()
+            self._stream = self._file.open("w", encoding="utf-8")
+            faulthandler.enable(self._stream)
+        return left
+
+    def remove(self) -> None:
+        """End: what happens while Python and Qt are torn down concerns nobody any more."""
+        sys.excepthook, threading.excepthook = self._hooks
+        qInstallMessageHandler(None)
+        if self._stream is not None:
+            faulthandler.disable()
+            self._stream.close()
+            self._stream = None
+            self._file.unlink(missing_ok=True)
+
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, frames: TracebackType | None, where: str = "the window"
+    ) -> None:
+        self._hooks[0](kind, error, frames)
+        if not issubclass(kind, Exception):  # KeyboardInterrupt and SystemExit are no faults
+            return
+        trace = "".join(traceback.format_exception(kind, error, frames))
+        if trace not in self._seen:  # a timer or a paint event may fail sixty times a second
+            self._seen.add(trace)
+            self.caught.emit(f"Something went wrong in {where}: {kind.__name__}: {error}", trace)
+
+    def _on_thread_exception(self, arguments: threading.ExceptHookArgs) -> None:
+        error = arguments.exc_value or arguments.exc_type()
+        name = arguments.thread.name if arguments.thread else "a thread"
+        self._on_exception(arguments.exc_type, error, arguments.exc_traceback, f"the window's thread “{name}”")
+
+    def _on_qt_message(self, kind: QtMsgType, context: QMessageLogContext, message: str) -> None:
+        if kind not in (QtMsgType.QtDebugMsg, QtMsgType.QtInfoMsg):
+            self.qt_messages.append(message)
+        with contextlib.suppress(
+            OSError, AttributeError, ValueError
+        ):  # a program without a terminal may have no stderr
+            sys.stderr.write(f"{message}\n")

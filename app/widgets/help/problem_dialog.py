@@ -1,0 +1,77 @@
+"""The report of a problem: shown in full, to be read, changed, and copied or saved. It sends nothing."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFileDialog, QPlainTextEdit, QVBoxLayout, QWidget
+
+from app import theme
+from app.widgets.basic.labels_and_buttons import button, label
+
+SIZE = QSize(680, 560)
+EXPLANATION = (
+    "Nothing is sent. Read the report, take out what you would rather keep, and paste it into a message or an issue yourself. "
+    "Home folder, user name, access tokens, paths and prompts were left out."
+)
+
+
+class ProblemDialog(QDialog):
+    """Shows one report, which can be edited. Not modal: the window may still be needed to say what was done.
+
+    Attributes:
+        text – the editor with the report.
+        done_label – says what became of it.
+    """
+
+    def __init__(self, title: str, report: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setWindowTitle("Report a problem")
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.text = QPlainTextEdit(report)
+        self.text.setFont(theme.mono_font())
+        self.text.setAccessibleName("Report")
+        self.done_label = label(role="muted", wrap=True)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(*(3 * theme.SPACE,) * 4)
+        column.setSpacing(2 * theme.SPACE)
+        column.addWidget(label(title, theme.heading_font(), wrap=True))
+        column.addWidget(label(EXPLANATION, role="muted", wrap=True))
+        column.addWidget(self.text, 1)
+        column.addWidget(self.done_label)
+        column.addWidget(self._buttons())
+
+    def sizeHint(self) -> QSize:
+        return theme.scaled_size(SIZE)
+
+    def copy(self) -> None:
+        """Put the report, as edited, into the clipboard."""
+        QGuiApplication.clipboard().setText(self.text.toPlainText())
+        self.done_label.setText("Copied.")
+
+    def save(self) -> None:
+        """Write the report, as edited, to a file that the user chooses."""
+        path = self.choose_path()
+        if path is None:
+            return
+        try:
+            path.write_text(self.text.toPlainText(), encoding="utf-8")
+        except OSError as error:
+            self.done_label.setText(f"The report cannot be written there: {error.strerror}.")
+        else:
+            self.done_label.setText(f"Saved as {path.name}.")
+
+    def choose_path(self) -> Path | None:
+        start = Path.home() / f"grpo-studio-problem-{date.today():%Y-%m-%d}.txt"
+        chosen, _ = QFileDialog.getSaveFileName(self, "Save the report", str(start), "Text (*.txt)")
+        return Path(chosen) if chosen else None
+
+    def _buttons(self) -> QDialogButtonBox:
+        box, role = QDialogButtonBox(QDialogButtonBox.StandardButton.Close), QDialogButtonBox.ButtonRole
+        box.addButton(button("Copy", self.copy, primary=True), role.ActionRole)
+        box.addButton(button("Save…", self.save), role.ActionRole)
+        box.rejected.connect(self.reject)
+        return box

@@ -1,0 +1,45 @@
+"""The verb `where`: what is stored where, how large it is, and how to be rid of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from backend.cli.exit_codes import verb
+from backend.cli.options import AsJson
+from backend.spec.faults import Mistake
+
+
+@verb
+def where(
+    remove: Annotated[
+        str, typer.Option("--remove", metavar="<settings|kernels>", help="Delete these; without --yes only list them.")
+    ] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="With --remove: delete, and do not only list.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List every folder that GRPO Studio writes to, with sizes; nothing is deleted unless asked for twice."""
+    from backend.spec import stored
+
+    if yes and not remove:
+        raise Mistake("yes", "--yes goes with --remove settings or --remove kernels.")
+    if remove:
+        files = stored.remove(remove) if yes else stored.removable_files(remove)
+        if as_json:
+            print(json.dumps({"deleted": yes, "files": [str(path) for path in files]}))
+            return
+        for path in files:
+            print(path)
+        done = "Deleted." if yes else f"Would be deleted by: where --remove {remove} --yes"
+        print(done if files else "There is nothing to delete.")
+        return
+    rows = stored.stored_places()
+    if as_json:
+        print(json.dumps([row.to_dict() for row in rows], ensure_ascii=False))
+        return
+    for row in rows:
+        size = f"{row.bytes / 1e6:,.1f} MB in {row.files:,} files" if row.files else "nothing yet"
+        shared = ", shared with other programs" if row.is_shared else ""
+        print(f"{row.title}: {size}{shared}\n    {row.path}\n    {row.remedy}")

@@ -1,0 +1,163 @@
+"""Faults of the program are caught and shown as a report: of the window, its threads and native code, of the helper process, of a run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import qWarning
+from PySide6.QtGui import QGuiApplication
+
+from app.crash_catcher import CrashCatcher
+from app.model.prefs import Prefs
+from app.model.service import Service
+from app.model.session import FAULT_OFFER, Session
+from app.widgets.help.problem_dialog import ProblemDialog
+from app.window import Window
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def window(tmp_path: Path, qtbot) -> Iterator[Window]:
+    window = Window(Session(Prefs(tmp_path / "prefs")))
+    qtbot.addWidget(window)
+    yield window
+
+
+@pytest.fixture
+def catcher(tmp_path: Path, qapp, monkeypatch: pytest.MonkeyPatch) -> Iterator[CrashCatcher]:
+    monkeypatch.setattr(sys, "excepthook", lambda *caught: None)  # pytest-qt's own would fail the test
+    catcher = CrashCatcher(tmp_path / "native.txt")
+    assert catcher.install() == ""
+    yield catcher
+    catcher.remove()
+    assert not (tmp_path / "native.txt").exists(), "an end in peace leaves nothing"
+
+
+def fail(words: str) -> None:
+    try:
+        raise ValueError(words)
+    except ValueError:
+        sys.excepthook(*sys.exc_info())
+
+
+def test_an_exception_is_reported_once(catcher: CrashCatcher) -> None:
+    caught: list[tuple[str, str]] = []
+    catcher.caught.connect(lambda *parts: caught.append(parts))
+    for _ in range(3):
+        fail("the same each time")
+    fail("another")
+    assert [sentence for sentence, _ in caught] == [
+        "Something went wrong in the window: ValueError: the same each time",
+        "Something went wrong in the window: ValueError: another",
+    ]
+    assert "in fail" in caught[0][1]
+
+
+def test_an_exception_in_a_thread_is_reported_in_the_window(catcher: CrashCatcher, window: Window, qtbot) -> None:
+    catcher.caught.connect(window.report_caught)
+    thread = threading.Thread(target=lambda: 1 / 0, name="read ahead")
+    thread.start()
+    thread.join()
+    qtbot.waitUntil(lambda: window.findChild(ProblemDialog) is not None)
+    text = window.findChild(ProblemDialog).text.toPlainText()
+    assert "thread “read ahead”: ZeroDivisionError" in text and "Traceback" in text
+
+
+def test_ctrl_c_is_no_fault(catcher: CrashCatcher) -> None:
+    caught: list[object] = []
+    catcher.caught.connect(lambda *parts: caught.append(parts))
+    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert not caught
+
+
+def test_warnings_of_qt_are_kept_for_the_report(catcher: CrashCatcher, window: Window) -> None:
+    qWarning("something is odd")
+    window.qt_messages = catcher.qt_messages
+    window.report_caught("It broke.", "ValueError")
+    assert "something is odd" in window.findChild(ProblemDialog).text.toPlainText()
+
+
+CRASH = """
+import ctypes, sys
+from pathlib import Path
+from PySide6.QtCore import QCoreApplication
+from app.crash_catcher import CrashCatcher
+app = QCoreApplication([])
+catcher = CrashCatcher(Path(sys.argv[1]))
+assert catcher.install() == ""
+ctypes.string_at(0)
+"""
+
+
+def test_a_native_crash_is_found_at_the_next_start(tmp_path: Path, qapp) -> None:
+    file = tmp_path / "native.txt"
+    done = subprocess.run([sys.executable, "-c", CRASH, str(file)], cwd=ROOT, capture_output=True, timeout=60)
+    assert done.returncode == -11
+    catcher = CrashCatcher(file)
+    try:
+        assert "Segmentation fault" in (left := catcher.install()) and "string_at" in left
+    finally:
+        catcher.remove()
+
+
+# ── the dialog ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_report_can_be_edited_copied_and_saved(
+    window: Window, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window.menus["report"].trigger()
+    dialog = window.findChild(ProblemDialog)
+    dialog.text.setPlainText("only this")
+    dialog.copy()
+    assert QGuiApplication.clipboard().text() == "only this"
+    monkeypatch.setattr(dialog, "choose_path", lambda: tmp_path / "report.txt")
+    dialog.save()
+    assert (tmp_path / "report.txt").read_text() == "only this" and "Saved" in dialog.done_label.text()
+    monkeypatch.setattr(dialog, "choose_path", lambda: tmp_path / "none" / "report.txt")
+    dialog.save()
+    assert "cannot be written" in dialog.done_label.text()
+
+
+def test_a_second_fault_opens_no_second_dialog(window: Window) -> None:
+    window.report_caught("First.", "a")
+    window.report_caught("Second.", "b")
+    (dialog,) = window.findChildren(ProblemDialog)
+    assert "First." in dialog.text.toPlainText()
+
+
+def test_a_fault_of_the_helper_process_is_offered(window: Window, qtbot) -> None:
+    session = window.session
+    session._service = Service(session, [sys.executable, "-c", "raise RuntimeError('the helper is broken')"])
+    session._service.failed.connect(session._remember_fault)
+    session.service.ask("models", lambda answer: None, on_refused=lambda faults: None)
+    qtbot.waitUntil(lambda: session.last_fault is not None, timeout=10_000)
+    assert window.strip.sentence.text() == FAULT_OFFER or FAULT_OFFER in window.strip.sentence.toolTip()
+    window.menus["report"].trigger()
+    assert "the helper is broken" in window.findChild(ProblemDialog).text.toPlainText()
+    session.service.close()
+
+
+class FailedRun:
+    """What a report needs of a `Run`."""
+
+    def __init__(self) -> None:
+        self.ending = {"traceback": "Traceback (most recent call last):\nKeyError: 'k'"}
+        self.problem = "The run failed."
+        self.config = {"temperature": 0.25}
+
+    def log_tail(self, n: int) -> list[str]:
+        return ["the last line"]
+
+
+def test_a_failed_run_is_reported_with_log_and_settings(window: Window) -> None:
+    window.session.problem_found.emit(FailedRun())
+    text = window.findChild(ProblemDialog).text.toPlainText()
+    for words in ("The run failed.", "KeyError: 'k'", "the last line", "temperature: 0.25"):
+        assert words in text

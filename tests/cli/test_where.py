@@ -1,0 +1,98 @@
+"""`where` lists what is stored, and deletes only preferences and compiled kernels, only when asked twice, and never a run."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from backend.__main__ import app
+from backend.spec import places, stored
+
+VERBS = app()
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(VERBS, ["where", *arguments])
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Preferences and runs in one folder, as they are by default, with a file in it that is not ours."""
+    for name in (
+        "GRPO_STUDIO_RUNS",
+        "GRPO_STUDIO_PREFS",
+        "HF_HOME",
+        "HF_HUB_CACHE",
+        "HUGGINGFACE_HUB_CACHE",
+        "XDG_CACHE_HOME",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    folder = places.preferences_folder()
+    for name in (
+        "prefs.ini",
+        "draft.yaml",
+        "draft-2.yaml",
+        "draft-1.lock",
+        "trusted.json",
+        "native-crash-1.txt",
+        "mine.txt",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("12345")
+    run = places.make_run_folder("trained")
+    run.config.write_text("iters: 1\n")
+    (tmp_path / "temporary" / "mlx" / "cpu").mkdir(parents=True)
+    (tmp_path / "temporary" / "mlx" / "cpu" / "kernel.so").write_bytes(b"x" * 100)
+    return folder
+
+
+def test_everything_stored_is_listed_with_its_size(home: Path) -> None:
+    rows = {row["key"]: row for row in json.loads(call("--json").stdout)}
+    assert (rows["settings"]["files"], rows["settings"]["bytes"]) == (6, 30)
+    assert (rows["runs"]["files"], rows["runs"]["path"]) == (1, str(home / "runs"))
+    assert rows["kernels"]["bytes"] == 100 and rows["kernels"]["is_shared"]
+    assert rows["hub"]["files"] == 0 and "nothing yet" in call().stdout
+
+
+def test_nothing_is_deleted_without_yes(home: Path) -> None:
+    before = sorted(home.rglob("*"))
+    output = call("--remove", "settings").stdout
+    assert str(home / "prefs.ini") in output and "--yes" in output
+    assert sorted(home.rglob("*")) == before
+
+
+def test_only_preferences_are_deleted_and_runs_stay(home: Path) -> None:
+    assert call("--remove", "settings", "--yes").exit_code == 0
+    assert sorted(path.name for path in home.iterdir()) == ["mine.txt", "runs"]
+    assert (home / "runs" / "trained" / "config.yaml").exists()
+    assert "nothing to delete" in call("--remove", "settings", "--yes").stdout
+
+
+def test_kernels_are_deleted(home: Path) -> None:
+    assert call("--remove", "kernels", "--yes").exit_code == 0 and not stored.kernel_cache().exists()
+
+
+def test_runs_are_never_deleted_by_a_command(home: Path) -> None:
+    for key in ("runs", "hub", "lm-studio", "everything"):
+        result = call("--remove", key, "--yes")
+        assert result.exit_code == 2 and "cannot be removed by a command" in result.stderr
+    assert (home / "runs" / "trained").is_dir()
+
+
+def test_an_open_window_keeps_its_preferences(home: Path) -> None:
+    with (home / "draft-1.lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = call("--remove", "settings", "--yes")
+        assert result.exit_code == 2 and "close it first" in result.stderr and (home / "prefs.ini").exists()
+
+
+def test_yes_alone_is_refused(home: Path) -> None:
+    assert call("--yes").exit_code == 2
