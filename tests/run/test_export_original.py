@@ -238,7 +238,7 @@ class Sanitizing(nn.Module):
         return {
             "renamed": arrays["o"], "k": arrays["qkv"][2:5], "up_gate": joined,
             "stacked": mx.stack([arrays["up"], arrays["gate"]]), "norm": arrays["norm"] + 1, "turned": arrays["o"].T,
-            "halved": arrays["o"][:, :2], "interleaved": arrays["qkv"][mx.array([0, 2, 1])],
+            "halved": arrays["o"][:, :2], "mirrored": arrays["o"][:, ::-1], "interleaved": arrays["qkv"][mx.array([0, 2, 1])],
         }  # fmt: skip
 
 
