@@ -63,7 +63,7 @@ def export(
     runs_dir: ExistingRunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a run's model into LM Studio, a folder or Hugging Face, loaded back and compared with what was trained."""
+    """Put a run's model into LM Studio, Ollama, a folder or Hugging Face, loaded back and compared with what was trained."""
     from backend.run.export.export_run import Export, export_run
     from backend.spec.places import find_run
 

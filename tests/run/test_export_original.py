@@ -210,6 +210,23 @@ def test_weights_that_mlx_lm_renamed_are_no_original(tmp_path: Path) -> None:
         export(RunFolder(tmp_path / "run"), "original")
 
 
+def test_weights_that_mlx_lm_turns_are_refused(tmp_path: Path) -> None:
+    """GPT-2's are stored [in, out]."""
+    own = {"n_ctx": 4096, "n_embd": 32, "n_head": 2, "n_layer": 2, "n_positions": 4096, "layer_norm_epsilon": 1e-5}
+    base = tiny_model(tmp_path / "base", "gpt2", own=own)
+    turned = {
+        name.removeprefix("model."): array.T
+        if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
+        else array
+        for name, array in stored(base / "model.safetensors").items()
+    }
+    mx.save_safetensors(str(base / "model.safetensors"), turned, metadata={"format": "pt"})
+    write_run(tmp_path / "run", base)
+    for format_ in ("peft", "original"):
+        with pytest.raises(Mistake, match="could not be found out"):
+            export(RunFolder(tmp_path / "run"), format_)
+
+
 # ── where rows come from ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -221,7 +238,7 @@ class Sanitizing(nn.Module):
         return {
             "renamed": arrays["o"], "k": arrays["qkv"][2:5], "up_gate": joined,
             "stacked": mx.stack([arrays["up"], arrays["gate"]]), "norm": arrays["norm"] + 1, "turned": arrays["o"].T,
-            "halved": arrays["o"][:, :2], "interleaved": arrays["qkv"][mx.array([0, 2, 1])],
+            "halved": arrays["o"][:, :2], "mirrored": arrays["o"][:, ::-1], "interleaved": arrays["qkv"][mx.array([0, 2, 1])],
         }  # fmt: skip
 
 

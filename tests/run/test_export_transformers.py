@@ -9,13 +9,14 @@ import json
 import os
 import subprocess
 import venv
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from backend.run.export.export_run import Export, export_run
-from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from tests.support.random_models import tiny_tokenizer
 from tests.support.random_runs import furthest, write_run
@@ -25,16 +26,49 @@ REFERENCE = Path(__file__).parents[1] / "support" / "torch_reference.py"
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(1800)]
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "mistral", "phi3", "smollm3"]
-"""Without the first gemma, whose GELU mlx-lm computes exactly and transformers by tanh: 3e-4 in the logits."""
+TOLERANCE = {"gemma3_text": 1e-3}
+"""1e-4 for the others. Before any training, mlx-lm and transformers differ by 4e-4 on a gemma3_text of ours."""
 EXPERTS = ["mixtral", "qwen3_moe"]
 
 
-@pytest.fixture(scope="session")
-def torch_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Python with torch, transformers and peft."""
-    if ready := os.environ.get("TORCH_PYTHON"):
-        return ready
-    folder = tmp_path_factory.mktemp("torch")
+class Torch:
+    """A process with torch, transformers and peft, started once: importing them takes seconds."""
+
+    def __init__(self, python: str) -> None:
+        self._process = subprocess.Popen(
+            [python, str(REFERENCE)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def make(self, family: str, folder: Path, shard: str = "5GB") -> None:
+        self._call("make", family, str(folder), shard)
+
+    def logits(self, folder: Path, *adapter: Path) -> mx.array:
+        return mx.array(self._call("logits", str(folder), *map(str, adapter)))
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _call(self, *call: str) -> Any:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps(call) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Torch]:
+    python = os.environ.get("TORCH_PYTHON") or _with_torch(tmp_path_factory.mktemp("torch"))
+    process = Torch(python)
+    yield process
+    process.end()
+
+
+def _with_torch(folder: Path) -> str:
     venv.create(folder, with_pip=True)
     python = str(folder / "bin" / "python")
     packages = ["torch", "transformers>=5", "peft"]
@@ -44,17 +78,6 @@ def torch_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return python
 
 
-def run_torch(python: str, *arguments: object) -> str:
-    command = [python, str(REFERENCE), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert not done.returncode, done.stderr[-2000:]
-    return done.stdout
-
-
-def torch_logits(python: str, folder: Path, *adapter: Path) -> mx.array:
-    return mx.array(json.loads(run_torch(python, "logits", folder, *adapter)))
-
-
 def exported(run: Path, format_: str) -> Path:
     return export_run(RunFolder(run), Export("folder", format_, run.parent / "out", format_)).path
 
@@ -62,39 +85,29 @@ def exported(run: Path, format_: str) -> Path:
 @pytest.mark.parametrize("train_type", ["lora", "dora"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_and_peft_compute_the_trained_logits(
-    tmp_path: Path, torch_python: str, family: str, train_type: str
+    tmp_path: Path, torch: Torch, family: str, train_type: str
 ) -> None:
     base = tiny_tokenizer(tmp_path / "base")
-    run_torch(torch_python, "make", family, base, "40KB")  # several files and an index
+    torch.make(family, base, "40KB")  # several files and an index
     assert len(list(base.glob("*.safetensors"))) > 1
-    trained = write_run(tmp_path / "run", base, train_type, scale=1.0)
-    assert furthest(torch_logits(torch_python, base), trained) > 0.01
-    assert furthest(torch_logits(torch_python, base, exported(tmp_path / "run", "peft")), trained) < 1e-4
-    assert furthest(torch_logits(torch_python, exported(tmp_path / "run", "original")), trained) < 1e-4
+    trained, tolerance = write_run(tmp_path / "run", base, train_type, scale=1.0), TOLERANCE.get(family, 1e-4)
+    assert furthest(torch.logits(base), trained) > 0.01
+    assert furthest(torch.logits(base, exported(tmp_path / "run", "peft")), trained) < tolerance
+    assert furthest(torch.logits(exported(tmp_path / "run", "original")), trained) < tolerance
 
 
 @pytest.mark.parametrize("family", EXPERTS)
-def test_transformers_computes_the_trained_logits_of_experts(tmp_path: Path, torch_python: str, family: str) -> None:
+def test_transformers_computes_the_trained_logits_of_experts(tmp_path: Path, torch: Torch, family: str) -> None:
     base = tiny_tokenizer(tmp_path / "base")
-    run_torch(torch_python, "make", family, base)
+    torch.make(family, base)
     trained = write_run(tmp_path / "run", base, scale=1.0)
-    assert furthest(torch_logits(torch_python, exported(tmp_path / "run", "original")), trained) < 1e-4
+    assert furthest(torch.logits(exported(tmp_path / "run", "original")), trained) < 1e-4
     attention = write_run(tmp_path / "attention", base, lora_keys=["self_attn.q_proj", "self_attn.o_proj"])
-    assert furthest(torch_logits(torch_python, base, exported(tmp_path / "attention", "peft")), attention) < 1e-4
+    assert furthest(torch.logits(base, exported(tmp_path / "attention", "peft")), attention) < 1e-4
 
 
-def test_full_fine_tuning_is_written_under_the_original_names(tmp_path: Path, torch_python: str) -> None:
+def test_full_fine_tuning_is_written_under_the_original_names(tmp_path: Path, torch: Torch) -> None:
     base = tiny_tokenizer(tmp_path / "base")
-    run_torch(torch_python, "make", "qwen3_moe", base)
+    torch.make("qwen3_moe", base)
     trained = write_run(tmp_path / "run", base, "full")
-    assert furthest(torch_logits(torch_python, exported(tmp_path / "run", "original")), trained) < 1e-4
-
-
-def test_weights_that_mlx_lm_turns_are_refused(tmp_path: Path, torch_python: str) -> None:
-    """GPT-2's are stored [in, out]."""
-    base = tiny_tokenizer(tmp_path / "base")
-    run_torch(torch_python, "make", "gpt2", base)
-    write_run(tmp_path / "run", base)
-    for format_ in ("peft", "original"):
-        with pytest.raises(Mistake, match="could not be found out"):
-            exported(tmp_path / "run", format_)
+    assert furthest(torch.logits(exported(tmp_path / "run", "original")), trained) < 1e-4

@@ -1,8 +1,10 @@
 """Run by a Python that has torch, transformers and peft, which ours has not: make tiny models with transformers' own classes, and compute
 the logits of saved ones. Knows nothing of this project.
 
-    python torch_reference.py make FAMILY FOLDER [SHARD_BYTES]
-    python torch_reference.py logits FOLDER [PEFT_ADAPTER]     prints JSON: the logits [T, V] of IDS
+A line of JSON on stdin is a call, a line on stdout its result:
+
+    ["make", FAMILY, FOLDER, SHARD_SIZE]     null
+    ["logits", FOLDER, PEFT_ADAPTER]         the logits [T, V] of IDS; the adapter may be left out
 """
 
 import json
@@ -36,12 +38,10 @@ SPECIAL = {
     "smollm3": {},
     "mixtral": EXPERTS,
     "qwen3_moe": EXPERTS | {"head_dim": 16},
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 4096, "n_inner": 64},
 }
 PUBLISHED = {
     "gemma3_text": {"sliding_window_pattern": 2},
     "qwen3_moe": {"num_experts": 4},
-    "gpt2": {"n_ctx": 4096},
 }
 """Keys that published models have and transformers 5 does not write, but mlx-lm reads."""
 
@@ -61,14 +61,16 @@ def make(family: str, folder: str, shard: str = "5GB") -> None:
     file.write_text(json.dumps({"rope_theta": rope.get("rope_theta", 1e6)} | saved | PUBLISHED.get(family, {})))
 
 
-def logits(folder: str, adapter: str = "") -> None:
+def logits(folder: str, adapter: str = "") -> list[list[float]]:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     if adapter:
         model = peft.PeftModel.from_pretrained(model, adapter)
     model.eval()
     with torch.no_grad():
-        print(json.dumps(model(torch.tensor([IDS])).logits[0].tolist()))
+        return model(torch.tensor([IDS])).logits[0].tolist()
 
 
 if __name__ == "__main__":
-    {"make": make, "logits": logits}[sys.argv[1]](*sys.argv[2:])
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        print(json.dumps({"make": make, "logits": logits}[name](*arguments)), flush=True)
