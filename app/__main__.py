@@ -28,6 +28,9 @@ SCREENSHOT_MS = 900
 READ_AHEAD_MS = 300
 """Delay of importing the other pages, so that nothing competes with the first paint."""
 
+UPDATES_MS = 5000
+"""Delay of the update check, where the user has turned it on."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -118,6 +121,8 @@ def show_window(options: argparse.Namespace) -> int:
     catch_crashes(app, window)
     window.show()
     QTimer.singleShot(READ_AHEAD_MS, read_ahead)
+    if session.prefs.check_updates and not options.screenshot:
+        QTimer.singleShot(UPDATES_MS, session, session.updates.check_at_start)
     if options.screenshot:
         save_screenshot(app, window, options.screenshot)
     return app.exec()

@@ -45,6 +45,22 @@ class HelpWindow(FileWindow):
         """Every shortcut, by menu, as the desktop writes it."""
         TextDialog("Keyboard shortcuts", "".join(self._shortcuts()), self, is_html=True).show()
 
+    def check_for_updates(self) -> None:
+        self.session.updates.check_now()
+
+    def set_update_checks(self) -> None:
+        """Check for updates at every start, or no longer; says which."""
+        from backend.spec.releases import NO_FEED, feed
+
+        prefs = self.session.prefs
+        prefs.check_updates = not prefs.check_updates
+        will = (
+            "A newer version is asked for at start, once a day; nothing is downloaded."
+            if prefs.check_updates
+            else "No newer version is asked for."
+        )
+        self.strip.show_sentence(f"{will} {NO_FEED}" if prefs.check_updates and not feed() else will)
+
     def show_about(self) -> None:
         from backend.spec import (
             components,  # reads the metadata of every package, which the first paint does not wait for

@@ -118,6 +118,9 @@ HELP: tuple[MenuEntry | None, ...] = (
     MenuEntry("shortcuts", "Keyboard shortcuts", "Ctrl+/", "show_shortcuts"),
     MenuEntry("files", "What is stored where", "Ctrl+Alt+W", "show_files"),
     None,
+    MenuEntry("updates", "Check for updates", "Ctrl+Alt+U", "check_for_updates"),
+    MenuEntry("update_checks", "Check for updates at start", "Ctrl+Alt+Shift+U", "set_update_checks"),
+    None,
     MenuEntry("report", "Report a problem…", "Ctrl+Alt+P", "report_problem"),
     None,
     MenuEntry("about", "About GRPO Studio", "Ctrl+Alt+I", "show_about"),
@@ -251,4 +254,6 @@ class Menus(QObject):
         menu = self._window.menuBar().addMenu("Help")
         for entry in HELP:
             menu.addAction(self._action(entry)) if entry else menu.addSeparator()
+        self["update_checks"].setCheckable(True)
+        self["update_checks"].setChecked(self._window.session.prefs.check_updates)
         self["about"].setMenuRole(QAction.MenuRole.AboutRole)

@@ -39,6 +39,11 @@ PATIENCE_S = 60.0
 CALM_S = 0.6
 """How long a page must not change to count as settled."""
 
+EXAMPLE_TRACEBACK = """Traceback (most recent call last):
+  File "app/pages/example_page.py", line 12, in show
+    raise ValueError("an example")
+ValueError: an example"""
+
 
 def main() -> None:
     options = parse()
@@ -115,6 +120,10 @@ def take_all(run: Path, out: Path) -> None:
     session.restore()
     window = Window(session)
     window.show()
+    for mode in ("light", "dark"):
+        window.set_theme(mode)
+        window.show_page("train")
+        take(window, window, out / f"first-start-{mode}.png")
     session.open_run(run)
     settled(window, window)
     window.show_page("completions")
@@ -141,6 +150,8 @@ def take_all(run: Path, out: Path) -> None:
 def dialogs(window):
     """Open each dialog in turn and yield (name, dialog)."""
     from app.widgets.form.preset_panel import PresetPanel
+    from app.widgets.help.about_dialog import AboutDialog
+    from app.widgets.help.problem_dialog import ProblemDialog
     from app.widgets.picker.picker import Picker
     from app.widgets.runs.export_panel import ExportPanel
 
@@ -158,6 +169,10 @@ def dialogs(window):
     window.show_export(window.session.run.folder)
     yield "export", window.findChild(ExportPanel)
     yield "upload", upload_dialog(window)
+    window.show_about()
+    yield "about", window.findChild(AboutDialog)
+    window.report_caught("Something went wrong in the window: ValueError: an example", EXAMPLE_TRACEBACK)
+    yield "problem-report", window.findChild(ProblemDialog)
 
 
 def upload_dialog(window):

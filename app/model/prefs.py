@@ -139,6 +139,24 @@ class Prefs(QObject):
         self._settings.setValue("sidebar_collapsed", collapsed)
 
     @property
+    def check_updates(self) -> bool:
+        """Whether to ask for a newer version at start; off until the user turns it on."""
+        return bool(self._settings.value("check_updates", False, type=bool))
+
+    @check_updates.setter
+    def check_updates(self, check: bool) -> None:
+        self._settings.setValue("check_updates", check)
+
+    @property
+    def updates_checked(self) -> float:
+        """When a newer version was last asked for, in unix seconds; 0 for never."""
+        return float(str(self._settings.value("updates_checked", 0.0)))
+
+    @updates_checked.setter
+    def updates_checked(self, time_s: float) -> None:
+        self._settings.setValue("updates_checked", time_s)
+
+    @property
     def geometry(self) -> QByteArray:
         """The bytes of QWidget.saveGeometry; empty before the first quit."""
         value = self._settings.value("geometry")

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from app.model.reward_bench import RewardBench
     from app.model.run import Run
     from app.model.service import Service
+    from app.model.updates import Updates
 
 FAULT_OFFER = (
     "Something went wrong inside GRPO Studio. Help, Report a problem… shows what, as a report that you can send."
@@ -44,7 +45,7 @@ class Session(QObject):
 
     Attributes:
         prefs, draft, consent, time_forecast – created with the session.
-        service, downloads, dataset, reward_bench, evaluations – created on first use: the first paint does not wait for their imports.
+        service, downloads, dataset, reward_bench, evaluations, updates – created on first use: the first paint does not wait for their imports.
         run – the run that Monitor and Completions show, or None.
         estimate_memory(Config) – the memory of a run, or None if it cannot be estimated. Tests replace it.
         last_fault – the last fault of the helper process, for a report; None while there was none.
@@ -88,6 +89,7 @@ class Session(QObject):
         self._dataset: Dataset | None = None
         self._reward_bench: RewardBench | None = None
         self._evaluations: Evaluations | None = None
+        self._updates: Updates | None = None
         self.consent = Consent(self.prefs.folder / "trusted.json")
         self.time_forecast = TimeForecast(self)
         self.estimate_memory: MemoryEstimator = self._estimate_memory
@@ -146,6 +148,16 @@ class Session(QObject):
 
             self._evaluations = Evaluations(self.consent, self)
         return self._evaluations
+
+    @property
+    def updates(self) -> Updates:
+        """The update check; created on first use."""
+        if self._updates is None:
+            from app.model.updates import Updates
+
+            self._updates = Updates(self.prefs, lambda: self.service, self)
+            self._updates.told.connect(self.message)
+        return self._updates
 
     @property
     def is_training(self) -> bool:

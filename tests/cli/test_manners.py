@@ -16,7 +16,7 @@ from backend import __version__
 from backend.__main__ import app
 from backend.cli import completions, help_page
 from backend.spec.config import SETTINGS
-from backend.spec.exports import TARGETS
+from backend.spec.exports import FORMATS, TARGETS
 from backend.spec.places import make_run_folder
 
 VERBS = app()
@@ -51,6 +51,10 @@ def test_examples_stand_on_the_verbs_page(verb: str) -> None:
     page = call(verb, "--help").stdout
     for line in help_page.EXAMPLES[verb]:
         assert line.startswith(verb) and line in page
+        words = line.split()
+        assert all(word in page for word in words if word.startswith("--")), line
+        for option, known in (("--to", TARGETS), ("--format", FORMATS)):
+            assert option not in words or words[words.index(option) + 1] in known
 
 
 @pytest.mark.parametrize("line", sorted({line for lines in help_page.EXAMPLES.values() for line in lines}))

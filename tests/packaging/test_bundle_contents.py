@@ -15,6 +15,7 @@ from types import ModuleType
 
 import pytest
 
+from app.help_menu import GUIDES
 from backend.spec import components, loss_menu
 from backend.spec.rewards import catalog
 
@@ -87,6 +88,10 @@ def test_sources_that_menus_read_are_in_the_bundle() -> None:
     inside = {file for pattern in contents.READ_AS_TEXT for file in ROOT.glob(pattern)}
     read = {loss_menu._SOURCE, *(catalog._REWARDS_FOLDER / f"{name}.py" for name in catalog._REWARD_MODULES)}
     assert read <= inside
+
+
+def test_the_documents_of_the_help_menu_are_in_the_bundle() -> None:
+    assert {file.name for file in contents.documents() if file.is_file()} == set(GUIDES.values())
 
 
 def test_metadata_is_that_of_everything_we_require() -> None:

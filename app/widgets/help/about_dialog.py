@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from backend.spec.components import Component
 
 NAME = "GRPO Studio"
-SIZE = QSize(760, 620)
+SIZE = QSize(900, 640)
 ICON, LIST_WIDTH = 88, 232
 NO_TEXT = "This package names its licence and ships no text of it."
 

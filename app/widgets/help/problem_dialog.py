@@ -15,7 +15,7 @@ from app.widgets.basic.labels_and_buttons import button, label
 SIZE = QSize(680, 560)
 EXPLANATION = (
     "Nothing is sent. Read the report, take out what you would rather keep, and paste it into a message or an issue yourself. "
-    "Home folder, user name, access tokens, paths and prompts were left out."
+    "Your home folder, user name and access tokens were left out, and the paths and prompts of your settings."
 )
 
 
@@ -35,6 +35,7 @@ class ProblemDialog(QDialog):
         self.text.setFont(theme.mono_font())
         self.text.setAccessibleName("Report")
         self.done_label = label(role="muted", wrap=True)
+        self.done_label.hide()
         column = QVBoxLayout(self)
         column.setContentsMargins(*(3 * theme.SPACE,) * 4)
         column.setSpacing(2 * theme.SPACE)
@@ -50,7 +51,7 @@ class ProblemDialog(QDialog):
     def copy(self) -> None:
         """Put the report, as edited, into the clipboard."""
         QGuiApplication.clipboard().setText(self.text.toPlainText())
-        self.done_label.setText("Copied.")
+        self._tell("Copied.")
 
     def save(self) -> None:
         """Write the report, as edited, to a file that the user chooses."""
@@ -60,9 +61,13 @@ class ProblemDialog(QDialog):
         try:
             path.write_text(self.text.toPlainText(), encoding="utf-8")
         except OSError as error:
-            self.done_label.setText(f"The report cannot be written there: {error.strerror}.")
+            self._tell(f"The report cannot be written there: {error.strerror}.")
         else:
-            self.done_label.setText(f"Saved as {path.name}.")
+            self._tell(f"Saved as {path.name}.")
+
+    def _tell(self, sentence: str) -> None:
+        self.done_label.setText(sentence)
+        self.done_label.show()
 
     def choose_path(self) -> Path | None:
         start = Path.home() / f"grpo-studio-problem-{date.today():%Y-%m-%d}.txt"

@@ -1,0 +1,142 @@
+"""The update check: off by default, asks one address that nobody built in, says a sentence, and downloads nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.model.prefs import Prefs
+from app.model.session import Session
+from app.window import Window
+from backend import __version__
+from backend.serve.question_call import QuestionCall
+from backend.serve.update_questions import newer_release
+from backend.spec import releases
+from backend.spec.faults import Mistake
+from backend.spec.places import resources
+
+
+class ReleaseList:
+    """A server on 127.0.0.1 that answers with `content`, and keeps the paths and headers it was asked with."""
+
+    def __init__(self) -> None:
+        self.content, self.status, self.asked = b"{}", 200, list[tuple[str, dict[str, str]]]()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.asked.append((self.path, dict(self.headers)))
+                self.send_response(outer.status)
+                self.end_headers()
+                self.wfile.write(outer.content)
+
+            def log_message(self, *arguments: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.address = f"http://127.0.0.1:{self.server.server_port}/releases"
+
+    def name(self, version: str, page: str = "") -> None:
+        self.content = json.dumps({"version": version, "page": page}).encode()
+
+
+@pytest.fixture
+def release_list() -> Iterator[ReleaseList]:
+    served = ReleaseList()
+    yield served
+    served.server.shutdown()
+    served.server.server_close()
+
+
+@pytest.fixture
+def window(tmp_path: Path, qtbot) -> Iterator[Window]:
+    window = Window(Session(Prefs(tmp_path / "prefs")))
+    qtbot.addWidget(window)
+    yield window
+    if window.session._service is not None:
+        window.session._service.close()
+
+
+def ask(address: str) -> dict[str, str] | None:
+    return newer_release({"feed": address}, QuestionCall(lambda progress: None))
+
+
+def test_nothing_is_built_in_and_nothing_is_on(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(releases.FEED_VARIABLE, raising=False)
+    assert releases.feed() == "" and not (resources() / "release_feed.txt").exists()
+    assert not window.session.prefs.check_updates and not window.session.updates.check_at_start()
+    window.menus["updates"].trigger()
+    assert window.strip.sentence.toolTip() == releases.NO_FEED
+    assert window.session._service is None, "no process was started for it"
+
+
+def test_a_newer_version_is_told_and_nothing_else_is_asked(
+    window: Window, release_list: ReleaseList, monkeypatch: pytest.MonkeyPatch, qtbot
+) -> None:
+    monkeypatch.setenv(releases.FEED_VARIABLE, release_list.address)
+    release_list.name("999.1", "https://example.org/grpo-studio")
+    assert not window.session.updates.check_at_start(), "not before the user turns it on"
+    window.menus["update_checks"].trigger()
+    assert window.menus["update_checks"].isChecked() and window.session.updates.check_at_start()
+    qtbot.waitUntil(lambda: "999.1" in window.strip.sentence.toolTip(), timeout=20_000)
+    assert window.strip.sentence.toolTip().endswith("https://example.org/grpo-studio")
+    ((path, headers),) = release_list.asked
+    assert path == "/releases" and __version__ not in str(headers), "not even our version is told"
+    assert not window.session.updates.check_at_start(), "once a day"
+    window.session.prefs.updates_checked = time.time() - 90_000
+    assert window.session.updates.check_at_start()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"version": "v2.0.0"},
+        {"info": {"version": "2.0", "project_url": "https://example.org"}},
+        {"tag_name": "v2.0.0", "html_url": "javascript:alert(1)"},
+    ],
+)
+def test_three_kinds_of_lists_are_read(release_list: ReleaseList, content: dict[str, Any]) -> None:
+    release_list.content = json.dumps(content).encode()
+    found = ask(release_list.address)
+    assert found and found["version"].startswith("2.0") and found["page"] in ("", "https://example.org")
+
+
+@pytest.mark.parametrize("version", [__version__, "0.0.1", "99.0rc1"])
+def test_what_is_no_newer_release_is_not_told(release_list: ReleaseList, version: str) -> None:
+    release_list.name(version)
+    assert ask(release_list.address) is None
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    assert releases.is_newer("0.10", "0.9.9") and releases.is_newer("v1.0.1", "1.0")
+    assert not releases.is_newer("1.0.0", "1.0") and not releases.is_newer("odd", "1.0")
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "words"),
+    [
+        (b"<html>", 200, "is not JSON"),
+        (b"[]", 200, "names no version"),
+        (b'{"version": 3}', 200, "names no version"),
+        (b"", 404, "cannot be read"),
+        (b" " * (5 << 20), 200, "too large"),
+    ],
+)
+def test_a_broken_list_is_a_sentence(release_list: ReleaseList, content: bytes, status: int, words: str) -> None:
+    release_list.content, release_list.status = content, status
+    with pytest.raises(Mistake, match=words):
+        ask(release_list.address)
+
+
+@pytest.mark.parametrize("address", ["file:///etc/passwd", "http://example.org/x", "ftp://example.org"])
+def test_only_https_is_asked(address: str) -> None:
+    with pytest.raises(Mistake, match="https"):
+        ask(address)
