@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from backend.engine.device import has_metal, on_gpu
 from backend.run.gpu_retries import StepSize
@@ -87,11 +88,46 @@ def _set_memory_limit(needs: Estimate, policy: Any) -> None:
     device. Waiting at the bytes that a step needs costs no time. MLX checks the limit late, so a little more is in flight all the same.
     On a GPU the limit is all that the run may use: it has to be kept busy, and freed buffers are reused from MLX's cache.
     """
-    size = needs.limit if on_gpu() or needs.rough else needs.needed
-    before = mx.set_memory_limit(size)
-    weakref.finalize(policy, mx.set_memory_limit, before).atexit = False  # at exit the old limit is of no use
+    others = max(
+        mx.get_active_memory() - _bytes(policy), 0
+    )  # such as a second model: MLX counts every array of the process
+    _LIMITS.hold(needs.limit if on_gpu() or needs.rough else needs.needed + others, policy)
     if (working_set := _working_set()) is not None:
         mx.set_wired_limit(min(needs.limit, working_set))
+
+
+def _bytes(policy: Any) -> int:
+    """Bytes of the policy's arrays, and of its reference's, each counted once."""
+    models = [model.parameters() for model in (policy.model, policy.reference_model) if model is not None]
+    arrays = {id(array): array.nbytes for _, array in tree_flatten([*models, policy.parameters()])}
+    return sum(arrays.values())
+
+
+class _PolicyLimits:
+    """MLX's memory limit is that of the newest policy that lives, and what it was before any where none does.
+
+    Policies are collected in any order. If each restored what it had found, a limit could outlive its policy, and every later operation
+    of the process would wait for the device.
+    """
+
+    def __init__(self) -> None:
+        self._before = 0
+        self._sizes: dict[object, int] = {}
+
+    def hold(self, size: int, policy: Any) -> None:
+        if not self._sizes:
+            self._before = mx.set_memory_limit(size)
+        key = object()
+        self._sizes[key] = size
+        mx.set_memory_limit(size)
+        weakref.finalize(policy, self._release, key).atexit = False  # at exit the old limit is of no use
+
+    def _release(self, key: object) -> None:
+        del self._sizes[key]
+        mx.set_memory_limit(next(reversed(self._sizes.values()), self._before))
+
+
+_LIMITS = _PolicyLimits()
 
 
 def _working_set() -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -260,7 +261,7 @@ handle, dice = hold_lock(folder), random.Random(1)
 diary, rows = Diary(folder.events), JsonLines(folder.completions)
 diary.write("started", iterations=100000)
 began, step = time.monotonic(), 0
-while time.monotonic() - began < 2:
+while step < 100:
     step += 1
     diary.write("step", step=step, metrics=made_up_runs.metrics(step, 1000, dice))
     for row in made_up_runs.groups(step, 1000, dice, prompts=1):
@@ -282,16 +283,17 @@ def test_fifty_steps_a_second_never_block_the_event_loop(
     writer = subprocess.Popen(command)
     try:
         session.open_run(folder.path)
-        qtbot.waitUntil(lambda: session.run.step > 5, timeout=10_000)
+        qtbot.waitUntil(lambda: session.run.step > 5, timeout=20_000)
         session.run.changed.connect(lambda: changes.append(session.run.step))
-        probe = LatencyProbe(page)
+        probe, began = LatencyProbe(page), time.monotonic()
         qtbot.waitUntil(lambda: session.run.state == "finished", timeout=20_000)
+        took = time.monotonic() - began
         probe.check()
     finally:
         writer.kill()
         writer.wait(10)
     assert session.run.step >= 50 and len(session.run.groups()) == 1
-    assert len(changes) <= 4 * 3 + 3, "at most about four a second"
+    assert len(changes) <= 4 * took + 3, "at most about four a second"
     assert len(plot(page, "Reward").traces[0].x) > 25
 
 

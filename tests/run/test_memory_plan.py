@@ -425,8 +425,39 @@ def test_mlx_s_memory_limit_is_restored_with_the_policy_s_end(small_model: Path)
     policy = load_policy(config)
     plan_memory(config, policy, [64], lambda sentence: None)
     held = mx.set_memory_limit(PLENTY)
-    assert held == estimate.estimate(config, _shape(small_model), PLENTY, 64).needed
+    others = mx.get_active_memory() - sum(array.nbytes for _, array in tree_flatten(policy.model.parameters()))
+    assert held == estimate.estimate(config, _shape(small_model), PLENTY, 64).needed + others
     del policy
+    gc.collect()
+    assert mx.set_memory_limit(PLENTY) == PLENTY
+
+
+def test_a_memory_limit_leaves_room_for_what_else_the_process_holds(small_model: Path) -> None:
+    config, limits = SMALL.config(small_model), []
+    for elsewhere in (None, mx.zeros(1 << 20)):
+        mx.eval(elsewhere)
+        policy = load_policy(config)
+        plan_memory(config, policy, [64], lambda sentence: None)
+        limits.append(mx.set_memory_limit(PLENTY))
+        del policy
+        gc.collect()
+    assert limits[1] - limits[0] == pytest.approx(4 << 20, rel=0.01)
+
+
+def test_no_memory_limit_outlives_its_policy(small_model: Path) -> None:
+    """The first to be planned is the first to go: the second must not bring its limit back."""
+    config = SMALL.config(small_model)
+    first, second = (load_policy(config.model_copy(update={"group_size": size})) for size in (2, 16))
+    limits = []
+    for policy, size in ((first, 2), (second, 16)):
+        plan_memory(config.model_copy(update={"group_size": size}), policy, [64], lambda sentence: None)
+        limits.append(mx.set_memory_limit(PLENTY))
+        mx.set_memory_limit(limits[-1])
+    assert limits[0] < limits[1]
+    del policy, first
+    gc.collect()
+    assert mx.set_memory_limit(limits[1]) == limits[1], "the second's own"
+    del second
     gc.collect()
     assert mx.set_memory_limit(PLENTY) == PLENTY
 

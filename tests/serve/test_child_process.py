@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from backend import child_process
 from backend.child_process import ChildEnded, ChildProcess, ChildTimeout, json_line, module_command
 
 CHILD = """
@@ -48,6 +49,16 @@ def test_a_child_that_died_is_reported_with_its_exit_code_and_stderr_and_replace
     assert (caught.value.exit_code, caught.value.stderr) == (3, "last words") and not child.is_started
     second, answer = child.request(2)
     assert second != first and answer == 2
+
+
+def test_a_busy_machine_loses_none_of_a_dead_child_s_stderr(
+    child: ChildProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the thread that reads it may run long after the child has ended."""
+    drain = child_process._StderrTail._drain
+    monkeypatch.setattr(child_process._StderrTail, "_drain", lambda *args: time.sleep(0.2) or drain(*args))
+    with pytest.raises(ChildEnded, match="last words"):
+        child.request("die")
 
 
 def test_a_request_that_times_out_kills_the_child_so_that_its_answer_cannot_answer_the_next(

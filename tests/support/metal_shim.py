@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tempfile
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import numpy as np
 from backend.engine.metal.kernel import MetalKernel
 
 COMPILER = shutil.which("g++")
+FLAGS = ("-std=c++20", "-O0", "-pthread")
 
 METAL = r"""
 #include <barrier>
@@ -129,9 +132,19 @@ def run(
     for name, array in zip(kernel.inputs, arrays, strict=True):
         (work / name).write_bytes(_bytes(array))
     (work / "kernel.cpp").write_text(_program(kernel, arrays, outputs, constants, threads, group[0]))
-    subprocess.run([COMPILER, "-std=c++20", "-O0", "-pthread", "kernel.cpp", "-o", "kernel"], cwd=work, check=True)
+    header = f"-I{_header_folder(COMPILER)}"
+    subprocess.run([COMPILER, *FLAGS, header, "kernel.cpp", "-o", "kernel"], cwd=work, check=True)
     subprocess.run(["./kernel"], cwd=work, check=True)
     return [_array((work / name).read_bytes(), *shaped) for name, shaped in zip(kernel.outputs, outputs, strict=True)]
+
+
+@cache
+def _header_folder(compiler: str) -> Path:
+    """The folder of metal.h, compiled ahead: parsing it, with the standard headers, took most of every kernel's compilation."""
+    folder = Path(tempfile.mkdtemp(prefix="grpo-studio-metal-"))
+    (folder / "metal.h").write_text(METAL)
+    subprocess.run([compiler, *FLAGS, "-x", "c++-header", "metal.h", "-o", "metal.h.gch"], cwd=folder, check=True)
+    return folder
 
 
 def _program(
@@ -150,7 +163,15 @@ def _program(
     named = [f"using {name} = {TYPES[value]};" for name, value in constants.items() if isinstance(value, mx.Dtype)]
     named += [f"constexpr int {name} = {int(v)};" for name, v in constants.items() if not isinstance(v, mx.Dtype)]
     grid = "{" + ", ".join(map(str, threads)) + "}"
-    lines = [METAL, "int main() {", *named, *read, f"launch({grid}, {group}, [=] {{{kernel.body}}});", *kept, "}"]
+    lines = [
+        '#include "metal.h"',
+        "int main() {",
+        *named,
+        *read,
+        f"launch({grid}, {group}, [=] {{{kernel.body}}});",
+        *kept,
+        "}",
+    ]
     return "\n".join(lines)
 
 
