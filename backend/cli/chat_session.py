@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backend.cli.completions import run_names
+from backend.cli.completions import checkpoints, run_names
 from backend.spec.config import Config, problems
 from backend.spec.faults import Mistake
 from backend.spec.rewards.scorable import scorable
@@ -25,7 +25,9 @@ Name = Annotated[
         metavar="RUN|MODEL", help="A run (folder or name), or a model (folder or id).", autocompletion=run_names
     ),
 ]
-CheckpointKey = Annotated[str, typer.Option("--checkpoint", help="Of a run: end, best, or a step.")]
+CheckpointKey = Annotated[
+    str, typer.Option("--checkpoint", help="Of a run: end, best, or a step.", autocompletion=checkpoints)
+]
 Temperature = Annotated[float | None, typer.Option("--temperature", help="0 takes the likeliest token.")]
 TopP = Annotated[float | None, typer.Option("--top-p", help="1 keeps all tokens.")]
 TopK = Annotated[int | None, typer.Option("--top-k", help="0 keeps all tokens.")]

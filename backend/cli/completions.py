@@ -41,7 +41,7 @@ def run_names(incomplete: str) -> list[str]:
 
 
 def checkpoints(incomplete: str) -> list[str]:
-    """The words that name a checkpoint; steps are the run's own."""
+    """The words that name a checkpoint; a step is typed, as the run is not known here."""
     return [word for word in ("best", "last") if word.startswith(incomplete)]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from backend.cli.completions import run_names
+from backend.cli.completions import checkpoints, run_names
 from backend.cli.evaluation_table import print_evaluation
 from backend.cli.exit_codes import STOPPED, verb
 from backend.cli.gpu_timeout import relax_gpu_timeout
@@ -67,7 +67,9 @@ def evaluate(
         str, typer.Option("--pass", help="What passes: NAME>=SCORE of a reward function, or of reward, their sum.")
     ] = "",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first prompts of the split.")] = None,
-    checkpoint: Annotated[str, typer.Option(help="last, best, or the number of a step.")] = "last",
+    checkpoint: Annotated[
+        str, typer.Option(help="last, best, or the number of a step.", autocompletion=checkpoints)
+    ] = "last",
     is_base_only: Annotated[bool, typer.Option("--base-only", help="Only the model as it was before the run.")] = False,
     seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampled completions.")] = None,
     name: Annotated[str, typer.Option(help="Name of the result.")] = "",

@@ -9,16 +9,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from backend.cli.completions import run_names
+from backend.cli.completions import checkpoints, run_names
 from backend.cli.exit_codes import verb
 from backend.cli.options import AsJson, ExistingRunsDir
-from backend.spec.exports import DEFAULT_FORMAT, FORMATS, offered_targets
+from backend.spec.exports import DEFAULT_FORMAT, FORMATS, TARGETS
 from backend.spec.faults import Mistake
 
 # Any word is read, and one that is no target or format refused with a sentence.
-Target = Annotated[
-    str, typer.Option("--to", metavar=f"<{'|'.join(offered_targets())}>", help=f"{' or '.join(offered_targets())}.")
-]
+Target = Annotated[str, typer.Option("--to", metavar="<where>", help=f"{', '.join(TARGETS)}.")]
 Format = Annotated[
     str,
     typer.Option(
@@ -39,7 +37,10 @@ def export(
     ] = None,
     folder: Annotated[Path | None, typer.Option("--folder", help="Parent folder for --to folder.")] = None,
     checkpoint: Annotated[
-        str, typer.Option("--checkpoint", help="best, last or a step; left out: the end of the run.")
+        str,
+        typer.Option(
+            "--checkpoint", help="best, last or a step; left out: the end of the run.", autocompletion=checkpoints
+        ),
     ] = "",
     format_: Format = "",
     quantize: Annotated[

@@ -121,8 +121,6 @@ class ExportTarget:
     """The sentence for a kind that it cannot take."""
     store: str = ""
     """Where a program keeps the model in files of its own; "" for a folder on this disk, which can be looked at before and shown after."""
-    is_offered: bool = True
-    """Whether menus and help name it."""
 
 
 PUBLISHER = "grpo-studio"
@@ -166,14 +164,10 @@ def format_named(key: str) -> ExportFormat:
 def target_for(key: str, format_: ExportFormat) -> ExportTarget:
     """Raises Mistake for a word that names no target, or a target that cannot take this format."""
     if key not in TARGETS:
-        raise Mistake("to", f"There is no target {key}; there are {', '.join(offered_targets())}.")
+        raise Mistake("to", f"There is no target {key}; there are {', '.join(TARGETS)}.")
     if format_.kind not in TARGETS[key].kinds:
         raise Mistake("format", TARGETS[key].refusal)
     return TARGETS[key]
-
-
-def offered_targets() -> list[str]:
-    return [key for key, target in TARGETS.items() if target.is_offered]
 
 
 # ── how large ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -86,6 +86,15 @@ def test_runs_are_completed_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert sorted(completions.run_names("fi")) == ["fine", "first"]
 
 
+@pytest.mark.parametrize("verb", ["export", "evaluate", "generate", "chat"])
+def test_checkpoints_are_completed(verb: str) -> None:
+    program = typer.main.get_command(VERBS)
+    command = program.get_command(program.make_context("backend", [verb], resilient_parsing=True), verb)  # pyright: ignore
+    option = next(parameter for parameter in command.params if parameter.name == "checkpoint")
+    context = command.make_context(verb, [], resilient_parsing=True)
+    assert [item.value for item in option.shell_complete(context, "b")] == ["best"]
+
+
 def test_settings_are_completed_with_their_default() -> None:
     offered = [word for word, _ in completions.changes("temp")]
     assert offered == [f"temperature={SETTINGS['temperature'].default}"]

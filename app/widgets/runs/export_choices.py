@@ -16,7 +16,7 @@ from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.layout import set_shown
 from app.widgets.basic.number_format import figure
 from backend.spec import export_choices
-from backend.spec.exports import FORMATS, TARGETS, offered_targets
+from backend.spec.exports import FORMATS, TARGETS
 from backend.spec.places import RunFolder, lm_studio_models
 
 HELD_OUT_PROMPTS = 32
@@ -50,8 +50,8 @@ class ExportChoices(QWidget):
         for key, row in FORMATS.items():
             if row.kind != "adapter" or export_choices.has_adapter(self.run):
                 self.format.addItem(row.label, key)
-        for key in offered_targets():
-            self.target.addItem(TARGETS[key].label, key)
+        for key, row in TARGETS.items():
+            self.target.addItem(row.label, key)
         self.format_line = label(role="caption", wrap=True)
         # Room for two lines from the start: the dialog does not jump when another format is chosen.
         self.format_line.setMinimumHeight(2 * self.format_line.fontMetrics().lineSpacing())
