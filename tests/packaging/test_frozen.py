@@ -18,9 +18,13 @@ from typing import Any
 import pytest
 import yaml
 
+from app import help_menu
 from app.pages import PAGES
 from backend.__main__ import app
+from backend.spec import components
 from backend.spec.command import BUNDLED_PROGRAM
+from tests.support.hub_server import TOKEN
+from tests.support.hub_upload_server import UploadHub
 
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "dist" / ("GRPO Studio.app/Contents/MacOS" if sys.platform == "darwin" else "GRPO Studio")
@@ -79,9 +83,9 @@ class Machine:
         (self.programs / "sh").symlink_to(shutil.which("sh") or "/bin/sh")
 
     def run(
-        self, program: str, *arguments: str | Path, stdin: str = "", code: int = 0
+        self, program: str, *arguments: str | Path, stdin: str = "", code: int = 0, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run one of the two executables to its end, and check its exit code."""
+        """Run one of the two executables to its end, and check its exit code; `variables` are added to its environment."""
         environment = {
             "HOME": str(self.home),
             "PATH": str(self.programs),
@@ -90,6 +94,7 @@ class Machine:
         }
         if program == "grpo-studio":
             environment["QT_QPA_PLATFORM"] = "offscreen"
+        environment |= variables
         command = [str(BUNDLE / program), *map(str, arguments)]
         done = subprocess.run(
             command, env=environment, cwd=self.home, input=stdin, capture_output=True, text=True, timeout=280
@@ -224,6 +229,16 @@ def bench(machine: Machine, run: Path) -> None:
     assert list(machine.home.glob("device-*.json"))
 
 
+def hub(machine: Machine, run: Path) -> None:
+    nobody = machine.run(BUNDLED_PROGRAM, "hub", "whoami", code=2).stderr
+    assert "You are not logged in to Hugging Face" in nobody, nobody
+    # keyring and its backends are there, and find that this machine has no keychain.
+    refusal = machine.run(BUNDLED_PROGRAM, "hub", "login", "--from-stdin", stdin="hf_none\n", code=2).stderr
+    if sys.platform == "linux":
+        assert "This system has no keychain that could keep the token" in refusal, refusal
+    assert "There was no token" in machine.backend("hub", "logout")
+
+
 VERBS = {
     verb.__name__: verb
     for verb in (
@@ -242,6 +257,7 @@ VERBS = {
         rewards,
         bench,
         where,
+        hub,
     )
 }
 
@@ -269,11 +285,22 @@ def test_versions_and_what_is_slow_here(machine: Machine) -> None:
         assert lines[-1].startswith("g++ is not installed, so")
 
 
-def test_selftest(machine: Machine) -> None:
-    machine.backend("--selftest", "--report", machine.home / "selftest.json")
-    report = json.loads((machine.home / "selftest.json").read_text("utf-8"))
+@pytest.mark.parametrize("program", [BUNDLED_PROGRAM, "grpo-studio"])
+def test_selftest(machine: Machine, program: str) -> None:
+    path = machine.home / f"{program}.json"
+    machine.run(program, "--selftest", "--report", path)
+    report = json.loads(path.read_text("utf-8"))
     assert {check["state"] for check in report["checks"]} == {"ok"}, report["summary"]
     assert report["about"]["installed as"] == "frozen app"
+
+
+def test_upload_with_card_and_curves(machine: Machine, run: Path) -> None:
+    with UploadHub() as stand_in:
+        network = {"HF_ENDPOINT": stand_in.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        machine.run(BUNDLED_PROGRAM, "export", run, "--to", "hub", "--repo", "someone/sums", **network)
+        files = stand_in.repos["models"]["someone/sums"].files
+    assert {"config.json", "model.safetensors", "README.md"} <= set(files)
+    assert files["curves.png"].startswith(b"\x89PNG")
 
 
 # ── pages ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -345,6 +372,30 @@ def test_a_dataset_in_parquet_from_the_cache_of_the_hub(machine: Machine) -> Non
 @pytest.mark.parametrize("preset", sorted(path.name for path in (ROOT / "resources" / "presets").glob("*.yaml")))
 def test_presets_are_there(preset: str) -> None:
     assert (RESOURCES / "presets" / preset).exists()
+
+
+# ── the Help menu ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_about_has_the_licences_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program's own list, made of the bundle's metadata and not of this machine's."""
+    inside = RESOURCES.parent
+    installed = set(components.needed())
+    standard = [path for path in sys.path if "site-packages" not in path and Path(path or ".").resolve() != ROOT]
+    monkeypatch.setattr(sys, "path", [str(inside), *standard])
+    monkeypatch.setattr(components, "project_root", lambda: inside)
+    monkeypatch.setattr(components, "resources", lambda: RESOURCES)
+    assert set(components.needed()) >= installed
+    parts = {part.name: part for part in components.components.__wrapped__()}
+    assert {name for name, part in parts.items() if not part.text} == {"antlr4-python3-runtime"}, "its makers ship none"
+    assert "GNU LESSER" in parts["PySide6_Essentials"].text and "PYTHON SOFTWARE" in parts["Python"].text
+    if sys.platform == "linux" and shutil.which("dpkg-query"):
+        assert {"libopenblas0-pthread", "libssl3", "libgfortran5"} <= set(parts)
+
+
+@pytest.mark.parametrize("name", help_menu.GUIDES.values())
+def test_documents_of_the_help_menu_are_there(name: str) -> None:
+    assert (RESOURCES.parent / "docs" / name).read_bytes() == (ROOT / "docs" / name).read_bytes()
 
 
 # ── the folder itself ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -30,6 +30,39 @@ def test_the_field_license_is_the_text_where_there_is_no_file(monkeypatch: pytes
     assert odd.text == text.strip() and odd.licence == "see its text"
 
 
+def test_licences_are_found_without_a_list_of_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The frozen app has no RECORD, which names paths of the machine that built; some systems' packages have none either."""
+    folder = tmp_path / "Odd_Name-1.0.dist-info"
+    (folder / "licenses" / "third_party").mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.4\nName: odd.name\nVersion: 1.0\nLicense-Expression: MIT\n")
+    (folder / "licenses" / "LICENSE").write_text("Do what you like.\n")
+    (folder / "licenses" / "third_party" / "COPYING").write_text("And with this.\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert components.component("odd-name").text == "Do what you like.\n\nAnd with this."
+
+
+def test_a_package_without_text_has_that_of_its_licence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "odd-1.0.dist-info"
+    folder.mkdir()
+    head = "Metadata-Version: 2.4\nName: odd\nVersion: 1.0\nLicense-Expression: "
+    (folder / "METADATA").write_text(f"{head}LGPL-3.0-only OR GPL-2.0-only\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = components.component("odd").text
+    assert text.startswith("GNU LESSER GENERAL PUBLIC LICENSE") and "GNU GENERAL PUBLIC LICENSE\n" in text
+    (folder / "METADATA").write_text(f"{head}WTFPL\n")
+    assert components.component("odd").text == ""
+
+
+def test_a_frozen_app_lists_what_it_has_from_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "system_licences").mkdir()
+    for name in ("libssl3_3.0.20", "Python_3.11.7"):
+        (tmp_path / "system_licences" / f"{name}.txt").write_text(f"The licence of {name}.\n")
+    monkeypatch.setattr(components, "project_root", lambda: tmp_path)
+    *_, library, python = components.components.__wrapped__()
+    assert library == components.Component("libssl3", "3.0.20", "see its text", "The licence of libssl3_3.0.20.")
+    assert (python.name, python.text) == ("Python", "The licence of Python_3.11.7.")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
