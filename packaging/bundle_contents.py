@@ -27,7 +27,8 @@ Entry = tuple[str, str, str]
 NEVER = (
     # Other libraries' optional friends: whatever the environment that builds happens to have.
     *("IPython", "jax", "matplotlib", "scipy", "sklearn", "tensorflow", "torch", "torchvision"),
-    *("attr", "attrs", "certifi", "charset_normalizer", "chardet", "requests", "urllib3"),
+    # gguf, which requires the last four, reads models from the Hub with them; ours are files.
+    *("attr", "attrs", "chardet", "certifi", "charset_normalizer", "requests", "urllib3"),
     # Tools that install, test or compile.
     *(
         "_pytest",
@@ -183,6 +184,8 @@ UNUSED_FILES = (
     *("mlx/include/*", "mlx/share/*", "*/tests/*", "*/__pycache__/*"),
     # Where a distribution was installed from: a path of the machine that built.
     *("*.dist-info/direct_url.json", "*.dist-info/RECORD", "*.dist-info/REQUESTED", "*.dist-info/INSTALLER"),
+    # Plugins of the tests' runner, which PyInstaller takes for plugins of the app.
+    "pytest*.dist-info/*",
 )
 """Patterns of paths in the bundle that are left out."""
 

@@ -23,8 +23,11 @@ from app.pages import PAGES
 from backend.__main__ import app
 from backend.spec import components
 from backend.spec.command import BUNDLED_PROGRAM
+from backend.spec.exports import FORMATS
 from tests.support.hub_server import TOKEN
 from tests.support.hub_upload_server import UploadHub
+from tests.support.random_models import tiny_model
+from tests.support.random_runs import write_run
 
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "dist" / ("GRPO Studio.app/Contents/MacOS" if sys.platform == "darwin" else "GRPO Studio")
@@ -292,6 +295,21 @@ def test_selftest(machine: Machine, program: str) -> None:
     report = json.loads(path.read_text("utf-8"))
     assert {check["state"] for check in report["checks"]} == {"ok"}, report["summary"]
     assert report["about"]["installed as"] == "frozen app"
+
+
+@pytest.fixture(scope="module")
+def lora_run(machine: Machine) -> Path:
+    """A run on a base that all formats know: that of the demo has a tokenizer that llama.cpp does not."""
+    write_run(machine.home / "lora", tiny_model(machine.home / "base", "qwen2", hidden=64), "lora")
+    return machine.home / "lora"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_of_an_export(machine: Machine, lora_run: Path, name: str) -> None:
+    models = machine.home / "formats"
+    machine.backend("export", lora_run, "--format", name, "--to", "folder", "--folder", models, "--name", name)
+    ending = "gguf" if FORMATS[name].kind == "gguf" else "safetensors"
+    assert list(models.rglob(f"{name}/*.{ending}"))
 
 
 def test_upload_with_card_and_curves(machine: Machine, run: Path) -> None:
