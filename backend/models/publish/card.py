@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from huggingface_hub import ModelCardData
+from huggingface_hub.constants import HUGGINGFACE_CO_URL_HOME
 
 from backend.models.publish.card_facts import CardFacts, CardSample, RewardEnds
 from backend.spec.evaluation import Decoding, Figures, MeanWithInterval
@@ -88,11 +89,11 @@ def _summary(facts: CardFacts) -> Iterator[str]:
 
 
 def _base(facts: CardFacts) -> str:
-    return f"[{facts.base}](https://huggingface.co/{facts.base})" if facts.base_is_on_hub else f"`{facts.base}`"
+    return f"[{facts.base}]({HUGGINGFACE_CO_URL_HOME}{facts.base})" if facts.base_is_on_hub else f"`{facts.base}`"
 
 
 def _dataset(facts: CardFacts) -> str:
-    link = f"[{facts.dataset}](https://huggingface.co/datasets/{facts.dataset})"
+    link = f"[{facts.dataset}]({HUGGINGFACE_CO_URL_HOME}datasets/{facts.dataset})"
     return link if facts.dataset_is_on_hub else f"a dataset of its author's (`{facts.dataset}`)"
 
 

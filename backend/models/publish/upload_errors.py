@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from huggingface_hub.constants import HUGGINGFACE_CO_URL_HOME
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
 
 from backend.models.hub_errors import host
@@ -12,7 +13,7 @@ from backend.spec.faults import Mistake
 
 KEPT = "what has arrived there is kept, so start the upload again to go on"
 
-TOKENS_PAGE = "https://huggingface.co/settings/tokens"
+TOKENS_PAGE = f"{HUGGINGFACE_CO_URL_HOME}settings/tokens"
 
 
 @contextlib.contextmanager
