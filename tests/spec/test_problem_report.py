@@ -21,9 +21,9 @@ def test_a_report_holds_versions_traceback_log_and_changed_settings() -> None:
 def test_paths_prompts_and_tokens_are_left_out() -> None:
     settings = {
         "model": "/data/secret-project/model", "data": "owner/set", "system_prompt": "Our secret prompt",
-        "reward_functions_file": str(Path.home() / "work" / "rewards.py"),
+        "reward_functions_file": str(Path.home() / "mine" / "rewards.py"),
     }  # fmt: skip
-    trace = f'File "{Path.home()}/work/x.py"\nRuntimeError: HF_TOKEN=hf_abcdefghijklmnop'
+    trace = f'File "{Path.home()}/mine/x.py"\nRuntimeError: HF_TOKEN=hf_abcdefghijklmnop'
     text = report(ProblemFacts("Broken.", trace, [f"reading {Path.home()}/a"], settings))
     assert "secret" not in text and str(Path.home()) + "/" not in text and "hf_abc" not in text
     assert "model: …/model" in text and "data: owner/set" in text and "rewards.py" in text and "(17 characters)" in text

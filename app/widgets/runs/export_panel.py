@@ -5,7 +5,6 @@ It builds the command line and reads the JSON lines that the verb prints; the pr
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from app.widgets.basic.number_format import figure
 from app.widgets.basic.open_in_desktop import open_link, open_path
 from app.widgets.runs.export_choices import ExportChoices, from_home
 from app.widgets.runs.upload_dialog import LogIn, UploadDialog, UploadPreview
-from app.widgets.runs.verb_task import MakeTask, VerbTask, without_setting
+from app.widgets.runs.verb_task import MakeTask, VerbTask, json_object, without_setting
 from backend.spec.command import backend_command
 from backend.spec.exports import TARGETS
 from backend.spec.places import RunFolder
@@ -131,14 +130,11 @@ class ExportPanel(QDialog):
         self.start.setEnabled(False)
 
     def _read(self, line: str) -> None:
-        """A line of the verb's output: progress, or the result. Anything else is an error's, which the outcome repeats."""
-        try:
-            content = json.loads(line)
-        except ValueError:
-            return
-        if isinstance(content, dict) and "progress" in content:
+        """A line of the verb's output: progress, or the result."""
+        content = json_object(line)
+        if "progress" in content:
             self._show_progress(content["progress"], content.get("done"))
-        elif isinstance(content, dict) and ("path" in content or "preview" in content):
+        elif "path" in content or "preview" in content:
             self._result = content
 
     def _show_progress(self, sentence: str, done: float | None) -> None:

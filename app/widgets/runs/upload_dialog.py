@@ -6,7 +6,6 @@ resuming starts it again: what the Hub has is not sent twice.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.layout import set_shown, wrap_in_card
 from app.widgets.basic.open_in_desktop import open_link, open_path
 from app.widgets.runs.card_view import CardView
-from app.widgets.runs.verb_task import MakeTask, VerbTask, without_setting
+from app.widgets.runs.verb_task import MakeTask, VerbTask, json_object, without_setting
 
 _WIDTH, _HEIGHT, _SIDE = 1120, 740, 260
 FIRST_FILES = 9
@@ -219,13 +218,10 @@ class UploadDialog(QDialog):
             self._task.cancel()
 
     def _read(self, line: str) -> None:
-        try:
-            content = json.loads(line)
-        except ValueError:
-            return
-        if isinstance(content, dict) and "progress" in content:
+        content = json_object(line)
+        if "progress" in content:
             self._show_progress(content["progress"], content.get("done"))
-        elif isinstance(content, dict) and "place" in content:
+        elif "place" in content:
             self._page = content["place"]
 
     def _show_progress(self, sentence: str, done: float | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -35,3 +36,12 @@ MakeTask = Callable[[list[str], QWidget], VerbTask]
 def without_setting(sentence: str) -> str:
     """A sentence of the command line without the name of its setting."""
     return _SETTING_PREFIX.sub("", sentence)
+
+
+def json_object(line: str) -> dict[str, Any]:
+    """A line of a verb's `--json` output; {} for any other line, such as an error's, which the outcome repeats."""
+    try:
+        content = json.loads(line)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
