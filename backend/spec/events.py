@@ -27,7 +27,7 @@ ENDINGS = ("finished", "stopped", "failed")
 """Kinds that end a diary. On resume the file is truncated to the checkpoint, which removes the ending."""
 
 KINDS = (
-    "started", "phase", "command", "step", "eval", "checkpoint", "health", "note", *ENDINGS,
+    "started", "phase", "command", "step", "eval", "checkpoint", "change", "health", "note", *ENDINGS,
 )  # fmt: skip
 
 PHASES = ("loading", "sampling", "scoring", "learning", "evaluating", "saving", "exporting", "paused")

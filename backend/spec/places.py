@@ -101,6 +101,26 @@ class RunFolder:
         return self.path / "control.taken"
 
     @property
+    def change_request(self) -> Path:
+        """Settings that the window asks a running trainer to change; transient, as `control` is."""
+        return self.path / "change.json"
+
+    @property
+    def changes(self) -> Path:
+        """Every change of settings that the trainer took, with the step it holds from. With config.yaml it determines the run."""
+        return self.path / "changes.json"
+
+    @property
+    def parent(self) -> Path:
+        """Of a cloned run: the run and step that it began from, and what was changed."""
+        return self.path / "parent.json"
+
+    @property
+    def about(self) -> Path:
+        """What the user has noted about the run: title, note, tags. No trainer reads it."""
+        return self.path / "about.json"
+
+    @property
     def lock(self) -> Path:
         return self.path / "run.lock"
 
