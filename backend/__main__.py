@@ -42,6 +42,7 @@ def app() -> typer.Typer:
     """The command line as typer knows it."""
     from backend.cli import (
         bench,
+        change,
         chat,
         check,
         demo,
@@ -69,6 +70,7 @@ def app() -> typer.Typer:
     for function in (
         train.train,
         resume.resume,
+        change.change,
         demo.demo,
         check.check,
         estimate.estimate,

@@ -173,6 +173,11 @@ def resume(machine: Machine, run: Path) -> None:
     machine.backend("resume", run)
 
 
+def change(machine: Machine, run: Path) -> None:
+    refusal = machine.run(BUNDLED_PROGRAM, "change", run, "beta=0.1", code=2).stderr
+    assert "is not training" in refusal
+
+
 def demo(machine: Machine, run: Path) -> None:
     last = machine.backend("demo", "--iters", "1", "--json").splitlines()[-1]
     assert 0 < json.loads(last)["before"] < 1
@@ -249,6 +254,7 @@ VERBS = {
         estimate,
         train,
         resume,
+        change,
         demo,
         runs,
         export,
