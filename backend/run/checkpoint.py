@@ -77,8 +77,12 @@ class Checkpoint:
     path: Path
     state: TrainingState
 
+    @property
+    def weights_file(self) -> Path:
+        return next(file for file in _weight_files(self.path) if file.exists())
+
     def weights(self) -> Arrays:
-        return _load(next(file for file in _weight_files(self.path) if file.exists()))
+        return _load(self.weights_file)
 
     @property
     def has_reference(self) -> bool:

@@ -230,6 +230,15 @@ def learning_rates(config: Config, steps: int) -> Callable[[int], float]:
     )
 
 
+def optimizer_of(config: Config) -> Optimizer:
+    return optimizer(
+        config.optimizer,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        betas=(config.adam_beta1, config.adam_beta2),
+    )
+
+
 def build_learner(
     policy: Policy,
     algorithm: Algorithm,
@@ -249,12 +258,7 @@ def build_learner(
     return Learner(
         policy,
         algorithm,
-        optimizer(
-            config.optimizer,
-            learning_rate=config.learning_rate,
-            weight_decay=config.weight_decay,
-            betas=(config.adam_beta1, config.adam_beta2),
-        ),
+        optimizer_of(config),
         learning_rates(config, steps),
         PolicyForward(
             config.temperature,

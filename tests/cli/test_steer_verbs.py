@@ -79,3 +79,7 @@ def test_change_tells_from_which_step_it_holds(training: tuple[RunFolder, Any]) 
     *_, last = read_events(run.events)
     assert (last["kind"], last["step"]) == ("finished", step + 4)
     assert [event["step"] for event in read_events(run.events) if event["kind"] == "change"] == [change.step, step + 4]
+    assert call("clone", "mine", "--set", "rank=4").exit_code == 2
+    result = call("clone", "mine", "--set", f"iters={step + 5}", "--name", "next", "--start")
+    assert result.exit_code == 0, result.stderr
+    assert small_run.steps(RunFolder(run.path.parent / "next")) == list(range(1, step + 6))

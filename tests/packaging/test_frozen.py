@@ -178,6 +178,12 @@ def change(machine: Machine, run: Path) -> None:
     assert "is not training" in refusal
 
 
+def clone(machine: Machine, run: Path) -> None:
+    for kind in ("--warm", "--cold"):
+        folder = Path(machine.backend("clone", run, kind, "--name", f"clone{kind}", "--set", "iters=99").strip())
+        assert (folder / "parent.json").is_file()
+
+
 def demo(machine: Machine, run: Path) -> None:
     last = machine.backend("demo", "--iters", "1", "--json").splitlines()[-1]
     assert 0 < json.loads(last)["before"] < 1
@@ -255,6 +261,7 @@ VERBS = {
         train,
         resume,
         change,
+        clone,
         demo,
         runs,
         export,

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
+from backend.generation.sampler import Sampling
 from backend.run import checkpoint, telemetry
+from backend.run.parts import load_parts
 from backend.run.run_process import train
 from backend.spec.config import parse
 from backend.spec.events import read_events
@@ -22,13 +25,13 @@ from tests.support import small_run
 
 Echo = Callable[[dict[str, Any]], None]
 SETTINGS: dict[str, Any] = {
-    "iters": 5, "group_size": 4, "num_iterations": 2, "learning_rate": 1e-3, "epsilon": 1e-3, "dropout": 0.1,
+    "iters": 6, "group_size": 4, "num_iterations": 2, "learning_rate": 1e-3, "epsilon": 1e-3, "dropout": 0.1,
     "lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_final": 1e-5, "save_every": 1, "keep_checkpoints": 9, "steps_per_eval": 2,
     "validation_split": 0.25, "val_batches": 1, "max_completion_length": 8, "top_k": 0,
 }  # fmt: skip
 CHANGED: dict[str, Any] = {
     "learning_rate": 3e-3, "beta": 0.2, "temperature": 1.3, "epsilon": 0.2, "epsilon_high": 0.3, "reward_weights": [2.0],
-    "iters": 4, "top_p": 0.8, "max_grad_norm": 0.5, "entropy_coef": 0.01, "steps_per_eval": 3,
+    "iters": 5, "top_p": 0.8, "max_grad_norm": 0.5, "entropy_coef": 0.01, "steps_per_eval": 3,
 }  # fmt: skip
 """Of every kind that the trainer takes up in a place of its own; the KL weight from 0, so that a reference is loaded."""
 
@@ -47,7 +50,7 @@ def trained(raw: dict[str, Any], run: RunFolder, echo: Echo | None = None) -> Ru
     return run
 
 
-def asking(run: RunFolder, settings: dict[str, Any], step: int = 2) -> Echo:
+def asking(run: RunFolder, settings: dict[str, Any], step: int = 3) -> Echo:
     """Asks for a change as soon as `step` is in the diary."""
 
     def echo(event: dict[str, Any]) -> None:
@@ -64,7 +67,8 @@ def unchanged(raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def changed(raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """The run that every interrupted one must equal: changed after step 2, so that step 3 is the first with the new settings."""
+    """The run that every interrupted one must equal: changed after step 3, so that step 4 is the first with the new
+    settings, under which step 3 would have been evaluated."""
     run = RunFolder(tmp_path_factory.mktemp("changed") / "run")
     return trained(raw, run, asking(run, CHANGED))
 
@@ -114,22 +118,22 @@ def cut_to(source: RunFolder, folder: Path, step: int) -> RunFolder:
 
 def test_a_change_holds_from_the_next_step_and_is_kept(changed: RunFolder, unchanged: RunFolder) -> None:
     (event,) = events(changed, "change")
-    assert event["step"] == 3 and event["settings"]["learning_rate"] == [1e-3, 3e-3]
+    assert event["step"] == 4 and event["settings"]["learning_rate"] == [1e-3, 3e-3]
     assert set(event["settings"]) == set(CHANGED)
-    assert read_changes(changed) == [Change(3, {key: tuple(pair) for key, pair in event["settings"].items()})]
-    assert [step for _, step, _ in numbers(changed)] == [0, 1, 2, 2, 3, 3, 4, 4], (
-        "shortened to four steps, the last evaluated"
+    assert read_changes(changed) == [Change(4, {key: tuple(pair) for key, pair in event["settings"].items()})]
+    assert [step for _, step, _ in numbers(changed)] == [0, 1, 2, 2, 3, 4, 5, 5], (
+        "shortened to five steps, the last evaluated"
     )
-    assert numbers(changed)[:4] == numbers(unchanged)[:4], "what came before is as it was"
-    third = next(metrics for kind, step, metrics in numbers(changed) if (kind, step) == ("step", 3))
-    assert third["kl"] is not None and third["learning_rate"] > 2e-3
+    assert numbers(changed)[:5] == numbers(unchanged)[:5], "what came before is as it was"
+    fourth = next(metrics for kind, step, metrics in numbers(changed) if (kind, step) == ("step", 4))
+    assert fourth["kl"] is not None and fourth["learning_rate"] > 1e-3
     rows = [json.loads(line) for line in changed.completions.read_text().splitlines()]
     assert all(
-        c["reward"] == 2 * c["rewards"]["low_half"] for row in rows if row["step"] > 2 for c in row["completions"]
+        c["reward"] == 2 * c["rewards"]["low_half"] for row in rows if row["step"] > 3 for c in row["completions"]
     )
 
 
-@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("step", [1, 3, 4])
 def test_a_run_killed_before_or_after_its_change_equals_the_one_that_was_not(
     raw: dict[str, Any], changed: RunFolder, tmp_path: Path, step: int
 ) -> None:
@@ -193,6 +197,31 @@ def test_the_change_is_on_disk_before_the_step_that_uses_it(
     assert kept == [True]
 
 
+def test_changed_parts_are_those_that_the_new_settings_build(raw: dict[str, Any]) -> None:
+    """Whatever a change does not reach goes unnoticed in a resumed run, which misses it as well."""
+    old, new = parse(raw), parse(raw | CHANGED)
+    parts, built = load_parts(old, lambda _: None), load_parts(new, lambda _: None)
+    parts.change(new, set(CHANGED))
+    mine, theirs = parts.learner, built.learner
+    assert (parts.steps, parts.sampling) == (built.steps, built.sampling) == (5, Sampling(1.3, 0.8, 0, 0.0))
+    assert mine.algorithm.loss == theirs.algorithm.loss and mine.algorithm.bonus == theirs.algorithm.bonus  # pyright: ignore
+    assert [mine.learning_rate(update) for update in range(12)] == [
+        theirs.learning_rate(update) for update in range(12)
+    ]
+    assert (
+        (mine.forward.temperature, mine.max_grad_norm)
+        == (theirs.forward.temperature, theirs.max_grad_norm)
+        == (1.3, 0.5)
+    )
+    assert parts.scoring.stage(1).weights.at(1) == [2.0] and parts.scoring.steps == 5
+    tokens = mx.array([[5, 6, 7]])
+    assert parts.policy.reference_model is not None and built.policy.reference_model is not None
+    logits = parts.policy.reference_model(tokens), built.policy.reference_model(tokens)
+    assert mx.array_equal(*logits)
+    parts.change(old, set(CHANGED))
+    assert parts.policy.reference is None and parts.scoring.stage(1).weights.at(1) == [1.0]
+
+
 # ── how long a run is ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -206,6 +235,12 @@ def test_a_finished_run_goes_on_to_a_later_end(raw: dict[str, Any], run: RunFold
     with pytest.raises(Mistake, match="Iterations must be at least 4, which are done"):
         train(parse(constant | {"iters": 2}), run, command="a test", changes={"iters": 3})
     assert [change.settings["iters"] for change in read_changes(run)] == [(2, 4)]
+
+
+def test_a_run_shortened_to_the_steps_it_has_done_is_evaluated_at_its_end(raw: dict[str, Any], run: RunFolder) -> None:
+    trained(raw | {"steps_per_eval": 4}, run, asking(run, {"iters": 2}, step=2))
+    assert small_run.steps(run) == [1, 2]
+    assert [event["step"] for event in events(run, "eval")] == [0, 2]
 
 
 def test_finish_step_ends_after_the_step_in_flight(
