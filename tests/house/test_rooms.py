@@ -40,7 +40,7 @@ NUMBERS = {"mlx", "numpy"}
 RULES: dict[str, tuple[set[str], set[str]]] = {
     # ── backend, from the bottom up ──
     "backend": (set(), set()),
-    SPEC: (set(), {"yaml", "pydantic"}),
+    SPEC: (set(), {"yaml", "pydantic", "pydantic_core"}),
     TYPES: ({SPEC}, set()),
     ADVANTAGES: (set(), {"mlx"}),
     "backend.child_process": ({SPEC}, set()),
