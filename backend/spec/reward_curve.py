@@ -66,8 +66,9 @@ def _reward(line: bytes) -> float | None:
     event = parse_line(line)
     metrics = event.get("metrics") if event is not None and event.get("kind") == "step" else None
     reward = cast("dict[str, Any]", metrics).get("reward") if isinstance(metrics, dict) else None
-    is_number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
-    return float(reward) if is_number else None
+    if not isinstance(reward, int | float) or isinstance(reward, bool) or not math.isfinite(reward):
+        return None
+    return float(reward)
 
 
 def _thinned(values: list[float], points: int) -> tuple[float, ...]:

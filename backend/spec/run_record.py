@@ -80,10 +80,13 @@ def read_record(run: RunFolder) -> RunRecord:
 
 def record_of(values: Mapping[str, Any]) -> RunRecord:
     """The record that `asdict` made these values of. Raises TypeError or KeyError for values of another version."""
-    summary: dict[str, Any] = values["summary"]
-    notes: dict[str, Any] = {**values["notes"], "tags": tuple(values["notes"]["tags"])}
-    rest: dict[str, Any] = {**values, "curve": tuple(values["curve"])}
-    return RunRecord(**{**rest, "summary": Summary(**summary), "notes": RunNotes(**notes)})
+    parts: dict[str, Any] = dict(values)
+    notes: dict[str, Any] = dict(values["notes"])
+    notes["tags"] = tuple(notes["tags"])
+    parts["summary"] = Summary(**values["summary"])
+    parts["notes"] = RunNotes(**notes)
+    parts["curve"] = tuple(values["curve"])
+    return RunRecord(**parts)
 
 
 def changed_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
