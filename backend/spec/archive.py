@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
@@ -17,6 +17,8 @@ from backend.spec.work_clock import WorkClock
 
 State = Literal["starting", "running", "finished", "stopped", "failed", "crashed"]
 TAIL_BYTES = 1 << 16
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's where PyYAML was built with it: four times as fast, which a list of a thousand runs notices."""
 STARTUP_GRACE_S = 20.0
 """How long a process may take from its start to taking the lock (it imports first) before it counts as crashed."""
 
@@ -41,6 +43,8 @@ class Summary:
     reward_after: float | None = None
     began: float | None = None
     worked_s: float | None = None
+    metrics: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Of the newest step, as the diary has them."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,6 +79,7 @@ def summary(run: RunFolder) -> Summary:
         reward_after=after,
         began=starts[0].get("t") if starts else _modified_at(run.config) or None,
         worked_s=_working_seconds(events) if steps else None,
+        metrics=_metrics(newest),
     )
 
 
@@ -177,7 +182,7 @@ def _int_or_none(value: Any) -> int | None:
 def raw_settings(run: RunFolder) -> dict[str, Any]:
     """A run's config.yaml as it is, not validated; empty where it cannot be read."""
     try:
-        raw = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+        raw = yaml.load(run.config.read_text(encoding="utf-8"), Loader=_SafeLoader)
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}

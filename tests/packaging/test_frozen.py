@@ -182,6 +182,11 @@ def runs(machine: Machine, run: Path) -> None:
     assert "trained" in machine.backend("runs", "--json")
 
 
+def compare(machine: Machine, run: Path) -> None:
+    compared = json.loads(machine.backend("compare", run, run, "--json"))
+    assert not compared["settings"] and [one["steps"] for one in compared["results"]] == [2, 2]
+
+
 def export(machine: Machine, run: Path) -> None:
     machine.backend("export", run, "--to", "folder", "--folder", machine.home / "models", "--name", "exported")
     assert list((machine.home / "models").rglob("exported/model*.safetensors"))
@@ -251,6 +256,7 @@ VERBS = {
         resume,
         demo,
         runs,
+        compare,
         export,
         validate,
         chat,
