@@ -287,7 +287,7 @@ def test_a_runs_folder_that_cannot_be_created_is_one_sentence(session: Session, 
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GRPO_STUDIO_RUNS", str(tmp_path / "file" / "runs"))
     messages: list[str] = []
-    session.message.connect(messages.append)
+    session.messages.said.connect(messages.append)
     session.restore()
     session.start_run()
     assert len(messages) == 1
@@ -388,6 +388,7 @@ def test_rows_dropped_anywhere_become_the_dataset_with_its_columns(window: Windo
     assert (draft.value("model"), draft.value("iters")) == ("me/mine", 7)
     assert window.current_page == "train"
     assert window.strip.sentence.text() == "rows.csv: prompts from Question, answers from Final Answer."
+    assert window.strip.offer.text() == "Undo" and window.strip.offer.isVisible()
     assert window.history.undoText() == "Data rows.csv"
 
 
@@ -403,8 +404,15 @@ def test_rows_dropped_on_the_demo_start_a_form_with_a_default_model(window: Wind
     assert (draft.value("prompt_feature"), draft.value("answer_feature")) == ("instruction", "output")
     assert "<answer>" in draft.value("system_prompt")
     assert not draft.problems()
-    window.menus["undo"].trigger()
+    # The model and all settings were replaced without a word, and nothing said that Run would download.
+    assert window.strip.sentence.text() == (
+        "rows.jsonl: prompts from instruction, answers from output. The demo's model and settings were replaced by "
+        "Qwen3-0.6B-4bit and the preset Fast try. Run downloads the model, about 351\u00a0MB, first."
+    )
+    window.strip.offer.click()
     assert draft.is_demo
+    qtbot.waitUntil(lambda: window.strip.sentence.text() == "")
+    assert not window.strip.offer.isVisible()
 
 
 def test_a_dropped_model_or_reward_file_sets_its_setting(window: Window, tmp_path: Path, qtbot):
@@ -477,7 +485,7 @@ def test_applying_a_preset_is_one_undo_step(window: Window):
     panel.apply.click()
     assert window.session.draft.value("importance_sampling_level") == "sequence"
     assert window.history.undoText() == "GSPO"
-    assert window.strip.sentence.text() == "GSPO is set. Undo brings back what was there."
+    assert window.strip.sentence.text() == "GSPO is set."
 
 
 def test_the_command_is_copied_from_the_menu(window: Window):
@@ -571,7 +579,7 @@ def test_the_first_launch_shows_the_demo(session: Session):
 def test_a_missing_demo_shows_a_message_and_the_defaults(session: Session, demo: Path):
     demo.unlink()
     messages: list[str] = []
-    session.message.connect(messages.append)
+    session.messages.said.connect(messages.append)
     session.restore()
     assert messages == [f"There is no file {demo}. The form shows the defaults."]
 
