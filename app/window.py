@@ -49,6 +49,8 @@ from backend.spec.places import RunFolder
 NAME = "GRPO Studio"
 MINIMUM = (880, 600)
 FIRST_SIZE = (1280, 800)
+FRAME = (8, 40)
+"""Room for what a desktop adds around a window: its borders and its title bar."""
 FORM_PAGES = ("train", "dataset", "rewards")
 """Pages that show settings of the form."""
 NARROW = 1000
@@ -69,7 +71,7 @@ class Window(HelpWindow):
         super().__init__(parent)
         self.session = session
         self._was_live: bool | None = None
-        self.setMinimumSize(*map(theme.scaled, MINIMUM))
+        self.setMinimumSize(self._on_screen(MINIMUM))
         self.setAcceptDrops(True)
         self.setUnifiedTitleAndToolBarOnMac(True)
         self._build()
@@ -80,7 +82,12 @@ class Window(HelpWindow):
         self._show_title()
         self._connect_run()
         if not self.restoreGeometry(self.session.prefs.geometry):  # False also for the empty bytes of a first launch
-            self.resize(*map(theme.scaled, FIRST_SIZE))
+            self.resize(self._on_screen(FIRST_SIZE))
+
+    def _on_screen(self, size: tuple[int, int]) -> QSize:
+        """A size for text of the usual size, as large as the text is here but never larger than the screen has room for."""
+        screen = self.screen().availableSize() - QSize(*FRAME)
+        return theme.scaled_size(QSize(*size)).boundedTo(screen)
 
     # Building
 
