@@ -13,6 +13,7 @@ from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Policy, load_policy
 from backend.run.checkpoint import Checkpoint
+from backend.run.evaluate import held_out_rewards
 from backend.run.gpu_retries import StepSize
 from backend.run.memory_plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
 from backend.run.run_inputs import RunInputs, read_inputs
@@ -60,6 +61,27 @@ class RunParts:
         self.steps = self.scoring.steps
         self.sampling = sampling_of(config)
         self.learner.change(config, self.steps, keys)
+
+    def held_out_rewards(
+        self, config: Config, step: int, problems: list[Problem], count: int, poll: Callable[[float], None]
+    ) -> dict[str, float]:
+        """Rewards on the first `count` batches (−1: all) of held-out problems, by the functions and weights of `step`. `poll` takes
+        the share that is done."""
+        stage = self.scoring.stage(step)
+        return held_out_rewards(
+            self.rollout,
+            problems,
+            lambda groups: self.scoring.score(groups, step, self.prompt_stream.epoch),
+            stage.names,
+            stage.weights.at(step),
+            sampling=self.sampling,
+            group_size=config.num_generations_eval or config.group_size,
+            batch_size=config.prompts_per_step,
+            count=count,
+            poll=poll,
+            # Reward functions that use mlx would share the device and its memory with sampling.
+            overlap_scoring=not self.scoring.uses_mlx,
+        )
 
     def restore(self, saved: Checkpoint) -> None:
         """Bring every part to the state of a checkpoint."""

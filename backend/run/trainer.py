@@ -21,7 +21,6 @@ from backend.run.checkpoint import TrainingState
 from backend.run.checkpoint_writer import CheckpointWriter, Snapshot, WrittenCheckpoint, snapshot
 from backend.run.control import Control, Stopped
 from backend.run.ending import Ending
-from backend.run.evaluate import held_out_rewards
 from backend.run.final_export import export_finished, exports
 from backend.run.gpu_retries import GpuErrorLog, StepSize
 from backend.run.group_collection import GroupCollection
@@ -33,6 +32,8 @@ from backend.run.slowdowns import SlowdownWatch
 from backend.run.steering import Steering
 from backend.run.step_timer import StepTimer
 from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, versions
+from backend.run.token_data import token_data_of
+from backend.spec.completion_rows import TokenData
 from backend.spec.config import Config
 from backend.spec.config_notes import config_notes
 from backend.spec.events import Diary, JsonLines, read_events
@@ -167,8 +168,8 @@ class Trainer:
         """Write the step's completions, then its line in the diary. From then on the step is finished."""
         lengths = completion_metrics(groups)
         # Completions first: a reader that sees the step's line in the diary finds its completions in their file.
-        for group in groups:
-            self.completions.append(group_row(step, group))
+        for group, token_data in zip(groups, self._token_data(groups), strict=True):
+            self.completions.append(group_row(step, group, token_data))
         self.state = replace(
             self.state, step=step, updates=self.parts.learner.updates, cursor=self.parts.prompt_stream.cursor,
             num_tokens=self.state.num_tokens + int(lengths["num_tokens"]),
@@ -183,6 +184,14 @@ class Trainer:
         } | self.timer.metrics())  # fmt: skip
         self.health.report(event["metrics"])
         self.metrics.take(event)
+
+    def _token_data(self, groups: list[Group]) -> list[list[TokenData]]:
+        """Of each group, one entry a completion; none where the run does not record tokens."""
+        if not self.config.record_tokens:
+            return [[] for _ in groups]
+        records = self.parts.learner.algorithm.take_token_records()
+        masked = self.config.mask_truncated_completions
+        return token_data_of(groups, records, self.parts.policy.tokenizer, mask_truncated=masked)
 
     def after_step(self, step: int) -> None:
         """Evaluate and save when due; obey commands that had to wait for the end of the step."""
@@ -257,27 +266,13 @@ class Trainer:
 
     def _held_out(self, split: str, problems: list[Problem], count: int) -> dict[str, float]:
         """Held-out rewards after the last finished step, written to the diary."""
-        config, step, began = self.config, self.state.step, self.clock()
-        stage = self.parts.scoring.stage(step)
-
-        metrics = held_out_rewards(
-            self.parts.rollout,
-            problems,
-            lambda groups: self.parts.scoring.score(groups, step, self.parts.prompt_stream.epoch),
-            stage.names,
-            stage.weights.at(step),
-            sampling=self.parts.sampling,
-            group_size=config.num_generations_eval or config.group_size,
-            batch_size=config.prompts_per_step,
-            count=count,
-            poll=lambda done: self.poll("evaluating", done),
-            # Reward functions that use mlx would share the device and its memory with sampling.
-            overlap_scoring=not self.parts.scoring.uses_mlx,
+        step, began = self.state.step, self.clock()
+        metrics = self.parts.held_out_rewards(
+            self.config, step, problems, count, lambda done: self.poll("evaluating", done)
         )
         mx.synchronize()  # as in `learn`
-        self.metrics.take(
-            self.diary.write("eval", step=step, split=split, metrics=metrics | {"time/eval": self.clock() - began})
-        )
+        metrics |= {"time/eval": self.clock() - began}
+        self.metrics.take(self.diary.write("eval", step=step, split=split, metrics=metrics))
         return metrics
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
