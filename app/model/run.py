@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.model.completion_index import CompletionIndex
+from app.model.completions.step_index import CompletionIndex
 from app.model.run_state import LIVE, RunState, State
 from backend.spec.archive import STARTUP_GRACE_S, may_be_starting
 from backend.spec.completion_rows import GroupRow
