@@ -182,6 +182,11 @@ def runs(machine: Machine, run: Path) -> None:
     assert "trained" in machine.backend("runs", "--json")
 
 
+def compare(machine: Machine, run: Path) -> None:
+    compared = json.loads(machine.backend("compare", run, run, "--json"))
+    assert not compared["settings"] and [one["steps"] for one in compared["results"]] == [2, 2]
+
+
 def export(machine: Machine, run: Path) -> None:
     machine.backend("export", run, "--to", "folder", "--folder", machine.home / "models", "--name", "exported")
     assert list((machine.home / "models").rglob("exported/model*.safetensors"))
@@ -242,6 +247,13 @@ def hub(machine: Machine, run: Path) -> None:
     assert "There was no token" in machine.backend("hub", "logout")
 
 
+def queue(machine: Machine, run: Path) -> None:
+    machine.backend("queue", "add", run / "config.yaml", "--name", "waits", "--set", "iters=1")
+    assert json.loads(machine.backend("queue", "list", "--json"))["waiting"] == ["waits"]
+    machine.backend("queue", "run")
+    assert json.loads(machine.backend("queue", "list", "--json"))["waiting"] == []
+
+
 VERBS = {
     verb.__name__: verb
     for verb in (
@@ -251,6 +263,7 @@ VERBS = {
         resume,
         demo,
         runs,
+        compare,
         export,
         validate,
         chat,
@@ -261,6 +274,7 @@ VERBS = {
         bench,
         where,
         hub,
+        queue,
     )
 }
 
