@@ -5,7 +5,9 @@ One folder holds them (`prefs.ini`) and the autosaved form (`draft.yaml`); GRPO_
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QByteArray, QObject, QSettings
@@ -117,6 +119,28 @@ class Prefs(QObject):
     def set_favourite(self, kind: str, name: str, starred: bool) -> None:
         now = self.favourites(kind) | {name} if starred else self.favourites(kind) - {name}
         self._settings.setValue(f"favourite_{kind}", "\n".join(sorted(now)))
+
+    @property
+    def run_columns(self) -> list[tuple[str, int]]:
+        """Columns of the table of runs, in order: (key, width in pixels); empty until they were chosen."""
+        try:
+            found = json.loads(self._text("run_columns") or "[]")
+            return [(str(key), int(width)) for key, width in found]
+        except (TypeError, ValueError):
+            return []
+
+    @run_columns.setter
+    def run_columns(self, columns: Sequence[tuple[str, int]]) -> None:
+        self._settings.setValue("run_columns", json.dumps(columns))
+
+    @property
+    def run_details_shown(self) -> bool:
+        """Whether the details of the selected run are shown beside the table."""
+        return bool(self._settings.value("run_details_shown", True, type=bool))
+
+    @run_details_shown.setter
+    def run_details_shown(self, shown: bool) -> None:
+        self._settings.setValue("run_details_shown", shown)
 
     @property
     def theme(self) -> str:
