@@ -184,7 +184,7 @@ class Config(BaseModel):
                                  advanced=True, when=("efficient_long_context", (True,)))
     record_tokens: bool = setting(False, "training", "Record tokens", "Writes every token of a completion beside its text: its log-"
                                   "probability when it was sampled and when it was learned from, its ratio, and whether it was clipped. "
-                                  "The Completions page colours tokens by them. Changes no weight; completions.jsonl grows about tenfold.",
+                                  "The Completions page colours tokens by them. Changes no weight; completions.jsonl grows about fivefold.",
                                   advanced=True)
     mask_prompt: bool = setting(True, "training", "Mask prompt", "GRPO never trains on the prompt, so this changes "
                                 "nothing; the key is accepted.", advanced=True, kind="fact")
