@@ -60,6 +60,9 @@ MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
         MenuEntry("pause", "Pause", "Ctrl+Shift+P", "pause", "pause", "Hold the run, or let it go on"),
         MenuEntry("stop", "Stop", "Ctrl+.", "stop", "stop", "Save and end the run"),
         MenuEntry("save_now", "Save now", "Ctrl+Shift+K", "save_now", "save", "Write a checkpoint now"),
+        MenuEntry("change_settings", "Change settings…", "Ctrl+Shift+G", "change_settings", page="monitor"),
+        MenuEntry("finish_step", "Stop after this step", "Ctrl+Alt+Shift+.", "finish_step", page="monitor"),
+        MenuEntry("stop_when", "Stop when…", "Ctrl+Alt+J", "stop_when", page="monitor"),
         None,
         MenuEntry("resume", "Resume from the checkpoint", "Ctrl+Shift+R", "resume"),
         MenuEntry("export", "Export…", "Ctrl+E", "export"),
@@ -166,6 +169,8 @@ class Menus(QObject):
         self["pause"].setText("Resume" if state == "paused" else "Pause")
         self["stop"].setEnabled(state in ("starting", "running", "paused"))
         self["save_now"].setEnabled(state in ("running", "paused"))
+        for name in ("change_settings", "finish_step", "stop_when"):
+            self[name].setEnabled(state in ("running", "paused"))
         self["resume"].setEnabled(state in ("stopped", "failed", "crashed"))
         self["export"].setEnabled(state in ("finished", "stopped", "failed", "crashed"))
         for name in ("open_folder", "open_log"):
