@@ -232,8 +232,11 @@ class Trainer:
         self.write_started(saved, command)
 
     def write_started(self, saved: checkpoint.Checkpoint | None, command: str) -> None:
+        steps = self.parts.steps_of(
+            self.steering.config_at(self.state.step + 1)
+        )  # a resume may have lengthened the run
         self.diary.write(
-            "started", pid=os.getpid(), command=command, model=self.config.model, iterations=self.parts.steps,
+            "started", pid=os.getpid(), command=command, model=self.config.model, iterations=steps,
             ranks=1, device=str(mx.default_device()), versions=versions(),
             resumed_from=saved.state.step if saved else None,
         )  # fmt: skip

@@ -80,7 +80,7 @@ def test_a_warm_clone_without_changes_continues_as_its_parent_bit_for_bit(parent
     run = clone(parent, "3", name="twin", runs_dir=tmp_path)
     *_, last = read_events(run.events)
     assert (last["kind"], last["step"], last["reason"]) == ("stopped", 3, "cloned")
-    assert (summary(run).state, summary(run).step) == ("stopped", 3)
+    assert (summary(run).state, summary(run).step, summary(run).iterations) == ("stopped", 3, 5)
     assert (run.adapters / "adapters.safetensors").read_bytes() == (
         parent.checkpoints / "000003" / "adapters.safetensors"
     ).read_bytes()
@@ -112,6 +112,7 @@ def test_what_was_changed_is_used_kept_and_marked(parent: RunFolder, tmp_path: P
     assert run.name == "parent-from-3" and load(run.config).run_name == ""
     expected = {key: (SETTINGS.get(key, 0), value) for key, value in changes.items()}
     assert read_parent(run) == Parent("parent", parent.path, 3, True, expected)
+    assert summary(run).iterations == 4
     continued(run)
     _, change = [event for event in read_events(run.events) if event["kind"] == "change"]
     assert (change["step"], set(change["settings"])) == (4, set(changes))
