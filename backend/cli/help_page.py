@@ -5,7 +5,7 @@ from __future__ import annotations
 from backend.cli.exit_codes import BUG, FINISHED, MISTAKE, STOPPED
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Train": ("train", "resume", "demo"),
+    "Train": ("train", "resume", "demo", "sweep"),
     "Before training": ("check", "estimate", "rewards"),
     "What a run has learned": ("runs", "evaluate", "generate", "chat", "export", "validate"),
     "This machine and this program": ("where", "hub", "bench", "serve"),
@@ -16,6 +16,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("demo", "train config.yaml --set iters=200", "runs", "evaluate RUN", "export RUN --to lmstudio"),
     "train": ("train config.yaml", "train config.yaml --set learning_rate=1e-5 --set group_size=8 --name first-try"),
     "resume": ("resume RUN",),
+    "sweep": ("sweep sweep.yaml --plan", "sweep sweep.yaml", "sweep NAME --resume"),
     "check": ("check config.yaml",),
     "estimate": ("estimate config.yaml --prompt 512",),
     "export": ("export RUN --to lmstudio", "export RUN --to folder --folder models --format 4bit --checkpoint best"),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from backend.data.problems import PromptFormat
 from backend.data.prompt_stream import PromptStream
 from backend.data.prompts import BackgroundTokenizer, TokenizedPrompts, measure_first_rows
-from backend.data.rows import SPLITS, Splits, check_columns
+from backend.data.rows import SPLITS, Row, Splits, check_columns
 from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
-from backend.models.policy import Policy, load_policy
+from backend.models.policy import Base, Policy, load_policy
 from backend.run.checkpoint import Checkpoint
 from backend.run.gpu_retries import StepSize
 from backend.run.memory_plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
@@ -62,16 +63,40 @@ class RunParts:
             self.policy.restore_reference(saved.reference())
 
 
-def load_parts(config: Config, note: Note, inputs: RunInputs | None = None, most: StepSize = WHOLE_STEP) -> RunParts:
+@dataclass(slots=True)
+class SharedParts:
+    """What several runs of one process have in common: the base model, which full fine-tuning cannot share, and prompts of the same
+    rows in the same format."""
+
+    base: Base | None
+    prompts: list[TokenizedPrompts] = field(default_factory=list)
+
+    def tokenized(self, rows: list[Row], tokenizer: Any, prompt_format: PromptFormat, source: str) -> TokenizedPrompts:
+        """Those that another run has made of these very rows, or new ones."""
+        for prompts in self.prompts:
+            if prompts.are_of(rows, prompt_format):
+                return prompts
+        self.prompts.append(TokenizedPrompts(rows, tokenizer, prompt_format, source))
+        return self.prompts[-1]
+
+
+def load_parts(
+    config: Config,
+    note: Note,
+    inputs: RunInputs | None = None,
+    most: StepSize = WHOLE_STEP,
+    shared: SharedParts | None = None,
+) -> RunParts:
     """Build a run's parts. `inputs` is the result of `preflight`; without it they are read now. `most`: what GPU errors have
-    left of a step.
+    left of a step. `shared`: what this run has in common with others of the process.
 
     `note` is called with each sentence for the user. Raises Mistake for settings or files that cannot be used.
     """
     inputs = inputs or read_inputs(config)
     refuse_too_large(config)
-    policy = load_policy(config, note)
-    prompts = _tokenized_prompts(inputs.splits, policy, config)
+    policy = load_policy(config, note, shared.base if shared else None)
+    make_prompts = shared.tokenized if shared else TokenizedPrompts
+    prompts = _tokenized_prompts(inputs.splits, policy, config, make_prompts)
     if config.test and "test" not in prompts:
         raise Mistake("test", f"Evaluate test split is on, and {config.data} has no split {config.test_split}.")
     per_step = config.prompts_per_step
@@ -100,7 +125,9 @@ def load_parts(config: Config, note: Note, inputs: RunInputs | None = None, most
     )
 
 
-def _tokenized_prompts(splits: Splits, policy: Policy, config: Config) -> dict[str, TokenizedPrompts]:
+def _tokenized_prompts(
+    splits: Splits, policy: Policy, config: Config, make: Callable[..., TokenizedPrompts]
+) -> dict[str, TokenizedPrompts]:
     """The prompts of every split that the run uses, the first rows tokenised; with `epochs` all training rows, because
     the length of the run is then the number of rows that fit."""
     used = {"train": True, "valid": config.steps_per_eval > 0, "test": config.test}
@@ -111,7 +138,7 @@ def _tokenized_prompts(splits: Splits, policy: Policy, config: Config) -> dict[s
             continue
         if faults := check_columns(rows, config, source):
             raise Mistake(faults)
-        prompts[split] = TokenizedPrompts(rows, policy.tokenizer, PromptFormat.of(config), source)
+        prompts[split] = make(rows, policy.tokenizer, PromptFormat.of(config), source)
         measure_first_rows(prompts[split], split, all_rows=split == "train" and config.epochs > 0)
         prompts[split].measure(prompts[split].longest_texts())  # memory is planned for the longest prompt of all rows
     return prompts

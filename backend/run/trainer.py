@@ -25,7 +25,7 @@ from backend.run.evaluate import held_out_rewards
 from backend.run.final_export import export_finished, exports
 from backend.run.gpu_retries import GpuErrorLog, StepSize
 from backend.run.keep_awake import KeepAwake
-from backend.run.parts import RunParts, load_parts
+from backend.run.parts import RunParts, SharedParts, load_parts
 from backend.run.run_inputs import RunInputs
 from backend.run.slowdowns import SlowdownWatch
 from backend.run.step_timer import StepTimer
@@ -44,8 +44,19 @@ class Trainer:
     parts: RunParts
     """Set once all of them are loaded, deleted before exporting: a run without parts has nothing to save."""
 
-    def __init__(self, config: Config, run: RunFolder, diary: Diary, *, is_restarted: bool = False) -> None:
-        """`is_restarted`: the program before this one, in the same process, has handed the run on (`backend.run.run_process`)."""
+    def __init__(
+        self,
+        config: Config,
+        run: RunFolder,
+        diary: Diary,
+        *,
+        is_restarted: bool = False,
+        shared: SharedParts | None = None,
+    ) -> None:
+        """`is_restarted`: the program before this one, in the same process, has handed the run on (`backend.run.run_process`). `shared`:
+        what it has in common with other runs of this process, whose signals are then none of this run's.
+        """
+        self.shared = shared
         self.config = config
         self.folder = run
         self.diary = diary
@@ -71,11 +82,19 @@ class Trainer:
 
     def run(self, saved: checkpoint.Checkpoint | None, command: str, inputs: RunInputs | None = None) -> Ending:
         self.load(saved, command, inputs)
+        self.train_until(self.parts.steps)
+        return self.complete()
+
+    def train_until(self, last: int) -> None:
+        """Train up to and including step `last`. What a run does is the same in one call or in many."""
         if self._evaluation_due(self.state.step) and self.state.evaluated < self.state.step:
             self.evaluate(self.state.step)  # before the first step, or where a stop interrupted this evaluation
-        for step in range(self.state.step + 1, self.parts.steps + 1):
+        for step in range(self.state.step + 1, last + 1):
             self.step(step)
             self.after_step(step)
+
+    def complete(self) -> Ending:
+        """After the last step: the last checkpoint, and what follows it."""
         self.wait_for_checkpoint()
         if self.saved_step != self.state.step:
             self.save()
@@ -200,11 +219,12 @@ class Trainer:
     def load(self, saved: checkpoint.Checkpoint | None, command: str, inputs: RunInputs | None) -> None:
         """Load the run's parts, in the state of `saved` if there is a checkpoint, and write `started`."""
         # Before the slow part: a signal while the model loads then ends the run with a line in the diary.
-        self.control.listen_to_signals()
+        if self.shared is None:
+            self.control.listen_to_signals()
         self.diary.write("phase", phase="loading")
         self.keep_awake.start()
         maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out; elsewhere it does nothing
-        parts = load_parts(self.config, self.note, inputs, self.gpu_errors.step_size)
+        parts = load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared)
         if saved is not None:
             parts.restore(saved)
             self.state, self.saved_step = saved.state, saved.state.step
