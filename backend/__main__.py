@@ -44,6 +44,7 @@ def app() -> typer.Typer:
         bench,
         chat,
         check,
+        compare,
         demo,
         estimate,
         evaluate,
@@ -51,6 +52,7 @@ def app() -> typer.Typer:
         generate,
         help_page,
         hub,
+        queue,
         resume,
         rewards,
         runs,
@@ -75,6 +77,7 @@ def app() -> typer.Typer:
         check.check,
         estimate.estimate,
         runs.runs,
+        compare.compare,
         export.export,
         validate.validate,
         generate.generate,
@@ -87,6 +90,7 @@ def app() -> typer.Typer:
         verbs.command(rich_help_panel=help_page.group_of(name), epilog=help_page.epilog(name))(function)
     verbs.add_typer(rewards.rewards, name="rewards", rich_help_panel=help_page.group_of("rewards"))
     verbs.add_typer(bench.bench, name="bench", rich_help_panel=help_page.group_of("bench"))
+    verbs.add_typer(queue.queue, name="queue", rich_help_panel=help_page.group_of("queue"))
     verbs.add_typer(hub.hub, name="hub", rich_help_panel=help_page.group_of("hub"))
 
     @verbs.callback(invoke_without_command=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from backend.cli.exit_codes import BUG, FINISHED, MISTAKE, STOPPED
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Train": ("train", "resume", "demo", "sweep"),
+    "Train": ("train", "resume", "demo", "queue", "sweep"),
     "Before training": ("check", "estimate", "rewards"),
-    "What a run has learned": ("runs", "evaluate", "generate", "chat", "export", "validate"),
+    "What a run has learned": ("runs", "compare", "evaluate", "generate", "chat", "export", "validate"),
     "This machine and this program": ("where", "hub", "bench", "serve"),
 }
 """Title → verbs. A verb of no group is listed under Commands."""
@@ -17,6 +17,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "train": ("train config.yaml", "train config.yaml --set learning_rate=1e-5 --set group_size=8 --name first-try"),
     "resume": ("resume RUN",),
     "sweep": ("sweep sweep.yaml --plan", "sweep sweep.yaml", "sweep NAME --resume"),
+    "runs": ("runs", "runs --search 'lr>1e-5 tag:math -state:failed'"),
+    "compare": ("compare RUN RUN", "compare RUN RUN RUN --markdown"),
+    "queue": ("queue add config.yaml --set seed=1", "queue run", "queue move RUN 1"),
     "check": ("check config.yaml",),
     "estimate": ("estimate config.yaml --prompt 512",),
     "export": ("export RUN --to lmstudio", "export RUN --to folder --folder models --format 4bit --checkpoint best"),

@@ -115,7 +115,7 @@ def make_runs(plan: SweepPlan, folder: SweepFolder) -> None:
 
 
 @dataclass(slots=True)
-class RunResult:
+class MemberResult:
     """One run. `value` is the metric at its last held-out evaluation, at step `evaluated`."""
 
     run: str
@@ -135,7 +135,7 @@ class ConfigurationResult:
 
     number: int
     settings: dict[str, Any]
-    runs: list[RunResult]
+    runs: list[MemberResult]
 
     @property
     def value(self) -> float | None:
@@ -212,10 +212,10 @@ class SweepResults:
     def completions(self) -> int:
         return sum(each.completions for each in self.configurations)
 
-    def run(self, name: str) -> RunResult:
+    def run(self, name: str) -> MemberResult:
         return next(run for each in self.configurations for run in each.runs if run.run == name)
 
-    def best_run(self) -> RunResult | None:
+    def best_run(self) -> MemberResult | None:
         """The winner's run with the highest value."""
         runs = [run for run in self.winner.runs if run.value is not None] if self.winner else []
         return max(runs, key=lambda run: cast("float", run.value), default=None)
@@ -239,7 +239,7 @@ def fresh_results(plan: SweepPlan) -> SweepResults:
     """Nothing trained yet."""
     rows = {each.number: ConfigurationResult(each.number, each.settings, []) for each in plan.configurations}
     for member in plan.members():
-        rows[member.configuration.number].runs.append(RunResult(member.run, member.seed))
+        rows[member.configuration.number].runs.append(MemberResult(member.run, member.seed))
     return SweepResults(plan.name, plan.metric, list(rows.values()))
 
 
@@ -255,7 +255,7 @@ def read_results(folder: SweepFolder) -> SweepResults | None:
     try:
         raw = json.loads(folder.results.read_text(encoding="utf-8"))
         configurations = [
-            ConfigurationResult(row["number"], row["settings"], [RunResult(**run) for run in row["runs"]])
+            ConfigurationResult(row["number"], row["settings"], [MemberResult(**run) for run in row["runs"]])
             for row in raw["configurations"]
         ]
         rungs = [RungResult(**rung) for rung in raw["rungs"]]

@@ -182,6 +182,11 @@ def runs(machine: Machine, run: Path) -> None:
     assert "trained" in machine.backend("runs", "--json")
 
 
+def compare(machine: Machine, run: Path) -> None:
+    compared = json.loads(machine.backend("compare", run, run, "--json"))
+    assert not compared["settings"] and [one["steps"] for one in compared["results"]] == [2, 2]
+
+
 def export(machine: Machine, run: Path) -> None:
     machine.backend("export", run, "--to", "folder", "--folder", machine.home / "models", "--name", "exported")
     assert list((machine.home / "models").rglob("exported/model*.safetensors"))
@@ -250,6 +255,13 @@ def sweep(machine: Machine, run: Path) -> None:
     assert results["state"] == "finished" and len(results["configurations"]) == 2
 
 
+def queue(machine: Machine, run: Path) -> None:
+    machine.backend("queue", "add", run / "config.yaml", "--name", "waits", "--set", "iters=1")
+    assert json.loads(machine.backend("queue", "list", "--json"))["waiting"] == ["waits"]
+    machine.backend("queue", "run")
+    assert json.loads(machine.backend("queue", "list", "--json"))["waiting"] == []
+
+
 VERBS = {
     verb.__name__: verb
     for verb in (
@@ -260,6 +272,7 @@ VERBS = {
         demo,
         sweep,
         runs,
+        compare,
         export,
         validate,
         chat,
@@ -270,6 +283,7 @@ VERBS = {
         bench,
         where,
         hub,
+        queue,
     )
 }
 

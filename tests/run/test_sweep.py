@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from backend.models.policy import load_base
 from backend.run import checkpoint
 from backend.run.ending import Ending
 from backend.run.parts import RunParts, SharedParts, load_parts
@@ -130,12 +131,12 @@ def test_four_runs_in_turns_equal_four_alone(changes: dict[str, Any], tmp_path: 
     ],
 )
 def test_one_base_is_in_memory_however_many_runs_there_are(changes: dict[str, Any], tmp_path: Path) -> None:
-    settings = base(tmp_path, **changes) | {"model": str(tiny_model(tmp_path / "large", hidden=160, layers=2))}
+    settings = base(tmp_path, **changes) | {"model": str(tiny_model(tmp_path / "large", hidden=320, layers=2))}
     plan = parse_sweep({"name": "s", "base": settings, "over": {"learning_rate": [1e-3, 1e-2, 2e-2, 3e-2]}})
     configs = [parse(plan.raw_settings(member)) for member in plan.members()]
     gc.collect()
     before = mx.get_active_memory()
-    shared = SharedParts(_base(configs[0]))
+    shared = SharedParts(load_base(configs[0]))
     parts: list[RunParts] = []
     after: list[int] = []
     for config in configs:
@@ -150,12 +151,6 @@ def test_one_base_is_in_memory_however_many_runs_there_are(changes: dict[str, An
     assert after[0] < 1.1 * (weights + own)
     # Each further run costs its adapters and its optimizer.
     assert after[-1] - after[0] == pytest.approx(3 * own, rel=0.2)
-
-
-def _base(config: Any) -> Any:
-    from backend.models.policy import load_base
-
-    return load_base(config)
 
 
 @pytest.mark.proof

@@ -20,7 +20,7 @@ from backend.run.trainer import Trainer
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, hold_lock
-from backend.spec.sweep_results import RunResult
+from backend.spec.sweep_results import MemberResult
 
 TURN_OVER = "turn over"
 """The kind of an ending that ends no run: it goes on at its next turn."""
@@ -36,7 +36,7 @@ class MemberRun:
         self,
         config: Config,
         folder: RunFolder,
-        result: RunResult,
+        result: MemberResult,
         read_inputs: Callable[[], RunInputs],
         *,
         command: str,
