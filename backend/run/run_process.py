@@ -70,7 +70,9 @@ def open_run(
     # After a kill both files are ahead of the checkpoint: see the docstring of backend/run/checkpoint.py.
     truncate_file(run.events, saved.state.events_bytes if saved else 0)
     truncate_file(run.completions, saved.state.completions_bytes if saved else 0)
-    return Trainer(config, run, Diary(run.events, echo), is_restarted=is_restarted, shared=shared), saved
+    trainer = Trainer(config, run, Diary(run.events, echo), is_restarted=is_restarted)
+    trainer.shared = shared
+    return trainer, saved
 
 
 def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0) -> Ending:

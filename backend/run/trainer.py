@@ -46,19 +46,11 @@ class Trainer:
     parts: RunParts
     """Set once all of them are loaded, deleted before exporting: a run without parts has nothing to save."""
 
-    def __init__(
-        self,
-        config: Config,
-        run: RunFolder,
-        diary: Diary,
-        *,
-        is_restarted: bool = False,
-        shared: SharedParts | None = None,
-    ) -> None:
-        """`is_restarted`: the program before this one, in the same process, has handed the run on (`backend.run.run_process`). `shared`:
-        what it has in common with other runs of this process, whose signals are then none of this run's.
-        """
-        self.shared = shared
+    shared: SharedParts | None = None
+    """What the run has in common with others of this process, which has its signals for all of them then."""
+
+    def __init__(self, config: Config, run: RunFolder, diary: Diary, *, is_restarted: bool = False) -> None:
+        """`is_restarted`: the program before this one, in the same process, has handed the run on (`backend.run.run_process`)."""
         self.config = config
         self.folder = run
         self.diary = diary

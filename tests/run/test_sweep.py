@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import subprocess
 import time
@@ -17,18 +18,19 @@ from mlx.utils import tree_flatten
 
 from backend.models.policy import load_base
 from backend.run import checkpoint
-from backend.run.ending import Ending
+from backend.run.control import SIGNALS
+from backend.run.ending import RESTART, Ending
 from backend.run.parts import RunParts, SharedParts, load_parts
 from backend.run.sweep.inputs import SweepInputs
 from backend.run.sweep.sweep import run_sweep
 from backend.spec.command import backend_command, backend_environment
 from backend.spec.config import parse
 from backend.spec.events import read_events
-from backend.spec.places import RunFolder
+from backend.spec.places import LOCK_VARIABLE, RunFolder
 from backend.spec.sweep import SweepPlan
 from backend.spec.sweep_file import parse_sweep
 from backend.spec.sweep_results import SweepFolder, SweepResults, make_runs, make_sweep, read_results
-from tests.support import small_run
+from tests.support import failing_gpu, small_run
 from tests.support.random_models import tiny_model
 
 FOUR: dict[str, Any] = {"learning_rate": [1e-3, 1e-2], "rank": [2, 4]}
@@ -292,6 +294,26 @@ def test_a_killed_sweep_goes_on_with_the_verb(tmp_path: Path) -> None:
         assert steps == list(range(1, len(steps) + 1)) and small_run.kinds(folder.run(name))[-1] == "stopped"
     results = read_results(folder)
     assert results is not None and results.state == "stopped" and "SIGINT" in results.sentence
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_a_gpu_error_of_one_run_restarts_the_sweep(tmp_path: Path) -> None:
+    """The GPU refuses all work of a process that has caused an error, so every run goes on in the next process."""
+    plan, folder = sweep_of(tmp_path, {"learning_rate": [1e-3, 1e-2]})
+    try:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            failing_gpu.install(monkeypatch, [["sampling", 4, failing_gpu.OUT_OF_MEMORY]])
+            ending, results = train(plan, folder, may_restart=True)
+        assert ending.kind == RESTART and results.state == "running"
+        assert folder.process.is_locked() and "stopped" not in small_run.kinds(folder.run("s-2-seed0"))
+        ending, results = train(plan, folder, may_restart=True)  # as the next program
+        assert ending.kind == "finished", ending.sentence
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        if LOCK_VARIABLE in os.environ:
+            os.close(int(os.environ.pop(LOCK_VARIABLE)))
+    for member in plan.members():
+        assert small_run.steps(folder.run(member.run)) == [1, 2, 3, 4, 5, 6]
 
 
 def _wait_for(is_true: Callable[[], bool]) -> None:
