@@ -43,6 +43,7 @@ def swept(runs: Path, **sweep: Any) -> tuple[SweepPlan, SweepResults]:
 
 
 @pytest.mark.proof
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_halving_finds_the_winner_of_the_grid_for_half_the_completions(seed: int, tmp_path: Path) -> None:
     sweep: dict[str, Any] = {"over": {"learning_rate": RATES}, "seeds": [seed]}
@@ -66,6 +67,7 @@ def test_halving_finds_the_winner_of_the_grid_for_half_the_completions(seed: int
 
 
 @pytest.mark.proof
+@pytest.mark.timeout(1800)
 @pytest.mark.alone
 def test_four_runs_in_turns_take_no_longer_than_four_alone(tmp_path: Path) -> None:
     """By the seconds of their steps. Each run is trained alone and in turns alternately, so that both see the same machine."""
