@@ -1,9 +1,9 @@
-"""The policy: load a model through mlx-lm, quantise it, attach adapters, keep a frozen reference, save the whole model.
+"""The policy: load a model through mlx-lm, quantise it, attach adapters, keep a frozen reference.
 
 The reference is the model before training. Its module tree is copied before adapters are attached and shares every array with
 the policy's base, so it costs no memory under LoRA and DoRA; under full fine-tuning the arrays diverge at the first update.
 
-Does not train (`backend.training`) and writes no checkpoints (`backend.run.checkpoint_writer`).
+Does not train (`backend.training`), and writes nothing (`backend.models.saving`, `backend.run.checkpoint_writer`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from backend.engine.cpu import compiler
 from backend.engine.model_probe import gradient_error, is_causal, split
 from backend.engine.output_layer import PROBE
 from backend.engine.shared_weights import SharedWeights, copy_sharing_arrays
-from backend.models.adapters import adapted_layer_count, attach_adapters, lora_parameters
+from backend.models.adapters import attach_adapters, without_adapters
 from backend.spec.faults import Mistake
 from backend.spec.model_and_data_names import model_source
 from backend.spec.setting_groups import ModelSettings
@@ -113,6 +113,19 @@ class Policy:
         """reference ← (1 − α)·reference + α·policy, over the trainable arrays (TR-DPO, arXiv:2404.09656)."""
         policy, reference = self.trainable(), self.reference_arrays()
         self.restore_reference({name: (1 - alpha) * reference[name] + alpha * policy[name] for name in policy})
+
+    def use_reference(self, config: ModelSettings) -> None:
+        """Load or drop the reference as the settings have it now. Under full fine-tuning the base weights are gone, so that a reference
+        can be dropped there, but not taken up. Raises Mistake for a reference model that cannot be loaded."""
+        if config.needs_reference == (self.reference is not None):
+            return
+        reference = None
+        if config.needs_reference:
+            assert config.train_type != "full"
+            reference = _load_reference(without_adapters(copy_sharing_arrays(self.model)), self.tokenizer, config, {})
+            mx.eval(reference.parameters() if reference else [])
+        self.reference_model = reference
+        self.reference = split(reference) if reference is not None else None
 
     def reference_arrays(self) -> dict[str, mx.array]:
         """The reference's value of every trainable array. Complete only with `sync_ref_model`, or under full fine-tuning."""
@@ -364,34 +377,3 @@ def _with_adapters(model: nn.Module, adapters: Path) -> nn.Module:
         first, _, rest = str(error).strip().partition("\n")
         reason = _first_line(rest if first.endswith(":") else first, error)
         raise Mistake("reference_model_path", f"The adapter {adapters} does not fit this model: {reason}.") from error
-
-
-# ── saving ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def adapter_config(policy: Policy, config: ModelSettings) -> dict[str, Any]:
-    """The content of adapter_config.json, from which mlx-lm's `load_adapters` rebuilds the adapters."""
-    return {
-        "fine_tune_type": config.train_type,
-        "model": config.model,
-        "num_layers": adapted_layer_count(policy.model, config.num_layers),
-        "lora_parameters": lora_parameters(config, policy.adapted_keys),
-    }
-
-
-def save_model(policy: Policy, source: str, folder: Path) -> None:
-    """Write the whole model into `folder` as `mlx_lm.load` opens it, in the precision that it was loaded with.
-
-    `source` is the base model's folder or id, from which mlx-lm copies further files.
-    """
-
-    def in_original_dtype(name: str, array: mx.array) -> mx.array:
-        return array.astype(policy.original_dtypes.get(name, array.dtype))
-
-    model = copy_sharing_arrays(policy.model)
-    model.update(policy.parameters())  # the masters, where the model computes with copies
-    model.update(tree_map_with_path(in_original_dtype, model.parameters()))
-    path = Path(source).expanduser()
-    # A folder, never an id: for an id mlx-lm requests a model card from the Hub, and a run must be able to end offline.
-    path = path if path.is_dir() else mlx_lm_utils.hf_repo_to_path(source)
-    mlx_lm_utils.save(folder, path, model, policy.tokenizer, policy.model_config, donate_model=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from backend.generation.rollout import Rollout
 from backend.generation.sampler import Sampling
 from backend.models.policy import Base, Policy, load_policy
 from backend.run.checkpoint import Checkpoint
+from backend.run.evaluate import held_out_rewards
 from backend.run.gpu_retries import StepSize
 from backend.run.memory_plan import WHOLE_STEP, learner_limits, plan_memory, refuse_too_large, rollout_limits
 from backend.run.run_inputs import RunInputs, read_inputs
@@ -51,6 +52,44 @@ class RunParts:
     def new_notes(self) -> list[str]:
         """Sentences for the user that came up since the last call."""
         return [*self.background_tokenizer.new_notes(), *self.rollout.new_notes()]
+
+    def change(self, config: Config, keys: Collection[str]) -> None:
+        """Go on with the settings of `config`, between two steps; `keys` names those that differ from before. Raises Mistake for a
+        reference model that cannot be loaded."""
+        self.policy.use_reference(config)
+        # `iters` does not count where epochs or stages decide the length.
+        self.scoring.change(config, self.steps if config.epochs else config.iters)
+        self.steps = self.scoring.steps
+        self.sampling = sampling_of(config)
+        self.learner.change(config, self.steps, keys)
+
+    def held_out(
+        self, problems: list[Problem], count: int, step: int, config: Config, poll: Callable[[float], None]
+    ) -> dict[str, float]:
+        """Held-out rewards after `step`, over the first `count` batches of `problems`."""
+        stage = self.scoring.stage(step)
+        return held_out_rewards(
+            self.rollout,
+            problems,
+            lambda groups: self.scoring.score(groups, step, self.prompt_stream.epoch),
+            stage.names,
+            stage.weights.at(step),
+            sampling=self.sampling,
+            group_size=config.num_generations_eval or config.group_size,
+            batch_size=config.prompts_per_step,
+            count=count,
+            poll=poll,
+            # Reward functions that use mlx would share the device and its memory with sampling.
+            overlap_scoring=not self.scoring.uses_mlx,
+        )
+
+    def step_size(self, config: Config) -> StepSize:
+        """How much of a step has been computed at once."""
+        forward, rows = self.learner.forward, self.rollout.rows
+        every_row = config.prompts_per_step * config.group_size
+        # The largest that there was, where the budget was never used up: half of the budget would change nothing then.
+        tokens = min(forward.micro_batch_tokens, forward.largest_micro_batch or forward.micro_batch_tokens)
+        return StepSize(tokens, min(rows or every_row, every_row))
 
     def restore(self, saved: Checkpoint) -> None:
         """Bring every part to the state of a checkpoint."""
@@ -119,10 +158,14 @@ def load_parts(
         background_tokenizer=background_tokenizer,
         valid=valid,
         test=test,
-        sampling=Sampling(config.temperature, config.top_p, config.top_k, config.min_p),
+        sampling=sampling_of(config),
         steps=scoring.steps,
         slow_paths=list(dict.fromkeys([*policy.split_model.slow_paths, *rollout.slow_paths, *of_prompts])),
     )
+
+
+def sampling_of(config: Config) -> Sampling:
+    return Sampling(config.temperature, config.top_p, config.top_k, config.min_p)
 
 
 def _tokenized_prompts(

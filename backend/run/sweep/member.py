@@ -75,25 +75,25 @@ class MemberRun:
         self._trainer = trainer
         self.result.state = "training"
 
-        def load() -> None:
+        def load() -> Ending | None:
             trainer.load(saved, self._command, self._read_inputs())
-            trainer.train_until(
-                trainer.state.step
-            )  # the evaluation before the first step, or one that a stop interrupted
+            return self._train(trainer, trainer.state.step)  # an evaluation that is due before the next step
 
-        self._guarded(load, completes=lambda: trainer.state.step == trainer.parts.steps)
+        self._guarded(load)
 
     def train(self, until: int) -> None:
         """Train up to step `until`, and to the run's end if that is its last one."""
         trainer = self._trainer
         assert trainer is not None
+        self._guarded(lambda: self._train(trainer, until))
 
-        def turn() -> None:
-            trainer.train_until(min(until, trainer.parts.steps))
-            # What stands on disk is whole when another run has its turn, and no thread writes beside it.
-            trainer.wait_for_checkpoint()
-
-        self._guarded(turn, completes=lambda: trainer.state.step == trainer.parts.steps)
+    def _train(self, trainer: Trainer, until: int) -> Ending | None:
+        """Train up to step `until`. → the ending of a run that has come to its end."""
+        if trainer.train_until(until if until < trainer.parts.steps else None):
+            return trainer.complete()
+        # What stands on disk is whole when another run has its turn, and no thread writes beside it.
+        trainer.wait_for_checkpoint()
+        return None
 
     def park(self) -> None:
         """Save the run and give its memory back, until the next `load`."""
@@ -114,7 +114,7 @@ class MemberRun:
         def load() -> None:
             # Its notes are in the diary since the first time.
             parts = load_parts(
-                self.config, lambda sentence: None, self._read_inputs(), trainer.gpu_errors.step_size, shared
+                trainer.config, lambda sentence: None, self._read_inputs(), trainer.gpu_errors.step_size, shared
             )
             saved = checkpoint.newest(self.folder)
             if saved is None:
@@ -124,14 +124,13 @@ class MemberRun:
 
         self._guarded(load)
 
-    def _guarded(self, work: Callable[[], None], completes: Callable[[], bool] = lambda: False) -> None:
-        """Do a part of the run's work; end the run where that fails or is stopped, or is the last of it."""
+    def _guarded(self, work: Callable[[], Ending | None]) -> None:
+        """Do a part of the run's work, which may return its ending; end the run then, or where the work fails or is stopped."""
         trainer = self._trainer
         assert trainer is not None
 
         def part() -> Ending:
-            work()
-            return trainer.complete() if completes() else Ending(TURN_OVER, trainer.state.step, "", 0)
+            return work() or Ending(TURN_OVER, trainer.state.step, "", 0)
 
         rollout = trainer.parts.rollout if "parts" in vars(trainer) else None  # the end of a run drops its parts
         ending = ending_of(part, lambda: trainer.state.step)
