@@ -15,7 +15,7 @@ from backend.spec.config import SETTINGS
 from backend.spec.events import METRICS
 from backend.spec.run_record import RunRecord
 
-Kind = Literal["text", "number", "steps", "duration", "time", "bytes", "curve", "change"]
+Kind = Literal["text", "number", "steps", "duration", "time", "bytes", "curve", "change", "flag"]
 HELD_OUT = "held_out/"
 
 
@@ -57,6 +57,7 @@ FIELDS: dict[str, RunField] = {about.key: about for about in (
     RunField("tags", "Tags", "text", lambda record: " ".join(record.notes.tags)),
     RunField("note", "Note", "text", lambda record: record.notes.note.partition("\n")[0]),
     RunField("parent", "Parent", "text", lambda record: record.parent, "The run that it was cloned from."),
+    RunField("favourite", "Favourite", "flag", lambda record: record.notes.favourite),
     RunField("folder", "Folder", "text", lambda record: record.summary.name),
 )}
 # fmt: on

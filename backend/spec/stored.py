@@ -15,7 +15,14 @@ from typing import Any
 from backend.spec import file_lock, places
 from backend.spec.faults import Mistake
 
-PREFERENCE_FILES = ("prefs.ini*", "draft*.yaml", "draft-*.lock", "trusted.json", "native-crash-*.txt")
+PREFERENCE_FILES = (
+    "prefs.ini*",
+    "draft*.yaml",
+    "draft-*.lock",
+    "trusted.json",
+    "runs-cache.jsonl",
+    "native-crash-*.txt",
+)
 """What lies in the folder of preferences, which may hold the runs as well: only these files are ever deleted there."""
 REMOVABLE = ("settings", "kernels")
 
