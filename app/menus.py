@@ -53,7 +53,7 @@ MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
         MenuEntry("copy", "Copy", _STANDARD.Copy, "copy"),
         MenuEntry("copy_command", "Copy the command", "Ctrl+Shift+C", "copy_command"),
         None,
-        MenuEntry("find", "Find a setting", _STANDARD.Find, "find_setting", page="train"),
+        MenuEntry("find", "Find", _STANDARD.Find, "find", tip="Text in completions, or a setting"),
     ),
     "Run": (
         MenuEntry("run", "Run", "Ctrl+R", "run", "play", "Train what the form says"),
@@ -239,6 +239,11 @@ class Menus(QObject):
         menu.addAction(
             self._action(MenuEntry("later", "Later completions", "Ctrl+]", "show_later", page="completions"))
         )
+        for name, text, keys, slot in (
+            ("next_kind", "Next completion of the filter", "Ctrl+G", "show_next"),
+            ("previous_kind", "Previous completion of the filter", "Ctrl+Shift+G", "show_previous"),
+        ):
+            menu.addAction(self._action(MenuEntry(name, text, keys, slot, page="completions")))
         menu.addSeparator()
         menu.addAction(self._action(MenuEntry("sidebar", "Collapse sidebar", "Ctrl+B", "toggle_sidebar")))
         menu.addSeparator()

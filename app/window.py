@@ -146,6 +146,7 @@ class Window(HelpWindow):
         session.draft.saved.connect(self._show_title)
         session.draft.save_failed.connect(session.messages.note)
         session.presets_requested.connect(self.show_presets)
+        session.completions_requested.connect(self.show_completions)
         session.confirm_over_memory = self.ask_about_memory
         theme.signals.changed.connect(self.menus.update_icons)
 
@@ -161,6 +162,19 @@ class Window(HelpWindow):
         self.sidebar.show_page(key)
         # Hiding the page that had the focus moves it to whatever comes next in the tab order; the sidebar is predictable.
         self.sidebar.buttons[key].setFocus()
+
+    def show_completions(self, step: int, filter_name: str | None) -> None:
+        """Show a step's completions that a filter leaves; None: all."""
+        self.show_page("completions")
+        self.pages["completions"].show_requested(step, filter_name)
+
+    def find(self) -> None:
+        """Find something on the page that is shown, if it can; else a setting."""
+        page = self.pages.get(self.current_page)
+        if page is not None and hasattr(page, "find"):
+            page.find()
+        else:
+            self.do_on_page("train", "find_setting")
 
     @property
     def pages(self) -> dict[str, Any]:

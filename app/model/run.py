@@ -261,6 +261,10 @@ class Run(QObject):
         """Steps that have completions, ascending."""
         return self._index.steps()
 
+    def placed_groups(self, step: int) -> list[tuple[int, GroupRow]]:
+        """As `groups`, each with its offset in completions.jsonl."""
+        return self._index.placed_rows(step)
+
     def groups(self, step: int | None = None) -> list[GroupRow]:
         """The rows of completions.jsonl at a step (the newest by default), in the order written; [] for none."""
         return self._index.rows(step)
