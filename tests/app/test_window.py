@@ -15,9 +15,10 @@ from PySide6.QtWidgets import QApplication
 
 import app.__main__ as start
 from app import theme
-from app.file_open_event import FileOpener
+from app.desktop.file_open_event import FileOpener
 from app.menus import MENUS, RUN_ACTIONS
 from app.model.prefs import Prefs
+from app.model.run_control import RunControl
 from app.model.session import Session
 from app.pages import PAGES
 from app.widgets.form.preset_panel import PresetPanel
@@ -33,9 +34,12 @@ class FakeRun(QObject):
 
     changed = Signal()
     state_changed = Signal(str)
+    control_changed = Signal(bool)
 
     def __init__(self, state: str = "running") -> None:
         super().__init__()
+        self.folder = RunFolder(places.runs_folder() / "shown")
+        self.control, self.silence, self.started = RunControl(self.folder), "", None
         self.state, self.sent, self.problem = state, [], ""
         self.step, self.iterations, self.eta_s = 12, 60, 75.0
 
