@@ -211,7 +211,7 @@ class RunWindow(HelpWindow):
     def _show_queue(self) -> None:
         queue = self.session.queue
         self.strip.show_waiting(len(queue.waiting), is_paused=queue.now.is_paused)
-        self.menus["queue_run"].setText("Keep for the waiting run" if queue.edited is not None else "Add to queue")
+        self.menus["queue_run"].setText("Save to queue" if queue.edited is not None else "Add to queue")
         self._show_run_action()
 
     def _show_run_action(self) -> None:

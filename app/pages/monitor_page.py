@@ -19,6 +19,7 @@ from app.model.charts import CHARTS, Curve
 from app.model.run import Run
 from app.model.run_clock import silence_advice
 from app.model.run_state import PHASE_WORDS
+from app.model.run_summary import count_text
 from app.model.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel
 from app.widgets.basic.empty_state import EmptyState
@@ -220,7 +221,7 @@ class MonitorPage(QWidget):
 
     def _show_queued(self, run: Run) -> None:
         place = self.session.queue.now.place_of(run.folder)
-        before = "It is the next to train." if place == 0 else f"{place} train before it." if place else ""
+        before = f"{count_text(place, 'run trains', 'runs train')} before it." if place else "It is the next to train."
         self.verdict.show_result(
             "Waits in the queue",
             "muted",

@@ -226,7 +226,7 @@ class TrainPage(QWidget):
         training = self.session.is_training
         self.banner.setVisible(self.draft.is_demo and not training)
         edited = self.session.queue.edited
-        text = "Keep for the waiting run" if edited is not None else "Add to queue" if training else "Run"
+        text = "Save to queue" if edited is not None else "Add to queue" if training else "Run"
         self.launch.set_run(text, primary=not self.draft.is_demo, enabled=True)
         self.launch.show_edited(edited.name if edited is not None else "")
 

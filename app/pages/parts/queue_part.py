@@ -52,8 +52,10 @@ class QueuePart(QWidget):
         if queue.now.is_paused:
             return "Paused: no other run is started."
         if queue.now.starting is not None:
-            return f"After {queue.now.starting.name}."
-        return "The next begins when no run trains." if queue.has_runner else "Nothing starts them yet."
+            return f"After {queue.now.starting.name}, which trains now."
+        return (
+            "The first begins when the present run has ended." if self._session.is_training else "The first begins now."
+        )
 
     def _row(self, run: RunFolder) -> QueueRow:
         """The run's row; its settings are read again when the file has changed."""
