@@ -17,7 +17,9 @@ from app import theme
 from app.model import charts
 from app.model.charts import CHARTS, Curve
 from app.model.run import Run
+from app.model.run_clock import silence_advice
 from app.model.run_state import PHASE_WORDS
+from app.model.run_summary import count_text
 from app.model.session import Session
 from app.widgets.basic.controls import ComboBox, ElidedLabel
 from app.widgets.basic.empty_state import EmptyState
@@ -136,19 +138,20 @@ class MonitorPage(QWidget):
             return
         self.header.show_run(run.folder.name, run.state, live=run.is_live)
         phase = PHASE_WORDS.get(run.phase, run.phase) if run.is_live else ""
-        self.header.show_progress(run.step, run.iterations, phase, run.phase_progress)
+        progress = None if run.silence else run.phase_progress
+        self.header.show_progress(run.step, run.iterations, run.silence or phase, progress)
         self._show_time()
         (self._clock.start if run.is_live else self._clock.stop)()
         self._show_tiles(run)
         self._show_note(run)
-        if not run.is_live:
+        if not run.is_live or run.silence or not self.verdict.isHidden():
             self._show_verdict()
         self._find_curves(run)
         self.grid.refresh(run.span)
 
     def _show_time(self) -> None:
         if self._run is not None:
-            self.header.show_time(self._run.elapsed_s, self._run.eta_s)
+            self.header.show_time(self._run.elapsed_s, None if self._run.silence else self._run.eta_s)
 
     def _show_tiles(self, run: Run) -> None:
         for metric, tile in self.tiles.items():
@@ -195,10 +198,11 @@ class MonitorPage(QWidget):
 
     def _show_verdict(self) -> None:
         run = self._run
-        self.verdict.setVisible(run is not None and run.state not in ("starting", "running", "stopping"))
+        is_silent = run is not None and bool(run.silence)
+        self.verdict.setVisible(is_silent or (run is not None and run.state not in ("starting", "running", "stopping")))
         if run is None:
             return
-        show = getattr(self, f"_show_{run.state}", None)
+        show = self._show_silent if is_silent else getattr(self, f"_show_{run.state}", None)
         if show is not None:
             show(run)
         # The card has new buttons, which Qt puts at the end of the tab order.
@@ -208,6 +212,22 @@ class MonitorPage(QWidget):
     def _show_paused(self, run: Run) -> None:
         self.verdict.show_result("Paused", "warning", "The run waits where it is; nothing is lost.",
                           actions=[CardAction("Resume", lambda: self._send("resume"), primary=True)])  # fmt: skip
+
+    def _show_silent(self, run: Run) -> None:
+        advice = silence_advice((run.started or {}).get("pid"), run.checkpoint)
+        self.verdict.show_result(
+            run.silence, "warning", advice=advice, actions=[CardAction("Open log", self.log.open_file)]
+        )
+
+    def _show_queued(self, run: Run) -> None:
+        place = self.session.queue.now.place_of(run.folder)
+        before = f"{count_text(place, 'run trains', 'runs train')} before it." if place else "It is the next to train."
+        self.verdict.show_result(
+            "Waits in the queue",
+            "muted",
+            before,
+            actions=[CardAction("Show the queue", lambda: self.session.page_requested.emit("runs"))],
+        )
 
     def _show_finished(self, run: Run) -> None:
         actions = [
