@@ -70,6 +70,9 @@ MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
         MenuEntry("pause", "Pause", "Ctrl+Shift+P", "pause", "pause", "Hold the run, or let it go on"),
         MenuEntry("stop", "Stop", "Ctrl+.", "stop", "stop", "Save and end the run"),
         MenuEntry("save_now", "Save now", "Ctrl+Shift+K", "save_now", "save", "Write a checkpoint now"),
+        MenuEntry("change_settings", "Change settings…", "Ctrl+Shift+G", "change_settings", page="monitor"),
+        MenuEntry("finish_step", "Stop after this step", "Ctrl+Alt+Shift+.", "finish_step", page="monitor"),
+        MenuEntry("stop_when", "Stop when…", "Ctrl+Alt+J", "stop_when", page="monitor"),
         None,
         MenuEntry("take_over", "Take over from another window", "Ctrl+Alt+T", "take_over"),
         MenuEntry("resume", "Resume from the checkpoint", "Ctrl+Shift+R", "resume"),
@@ -178,6 +181,8 @@ class Menus(QObject):
         self["stop"].setEnabled(controls and state in ("starting", "running", "paused"))
         self["save_now"].setEnabled(controls and state in ("running", "paused"))
         self["take_over"].setEnabled(not controls)
+        for name in ("change_settings", "finish_step", "stop_when"):
+            self[name].setEnabled(controls and state in ("running", "paused"))
         self["resume"].setEnabled(state in ("stopped", "failed", "crashed"))
         self["export"].setEnabled(state in ("finished", "stopped", "failed", "crashed"))
         for name in ("open_folder", "open_log"):

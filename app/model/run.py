@@ -7,23 +7,26 @@ alike. It starts no process and writes nothing but control words.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.model.completions.step_index import CompletionIndex
+from app.model.present_settings import PresentSettings
 from app.model.run_clock import RunClock, silence_sentence
 from app.model.run_control import RunControl
 from app.model.run_files import configured_rewards, last_lines, modified_ns, newest_checkpoint, sentences_of
 from app.model.run_state import LIVE, RunState, State
 from backend.spec.archive import STARTUP_GRACE_S, may_be_starting
 from backend.spec.completion_rows import GroupRow
-from backend.spec.config import read
+from backend.spec.config import Config, read
 from backend.spec.events import Event, Follower
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.queue import is_waiting
+from backend.spec.steering import Change
 
 LIVE_MS, IDLE_MS, BEHIND_MS = 250, 1000, 4
 """Polling intervals: of a live run, of one that has ended, and while there is more to read than one poll takes."""
@@ -60,6 +63,7 @@ class Run(QObject):
     def __init__(self, folder: RunFolder, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.folder = folder
+        self._present_settings = PresentSettings(folder)
         self.clock = RunClock()
         self.control = RunControl(folder)
         self._silence = ""
@@ -174,6 +178,26 @@ class Run(QObject):
             raise Mistake("run", f"{self.folder.path} cannot be written: {error.strerror}.") from None
         self._stop_requested = self._stop_requested or word == "stop"
         self.poll()
+
+    def change(self, settings: Mapping[str, Any]) -> None:
+        """Ask the trainer to change these raw settings from its next step on. Raises Mistake for settings that cannot be, for a run that
+        does not train, and where another window controls it."""
+        self._update_control()
+        self.control.require()
+        if self._state not in ("running", "paused"):
+            raise Mistake("run", "Settings change while a run is training or paused.")
+        self._present_settings.ask(self.config, settings, self.step)
+        self.poll()
+
+    @property
+    def setting_changes(self) -> list[Change]:
+        """The changes of settings that the trainer took. Raises Mistake for a damaged changes.json."""
+        return self._present_settings.changes()
+
+    @property
+    def settings(self) -> Config:
+        """The settings once every change holds. Raises Mistake where config.yaml or changes.json has faults."""
+        return self._present_settings.at_last(self.config)
 
     def take_over(self) -> None:
         """Take the control from the window that has it. Raises Mistake."""

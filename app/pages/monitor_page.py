@@ -21,6 +21,7 @@ from app.model.run_clock import silence_advice
 from app.model.run_state import PHASE_WORDS
 from app.model.run_summary import count_text
 from app.model.session import Session
+from app.pages.parts.run_steering import RunSteering
 from app.widgets.basic.controls import ComboBox, ElidedLabel
 from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.number_format import duration
@@ -62,6 +63,7 @@ class MonitorPage(QWidget):
         self._curves_for: tuple[object, ...] = ()
         self._clock = QTimer(self, interval=CLOCK_MS)  # the elapsed time moves on between two steps of the run
         self._clock.timeout.connect(self._show_time)
+        self.steering = RunSteering(session, self)
         self._compose()
         self._lay_out()
         session.run_changed.connect(self._on_run_changed)
@@ -210,8 +212,11 @@ class MonitorPage(QWidget):
             QWidget.setTabOrder(widget, following)
 
     def _show_paused(self, run: Run) -> None:
-        self.verdict.show_result("Paused", "warning", "The run waits where it is; nothing is lost.",
-                          actions=[CardAction("Resume", lambda: self._send("resume"), primary=True)])  # fmt: skip
+        actions = [
+            CardAction("Resume", lambda: self._send("resume"), primary=True),
+            CardAction("Change settings…", self.change_settings),
+        ]
+        self.verdict.show_result("Paused", "warning", "The run waits where it is; nothing is lost.", actions=actions)
 
     def _show_silent(self, run: Run) -> None:
         advice = silence_advice((run.started or {}).get("pid"), run.checkpoint)
@@ -238,7 +243,7 @@ class MonitorPage(QWidget):
             CardAction("Completions", lambda: self.session.page_requested.emit("completions")),
         ]
         self.verdict.show_result(
-            f"Finished: {_effort(run)}", "good", advice=_averaged(run), changes=_changes(run), actions=actions
+            f"Finished: {_effort(run)}", "good", _early_end(run), _averaged(run), changes=_changes(run), actions=actions
         )
 
     def _show_stopped(self, run: Run) -> None:
@@ -286,6 +291,19 @@ class MonitorPage(QWidget):
         """Resume the run from its newest checkpoint."""
         if self._run is not None and not self._run.is_live:
             self.session.resume_run(self._run.folder)
+
+    def change_settings(self) -> None:
+        """Open the panel that changes settings of the live run."""
+        self.steering.open()
+
+    def stop_when(self) -> None:
+        """The same, at the conditions that end the run."""
+        self.steering.open("stop_when")
+
+    def finish_step(self) -> None:
+        """Stop the run once the step in flight is done."""
+        self.session.message.emit("The run stops at the end of the step in flight.")
+        self._send("finish-step")  # a refusal is the newer message
 
     def _export(self) -> None:
         if self._run is not None:
@@ -351,6 +369,12 @@ def _averaged(run: Run) -> str:
         began = f"after step {evaluated[0]:,}" if evaluated[0] else "before training"
         text += f" Held-out: {began}, after step {evaluated[-1]:,}."
     return text
+
+
+def _early_end(run: Run) -> str:
+    """Why a run has finished before its last step, as planned; otherwise empty."""
+    ending = run.ending or {}
+    return str(ending.get("sentence") or "") if ending.get("reason") in ("stop_when", "early_stopping") else ""
 
 
 def _at(run: Run) -> str:

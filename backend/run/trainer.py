@@ -134,14 +134,15 @@ class Trainer:
         self.diary.write("change", **change.to_dict())
 
     def take_change(self) -> None:
-        """Record the change that was asked for, or say why it cannot be."""
+        """Record the change that was asked for, and answer in a note: from which step it holds, or why it cannot be."""
+        level = "info"
         try:
             change = self.steering.take(self._begun)
+            sentence = change.sentence if change else "Nothing was changed: the settings have these values already."
         except Mistake as mistake:
-            sentences = " ".join(fault.sentence for fault in mistake.faults)
-            self.warn(f"The change was not made. {sentences}")
-        else:
-            self.note(change.sentence if change else "Nothing was changed: the settings have these values already.")
+            level = "warning"
+            sentence = " ".join(["The change was not made.", *(fault.sentence for fault in mistake.faults)])
+        self.diary.write("note", level=level, sentence=sentence, answers="change")
 
     def step(self, step: int) -> None:
         """One rollout and its updates. A stop before the updates leaves the run at its last finished step."""
@@ -284,9 +285,8 @@ class Trainer:
         step, began = self.state.step, self.clock()
         metrics = self.parts.held_out(problems, count, step, self.config, lambda done: self.poll("evaluating", done))
         mx.synchronize()  # as in `learn`
-        self.metrics.take(
-            self.diary.write("eval", step=step, split=split, metrics=metrics | {"time/eval": self.clock() - began})
-        )
+        metrics |= {"time/eval": self.clock() - began}
+        self.metrics.take(self.diary.write("eval", step=step, split=split, metrics=metrics))
         return metrics
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
