@@ -32,9 +32,10 @@ from backend.run.step_timer import StepTimer
 from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, versions
 from backend.spec.config import Config
 from backend.spec.config_notes import config_notes
-from backend.spec.events import Diary, JsonLines, read_events
+from backend.spec.events import Diary, JsonLines
 from backend.spec.places import RunFolder
 from backend.training.batch import completion_metrics, pack
+from backend.training.variety import variety_metrics
 from backend.types import Group, Problem
 
 
@@ -63,8 +64,7 @@ class Trainer:
         self.timer = StepTimer(self.clock)
         self._logged: dict[str, float] = {}
         self.phases = PhaseReporter(diary)
-        earlier_steps = (event["metrics"] for event in read_events(run.events) if event.get("kind") == "step")
-        self.health = HealthReporter(diary, earlier_steps)
+        HealthReporter(diary, config.model_dump())  # the diary keeps it
         self._rewards_since_save: list[float] = []
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -177,11 +177,10 @@ class Trainer:
         trained_tokens = lengths["num_tokens"] * self.config.num_iterations
         save_time = {"time/save": self._save_s} if self._save_s else {}
         self._save_s = 0.0  # the time of saving after step N is reported with step N + 1
-        event = self.diary.write("step", step=step, metrics=lengths | metrics | save_time | {
+        self.diary.write("step", step=step, metrics=lengths | variety_metrics(groups) | metrics | save_time | {
             "num_tokens": self.state.num_tokens, "epoch": self.parts.prompt_stream.epoch,
             "train_tokens_per_second": self.timer.rate(trained_tokens, "train"),
         } | self.timer.metrics())  # fmt: skip
-        self.health.report(event["metrics"])
 
     def after_step(self, step: int) -> None:
         """Evaluate and save when due; obey commands that had to wait for the end of the step."""
