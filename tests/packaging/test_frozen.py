@@ -173,6 +173,17 @@ def resume(machine: Machine, run: Path) -> None:
     machine.backend("resume", run)
 
 
+def change(machine: Machine, run: Path) -> None:
+    refusal = machine.run(BUNDLED_PROGRAM, "change", run, "beta=0.1", code=2).stderr
+    assert "is not training" in refusal
+
+
+def clone(machine: Machine, run: Path) -> None:
+    for kind in ("--warm", "--cold"):
+        folder = Path(machine.backend("clone", run, kind, "--name", f"clone{kind}", "--set", "iters=99").strip())
+        assert (folder / "parent.json").is_file()
+
+
 def demo(machine: Machine, run: Path) -> None:
     last = machine.backend("demo", "--iters", "1", "--json").splitlines()[-1]
     assert 0 < json.loads(last)["before"] < 1
@@ -180,6 +191,11 @@ def demo(machine: Machine, run: Path) -> None:
 
 def runs(machine: Machine, run: Path) -> None:
     assert "trained" in machine.backend("runs", "--json")
+
+
+def compare(machine: Machine, run: Path) -> None:
+    compared = json.loads(machine.backend("compare", run, run, "--json"))
+    assert not compared["settings"] and [one["steps"] for one in compared["results"]] == [2, 2]
 
 
 def export(machine: Machine, run: Path) -> None:
@@ -251,6 +267,13 @@ def hub(machine: Machine, run: Path) -> None:
     assert "There was no token" in machine.backend("hub", "logout")
 
 
+def queue(machine: Machine, run: Path) -> None:
+    machine.backend("queue", "add", run / "config.yaml", "--name", "waits", "--set", "iters=1")
+    assert json.loads(machine.backend("queue", "list", "--json"))["waiting"] == ["waits"]
+    machine.backend("queue", "run")
+    assert json.loads(machine.backend("queue", "list", "--json"))["waiting"] == []
+
+
 VERBS = {
     verb.__name__: verb
     for verb in (
@@ -258,10 +281,13 @@ VERBS = {
         estimate,
         train,
         resume,
+        change,
+        clone,
         demo,
         runs,
         doctor,
         replay,
+        compare,
         export,
         validate,
         chat,
@@ -272,6 +298,7 @@ VERBS = {
         bench,
         where,
         hub,
+        queue,
     )
 }
 
