@@ -41,6 +41,7 @@ from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.steering import Change
 from backend.training.batch import completion_metrics, pack
+from backend.training.variety import variety_metrics
 from backend.types import Group, Problem
 
 
@@ -79,8 +80,9 @@ class Trainer:
         self._save_s = 0.0
         self.timer = StepTimer(self.clock)
         self.phases = PhaseReporter(diary)
-        earlier_steps = (event["metrics"] for event in read_events(run.events) if event.get("kind") == "step")
-        self.health = HealthReporter(diary, earlier_steps)
+        HealthReporter(
+            diary, steering.config_at(0).model_dump()
+        )  # its changes are in the diary, which keeps the reporter
         self.metrics = MetricWatch(read_events(run.events))
         self.planned_end: PlannedEnd | None = None
         self._rewards_since_save: list[float] = []
@@ -193,11 +195,10 @@ class Trainer:
         trained_tokens = lengths["num_tokens"] * self.config.num_iterations
         save_time = {"time/save": self._save_s} if self._save_s else {}
         self._save_s = 0.0  # the time of saving after step N is reported with step N + 1
-        event = self.diary.write("step", step=step, metrics=lengths | metrics | save_time | {
+        event = self.diary.write("step", step=step, metrics=lengths | variety_metrics(groups) | metrics | save_time | {
             "num_tokens": self.state.num_tokens, "epoch": self.parts.prompt_stream.epoch,
             "train_tokens_per_second": self.timer.rate(trained_tokens, "train"),
         } | self.timer.metrics())  # fmt: skip
-        self.health.report(event["metrics"])
         self.metrics.take(event)
 
     def _token_data(self, groups: list[Group]) -> list[list[TokenData]]:
