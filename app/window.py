@@ -210,6 +210,7 @@ class Window(HelpWindow):
         self._send("stop")
 
     def save_now(self) -> None:
+        self.strip.show_sentence("A checkpoint is written as soon as the present step is done.")
         self._send("save")
 
     def resume(self) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.model.completion_index import CompletionIndex
+from app.model.marks import Mark
 from app.model.run_state import LIVE, RunState, State
 from backend.spec.archive import STARTUP_GRACE_S, may_be_starting
 from backend.spec.completion_rows import GroupRow
@@ -47,12 +48,14 @@ class Run(QObject):
     Signals:
         changed – new events were read; emitted about four times a second at most.
         state_changed(str) – the new state, an `app.model.run_state.State`.
+        saved(int) – the checkpoint of this step is complete that `send("save")` asked for.
         restarted – a resume cut the diary back, and it is read again from its start: discard everything shown so far.
     """
 
     changed = Signal()
     state_changed = Signal(str)
     restarted = Signal()
+    saved = Signal(int)
 
     def __init__(self, folder: RunFolder, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -64,7 +67,7 @@ class Run(QObject):
         self._at_end = False
         self._has_news = False
         self._last_changed = 0.0
-        self._stop_requested = False
+        self._stop_requested = self._save_requested = False
         self._expected_until: float | None = None
         self._config: tuple[int, dict[str, Any]] = (-1, {})
         self._reward_names: tuple[Any, list[str]] = (None, [])
@@ -158,6 +161,7 @@ class Run(QObject):
         except OSError as error:
             raise Mistake("run", f"{self.folder.path} cannot be written: {error.strerror}.") from None
         self._stop_requested = self._stop_requested or word == "stop"
+        self._save_requested = self._save_requested or word == "save"
         self.poll()
 
     def expect_process(self) -> None:
@@ -187,6 +191,11 @@ class Run(QObject):
     def eval_series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """As `series`, of the held-out evaluations."""
         return self._run_state.evals.get(name)
+
+    @property
+    def marks(self) -> list[Mark]:
+        """What happened at which step: evaluations, checkpoints, changes of settings, health findings, resumes."""
+        return self._run_state.marks
 
     @property
     def test_metrics(self) -> dict[str, Any]:
@@ -270,6 +279,9 @@ class Run(QObject):
                 self._start_over()
             for event in events:
                 self._run_state.apply(event)
+                if self._save_requested and event.get("kind") == "checkpoint":
+                    self._save_requested = False
+                    self.saved.emit(self._run_state.saved_step or 0)
             self._has_news = self._has_news or bool(events)
             if not events and self._follower.offset == position:  # a slice of invalid lines has no events either
                 return True

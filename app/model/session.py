@@ -60,6 +60,7 @@ class Session(QObject):
         chat_requested(RunFolder) – talk to this run's model, on the Chat page, which is shown first.
         settings_requested(RunFolder) – load this run's settings into the form.
         presets_requested – show the presets.
+        completions_requested(int, str or None) – show the completions of this step that the filter of this name leaves; None: all.
         reward_rows_requested(list[int]) – sample on these rows of the training split, counted from 1.
         problem_found(Run) – report the fault of the program that has ended this run.
         message(str) – one sentence for the status strip.
@@ -73,6 +74,7 @@ class Session(QObject):
     chat_requested = Signal(object)
     settings_requested = Signal(object)
     presets_requested = Signal()
+    completions_requested = Signal(int, object)
     reward_rows_requested = Signal(list)
     problem_found = Signal(object)
     message = Signal(str)
@@ -276,6 +278,7 @@ class Session(QObject):
         self._release_run()
         self.run = Run(RunFolder(Path(path)), self)
         self.run.state_changed.connect(self.run_state_changed)
+        self.run.saved.connect(lambda step: self.message.emit(f"Saved: the run can be resumed from step {step:,}."))
         self.run_changed.emit()
 
     def close_run(self) -> None:

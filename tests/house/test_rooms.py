@@ -21,7 +21,7 @@ ANY = {"*"}
 SPEC, TYPES = "backend.spec", "backend.types"
 ADVANTAGES = "backend.training.advantages"
 MODEL = {"app.model"}
-PLAIN_DATA = {"app.model.memory_parts", "app.model.presets"}
+PLAIN_DATA = {"app.model.memory_parts", "app.model.presets", "app.model.marks"}
 """What widgets draw: data classes without Qt and without the session."""
 SHELL = MODEL | {"app.theme", "app.stylesheet", "app.widgets"}
 FRAME = SHELL | {

@@ -78,14 +78,32 @@ def _decayed_sum(values: np.ndarray, weight: float) -> np.ndarray:
     return (table + carried[:, None] * (powers * weight)).reshape(-1)[: len(values)]
 
 
-def axis_range(*columns: np.ndarray) -> tuple[float, float]:
-    """(low, high) of an axis for the finite numbers in all columns, with a margin; it starts at 0 if they come near 0."""
+def axis_range(*columns: np.ndarray, unit: str = "", log: bool = False) -> tuple[float, float]:
+    """(low, high) of an axis for the finite numbers in all columns, with a margin; it starts at 0 if they come near 0.
+
+    The margin of a share (`unit`) does not reach beyond 100 %. On a `log` axis the numbers are logarithms, and 0 is nothing special.
+    """
     values = np.concatenate([column[np.isfinite(column)] for column in columns]) if columns else np.empty(0)
     if len(values) == 0:
         return 0.0, 1.0
     low, high = float(values.min()), float(values.max())
     if low == high:
         margin = abs(low) * 0.1 or 0.1
-        return (0.0 if low == 0 else low - margin), high + margin
+        return (0.0 if low == 0 and not log else low - margin), _top(high, margin, unit)
     margin = (high - low) * 0.07
-    return (0.0 if 0 <= low <= (high - low) * 0.5 else low - margin), high + margin
+    starts_at_0 = not log and 0 <= low <= (high - low) * 0.5
+    return (0.0 if starts_at_0 else low - margin), high + margin if log else _top(high, margin, unit)
+
+
+def _top(high: float, margin: float, unit: str) -> float:
+    """The upper end of a linear axis. Above 100 % there is room for the width of the line, and no tick."""
+    return min(high + margin, 1.02) if unit == "share" and high <= 1 else high + margin
+
+
+def has_spike(*columns: np.ndarray) -> bool:
+    """Whether a few values press all others into a small part of a linear axis that a logarithmic one would spread out: every value
+    is 0 or above, and 98 of 100 lie in the lowest eighth."""
+    values = np.concatenate([column[np.isfinite(column)] for column in columns]) if columns else np.empty(0)
+    if len(values) < 20 or values.min() < 0 or not (values > 0).any():
+        return False
+    return bool(np.quantile(values, 0.98) * 8 < values.max())
