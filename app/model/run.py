@@ -28,7 +28,7 @@ from backend.spec.rewards.catalog import metric_name, split_names
 
 LIVE_MS, IDLE_MS, BEHIND_MS = 250, 1000, 4
 """Polling intervals: of a live run, of one that has ended, and while there is more to read than one poll takes."""
-NEWS_MS, NEWS_BEHIND_MS = 250, 1000
+NEWS_MS, NEWS_BEHIND_MS = 250, 2000
 """Least time between two `changed`: at the end of the diary, and before it, where drawing would only delay the rest."""
 SLICE = 256 << 10
 """Bytes of diary parsed in one go: about 2 ms."""

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid
-from app.widgets.charts.curves import axis_range, downsample, exponential_average, isolated_points
+from app.widgets.charts.curves import axis_range, downsample, envelope, exponential_average, isolated_points
 from app.widgets.charts.legend import Legend, LegendEntry
 from app.widgets.charts.plot import Plot, Trace, nearest_index
 
@@ -24,6 +24,21 @@ def test_downsampling_keeps_every_peak_and_every_wide_gap() -> None:
     assert np.isnan(thin_y[(thin_x > 40_300) & (thin_x < 49_700)]).all()
     assert not np.isnan(thin_y[thin_x < 39_700]).any()
     assert abs(thin_x[np.nanargmax(thin_y)] - 77_777) < 300
+
+
+def test_a_band_keeps_its_extremes_and_its_gaps() -> None:
+    x, y = np.arange(100_000), np.random.default_rng(0).normal(size=100_000)
+    low, high = y - 1, y + 1
+    low[123], high[77_777] = -50, 50
+    low[40_000:50_000] = high[40_000:50_000] = np.nan
+    thin_x, thin_low, thin_high = envelope(x, 500, low, high)
+    assert len(thin_x) == len(thin_low) == len(thin_high) <= 501
+    assert np.nanmin(thin_low) == -50 and np.nanmax(thin_high) == 50
+    assert np.isnan(thin_low[(thin_x > 40_300) & (thin_x < 49_700)]).all()
+    assert envelope(x[:300], 500, low, high)[2] is high, "a short band is left as it is"
+    for count in range(1, 1300, 7):  # every ratio of points to buckets
+        sizes = {len(column) for column in envelope(x[:count], 500, low[:count], high[:count])}
+        assert len(sizes) == 1 and len({len(column) for column in downsample(x[:count], 500, y[:count])}) == 1
 
 
 def test_short_curves_are_not_downsampled() -> None:

@@ -44,7 +44,7 @@ class CurveItems:
         fine: bool,
         area: bool = False,
     ) -> None:
-        """Draw `y` over `x`, both `[n]`; `edges` are the low and high edge of the band. `fine`: thicker and antialiased."""
+        """Draw `y` over `x`, both `[n]`; `edges` are steps, low and high edge of the band, `[m]`. `fine`: thicker and antialiased."""
         pen = QPen(pen)
         pen.setCosmetic(True)  # the width is in pixels, not in steps
         pen.setWidthF(1.6 if fine else 1)
@@ -58,8 +58,11 @@ class CurveItems:
         self.band.setVisible(edges is not None)
         if edges is not None:
             self.band.setBrush(faint(pen.color(), AREA_ALPHA if area else BAND_ALPHA))
-            self.low.setData(x, edges[0])
-            self.high.setData(x, edges[1])
+            steps, low, high = edges
+            self.low.blockSignals(True)  # the band is computed anew at the signal of each edge; once is enough
+            self.low.setData(steps, low)
+            self.low.blockSignals(False)
+            self.high.setData(steps, high)
 
 
 def faint(colour: QColor, alpha: int) -> QColor:

@@ -21,7 +21,7 @@ from app import theme
 from app.model.marks import Mark
 from app.widgets.charts.axes import OVERHANG, StepAxis, ValueAxis
 from app.widgets.charts.curve_items import CurveItems, faint
-from app.widgets.charts.curves import axis_range, downsample, exponential_average
+from app.widgets.charts.curves import axis_range, downsample, envelope, exponential_average
 from app.widgets.charts.mark_painter import MarkPainter
 
 SHORT_CURVES = 600
@@ -155,6 +155,7 @@ class PlotView(pg.GraphicsView):
         low, high = axis_range(*columns, unit=self._unit, log=log)
         self._value_axis.set_scale_of(10**high if log else max(abs(low), abs(high)), log=log)
         self.box.setYRange(low - (high - low) * 1e-4, high, padding=0)  # a tick right on the edge would be left out
+        self.scene().prepareForPaint()  # pyqtgraph else moves items inside the paint event, and everything is painted twice
 
     def _draw_trace(
         self, curve: CurveItems, trace: CurveData, span: Span, smoothing: float, *, fine: bool, log: bool
@@ -166,15 +167,17 @@ class PlotView(pg.GraphicsView):
         columns = [exponential_average(trace.y, smoothing)[start:end]]
         if smoothing > 0:
             columns.append(trace.y[start:end])
-        has_band = trace.low is not None and trace.high is not None
-        if has_band:
-            columns += [edge[start:end] for edge in (trace.low, trace.high) if edge is not None]
+        low, high = (None if edge is None else edge[start:end] for edge in (trace.low, trace.high))
+        edges = [] if low is None or high is None else [low, high]
         if log:
-            columns = logarithms(columns)
-        x, y, *more = downsample(trace.x[start:end], 2 * max(200, self.width()), *columns)
-        raw = more.pop(0) if smoothing > 0 else None
-        curve.draw(trace.pen, x, y, raw, more if has_band else None, fine=fine, area=trace.stacked)
-        return [y, *([raw] if raw is not None else []), *more]
+            # A band that reaches below 0 ends a decade below the curve: with a gap in one edge only, it would be drawn askew.
+            floor = 0.1 * float(columns[0][columns[0] > 0].min(initial=1.0))
+            columns, edges = logarithms(columns), logarithms([np.maximum(edge, floor) for edge in edges])
+        most = 2 * max(200, self.width())
+        x, y, *raw = downsample(trace.x[start:end], most, *columns)
+        band = envelope(trace.x[start:end], most // 2, *edges) if edges else None
+        curve.draw(trace.pen, x, y, raw[0] if raw else None, band, fine=fine, area=trace.stacked)
+        return [y, *raw, *(band[1:] if band else [])]
 
     def set_step(self, step: int | None) -> None:
         """Show the vertical line at a step; None hides it."""
@@ -273,13 +276,5 @@ def _all_steps(traces: Sequence[CurveData]) -> Span:
 
 
 def logarithms(columns: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The columns' logarithms to the base of 10; of 0 and below NaN. The edges of a band, all but the first column, are cut off at
-    the curve's least positive value instead: they would end in a hole."""
-    curve = columns[0]
-    positive = curve[curve > 0]
-    floor = float(positive.min()) / 10 if len(positive) else 1.0
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return [
-            np.log10(np.where(column > 0, column, np.nan) if index == 0 else np.maximum(column, floor))
-            for index, column in enumerate(columns)
-        ]
+    """The columns' logarithms to the base of 10; NaN for 0 and below."""
+    return [np.log10(column, where=column > 0, out=np.full(len(column), np.nan)) for column in columns]
