@@ -106,6 +106,8 @@ CHARTS: tuple[Chart, ...] = (
     Chart("Other", "value", "", "Every other metric in the diary.", pattern="*"),
 )
 """In the order of the page. `Other` is last, because it takes what is left."""
+PHASE_LABELS = {"rollout": "Sampling", "reward": "Rewards", "train": "Learning"}
+"""Labels of a step's phases in the names of matched metrics."""
 # fmt: on
 
 
@@ -189,4 +191,4 @@ def _matched_curve(chart: Chart, name: str, index: int, rewards: list[str]) -> C
     short = name.removeprefix(chart.pattern.rstrip("*"))
     taken = {curve.colour for curve in chart.curves}
     spare = [colour for colour in SPARE_COLOURS if colour not in taken] or SPARE_COLOURS
-    return Curve(name, short, spare[index % len(spare)])
+    return Curve(name, PHASE_LABELS.get(short, short), spare[index % len(spare)])

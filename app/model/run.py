@@ -129,6 +129,13 @@ class Run(QObject):
         return self._run_state.ending
 
     @property
+    def read_share(self) -> float | None:
+        """Share of the diary that was read so far, 0 to 1; None at its end. Before that, state and times are those of some
+        earlier moment."""
+        size = _size(self.folder.events)
+        return None if self._at_end or not size else min(1.0, self._follower.offset / size)
+
+    @property
     def notes(self) -> list[Event]:
         return list(self._run_state.notes)
 
@@ -354,6 +361,14 @@ def _mtime_ns(path: Path) -> int:
     """When the file was last written, in nanoseconds; 0 if it does not exist."""
     try:
         return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _size(path: Path) -> int:
+    """The bytes of a file; 0 if it does not exist."""
+    try:
+        return path.stat().st_size
     except OSError:
         return 0
 

@@ -166,8 +166,7 @@ class MonitorPage(QWidget):
             self._clock.stop()
             return
         self.header.show_run(run.folder.name, run.state, live=run.is_live)
-        phase = PHASE_WORDS.get(run.phase, run.phase) if run.is_live else ""
-        self.header.show_progress(run.step, run.iterations, phase, run.phase_progress)
+        self._show_progress(run)
         self._show_time()
         (self._clock.start if run.is_live else self._clock.stop)()
         self._show_tiles(run)
@@ -177,8 +176,16 @@ class MonitorPage(QWidget):
         self._find_curves(run)
         self.grid.refresh(run.span)
 
+    def _show_progress(self, run: Run) -> None:
+        reading = run.read_share
+        if reading is not None:  # a long diary takes a second or two
+            self.header.show_progress(run.step, run.iterations, "reading what has happened", reading)
+            return
+        phase = PHASE_WORDS.get(run.phase, run.phase) if run.is_live else ""
+        self.header.show_progress(run.step, run.iterations, phase, run.phase_progress)
+
     def _show_time(self) -> None:
-        if self._run is not None:
+        if self._run is not None and self._run.read_share is None:
             self.header.show_time(self._run.elapsed_s, self._run.eta_s)
 
     def _show_tiles(self, run: Run) -> None:

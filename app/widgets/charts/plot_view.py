@@ -1,7 +1,7 @@
 """The pyqtgraph view of a plot: axes in our fonts and colours, curves, bands, marks, the current step, and the pointer.
 
 Curves are downsampled to the width in pixels before they reach pyqtgraph, peaks kept, so 100,000 steps cost as much as
-2,000. The vertical wheel is left to the page. Dragging selects a range of steps; dragging with Shift or the middle button, and the
+2,000; where many steps share a pixel, the line is their mean, and their extremes are faint behind it. The vertical wheel is left to the page. Dragging selects a range of steps; dragging with Shift or the middle button, and the
 horizontal wheel, move it; the wheel with Ctrl widens or narrows it; a double click shows all.
 """
 
@@ -21,7 +21,7 @@ from app import theme
 from app.model.marks import Mark
 from app.widgets.charts.axes import OVERHANG, StepAxis, ValueAxis
 from app.widgets.charts.curve_items import CurveItems, faint
-from app.widgets.charts.curves import axis_range, downsample, envelope, exponential_average
+from app.widgets.charts.curves import axis_range, downsample, envelope, exponential_average, means
 from app.widgets.charts.mark_painter import MarkPainter
 
 SHORT_CURVES = 600
@@ -175,6 +175,10 @@ class PlotView(pg.GraphicsView):
             columns, edges = logarithms(columns), logarithms([np.maximum(edge, floor) for edge in edges])
         most = 2 * max(200, self.width())
         x, y, *raw = downsample(trace.x[start:end], most, *columns)
+        if not raw and len(x) < len(
+            columns[0]
+        ):  # many steps on a pixel: their extremes faint, and their mean as the line
+            raw, y = [y], means(len(x), columns[0])
         band = envelope(trace.x[start:end], most // 2, *edges) if edges else None
         curve.draw(trace.pen, x, y, raw[0] if raw else None, band, fine=fine, area=trace.stacked)
         return [y, *raw, *(band[1:] if band else [])]
