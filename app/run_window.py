@@ -75,7 +75,8 @@ class RunWindow(HelpWindow):
         self._send("stop")
 
     def save_now(self) -> None:
-        self._send("save")
+        self.session.messages.note("A checkpoint is written as soon as the present step is done.")
+        self._send("save")  # a refusal is the newer message
 
     def take_over(self) -> None:
         """Take the control of the run from the window that has it."""

@@ -241,6 +241,7 @@ class Session(ServiceSession):
         self._release_run()
         self.run = Run(RunFolder(Path(path)), self)
         self.run.state_changed.connect(self.run_state_changed)
+        self.run.saved.connect(lambda step: self.message.emit(f"Saved: the run can be resumed from step {step:,}."))
         self.run_changed.emit()
 
     def close_run(self) -> None:

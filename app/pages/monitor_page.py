@@ -7,10 +7,11 @@ that `app.model.run` follows. Figures come from the run, charts from the table o
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
-from PySide6.QtCore import QTimer
-from PySide6.QtGui import QShowEvent
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtGui import QKeyEvent, QShowEvent
 from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
@@ -21,12 +22,14 @@ from app.model.run_clock import silence_advice
 from app.model.run_state import PHASE_WORDS
 from app.model.run_summary import count_text
 from app.model.session import Session
+from app.pages.parts.chart_export import ChartExport
+from app.pages.parts.charts_menu import ChartsMenu
 from app.pages.parts.run_steering import RunSteering
 from app.widgets.basic.controls import ComboBox, ElidedLabel
 from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.number_format import duration
 from app.widgets.basic.open_in_desktop import open_path
-from app.widgets.charts.chart_grid import ChartContent, ChartGrid
+from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
 from app.widgets.charts.metric_tile import MetricTile, TileRow
 from app.widgets.charts.plot import Plot, Trace
 from app.widgets.runs.log_view import LogView
@@ -61,6 +64,7 @@ class MonitorPage(QWidget):
         self._run: Run | None = None
         self._curves: list[list[Curve]] = [[] for _ in CHARTS]
         self._curves_for: tuple[object, ...] = ()
+        self._shows_marks = session.prefs.chart_marks
         self._clock = QTimer(self, interval=CLOCK_MS)  # the elapsed time moves on between two steps of the run
         self._clock.timeout.connect(self._show_time)
         self.steering = RunSteering(session, self)
@@ -83,7 +87,6 @@ class MonitorPage(QWidget):
         self.smoothing.setMinimumContentsLength(13)
         self.smoothing.setAccessibleName("Smoothing of the charts")
         self.smoothing.currentIndexChanged.connect(lambda _: self.grid.set_smoothing(self.smoothing.currentData()))
-        self.header.tools.addWidget(self.smoothing)
         self.tiles = {metric: MetricTile(label, role, unit, help) for label, metric, role, unit, help in TILES}
         self.verdict = ResultCard()
         self.note = ElidedLabel()
@@ -93,6 +96,34 @@ class MonitorPage(QWidget):
             self._chart_at,
             lambda index: bool(self._curves[index]),
         )
+        self._connect_charts()
+
+    def _connect_charts(self) -> None:
+        prefs = self.session.prefs
+        for plot in self.grid.plots:
+            plot.set_log(plot.title in prefs.log_charts)
+            plot.log_changed.connect(partial(prefs.set_log_chart, plot.title))
+        self.grid.step_chosen.connect(lambda step: self.session.completions_requested.emit(step, None))
+        self.charts_menu = ChartsMenu(
+            self.grid, ChartExport(self.grid, prefs, self._run_name, self.session.message.emit)
+        )
+        self.charts_menu.marks.setChecked(self._shows_marks)
+        self.charts_menu.marks.toggled.connect(self._show_marks)
+        for tool in (ZoomButton(self.grid), self.smoothing, self.charts_menu):
+            self.header.tools.addWidget(tool)
+
+    def _show_marks(self, shown: bool) -> None:
+        self.session.prefs.chart_marks = self._shows_marks = shown
+        self._refresh()
+
+    def _run_name(self) -> str:
+        return self._run.folder.name if self._run is not None else "charts"
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape and self.grid.span is not None:
+            self.grid.zoom(None)
+        else:
+            super().keyPressEvent(event)
 
     def _lay_out(self) -> None:
         content = QWidget()
@@ -139,9 +170,7 @@ class MonitorPage(QWidget):
             self._clock.stop()
             return
         self.header.show_run(run.folder.name, run.state, live=run.is_live)
-        phase = PHASE_WORDS.get(run.phase, run.phase) if run.is_live else ""
-        progress = None if run.silence else run.phase_progress
-        self.header.show_progress(run.step, run.iterations, run.silence or phase, progress)
+        self._show_progress(run)
         self._show_time()
         (self._clock.start if run.is_live else self._clock.stop)()
         self._show_tiles(run)
@@ -151,8 +180,17 @@ class MonitorPage(QWidget):
         self._find_curves(run)
         self.grid.refresh(run.span)
 
+    def _show_progress(self, run: Run) -> None:
+        reading = run.read_share
+        if reading is not None:  # a long diary takes a second or two
+            self.header.show_progress(run.step, run.iterations, "reading what has happened", reading)
+            return
+        phase = PHASE_WORDS.get(run.phase, run.phase) if run.is_live else ""
+        progress = None if run.silence else run.phase_progress
+        self.header.show_progress(run.step, run.iterations, run.silence or phase, progress)
+
     def _show_time(self) -> None:
-        if self._run is not None:
+        if self._run is not None and self._run.read_share is None:
             self.header.show_time(self._run.elapsed_s, None if self._run.silence else self._run.eta_s)
 
     def _show_tiles(self, run: Run) -> None:
@@ -176,7 +214,7 @@ class MonitorPage(QWidget):
     def _find_curves(self, run: Run) -> None:
         """Decide each chart's curves. Those of the reward functions are included before their first value, so that no chart
         moves when it comes."""
-        key = (run, len(run.metric_names()), len(run.eval_metric_names()), tuple(run.reward_names))
+        key = (run, len(run.metric_names()), len(run.eval_metric_names()), tuple(run.reward_names), bool(run.step))
         if key == self._curves_for:
             return
         self._curves_for = key
@@ -185,7 +223,10 @@ class MonitorPage(QWidget):
             list(dict.fromkeys([*names, *expected])) for names in (run.metric_names(), run.eval_metric_names())
         )
         self._curves = [
-            charts.curves_of(chart, evals if chart.held_out else steps, run.reward_names) for chart in CHARTS
+            charts.curves_of(chart, evals if chart.held_out else steps, run.reward_names)
+            if not run.step or charts.has_place(chart, steps, run.config)
+            else []
+            for chart in CHARTS
         ]
 
     def _chart_at(self, index: int) -> ChartContent:
@@ -193,8 +234,10 @@ class MonitorPage(QWidget):
         if run is None:
             return ChartContent()
         read = run.eval_series if chart.held_out else run.series
-        traces = [_trace(curve, read) for curve in self._curves[index]]
-        return ChartContent([trace for trace in traces if trace.has_data], charts.placeholder(chart, run.config))
+        traces = [_trace(curve, read, stacked=curve.metric in chart.stacked) for curve in self._curves[index]]
+        waiting = charts.placeholder(chart, run.config, is_live=run.is_live, steps=run.step)
+        marks = run.marks if self._shows_marks else ()
+        return ChartContent([trace for trace in traces if trace.has_data], waiting, marks)
 
     # ── the verdict ───────────────────────────────────────────────────────────────────────────
 
@@ -208,7 +251,7 @@ class MonitorPage(QWidget):
         if show is not None:
             show(run)
         # The card has new buttons, which Qt puts at the end of the tab order.
-        for widget, following in pairwise([self.smoothing, *self.verdict.buttons(), self.grid]):
+        for widget, following in pairwise([self.smoothing, self.charts_menu, *self.verdict.buttons(), self.grid]):
             QWidget.setTabOrder(widget, following)
 
     def _show_paused(self, run: Run) -> None:
@@ -329,7 +372,7 @@ class MonitorPage(QWidget):
             self.session.message.emit(mistake.faults[0].sentence)
 
 
-def _trace(curve: Curve, read: Callable) -> Trace:
+def _trace(curve: Curve, read: Callable, *, stacked: bool) -> Trace:
     x, y = read(curve.metric)
     low = high = None
     if curve.spread:
@@ -338,7 +381,7 @@ def _trace(curve: Curve, read: Callable) -> Trace:
             low, high = y - spread, y + spread
     elif curve.low and len(read(curve.low)[1]) and len(read(curve.high)[1]):
         low, high = read(curve.low)[1], read(curve.high)[1]
-    return Trace(curve.label, curve.colour, x, y, low, high)
+    return Trace(curve.label, curve.colour, x, y, low, high, stacked)
 
 
 def _changes(run: Run) -> list[BeforeAfter]:

@@ -24,6 +24,7 @@ MODEL = {"app.model"}
 PLAIN_DATA = {
     "app.model.memory_parts",
     "app.model.presets",
+    "app.model.marks",
     *(f"app.model.completions.{name}" for name in ("filters", "folding", "word_diff")),
 }
 """What widgets draw: data classes without Qt and without the session."""
