@@ -25,6 +25,8 @@ DESKTOP_FILE = "grpo-studio"
 """Name of our .desktop file on Linux, without its suffix: Wayland takes the icon of a window from there."""
 SCREENSHOT_MS = 900
 """How long a page may settle before its screenshot."""
+FIRST_SIZE = "1280x800"
+"""Of a screenshot's window, in pixels."""
 READ_AHEAD_MS = 300
 """Delay of importing the other pages, so that nothing competes with the first paint."""
 
@@ -114,8 +116,8 @@ def show_window(options: argparse.Namespace) -> int:
     session = Session(prefs)
     theme.apply(app, options.theme or session.prefs.theme)
     window = Window(session)
-    if options.size:
-        window.resize(*(int(side) for side in options.size.lower().split("x")))
+    if options.size or options.screenshot:  # the screen of a screenshot is none, and does not limit it
+        window.resize(*(int(side) for side in (options.size or FIRST_SIZE).lower().split("x")))
     open_session(window, options)
     app.installEventFilter(FileOpener(window.open_from_desktop, app))
     catch_crashes(app, window)

@@ -10,8 +10,9 @@ from pathlib import Path
 from PySide6.QtWidgets import QApplication, QFileDialog, QMainWindow
 
 from app.message_boxes import ask
+from app.model.form_session import FORM
 from app.model.presets import presets
-from app.model.session import Session
+from app.model.session import START, Session
 from app.widgets.form.preset_panel import PresetPanel
 from app.widgets.frame.status_strip import StatusStrip
 from backend.spec.export_mlx_lm_lora import mlx_lm_lora_yaml
@@ -37,6 +38,7 @@ class FileWindow(QMainWindow):
 
     def new_config(self) -> None:
         if self._may_replace_form():
+            self.session.messages.withdraw(FORM, START)  # what they say is about the form that was there
             self.session.draft.reset()
             self.show_page("train")
 
@@ -45,7 +47,7 @@ class FileWindow(QMainWindow):
         try:
             panel = PresetPanel(presets(), self.session.draft.values(), self)
         except Mistake as mistake:
-            self.strip.show_sentence(mistake.faults[0].sentence)
+            self.session.messages.note(mistake.faults[0].sentence)
             return
         panel.taken.connect(self.session.apply_preset)
         panel.open()
@@ -53,7 +55,7 @@ class FileWindow(QMainWindow):
     def copy_command(self) -> None:
         """Copy the command that does what Run does in a terminal."""
         QApplication.clipboard().setText(self.session.draft.command_text())
-        self.strip.show_sentence("Copied the command that trains what the form says.")
+        self.session.messages.note("Copied the command that trains what the form says.")
 
     def export_config(self) -> None:
         """Write the form as a config for mlx-lm-lora, and show which settings that program lacks."""
@@ -64,12 +66,12 @@ class FileWindow(QMainWindow):
                 return
             path.write_text(text, encoding="utf-8")
         except Mistake as mistake:
-            self.strip.show_sentence(mistake.faults[0].sentence)
+            self.session.messages.note(mistake.faults[0].sentence)
         except OSError as error:
-            self.strip.show_sentence(f"The file cannot be written: {error.strerror}.")
+            self.session.messages.note(f"The file cannot be written: {error.strerror}.")
         else:
             left = f" Left out, as mlx-lm-lora has no such setting: {', '.join(missing)}." if missing else ""
-            self.strip.show_sentence(f"Wrote {path.name}.{left}")
+            self.session.messages.note(f"Wrote {path.name}.{left}")
 
     def choose_export_path(self) -> Path | None:
         start = self.session.prefs.last_folder / "mlx-lm-lora.yaml"
@@ -110,10 +112,10 @@ class FileWindow(QMainWindow):
         try:
             self.session.draft.save(path)
         except Mistake as mistake:
-            self.strip.show_sentence(mistake.faults[0].sentence)
+            self.session.messages.note(mistake.faults[0].sentence)
             return False
         self.session.prefs.remember(path)
-        self.strip.show_sentence(f"Saved {path.name}.")
+        self.session.messages.note(f"Saved {path.name}.")
         return True
 
     def _may_replace_form(self) -> bool:

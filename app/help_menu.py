@@ -59,7 +59,7 @@ class HelpWindow(FileWindow):
             if prefs.check_updates
             else "No newer version is asked for."
         )
-        self.strip.show_sentence(f"{will} {NO_FEED}" if prefs.check_updates and not feed() else will)
+        self.session.messages.note(f"{will} {NO_FEED}" if prefs.check_updates and not feed() else will)
 
     def show_about(self) -> None:
         from backend.spec import (

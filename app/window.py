@@ -29,8 +29,9 @@ from app.menus import RUN_ACTIONS, Menus
 from app.message_boxes import ask
 from app.model.consent import ConsentRequest
 from app.model.memory_parts import MemoryParts
+from app.model.messages import NOTICE
 from app.model.processes import VerbProcess
-from app.model.session import Session
+from app.model.session import RUN, Session
 from app.model.undo import History
 from app.page_stack import PageStack
 from app.pages import PAGES
@@ -48,6 +49,8 @@ from backend.spec.places import RunFolder
 NAME = "GRPO Studio"
 MINIMUM = (880, 600)
 FIRST_SIZE = (1280, 800)
+FRAME = (8, 40)
+"""Room for what a desktop adds around a window: its borders and its title bar."""
 FORM_PAGES = ("train", "dataset", "rewards")
 """Pages that show settings of the form."""
 NARROW = 1000
@@ -68,7 +71,7 @@ class Window(HelpWindow):
         super().__init__(parent)
         self.session = session
         self._was_live: bool | None = None
-        self.setMinimumSize(*map(theme.scaled, MINIMUM))
+        self.setMinimumSize(self._on_screen(MINIMUM))
         self.setAcceptDrops(True)
         self.setUnifiedTitleAndToolBarOnMac(True)
         self._build()
@@ -79,7 +82,12 @@ class Window(HelpWindow):
         self._show_title()
         self._connect_run()
         if not self.restoreGeometry(self.session.prefs.geometry):  # False also for the empty bytes of a first launch
-            self.resize(*map(theme.scaled, FIRST_SIZE))
+            self.resize(self._on_screen(FIRST_SIZE))
+
+    def _on_screen(self, size: tuple[int, int]) -> QSize:
+        """A size for text of the usual size, as large as the text is here but never larger than the screen has room for."""
+        screen = self.screen().availableSize() - QSize(*FRAME)
+        return theme.scaled_size(QSize(*size)).boundedTo(screen)
 
     # Building
 
@@ -126,7 +134,8 @@ class Window(HelpWindow):
         session = self.session
         self.sidebar.chosen.connect(self.show_page)
         session.page_requested.connect(self.show_page)
-        session.message.connect(self.strip.show_sentence)
+        session.messages.changed.connect(self._show_message)
+        session.undo_requested.connect(self.undo)
         session.problem_found.connect(self.report_run)
         session.consent.ask = self.ask_about_code
         session.export_requested.connect(self.show_export)
@@ -135,7 +144,7 @@ class Window(HelpWindow):
         session.run_state_changed.connect(self._show_state)
         session.draft.changed.connect(self._show_title)
         session.draft.saved.connect(self._show_title)
-        session.draft.save_failed.connect(self.strip.show_sentence)
+        session.draft.save_failed.connect(session.messages.note)
         session.presets_requested.connect(self.show_presets)
         session.confirm_over_memory = self.ask_about_memory
         theme.signals.changed.connect(self.menus.update_icons)
@@ -243,7 +252,7 @@ class Window(HelpWindow):
             if self.session.run is not None:
                 self.session.run.send(word)
         except Mistake as mistake:
-            self.strip.show_sentence(mistake.faults[0].sentence)
+            self.session.messages.note(mistake.faults[0].sentence)
 
     def _state(self) -> str:
         return self.session.run.state if self.session.run is not None else ""
@@ -263,7 +272,13 @@ class Window(HelpWindow):
         live = run is not None and run.is_live
         if live != self._was_live:  # whatever the strip says about the run is no longer true
             self._was_live = live
-            self.strip.show_sentence(run.problem if run is not None else "")
+            self.session.messages.withdraw(NOTICE)
+            self.session.messages.say(run.problem if run is not None else "", RUN)
+
+    def _show_message(self) -> None:
+        message = self.session.messages.current
+        offer = message.offer if message is not None else None
+        self.strip.show_sentence(message.sentence if message else "", offer.text if offer else "", offer and offer.take)
 
     def _show_progress(self) -> None:
         run = self.session.run
@@ -323,7 +338,7 @@ class Window(HelpWindow):
         """Do with a file or folder that the desktop asks to open what a drop of it does."""
         kind = kind_of(path)
         if kind is None:
-            self.strip.show_sentence(f"{path.name} is no config, run, model, dataset or file of reward functions.")
+            self.session.messages.note(f"{path.name} is no config, run, model, dataset or file of reward functions.")
         else:
             self.open_dropped(DroppedFile(kind, path))
 

@@ -52,6 +52,7 @@ def app() -> typer.Typer:
         generate,
         help_page,
         hub,
+        queue,
         resume,
         rewards,
         runs,
@@ -87,6 +88,7 @@ def app() -> typer.Typer:
         verbs.command(rich_help_panel=help_page.group_of(name), epilog=help_page.epilog(name))(function)
     verbs.add_typer(rewards.rewards, name="rewards", rich_help_panel=help_page.group_of("rewards"))
     verbs.add_typer(bench.bench, name="bench", rich_help_panel=help_page.group_of("bench"))
+    verbs.add_typer(queue.queue, name="queue", rich_help_panel=help_page.group_of("queue"))
     verbs.add_typer(hub.hub, name="hub", rich_help_panel=help_page.group_of("hub"))
 
     @verbs.callback(invoke_without_command=True)

@@ -5,7 +5,6 @@ One folder holds them (`prefs.ini`) and the autosaved form (`draft.yaml`); GRPO_
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QByteArray, QObject, QSettings
 
-from backend.spec import places
+from backend.spec import file_lock, places
 
 RECENT = 10
 """Recent files that are kept."""
@@ -43,11 +42,8 @@ class Prefs(QObject):
         Two windows with one file would overwrite each other's edits silently.
         """
         for number in range(1, SLOTS + 1):
-            handle = os.open(self.folder / f"draft-{number}.lock", os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(handle)
+            handle = file_lock.try_hold(self.folder / f"draft-{number}.lock")
+            if handle is None:
                 continue
             self._claimed, self.slot = handle, number
             return number

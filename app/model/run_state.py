@@ -38,6 +38,9 @@ class RunState:
     """The state of a run, as far as its diary was read. `apply` the events in order; `clear` when the diary was cut back."""
 
     def __init__(self) -> None:
+        self._handlers = {kind: getattr(self, f"_on_{kind}", None) for kind in KINDS} | dict.fromkeys(
+            ENDINGS, self._on_ending
+        )
         self.clear()
 
     def clear(self) -> None:
@@ -47,7 +50,7 @@ class RunState:
         self.started: Event | None = None
         self.ending: Event | None = None
         self.phase = ""
-        self.phase_progress: float | None = None
+        self._phase_event: Event = {}
         self.paused = False
         self.stopping = False
         self.iterations: int | None = None
@@ -60,7 +63,7 @@ class RunState:
     def clear_process(self) -> None:
         """Clear the state of the last process, its ending above all: a new process is about to resume this run."""
         self.started = self.ending = None
-        self.phase, self.phase_progress = "", None
+        self.phase, self._phase_event = "", {}
         self.paused = self.stopping = False
         self._clock.stop()
         self._step_times.clear()
@@ -68,12 +71,17 @@ class RunState:
     def apply(self, event: Event) -> None:
         """Apply one event. Unknown kinds and fields of the wrong type are skipped."""
         kind = event.get("kind")
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             return
         self._clock.take(event)
-        handler = getattr(self, f"_on_{'ending' if kind in ENDINGS else kind}", None)
-        if handler is not None:  # nothing of a checkpoint is kept here
+        handler = self._handlers.get(kind)
+        if handler is not None:
             handler(event)
+
+    @property
+    def phase_progress(self) -> float | None:
+        """Share of the phase that is done, 0 to 1, where the diary says."""
+        return progress_of(self._phase_event)
 
     @property
     def is_empty(self) -> bool:
@@ -118,7 +126,7 @@ class RunState:
     def _on_phase(self, event: Event) -> None:
         phase = event.get("phase", event.get("name"))
         self.phase = phase if isinstance(phase, str) else ""
-        self.phase_progress = progress_of(event)
+        self._phase_event = event
         self.paused = self.phase == "paused"
 
     def _on_command(self, event: Event) -> None:
@@ -155,7 +163,7 @@ class RunState:
 
     def _on_ending(self, event: Event) -> None:
         self.ending = event
-        self.phase, self.phase_progress = "", None
+        self.phase, self._phase_event = "", {}
         self.paused = self.stopping = False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from backend.cli.exit_codes import BUG, FINISHED, MISTAKE, STOPPED
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Train": ("train", "resume", "demo"),
+    "Train": ("train", "resume", "demo", "queue"),
     "Before training": ("check", "estimate", "rewards"),
     "What a run has learned": ("runs", "compare", "evaluate", "generate", "chat", "export", "validate"),
     "This machine and this program": ("where", "hub", "bench", "serve"),
@@ -18,6 +18,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "resume": ("resume RUN",),
     "runs": ("runs", "runs --search 'lr>1e-5 tag:math -state:failed'"),
     "compare": ("compare RUN RUN", "compare RUN RUN RUN --markdown"),
+    "queue": ("queue add config.yaml --set seed=1", "queue run", "queue move RUN 1"),
     "check": ("check config.yaml",),
     "estimate": ("estimate config.yaml --prompt 512",),
     "export": ("export RUN --to lmstudio", "export RUN --to folder --folder models --format 4bit --checkpoint best"),

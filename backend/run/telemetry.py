@@ -5,12 +5,12 @@ from __future__ import annotations
 import platform
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from backend.spec.completion_rows import CompletionRow, GroupRow
+from backend.spec.completion_rows import CompletionRow, GroupRow, TokenData
 from backend.spec.events import Diary
 from backend.spec.health import LONG, findings
 from backend.types import Completion, Group
@@ -19,10 +19,12 @@ PHASE_EVERY_S = 0.5
 """Least seconds between two `phase` events within a step."""
 
 
-def group_row(step: int, group: Group) -> GroupRow:
-    """One line of completions.jsonl."""
+def group_row(step: int, group: Group, token_data: Sequence[TokenData] = ()) -> GroupRow:
+    """One line of completions.jsonl; `token_data` has one entry for each completion, or none at all."""
     problem = group.problem
     rows = [completion_row(completion) for completion in group.completions]
+    for row, data in zip(rows, token_data, strict=False):
+        row["token_data"] = data
     return GroupRow(step=step, prompt=problem.prompt, answer=problem.answer, type=problem.type, completions=rows)
 
 

@@ -15,6 +15,33 @@ Stop = Literal["eos", "length", "string"]
 """Why a completion ended: an end-of-sequence token, the length limit, or one of the `stop` strings."""
 
 
+class TokenData(TypedDict):
+    """Every token of one completion, recorded where the run's `record_tokens` is on. Each list has one entry a token.
+
+    Log-probabilities are in nats, after the logits were divided by the temperature; None where one is not finite. What the learner
+    made of a token is that of the last update of the step: with one update a rollout every ratio is 1. The four keys of the learner
+    are absent where the completion was left out of every update, because nothing of it could move the policy
+    (`skip_zero_signal`, `mask_truncated_completions`).
+    """
+
+    text: list[str]
+    """Joined, they begin with the completion's `text`; an end-of-sequence token follows. Of a character that several tokens make up,
+    the last one has it and the others have none."""
+    logp: list[float | None]
+    """When sampled, before top-p, top-k and min-p."""
+    mask: NotRequired[list[int]]
+    """1 where a token is trained on; absent: 1 throughout. The learner's values mean nothing where it is 0."""
+    learned_logp: NotRequired[list[float | None]]
+    """When learned from, before that update."""
+    ratio: NotRequired[list[float | None]]
+    """π_θ / π_old as the loss had it."""
+    clipped: NotRequired[list[int]]
+    """1 where clipping took effect."""
+    advantage: NotRequired[list[float | None]]
+    """Of each token, with the importance correction, and 0 where a token carried no policy term; absent where all are the
+    completion's own `advantage`."""
+
+
 class CompletionRow(TypedDict):
     """One completion of a `GroupRow`."""
 
@@ -30,6 +57,8 @@ class CompletionRow(TypedDict):
     """Absent in an evaluation, where no completion is compared with its group."""
     logged: NotRequired[dict[str, Any]]
     """Columns that reward functions noted (TRL's `log_extra`); absent where there are none."""
+    token_data: NotRequired[TokenData]
+    """Absent unless the run records tokens."""
 
 
 class GroupRow(TypedDict):

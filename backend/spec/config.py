@@ -174,6 +174,10 @@ class Config(BaseModel):
                                            "log-probabilities piece by piece, in steps of the sequence step size.", advanced=True)
     seq_step_size: int = setting(512, "training", "Sequence step size", "Tokens per piece.", ge=16, unit="tokens",
                                  advanced=True, when=("efficient_long_context", (True,)))
+    record_tokens: bool = setting(False, "training", "Record tokens", "Writes every token of a completion beside its text: its log-"
+                                  "probability when it was sampled and when it was learned from, its ratio, and whether it was clipped. "
+                                  "The Completions page colours tokens by them. Changes no weight; completions.jsonl grows about tenfold.",
+                                  advanced=True)
     mask_prompt: bool = setting(True, "training", "Mask prompt", "GRPO never trains on the prompt, so this changes "
                                 "nothing; the key is accepted.", advanced=True, kind="fact")
     fuse: bool = setting(True, "training", "Fuse", "At the end, folds the adapters into a complete model in the run "

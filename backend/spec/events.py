@@ -21,6 +21,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic_core import from_json
+
 VERSION = 1
 
 ENDINGS = ("finished", "stopped", "failed")
@@ -154,8 +156,8 @@ def read_events(path: Path) -> Iterator[Event]:
 def parse_line(line: bytes) -> Event | None:
     """The event of one line, or None for what is not a JSON object."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):  # the latter for text of deeply nested brackets
+        value = from_json(line)  # four times as fast as json, which counts in a diary of 150 MB
+    except ValueError:
         return None
     return cast("Event", value) if isinstance(value, dict) else None
 

@@ -20,6 +20,7 @@ from backend.engine.cpu.affinity import on_one_core
 from backend.engine.device import on_gpu
 from backend.engine.forward import PrefilledPrompts
 from backend.engine.gradient_checkpointing import gradient_checkpointing
+from backend.engine.lm_head import TokenScores
 from backend.models.policy import Policy
 from backend.spec.config import Config
 from backend.spec.faults import Mistake
@@ -105,7 +106,7 @@ class Learner:
         gradient, loss, tallies = None, mx.array(0.0), []
         for micro_batch in micro_batches:
             prompted = prefix.select(prefilled, micro_batch) if prefix and prefilled else None
-            (part_loss, logp_BT, tally), part_gradient, cotangents = self._backward(micro_batch, totals, prompted)
+            (part_loss, scores, tally), part_gradient, cotangents = self._backward(micro_batch, totals, prompted)
             if prefix and cotangents:  # dL/dK and dL/dV of its prompts
                 prefix.accumulate(micro_batch, cotangents)
             # Summed in float32: weights that are copies in 16 bits have gradients in 16 bits.
@@ -115,8 +116,8 @@ class Learner:
             tallies.append(tally)
             # Evaluate now, so that the activations of one micro-batch at a time are in memory. The sum `gradient` is all that
             # is kept; the loss is already weighted by token, so no division by the number of micro-batches follows.
-            mx.eval(gradient, loss, logp_BT, tally)
-            self.algorithm.after_backward(micro_batch, logp_BT)
+            mx.eval(gradient, loss, scores, tally)
+            self.algorithm.after_backward(micro_batch, scores, totals)
             forward.poll()
         if prefix:
             with gradient_checkpointing(model, self.recompute):
@@ -132,7 +133,7 @@ class Learner:
 
     def _backward(
         self, micro_batch: MicroBatch, totals: Any, prompted: PrefilledPrompts | None
-    ) -> tuple[tuple[mx.array, mx.array, Tally], Any, PrefilledPrompts | None]:
+    ) -> tuple[tuple[mx.array, TokenScores, Tally], Any, PrefilledPrompts | None]:
         """The results of `_loss`, its gradient in the parameters, and that in the prefilled prompts."""
         parameters = self.policy.model.trainable_parameters()
         try:
@@ -166,15 +167,15 @@ class Learner:
 
     def _loss(
         self, micro_batch: MicroBatch, totals: Any, prompted: PrefilledPrompts | None = None
-    ) -> tuple[mx.array, mx.array, Tally]:
-        """(this micro-batch's share of the loss, log-probabilities [B, T], tally)."""
+    ) -> tuple[mx.array, TokenScores, Tally]:
+        """(this micro-batch's share of the loss, log-probabilities and entropies [B, T], tally)."""
         scores = self.forward.scores(
             self.policy.split_model, micro_batch,
             entropy_gradient=self.algorithm.needs_entropy_gradient, prefilled=prompted,
         )  # fmt: skip
         loss, tally = self.algorithm.objective(micro_batch, scores, totals)
-        # Only the first result is differentiated; the log-probabilities are kept as constants (`after_backward`).
-        return loss, mx.stop_gradient(scores.logp_N), tally
+        # Only the first result is differentiated; the scores are kept as constants (`after_backward`).
+        return loss, TokenScores(*map(mx.stop_gradient, scores)), tally
 
     # ── the optimizer ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -580,7 +580,7 @@ def test_a_run_that_surely_does_not_fit_starts_only_after_confirmation(
     fix_problems(page.draft)
     page.session.estimate_memory = lambda config: MemoryParts((MemoryPart("Weights", 10e9),), 4e9)
     messages: list[str] = []
-    page.session.message.connect(messages.append)
+    page.session.messages.said.connect(messages.append)
     page.session.start_run()
     assert not started
     assert [plain_text(sentence) for sentence in messages] == [
@@ -619,7 +619,7 @@ def test_exactly_one_button_is_primary_the_demo_s_and_then_run(page: TrainPage):
 
 def test_run_with_problems_shows_the_first_problem(page: TrainPage):
     messages, requested = [], []
-    page.session.message.connect(messages.append)
+    page.session.messages.said.connect(messages.append)
     page.session.field_requested.connect(requested.append)
     page.launch.run.click()
     assert requested == ["model"]

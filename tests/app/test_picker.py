@@ -358,7 +358,7 @@ def test_a_model_that_cannot_be_loaded_is_a_problem_until_it_is_fixed(
     sentence = "strange cannot be trained. This version of mlx-lm knows no model of the kind marvin."
     draft, field = page.draft, page.form.fields["model"]
     messages: list[str] = []
-    page.session.message.connect(messages.append)
+    page.session.messages.said.connect(messages.append)
     monkeypatch.setattr(page.session, "_launch", lambda: pytest.fail("it was started"))
     draft.set("data", "a/b")
     field.take(write_unsupported_model(tmp_path / "strange"))

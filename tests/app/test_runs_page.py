@@ -163,7 +163,7 @@ def test_resuming_starts_the_trainer_and_shows_the_run(
     assert [folder.path for folder in started] == [archive / "failed"]
     assert page.session.run.state == "starting"
     messages = []
-    page.session.message.connect(messages.append)
+    page.session.messages.said.connect(messages.append)
     page.table.choose(archive / "crashed")
     page.buttons["resume"].click()
     assert len(started) == 1 and messages[0].startswith("One run at a time")

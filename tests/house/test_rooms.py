@@ -40,7 +40,7 @@ NUMBERS = {"mlx", "numpy"}
 RULES: dict[str, tuple[set[str], set[str]]] = {
     # ── backend, from the bottom up ──
     "backend": (set(), set()),
-    SPEC: (set(), {"yaml", "pydantic"}),
+    SPEC: (set(), {"yaml", "pydantic", "pydantic_core"}),
     TYPES: ({SPEC}, set()),
     ADVANTAGES: (set(), {"mlx"}),
     "backend.child_process": ({SPEC}, set()),
@@ -99,7 +99,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "app.crash_catcher": (set(), {"PySide6"}),
     "app.file_menu": (SHELL | {SPEC, "app.message_boxes"}, {"PySide6"}),
     "app.help_menu": (SHELL | {SPEC, "app.file_menu"}, {"PySide6"}),
-    "app.page_stack": (SHELL | {"app.pages"}, {"PySide6"}),
+    "app.page_stack": (SHELL | {"app.pages"}, {"PySide6", "shiboken6"}),
     "app.page_drawing": (FRAME | {SPEC, "app.window"}, {"PySide6"}),
     "app.menus": (SHELL | {"app.pages", "app.file_menu"}, {"PySide6"}),
     "app.window": (FRAME | {SPEC}, {"PySide6"}),

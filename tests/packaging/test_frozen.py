@@ -247,6 +247,13 @@ def hub(machine: Machine, run: Path) -> None:
     assert "There was no token" in machine.backend("hub", "logout")
 
 
+def queue(machine: Machine, run: Path) -> None:
+    machine.backend("queue", "add", run / "config.yaml", "--name", "waits", "--set", "iters=1")
+    assert json.loads(machine.backend("queue", "list", "--json"))["waiting"] == ["waits"]
+    machine.backend("queue", "run")
+    assert json.loads(machine.backend("queue", "list", "--json"))["waiting"] == []
+
+
 VERBS = {
     verb.__name__: verb
     for verb in (
@@ -267,6 +274,7 @@ VERBS = {
         bench,
         where,
         hub,
+        queue,
     )
 }
 

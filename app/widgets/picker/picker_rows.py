@@ -197,7 +197,7 @@ class PickerModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.DecorationRole and place == STAR:
             colours = theme.palette()
             return icons.icon(
-                "star-filled" if row.starred else "star", colours.clip if row.starred else colours.faint, 16
+                "star-filled" if row.starred else "star", colours.clip if row.starred else colours.placeholder, 16
             )
         if role == Qt.ItemDataRole.AccessibleTextRole and place == STAR:
             return "favourite" if row.starred else "no favourite"
@@ -268,5 +268,5 @@ def _line_data(line: PickerLine, role: int) -> Any:
 def _colour(row: PickerEntry, place: int) -> Any:
     colours = theme.palette()
     if row.refusal:
-        return colours.warning if place == WHERE else colours.faint
+        return colours.warning if place == WHERE else colours.muted
     return colours.text if place in (NAME, SIZE) else colours.muted

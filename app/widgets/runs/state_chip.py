@@ -22,7 +22,7 @@ STATE_LABELS = {
 """A run's state → its label."""
 
 STATE_ROLES = {
-    "": "faint",
+    "": "placeholder",
     "starting": "warning",
     "running": "good",
     "paused": "warning",
