@@ -161,7 +161,7 @@ class Menus(QObject):
 
     def show_state(self, state: str) -> None:
         """Enable the actions that a run in this state allows; "" is no run."""
-        self["run"].setEnabled(state in ("", "finished", "stopped", "failed", "crashed"))
+        self["run"].setEnabled(state in ("", "queued", "finished", "stopped", "failed", "crashed"))
         self["pause"].setEnabled(state in ("running", "paused"))
         self["pause"].setText("Resume" if state == "paused" else "Pause")
         self["stop"].setEnabled(state in ("starting", "running", "paused"))

@@ -42,8 +42,10 @@ def app() -> typer.Typer:
     """The command line as typer knows it."""
     from backend.cli import (
         bench,
+        change,
         chat,
         check,
+        clone,
         compare,
         demo,
         estimate,
@@ -71,6 +73,8 @@ def app() -> typer.Typer:
     for function in (
         train.train,
         resume.resume,
+        change.change,
+        clone.clone,
         demo.demo,
         check.check,
         estimate.estimate,

@@ -1,6 +1,6 @@
 """The form's part of the session: what fills the form as a whole, and the messages about it.
 
-The base class of `app.model.session.Session`, which adds the run and the services.
+The base class of `app.model.service_session.ServiceSession`, which adds the services, and through it of the session.
 """
 
 from __future__ import annotations

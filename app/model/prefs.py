@@ -19,6 +19,9 @@ RECENT = 10
 SLOTS = 100
 """Most windows that can each have a form of their own at the same time."""
 
+CLOSING = ("ask", "keep", "stop")
+"""Values of `when_closing`."""
+
 
 class Prefs(QObject):
     """Typed access to QSettings. Every read names its type: from an INI file, False comes back as the text "false".
@@ -166,6 +169,43 @@ class Prefs(QObject):
     @check_updates.setter
     def check_updates(self, check: bool) -> None:
         self._settings.setValue("check_updates", check)
+
+    @property
+    def notifies(self) -> bool:
+        """Whether the desktop shows a notification when a run ends or is in trouble and the window is not in front."""
+        return bool(self._settings.value("notifies", True, type=bool))
+
+    @notifies.setter
+    def notifies(self, notify: bool) -> None:
+        self._settings.setValue("notifies", notify)
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether the app's icon in the Dock or launcher shows the percent of the run."""
+        return bool(self._settings.value("shows_progress", True, type=bool))
+
+    @shows_progress.setter
+    def shows_progress(self, show: bool) -> None:
+        self._settings.setValue("shows_progress", show)
+
+    @property
+    def when_closing(self) -> str:
+        """What becomes of a training when the window is closed: ask, keep or stop."""
+        answer = self._text("when_closing")
+        return answer if answer in CLOSING else "ask"
+
+    @when_closing.setter
+    def when_closing(self, answer: str) -> None:
+        self._settings.setValue("when_closing", answer)
+
+    @property
+    def offered_crash(self) -> str:
+        """The crash that was last offered to be resumed, so that each is offered once."""
+        return self._text("offered_crash")
+
+    @offered_crash.setter
+    def offered_crash(self, crash: str) -> None:
+        self._settings.setValue("offered_crash", crash)
 
     @property
     def updates_checked(self) -> float:

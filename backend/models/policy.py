@@ -24,7 +24,7 @@ from mlx_lm.tuner.utils import load_adapters
 from backend.engine.cpu import compiler
 from backend.engine.model_probe import gradient_error, is_causal, split
 from backend.engine.output_layer import PROBE
-from backend.models.adapters import adapted_layer_count, attach_adapters, lora_parameters
+from backend.models.adapters import adapted_layer_count, attach_adapters, lora_parameters, without_adapters
 from backend.spec.faults import Mistake
 from backend.spec.model_and_data_names import model_source
 from backend.spec.setting_groups import ModelSettings
@@ -110,6 +110,19 @@ class Policy:
         """reference ← (1 − α)·reference + α·policy, over the trainable arrays (TR-DPO, arXiv:2404.09656)."""
         policy, reference = self.trainable(), self.reference_arrays()
         self.restore_reference({name: (1 - alpha) * reference[name] + alpha * policy[name] for name in policy})
+
+    def use_reference(self, config: ModelSettings) -> None:
+        """Load or drop the reference as the settings have it now. Under full fine-tuning the base weights are gone, so that a reference
+        can be dropped there, but not taken up. Raises Mistake for a reference model that cannot be loaded."""
+        if config.needs_reference == (self.reference is not None):
+            return
+        reference = None
+        if config.needs_reference:
+            assert config.train_type != "full"
+            reference = _load_reference(without_adapters(copy_sharing_arrays(self.model)), self.tokenizer, config)
+            mx.eval(reference.parameters() if reference else [])
+        self.reference_model = reference
+        self.reference = split(reference) if reference is not None else None
 
     def reference_arrays(self) -> dict[str, mx.array]:
         """The reference's value of every trainable array. Complete only with `sync_ref_model`, or under full fine-tuning."""

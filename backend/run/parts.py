@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from backend.data.problems import PromptFormat
@@ -51,6 +51,16 @@ class RunParts:
         """Sentences for the user that came up since the last call."""
         return [*self.background_tokenizer.new_notes(), *self.rollout.new_notes()]
 
+    def change(self, config: Config, keys: Collection[str]) -> None:
+        """Go on with the settings of `config`, between two steps; `keys` names those that differ from before. Raises Mistake for a
+        reference model that cannot be loaded."""
+        self.policy.use_reference(config)
+        # `iters` does not count where epochs or stages decide the length.
+        self.scoring.change(config, self.steps if config.epochs else config.iters)
+        self.steps = self.scoring.steps
+        self.sampling = sampling_of(config)
+        self.learner.change(config, self.steps, keys)
+
     def restore(self, saved: Checkpoint) -> None:
         """Bring every part to the state of a checkpoint."""
         state = saved.state
@@ -94,10 +104,14 @@ def load_parts(config: Config, note: Note, inputs: RunInputs | None = None, most
         background_tokenizer=background_tokenizer,
         valid=valid,
         test=test,
-        sampling=Sampling(config.temperature, config.top_p, config.top_k, config.min_p),
+        sampling=sampling_of(config),
         steps=scoring.steps,
         slow_paths=list(dict.fromkeys([*policy.split_model.slow_paths, *rollout.slow_paths, *of_prompts])),
     )
+
+
+def sampling_of(config: Config) -> Sampling:
+    return Sampling(config.temperature, config.top_p, config.top_k, config.min_p)
 
 
 def _tokenized_prompts(splits: Splits, policy: Policy, config: Config) -> dict[str, TokenizedPrompts]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from backend.run import checkpoint
 from backend.run.ending import RESTART, Ending, ending_of
 from backend.run.gpu_errors import GpuError
 from backend.run.run_inputs import RunInputs
+from backend.run.steering import Steering
 from backend.run.trainer import Trainer
 from backend.spec.config import Config
 from backend.spec.events import Diary, truncate_file
@@ -34,11 +35,13 @@ def train(
     echo: Callable[[Any], None] | None = None,
     inputs: RunInputs | None = None,
     may_restart: bool = False,
+    changes: Mapping[str, Any] | None = None,
 ) -> Ending:
-    """Train `config` in `run`, from its newest checkpoint if it has one. `inputs` are what `preflight` read, if it did.
+    """Train `config` in `run`, from its newest checkpoint if it has one. `inputs` are what `preflight` read, if it did. `changes`: raw
+    settings to change from the step after that checkpoint on.
 
     Errors of the run are written to the diary and returned in the Ending, never raised. Raises Mistake when another process
-    holds the run, or its log of GPU errors is damaged. With `may_restart` the Ending may be a RESTART: the run stays locked, SIGTERM and SIGINT stay blocked, and the caller
+    holds the run, its log of GPU errors or its changes are damaged, or the settings of `changes` cannot be. With `may_restart` the Ending may be a RESTART: the run stays locked, SIGTERM and SIGINT stay blocked, and the caller
     has to exec a program that calls this again.
     """
     # An flock, which the kernel releases however this process ends. It is held before the checkpoint is read and the files
@@ -47,10 +50,14 @@ def train(
     lock = hold_lock(run) if inherited is None else inherited
     try:
         saved = checkpoint.newest(run)
+        steering = Steering(run, config)
+        if changes:
+            steering.record(changes, saved.state.step if saved else 0)
         # After a kill both files are ahead of the checkpoint: see the docstring of backend/run/checkpoint.py.
         truncate_file(run.events, saved.state.events_bytes if saved else 0)
         truncate_file(run.completions, saved.state.completions_bytes if saved else 0)
-        trainer = Trainer(config, run, Diary(run.events, echo), is_restarted=inherited is not None)
+        settings = steering.config_at(saved.state.step if saved else 0)
+        trainer = Trainer(settings, run, Diary(run.events, echo), steering, is_restarted=inherited is not None)
         ending = ending_of(lambda: trainer.run(saved, command, inputs), lambda: trainer.state.step)
         ending = _end(trainer, ending, config.retry_on_gpu_error if may_restart else 0)
         if ending.kind == RESTART:
@@ -67,7 +74,11 @@ def _end(trainer: Trainer, ending: Ending, gpu_retries: int) -> Ending:
     elif ending.kind != "finished":
         ending = _save_before(trainer, ending)
     if ending.kind != RESTART:
-        event: dict[str, Any] = {"step": ending.step, "reason": ending.kind, "sentence": ending.sentence}
+        event: dict[str, Any] = {
+            "step": ending.step,
+            "reason": ending.reason or ending.kind,
+            "sentence": ending.sentence,
+        }
         if ending.traceback:
             event["traceback"] = ending.traceback
         trainer.diary.write(ending.kind, **event)

@@ -99,6 +99,26 @@ def parse_group_row(line: bytes) -> GroupRow | None:
     return cast("GroupRow", row) if row is not None and isinstance(row.get("step"), int) else None
 
 
+_DATA, _DATA_TEXT_END, _DATA_END = b', "token_data": {"text": [', b'], "logp": [', b"}"
+"""What begins the token data of a line, what ends its texts, and what ends it. JSON escapes every quote inside a string, so the first
+two occur nowhere else; after the texts there are only keys and numbers."""
+
+
+def without_token_data(line: bytes) -> bytes:
+    """A line of completions.jsonl as the trainer writes it, less its token data, of which it may be four fifths: what needs no
+    tokens is parsed that much sooner. Any other line is returned as it is."""
+    kept: list[bytes] = []
+    start = 0
+    while (cut := line.find(_DATA, start)) >= 0:
+        texts = line.find(_DATA_TEXT_END, cut)
+        end = line.find(_DATA_END, texts) if texts >= 0 else -1
+        if end < 0:
+            break
+        kept.append(line[start:cut])
+        start = end + 1
+    return b"".join([*kept, line[start:]]) if kept else line
+
+
 def token_ids(tokens: Any) -> list[int]:
     """The ids that a row has under `tokens`; empty where it has a count, or nothing that could be ids."""
     ids = cast("list[Any]", tokens) if isinstance(tokens, list) else []

@@ -8,11 +8,13 @@ tallies of micro-batches add up to those of the optimizer batch, so every averag
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
 import mlx.core as mx
 
 from backend.engine.lm_head import TokenScores
+from backend.spec.config import Config
 from backend.training.additive_metrics import Tally
 from backend.training.batch import Batch
 from backend.training.policy_forward import MicroBatch, PolicyForward
@@ -48,6 +50,9 @@ class Algorithm(Protocol):
 
     def after_update(self, update: int, metrics: dict[str, float]) -> None:
         """After update number `update` (from 1 over the run), with its merged metrics."""
+
+    def change(self, config: Config, keys: Collection[str]) -> None:
+        """Go on with the settings of `config`, between two steps; `keys` names those that differ from before."""
 
     def notes(self) -> list[str]:
         """Sentences for the user about what was chosen where a setting leaves the choice open."""

@@ -9,7 +9,7 @@ themselves are the table in `losses.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -235,6 +235,11 @@ class Grpo(Algorithm):
 
     def notes(self) -> list[str]:
         return [self.chosen_correction] if self.chosen_correction else []
+
+    def change(self, config: Config, keys: Collection[str]) -> None:
+        self.loss = loss_settings(config)
+        if "entropy_coef" in keys:  # otherwise an adaptive bonus goes on from where it is
+            self.bonus.value = config.entropy_coef
 
     def state(self) -> list[float | None]:
         return self.bonus.state()

@@ -7,7 +7,7 @@ learning rate. Knows no loss, no files, no rewards and no sampling.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -75,6 +75,14 @@ class Learner:
         restore(self.optimizer, arrays)
         self.updates = updates
         self.algorithm.restore(list(algorithm_state))
+
+    def change(self, config: Config, steps: int, keys: Collection[str]) -> None:
+        """Go on with other values of the settings `keys`, between two steps of a run that is now `steps` long. Moments stay, and the
+        learning rate follows the new curve from the present update on."""
+        self.learning_rate = learning_rates(config, steps)
+        self.forward.temperature = config.temperature
+        self.max_grad_norm = config.max_grad_norm
+        self.algorithm.change(config, keys)
 
     # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -210,6 +218,28 @@ class Learner:
         return mx.compile(apply_gradients, inputs=[optimizer.state], outputs=[optimizer.state])
 
 
+def learning_rates(config: Config, steps: int) -> Callable[[int], float]:
+    """The learning rate of every update of a run of `steps` steps."""
+    return schedule(
+        config.lr_schedule,
+        config.learning_rate,
+        steps * config.updates_per_step,
+        warmup_steps=config.lr_warmup_steps,
+        warmup_init=config.lr_warmup_init,
+        decay_fraction=config.lr_decay_fraction,
+        final=config.lr_final,
+    )
+
+
+def optimizer_of(config: Config) -> Optimizer:
+    return optimizer(
+        config.optimizer,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        betas=(config.adam_beta1, config.adam_beta2),
+    )
+
+
 def build_learner(
     policy: Policy,
     algorithm: Algorithm,
@@ -229,21 +259,8 @@ def build_learner(
     return Learner(
         policy,
         algorithm,
-        optimizer(
-            config.optimizer,
-            learning_rate=config.learning_rate,
-            weight_decay=config.weight_decay,
-            betas=(config.adam_beta1, config.adam_beta2),
-        ),
-        schedule(
-            config.lr_schedule,
-            config.learning_rate,
-            steps * config.updates_per_step,
-            warmup_steps=config.lr_warmup_steps,
-            warmup_init=config.lr_warmup_init,
-            decay_fraction=config.lr_decay_fraction,
-            final=config.lr_final,
-        ),
+        optimizer_of(config),
+        learning_rates(config, steps),
         PolicyForward(
             config.temperature,
             chunk or seq_step_size or head_chunk(policy.split_model.vocab_size, on_gpu()),

@@ -173,6 +173,17 @@ def resume(machine: Machine, run: Path) -> None:
     machine.backend("resume", run)
 
 
+def change(machine: Machine, run: Path) -> None:
+    refusal = machine.run(BUNDLED_PROGRAM, "change", run, "beta=0.1", code=2).stderr
+    assert "is not training" in refusal
+
+
+def clone(machine: Machine, run: Path) -> None:
+    for kind in ("--warm", "--cold"):
+        folder = Path(machine.backend("clone", run, kind, "--name", f"clone{kind}", "--set", "iters=99").strip())
+        assert (folder / "parent.json").is_file()
+
+
 def demo(machine: Machine, run: Path) -> None:
     last = machine.backend("demo", "--iters", "1", "--json").splitlines()[-1]
     assert 0 < json.loads(last)["before"] < 1
@@ -261,6 +272,8 @@ VERBS = {
         estimate,
         train,
         resume,
+        change,
+        clone,
         demo,
         runs,
         compare,

@@ -10,6 +10,7 @@ from app import theme
 
 STATE_LABELS = {
     "": "No run",
+    "queued": "Queued",
     "starting": "Starting",
     "running": "Running",
     "paused": "Paused",
