@@ -5,7 +5,6 @@ Reading a record takes a few milliseconds; `stamp` tells in a fraction of one wh
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from backend.spec.archive import Summary, raw_settings
 from backend.spec.config import SETTINGS
 from backend.spec.disk_use import disk_use
 from backend.spec.faults import Mistake
+from backend.spec.lineage import read_parent
 from backend.spec.places import RunFolder
 from backend.spec.reward_curve import newest_evaluation, reward_curve
 from backend.spec.run_notes import RunNotes, read_notes
@@ -130,7 +130,7 @@ def _size_and_time(path: os.PathLike[str]) -> tuple[int, int]:
 
 def _parent(run: RunFolder) -> str:
     try:
-        content = json.loads(run.parent.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        parent = read_parent(run)
+    except Mistake:
         return ""
-    return str(cast("dict[str, Any]", content).get("run", "")) if isinstance(content, dict) else ""
+    return parent.run if parent is not None else ""
