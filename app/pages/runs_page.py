@@ -14,6 +14,7 @@ from PySide6.QtGui import QHideEvent, QKeySequence, QResizeEvent, QShortcut, QSh
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QSplitter, QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
+from app.model.processes import VerbProcess
 from app.model.run_list import RunList
 from app.model.session import Session
 from app.pages.parts.compare_view import CompareView
@@ -22,6 +23,7 @@ from app.widgets.basic.controls import CheckBox
 from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.layout import wrap_in_card
+from app.widgets.runs.clone_dialog import CloneDialog
 from app.widgets.runs.column_dialog import ColumnDialog
 from app.widgets.runs.free_space_dialog import FreeSpaceDialog
 from app.widgets.runs.run_details import RunDetails
@@ -123,6 +125,7 @@ class RunsPage(QWidget):
         actions.refused.connect(self.session.message)
         actions.moved.connect(self._on_moved)
         actions.compare_requested.connect(self.compare)
+        actions.clone_requested.connect(self.clone)
         actions.rename_requested.connect(self._rename)
         actions.free_requested.connect(self.free_space)
         self.compare_view.closed.connect(self._close_comparison)
@@ -300,6 +303,20 @@ class RunsPage(QWidget):
         self.compare_view.close_runs()
         self._stack.setCurrentIndex(1)
         self.table.setFocus()
+
+    def clone(self, record: RunRecord) -> None:
+        """Open the dialog that makes a new run from a checkpoint of this one."""
+        dialog = CloneDialog(RunFolder(Path(record.summary.path)), record.title, VerbProcess, self)
+        dialog.cloned.connect(self._open_clone)
+        dialog.show()
+
+    def _open_clone(self, path: Path, starts: bool) -> None:
+        """Show the new run, on the Monitor page where it is trained at once."""
+        self.refresh()
+        self.session.open_run(path)
+        if starts:
+            self.session.resume_run(RunFolder(path))
+        self.session.page_requested.emit("monitor")
 
     def _show_menu(self, at: QPoint) -> None:
         self.run_actions.menu(self).popup(self.table.viewport().mapToGlobal(at))  # returns immediately, unlike exec

@@ -91,11 +91,11 @@ def record_of(values: Mapping[str, Any]) -> RunRecord:
 
 def changed_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a config under our names, without those that have their default. Nothing is validated."""
-    values = {key: _as_number(key, value) for key, value in translate(raw)[0].items() if key in SETTINGS}
+    values = {key: as_number(key, value) for key, value in translate(raw)[0].items() if key in SETTINGS}
     return {key: value for key, value in values.items() if value is not None and value != SETTINGS[key].default}
 
 
-def _as_number(key: str, value: Any) -> Any:
+def as_number(key: str, value: Any) -> Any:
     """A number that YAML reads as text, such as 1e-5, as a number."""
     if isinstance(value, str) and SETTINGS[key].kind in ("int", "float"):
         try:
