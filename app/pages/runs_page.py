@@ -313,9 +313,12 @@ class RunsPage(QWidget):
     def _open_clone(self, path: Path, starts: bool) -> None:
         """Show the new run, on the Monitor page where it is trained at once."""
         self.refresh()
-        self.session.open_run(path)
         if starts:
             self.session.resume_run(RunFolder(path))
+        if (
+            self.session.run is None or self.session.run.folder.path != path
+        ):  # not to be started, or another one is training
+            self.session.open_run(path)
         self.session.page_requested.emit("monitor")
 
     def _show_menu(self, at: QPoint) -> None:

@@ -171,17 +171,22 @@ def test_the_command_is_one_that_the_verb_understands(dialog: CloneDialog) -> No
     assert "No such option" not in result.output and "temperature" not in result.output
 
 
-def test_the_page_opens_the_clone_and_starts_it(qtbot, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_opens_the_clone_and_starts_it(
+    qtbot, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = RunsPage(Session())
     qtbot.addWidget(page)
     page.show()
     qtbot.waitUntil(lambda: not page.runs.is_reading, timeout=5000)
     started = []
-    monkeypatch.setattr(page.session, "resume_run", lambda folder: started.append(folder.path))
+    monkeypatch.setattr("app.model.processes.resume_training", lambda folder: started.append(folder.path))
     page.run_actions.do("clone")
     dialog = page.findChild(CloneDialog)
     assert dialog.windowTitle() == "New run from sums"
     with qtbot.waitSignal(page.session.page_requested) as signal:
         dialog.cloned.emit(run.path, True)
     assert signal.args == ["monitor"] and started == [run.path] and page.session.run.folder == run
+    other = made_up_runs.make_run(tmp_path / "runs" / "other", steps=3)
+    dialog.cloned.emit(other.path, False)
+    assert started == [run.path] and page.session.run.folder == other, "shown, not started"
     page.session.close_run()

@@ -97,7 +97,7 @@ class CloneDialog(QDialog):
             (("From", self.step), ("It will", self.way), ("", self.explained), ("Name", self.name))
         ):
             grid.addWidget(label(text, role="muted"), row, 0)
-            grid.addWidget(part, row, 1)
+            grid.addWidget(part, row, 1, *([Qt.AlignmentFlag.AlignLeft] if part is self.way else []))
         page = QWidget()
         page.setObjectName("page")
         inside = QVBoxLayout(page)
