@@ -7,30 +7,34 @@ that `app.model.run` follows. Figures come from the run, charts from the table o
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
-from PySide6.QtCore import QTimer
-from PySide6.QtGui import QShowEvent
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtGui import QKeyEvent, QShowEvent
 from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.model import charts
 from app.model.charts import CHARTS, Curve
 from app.model.run import Run
+from app.model.run_clock import silence_advice
 from app.model.run_state import PHASE_WORDS
+from app.model.run_summary import count_text
 from app.model.session import Session
+from app.pages.parts import run_verdict
+from app.pages.parts.chart_export import ChartExport
+from app.pages.parts.charts_menu import ChartsMenu
 from app.pages.parts.run_steering import RunSteering
 from app.widgets.basic.controls import ComboBox, ElidedLabel
 from app.widgets.basic.empty_state import EmptyState
-from app.widgets.basic.number_format import duration
 from app.widgets.basic.open_in_desktop import open_path
-from app.widgets.charts.chart_grid import ChartContent, ChartGrid
+from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
 from app.widgets.charts.metric_tile import MetricTile, TileRow
 from app.widgets.charts.plot import Plot, Trace
 from app.widgets.runs.log_view import LogView
-from app.widgets.runs.result_card import BeforeAfter, CardAction, ResultCard
+from app.widgets.runs.result_card import CardAction, ResultCard
 from app.widgets.runs.run_header import RunHeader
-from backend.spec.archive import averaging_window, first_and_last_means
 from backend.spec.faults import Mistake
 
 SMOOTHING = (("No smoothing", 0.0), ("Light smoothing", 0.6), ("Strong smoothing", 0.9))
@@ -59,9 +63,13 @@ class MonitorPage(QWidget):
         self._run: Run | None = None
         self._curves: list[list[Curve]] = [[] for _ in CHARTS]
         self._curves_for: tuple[object, ...] = ()
+        self._shows_marks = session.prefs.chart_marks
         self._clock = QTimer(self, interval=CLOCK_MS)  # the elapsed time moves on between two steps of the run
         self._clock.timeout.connect(self._show_time)
         self.steering = RunSteering(session, self)
+        # Slots of the Run menu, which calls them by name.
+        self.change_settings, self.stop_when = self.steering.open, self.steering.open_conditions
+        self.finish_step = self.steering.finish_step
         self._compose()
         self._lay_out()
         session.run_changed.connect(self._on_run_changed)
@@ -81,7 +89,6 @@ class MonitorPage(QWidget):
         self.smoothing.setMinimumContentsLength(13)
         self.smoothing.setAccessibleName("Smoothing of the charts")
         self.smoothing.currentIndexChanged.connect(lambda _: self.grid.set_smoothing(self.smoothing.currentData()))
-        self.header.tools.addWidget(self.smoothing)
         self.tiles = {metric: MetricTile(label, role, unit, help) for label, metric, role, unit, help in TILES}
         self.verdict = ResultCard()
         self.note = ElidedLabel()
@@ -91,6 +98,34 @@ class MonitorPage(QWidget):
             self._chart_at,
             lambda index: bool(self._curves[index]),
         )
+        self._connect_charts()
+
+    def _connect_charts(self) -> None:
+        prefs = self.session.prefs
+        for plot in self.grid.plots:
+            plot.set_log(plot.title in prefs.log_charts)
+            plot.log_changed.connect(partial(prefs.set_log_chart, plot.title))
+        self.grid.step_chosen.connect(lambda step: self.session.completions_requested.emit(step, None))
+        self.charts_menu = ChartsMenu(
+            self.grid, ChartExport(self.grid, prefs, self._run_name, self.session.message.emit)
+        )
+        self.charts_menu.marks.setChecked(self._shows_marks)
+        self.charts_menu.marks.toggled.connect(self._show_marks)
+        for tool in (ZoomButton(self.grid), self.smoothing, self.charts_menu):
+            self.header.tools.addWidget(tool)
+
+    def _show_marks(self, shown: bool) -> None:
+        self.session.prefs.chart_marks = self._shows_marks = shown
+        self._refresh()
+
+    def _run_name(self) -> str:
+        return self._run.folder.name if self._run is not None else "charts"
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape and self.grid.span is not None:
+            self.grid.zoom(None)
+        else:
+            super().keyPressEvent(event)
 
     def _lay_out(self) -> None:
         content = QWidget()
@@ -137,20 +172,28 @@ class MonitorPage(QWidget):
             self._clock.stop()
             return
         self.header.show_run(run.folder.name, run.state, live=run.is_live)
-        phase = PHASE_WORDS.get(run.phase, run.phase) if run.is_live else ""
-        self.header.show_progress(run.step, run.iterations, phase, run.phase_progress)
+        self._show_progress(run)
         self._show_time()
         (self._clock.start if run.is_live else self._clock.stop)()
         self._show_tiles(run)
         self._show_note(run)
-        if not run.is_live:
+        if not run.is_live or run.silence or not self.verdict.isHidden():
             self._show_verdict()
         self._find_curves(run)
         self.grid.refresh(run.span)
 
+    def _show_progress(self, run: Run) -> None:
+        reading = run.read_share
+        if reading is not None:  # a long diary takes a second or two
+            self.header.show_progress(run.step, run.iterations, "reading what has happened", reading)
+            return
+        phase = PHASE_WORDS.get(run.phase, run.phase) if run.is_live else ""
+        progress = None if run.silence else run.phase_progress
+        self.header.show_progress(run.step, run.iterations, run.silence or phase, progress)
+
     def _show_time(self) -> None:
-        if self._run is not None:
-            self.header.show_time(self._run.elapsed_s, self._run.eta_s)
+        if self._run is not None and self._run.read_share is None:
+            self.header.show_time(self._run.elapsed_s, None if self._run.silence else self._run.eta_s)
 
     def _show_tiles(self, run: Run) -> None:
         for metric, tile in self.tiles.items():
@@ -173,7 +216,7 @@ class MonitorPage(QWidget):
     def _find_curves(self, run: Run) -> None:
         """Decide each chart's curves. Those of the reward functions are included before their first value, so that no chart
         moves when it comes."""
-        key = (run, len(run.metric_names()), len(run.eval_metric_names()), tuple(run.reward_names))
+        key = (run, len(run.metric_names()), len(run.eval_metric_names()), tuple(run.reward_names), bool(run.step))
         if key == self._curves_for:
             return
         self._curves_for = key
@@ -182,7 +225,10 @@ class MonitorPage(QWidget):
             list(dict.fromkeys([*names, *expected])) for names in (run.metric_names(), run.eval_metric_names())
         )
         self._curves = [
-            charts.curves_of(chart, evals if chart.held_out else steps, run.reward_names) for chart in CHARTS
+            charts.curves_of(chart, evals if chart.held_out else steps, run.reward_names)
+            if not run.step or charts.has_place(chart, steps, run.config)
+            else []
+            for chart in CHARTS
         ]
 
     def _chart_at(self, index: int) -> ChartContent:
@@ -190,21 +236,24 @@ class MonitorPage(QWidget):
         if run is None:
             return ChartContent()
         read = run.eval_series if chart.held_out else run.series
-        traces = [_trace(curve, read) for curve in self._curves[index]]
-        return ChartContent([trace for trace in traces if trace.has_data], charts.placeholder(chart, run.config))
+        traces = [_trace(curve, read, stacked=curve.metric in chart.stacked) for curve in self._curves[index]]
+        waiting = charts.placeholder(chart, run.config, is_live=run.is_live, steps=run.step)
+        marks = run.marks if self._shows_marks else ()
+        return ChartContent([trace for trace in traces if trace.has_data], waiting, marks)
 
     # ── the verdict ───────────────────────────────────────────────────────────────────────────
 
     def _show_verdict(self) -> None:
         run = self._run
-        self.verdict.setVisible(run is not None and run.state not in ("starting", "running", "stopping"))
+        is_silent = run is not None and bool(run.silence)
+        self.verdict.setVisible(is_silent or (run is not None and run.state not in ("starting", "running", "stopping")))
         if run is None:
             return
-        show = getattr(self, f"_show_{run.state}", None)
+        show = self._show_silent if is_silent else getattr(self, f"_show_{run.state}", None)
         if show is not None:
             show(run)
         # The card has new buttons, which Qt puts at the end of the tab order.
-        for widget, following in pairwise([self.smoothing, *self.verdict.buttons(), self.grid]):
+        for widget, following in pairwise([self.smoothing, self.charts_menu, *self.verdict.buttons(), self.grid]):
             QWidget.setTabOrder(widget, following)
 
     def _show_paused(self, run: Run) -> None:
@@ -213,6 +262,22 @@ class MonitorPage(QWidget):
             CardAction("Change settings…", self.change_settings),
         ]
         self.verdict.show_result("Paused", "warning", "The run waits where it is; nothing is lost.", actions=actions)
+
+    def _show_silent(self, run: Run) -> None:
+        advice = silence_advice((run.started or {}).get("pid"), run.checkpoint)
+        self.verdict.show_result(
+            run.silence, "warning", advice=advice, actions=[CardAction("Open log", self.log.open_file)]
+        )
+
+    def _show_queued(self, run: Run) -> None:
+        place = self.session.queue.now.place_of(run.folder)
+        before = f"{count_text(place, 'run trains', 'runs train')} before it." if place else "It is the next to train."
+        self.verdict.show_result(
+            "Waits in the queue",
+            "muted",
+            before,
+            actions=[CardAction("Show the queue", lambda: self.session.page_requested.emit("runs"))],
+        )
 
     def _show_finished(self, run: Run) -> None:
         actions = [
@@ -223,7 +288,12 @@ class MonitorPage(QWidget):
             CardAction("Completions", lambda: self.session.page_requested.emit("completions")),
         ]
         self.verdict.show_result(
-            f"Finished: {_effort(run)}", "good", _early_end(run), _averaged(run), changes=_changes(run), actions=actions
+            f"Finished: {run_verdict.effort(run)}",
+            "good",
+            run_verdict.early_end(run),
+            run_verdict.averaged(run),
+            changes=run_verdict.changes(run),
+            actions=actions,
         )
 
     def _show_stopped(self, run: Run) -> None:
@@ -235,7 +305,11 @@ class MonitorPage(QWidget):
             CardAction("Open folder", self._open_folder),
         ]
         self.verdict.show_result(
-            f"Stopped: {_effort(run)}", "muted", advice=sentence, changes=_changes(run), actions=actions
+            f"Stopped: {run_verdict.effort(run)}",
+            "muted",
+            advice=sentence,
+            changes=run_verdict.changes(run),
+            actions=actions,
         )
 
     def _show_failed(self, run: Run) -> None:
@@ -251,7 +325,9 @@ class MonitorPage(QWidget):
             CardAction("Open log", self.log.open_file),
             *([CardAction("Report a problem…", lambda: self.session.problem_found.emit(run))] if is_bug else []),
         ]
-        self.verdict.show_result(f"Failed{_at(run)}", "bad", run.problem, advice, actions=actions)
+        self.verdict.show_result(
+            f"Failed{run_verdict.where_it_ended(run)}", "bad", run.problem, advice, actions=actions
+        )
         self.log.unfold(is_bug)
 
     def _show_crashed(self, run: Run) -> None:
@@ -259,7 +335,9 @@ class MonitorPage(QWidget):
         saved = f"Everything up to step {step:,} is saved." if step is not None else "There is no checkpoint yet."
         report = CardAction("Report a problem…", lambda: self.session.problem_found.emit(run))
         actions = [self._resume_action(run), CardAction("Open log", self.log.open_file), report]
-        self.verdict.show_result(f"Crashed{_at(run)}", "bad", run.problem, saved, actions=actions)
+        self.verdict.show_result(
+            f"Crashed{run_verdict.where_it_ended(run)}", "bad", run.problem, saved, actions=actions
+        )
 
     def _resume_action(self, run: Run) -> CardAction:
         step = run.checkpoint
@@ -271,19 +349,6 @@ class MonitorPage(QWidget):
         """Resume the run from its newest checkpoint."""
         if self._run is not None and not self._run.is_live:
             self.session.resume_run(self._run.folder)
-
-    def change_settings(self) -> None:
-        """Open the panel that changes settings of the live run."""
-        self.steering.open()
-
-    def stop_when(self) -> None:
-        """The same, at the conditions that end the run."""
-        self.steering.open("stop_when")
-
-    def finish_step(self) -> None:
-        """Stop the run once the step in flight is done."""
-        self.session.message.emit("The run stops at the end of the step in flight.")
-        self._send("finish-step")  # a refusal is the newer message
 
     def _export(self) -> None:
         if self._run is not None:
@@ -309,7 +374,7 @@ class MonitorPage(QWidget):
             self.session.message.emit(mistake.faults[0].sentence)
 
 
-def _trace(curve: Curve, read: Callable) -> Trace:
+def _trace(curve: Curve, read: Callable, *, stacked: bool) -> Trace:
     x, y = read(curve.metric)
     low = high = None
     if curve.spread:
@@ -318,44 +383,4 @@ def _trace(curve: Curve, read: Callable) -> Trace:
             low, high = y - spread, y + spread
     elif curve.low and len(read(curve.low)[1]) and len(read(curve.high)[1]):
         low, high = read(curve.low)[1], read(curve.high)[1]
-    return Trace(curve.label, curve.colour, x, y, low, high)
-
-
-def _changes(run: Run) -> list[BeforeAfter]:
-    """Reward before → after: in training, on held-out prompts, on the test split."""
-    changes = [BeforeAfter("Reward in training", *first_and_last_means(run.series("reward")[1].tolist()))]
-    held_out = run.eval_series("reward")[1]
-    if len(held_out) > 1:
-        changes.append(BeforeAfter("Held-out reward", float(held_out[0]), float(held_out[-1])))
-    test_reward = run.test_metrics.get("reward")
-    if isinstance(test_reward, int | float):
-        changes.append(BeforeAfter("Test reward", None, float(test_reward)))
-    return [change for change in changes if change.after is not None]
-
-
-def _effort(run: Run) -> str:
-    """“32 steps in 43 s”; for a run that ended early, “12 of 32 steps in 16 s”."""
-    of = f" of {run.iterations:,}" if run.iterations and run.iterations != run.step else ""
-    return f"{run.step:,}{of} step{'s' if of or run.step != 1 else ''} in {duration(run.elapsed_s)}"
-
-
-def _averaged(run: Run) -> str:
-    """Over which steps the figures of the result were averaged."""
-    count = averaging_window(len(run.series("reward")[0]))
-    steps = f"{count} steps" if count > 1 else "step"
-    text = f"Training: means of the first and last {steps}."
-    evaluated = run.eval_series("reward")[0]
-    if len(evaluated) > 1:
-        began = f"after step {evaluated[0]:,}" if evaluated[0] else "before training"
-        text += f" Held-out: {began}, after step {evaluated[-1]:,}."
-    return text
-
-
-def _early_end(run: Run) -> str:
-    """Why a run has finished before its last step, as planned; otherwise empty."""
-    ending = run.ending or {}
-    return str(ending.get("sentence") or "") if ending.get("reason") in ("stop_when", "early_stopping") else ""
-
-
-def _at(run: Run) -> str:
-    return f" after step {run.step:,}" if run.step else " before the first step"
+    return Trace(curve.label, curve.colour, x, y, low, high, stacked)

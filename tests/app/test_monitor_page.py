@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PySide6.QtGui import QFont, QFontMetrics, QGuiApplication
+from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.model.charts import CHARTS, curves_of, placeholder
 from app.model.session import Session
-from app.pages import monitor_page
 from app.pages.monitor_page import MonitorPage
+from app.pages.parts import run_verdict
 from app.widgets.basic.number_format import duration, figure, moment, signed, ticks
 from app.widgets.charts.metric_tile import MetricTile
 from app.widgets.runs.log_view import LogView
@@ -105,7 +106,7 @@ def test_a_reward_has_the_colour_of_its_index_in_the_config() -> None:
 def test_a_curve_matched_by_a_pattern_has_a_label_and_a_colour_of_its_own(qapp) -> None:
     chart = next(chart for chart in CHARTS if chart.title == "Step time")
     curves = curves_of(chart, ["time/save", "time/other", "time/extra"], [])
-    assert [curve.label for curve in curves[-3:]] == ["Saving", "Other", "extra"]
+    assert [curve.label for curve in curves] == ["Sampling", "Rewards", "Learning", "Saving", "Other", "Step", "extra"]
     assert len({curve.colour for curve in curves}) == len(curves)
 
 
@@ -141,6 +142,8 @@ def test_an_empty_chart_has_a_placeholder() -> None:
     )
     assert placeholder(held_out, {"steps_per_eval": 20}) == "Waits for the first evaluation, every 20 steps."
     assert "off" in placeholder(held_out, {"steps_per_eval": 0})
+    assert "ended" in placeholder(held_out, {"steps_per_eval": 20}, is_live=False)
+    assert "recorded none" in placeholder(CHARTS[0], {}, is_live=False, steps=3)
 
 
 # ── states ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -156,7 +159,7 @@ def test_without_a_run_there_is_one_button_and_it_leads_to_train(qtbot, page: Mo
 def test_a_finished_run_shows_its_result_first(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
     show_run(made_up_runs.make_run(tmp_path / "run", steps=60))
     rewards = session.run.series("reward")[1]
-    before, after = monitor_page._changes(session.run)[0].before, monitor_page._changes(session.run)[0].after
+    before, after = run_verdict.changes(session.run)[0].before, run_verdict.changes(session.run)[0].after
     assert (before, after) == (pytest.approx(rewards[:10].mean()), pytest.approx(rewards[-10:].mean()))
     assert page.verdict.isVisible() and page.verdict._title.text().startswith("Finished: 60 steps in 1")
     assert button_texts(page) == ["Export to LM Studio…", "Chat", "Open folder", "Evaluate", "Completions"]
@@ -168,10 +171,10 @@ def test_a_finished_run_shows_its_result_first(page: MonitorPage, show_run, tmp_
 def test_tab_goes_from_the_result_to_the_charts_to_the_log(page: MonitorPage, show_run, tmp_path: Path) -> None:
     """The buttons of the verdict are created last, and were last in the tab order."""
     show_run(made_up_runs.make_run(tmp_path / "run", steps=30))
-    chain = [page.smoothing]
-    while chain[-1].nextInFocusChain() is not page.smoothing:
+    chain: list[QWidget] = [page.charts_menu]
+    while chain[-1].nextInFocusChain() is not page.charts_menu:
         chain.append(chain[-1].nextInFocusChain())
-    expected_order = [page.smoothing, *page.verdict.buttons(), page.grid, page.log._toggle]
+    expected_order = [page.charts_menu, *page.verdict.buttons(), page.grid.plots[0], page.log._toggle]
     assert [widget for widget in chain if widget in expected_order] == expected_order
 
 
@@ -179,7 +182,8 @@ def test_the_reward_charts_are_visible_before_the_first_step(page: MonitorPage, 
     """They appeared with the first step, and moved every other chart."""
     show_run(made_up_runs.make_run(tmp_path / "run", steps=0, ending=None))
     shown = plot(page, "Rewards per function")
-    assert shown.isVisible() and shown._waiting.text() == "Waits for the first step."
+    assert shown.isVisible()
+    assert shown._waiting.text() == "The run ended before its first step was done.", "it waits for nothing any more"
 
 
 def test_charts_draw_what_the_diary_says(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:
