@@ -36,6 +36,6 @@ def memory_parts_of(config: Config, prompt: int | None = None) -> MemoryParts | 
 
 def _memory_parts(result: Estimate) -> MemoryParts:
     # The estimate has already chosen chunk sizes that fit, if any do. What is still too large cannot be made smaller: no slack.
-    named = [(NAMES.get(part.name, (part.name, "")), part.bytes) for part in result.largest.allocations]
+    named = [(NAMES.get(part.name, (part.name.capitalize(), "")), part.bytes) for part in result.largest.allocations]
     parts = tuple(MemoryPart(name, size, about) for (name, about), size in named)
     return MemoryParts(parts, limit=result.limit, advice=result.advice, slack=0.0, row_tip=result.row_tip)

@@ -187,7 +187,7 @@ class TrainPage(QWidget):
             return
         if key in self.form.fields:
             self.form.fields[key].show_value(self.draft.value(key))
-        if key in REWARD_FIELDS:
+        if key in (*REWARD_FIELDS, "model", "data"):
             self._show_rewards()
         self._show_applying()
         self._show_plan()
@@ -207,7 +207,7 @@ class TrainPage(QWidget):
     def _show_rewards(self) -> None:
         value = self.draft.value
         self.rewards.show_rewards(self.draft.rewards(), value("reward_functions"), value("reward_weights"))
-        self.rewards.show_means(self.session.reward_bench.means)
+        self.rewards.show_means(self.session.reward_bench.means_of_form)
 
     def _show_plan(self) -> None:
         seconds = self.session.time_forecast.seconds_per_completion(self.draft.valid_values())

@@ -280,6 +280,9 @@ class Form(QScrollArea):
         # The slot takes none of the signal's arguments: the widget that lost the focus may be half destroyed, and PySide
         # must not wrap it in a Python object.
         widget = QApplication.focusWidget()
+        if widget is not None and self.page.isAncestorOf(widget) and widget.height() < self.viewport().height() // 2:
+            # Qt scrolls to what Tab reaches from within the view, and not when Tab enters it.
+            self.ensureWidgetVisible(widget, 0, theme.SPACE)
         while widget is not None and not isinstance(widget, Field):
             widget = widget.parentWidget()
         if widget is not None and self.fields.get(widget.setting.key) is widget:

@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QLabel, QLineEdit, QMenu
 from app import theme
 from app.widgets.basic import icons
 from app.widgets.basic.controls import PathEdit
+from app.widgets.basic.labels_and_buttons import give_menu
 from app.widgets.form import value_text
 from app.widgets.form.field import LineField
 from backend.spec import first_choices
@@ -109,8 +110,7 @@ class PathField(LineField):
             menu = QMenu(self.browse)
             menu.addAction("File…", self.choose_file)
             menu.addAction("Folder…", self.choose_folder)
-            self.browse.setMenu(menu)
-            self.browse.setProperty("menu", True)
+            give_menu(self.browse, menu)
         else:
             self.browse.clicked.connect(self.choose_folder if self.setting.kind == "model" else self.choose_file)
 
