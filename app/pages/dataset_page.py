@@ -46,7 +46,7 @@ MOVED_MS = 60
 TRY = "Sample the model on the selected rows, and see what your rewards make of it (Ctrl+Shift+D)"
 TRY_NOT = f"The model is sampled on rows of the training split, {MAX_ROWS:,} at most."
 EMPTY = ("No dataset is chosen yet", "A csv, json, jsonl or parquet file with a question and an answer in each row is enough; "
-         "a folder or a dataset of Hugging Face will do as well.", "Choose a file…")  # fmt: skip
+         "a folder or a dataset of Hugging Face will do as well. Drop it anywhere on the window, or choose it.", "Choose a file…")  # fmt: skip
 ABSENT = ("This dataset is not on this machine yet", "It is fetched from Hugging Face once, and kept in its cache.",
           "Fetch it")  # fmt: skip
 FAILED = ("The dataset could not be read", "What is wrong stands above. It may be over by now: the network is back, or the file is "

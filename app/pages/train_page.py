@@ -34,7 +34,7 @@ ROOMY = 1000
 """From this page width on the launch column has its full width."""
 DEMO = (
     "The demo is loaded: a small bundled model learns, from rewards alone, to work sums out instead of guessing them. "
-    "It takes about a minute and downloads nothing."
+    "It takes about a minute and downloads nothing. To train on questions of your own, drop a csv or jsonl file anywhere."
 )
 
 

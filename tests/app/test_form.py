@@ -20,8 +20,8 @@ from app.model.prefs import Prefs
 from app.model.session import Session
 from app.pages import train_page
 from app.pages.train_page import TrainPage
-from app.widgets.basic import controls
-from app.widgets.form import fields, path_field
+from app.widgets.basic import controls, file_dialogs
+from app.widgets.form import fields
 from app.widgets.form.memory_bar import MemoryBar
 from app.widgets.form.setting_search import SettingSearch
 from app.widgets.rewards.reward_delegates import LABEL, USE, WEIGHT, WeightEdit
@@ -408,7 +408,7 @@ def test_a_dropped_folder_is_the_model(page: TrainPage, tmp_path: Path):
 
 def test_browsing_sets_the_chosen_path_and_nothing_when_cancelled(page: TrainPage, monkeypatch: pytest.MonkeyPatch):
     chosen = iter(["/some/model", ""])
-    monkeypatch.setattr(path_field.QFileDialog, "getExistingDirectory", lambda *_: next(chosen))
+    monkeypatch.setattr(file_dialogs.QFileDialog, "getExistingDirectory", lambda *_: next(chosen))
     page.form.fields["model"].browse.click()
     page.form.fields["model"].browse.click()
     assert page.draft.value("model") == "/some/model"

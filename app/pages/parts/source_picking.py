@@ -19,6 +19,7 @@ from app.widgets.form.field import Field
 from app.widgets.form.path_field import PathField
 from app.widgets.picker.picker import Picker
 from app.widgets.picker.picker_rows import PLACE_LABELS, size_text
+from backend.spec.suggested_models import suggested
 
 SETTLE_MS = 400
 """How long typing must rest before a model is looked up."""
@@ -187,7 +188,9 @@ class Picking(QObject):
         if is_base:
             self.session.draft.refuse_model(name, facts["refusal"] if facts else "")
         if facts is None:
-            field.show_note("Not on this machine: it will be downloaded when the run starts.")
+            known = suggested(name)
+            what = f"about {size_text(known.download_bytes)} " if known is not None else "it "
+            field.show_note(f"Not on this machine: {what}will be downloaded when the run starts.")
         elif facts["refusal"] and not is_base and (Path(name).expanduser() / "adapter_config.json").is_file():
             field.show_note("An adapter of the base model.")
         elif facts["refusal"]:
