@@ -60,7 +60,8 @@ class LaunchColumn(QScrollArea):
         self._column.setContentsMargins(0, 0, 0, 2 * theme.SPACE)
         self._column.setSpacing(2 * theme.SPACE)
         self._build_plan()
-        self._build_problems()
+        self._problems, self._problem_title, self._problem_rows = self._build_list("")
+        self._warnings, _, self._warning_rows = self._build_list("Worth a second look")
         self._build_memory()
         self._build_help()
         self._column.addStretch()
@@ -85,6 +86,13 @@ class LaunchColumn(QScrollArea):
             self._problem_rows.addWidget(self._problem_row(fault))
         if count > SHOWN_PROBLEMS:
             self._problem_rows.addWidget(_muted_label(f"and {count - SHOWN_PROBLEMS} more"))
+
+    def show_warnings(self, warnings: Sequence[Fault]) -> None:
+        """List values that can be used and are unusual; Run stays enabled."""
+        clear_layout(self._warning_rows)
+        self._warnings.setVisible(bool(warnings))
+        for warning in warnings[:SHOWN_PROBLEMS]:
+            self._warning_rows.addWidget(self._problem_row(warning, "muted"))
 
     def show_command(self, command: str, short: str) -> None:
         """Show `short`; the tool tip and Copy have the complete `command`."""
@@ -144,20 +152,21 @@ class LaunchColumn(QScrollArea):
         self._memory_holder.hide()
         self._column.addWidget(self._memory_holder)
 
-    def _build_problems(self) -> None:
-        self._problems = QWidget()
-        self._column.addWidget(self._problems)
-        column = QVBoxLayout(self._problems)
+    def _build_list(self, title: str) -> tuple[QWidget, QLabel, QVBoxLayout]:
+        """A list of sentences about settings: its widget, hidden while it is empty, its title, and the layout of its rows."""
+        holder, heading, rows = QWidget(), QLabel(title), QVBoxLayout()
+        column = QVBoxLayout(holder)
         column.setContentsMargins(theme.SPACE, 0, 0, 0)
         column.setSpacing(theme.SPACE)
-        self._problem_title = QLabel()
-        self._problem_title.setFont(theme.heading_font())
-        column.addWidget(self._problem_title)
-        self._problem_rows = QVBoxLayout()
-        self._problem_rows.setSpacing(theme.SPACE)
-        column.addLayout(self._problem_rows)
+        heading.setFont(theme.heading_font())
+        column.addWidget(heading)
+        rows.setSpacing(theme.SPACE)
+        column.addLayout(rows)
+        holder.hide()
+        self._column.addWidget(holder)
+        return holder, heading, rows
 
-    def _problem_row(self, fault: Fault) -> QWidget:
+    def _problem_row(self, fault: Fault, role: str = "problem") -> QWidget:
         row = QWidget()
         column = QVBoxLayout(row)
         column.setContentsMargins(0, 0, 0, 0)
@@ -167,7 +176,7 @@ class LaunchColumn(QScrollArea):
         link.setToolTip("Go to the field")
         link.clicked.connect(lambda: self.problem_pressed.emit(fault.setting))
         sentence = QLabel(fault.sentence, wordWrap=True)
-        sentence.setProperty("role", "problem")
+        sentence.setProperty("role", role)
         column.addWidget(link, 0, Qt.AlignmentFlag.AlignLeft)
         column.addWidget(sentence)
         return row
