@@ -114,7 +114,10 @@ MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
 }
 """None is a separator."""
 HELP: tuple[MenuEntry | None, ...] = (
-    MenuEntry("guide", "Guide", _STANDARD.HelpContents, "show_guide"),
+    MenuEntry("help_here", "Help on this field", "F1", "show_help_here"),
+    None,
+    MenuEntry("guide", "Guide", "Ctrl+?", "show_guide"),
+    MenuEntry("glossary", "Glossary", "Ctrl+Alt+G", "show_glossary"),
     MenuEntry("shortcuts", "Keyboard shortcuts", "Ctrl+/", "show_shortcuts"),
     MenuEntry("files", "What is stored where", "Ctrl+Alt+W", "show_files"),
     None,

@@ -173,8 +173,13 @@ class UndoKeys(QObject):
         return super().eventFilter(watched, event)
 
 
+def field_of(widget: QWidget | None) -> Field | None:
+    """The field that a widget is part of."""
+    while widget is not None and not isinstance(widget, Field):
+        widget = widget.parentWidget()
+    return widget
+
+
 def _is_control_of_a_field(widget: QWidget) -> bool:
-    parent = widget.parentWidget()
-    while parent is not None and not isinstance(parent, Field):
-        parent = parent.parentWidget()
-    return parent is not None and parent.control is widget
+    field = field_of(widget)
+    return field is not None and field.control is widget

@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 from app import theme
 from app.widgets.basic.icons import IconButton
 from app.widgets.basic.layout import reserve_gutter, set_shown
-from app.widgets.form.field import Field
+from app.widgets.form.field import Field, field_of
 from app.widgets.form.fields import make_field
 from backend.spec.faults import Fault
 from backend.spec.setting import Setting
@@ -315,10 +315,9 @@ class Form(QScrollArea):
         if widget is not None and self.page.isAncestorOf(widget) and widget.height() < self.viewport().height() // 2:
             # Qt scrolls to what Tab reaches from within the view, and not when Tab enters it.
             self.ensureWidgetVisible(widget, 0, theme.SPACE)
-        while widget is not None and not isinstance(widget, Field):
-            widget = widget.parentWidget()
-        if widget is not None and self.fields.get(widget.setting.key) is widget:
-            self.focused.emit(widget.setting.key)
+        field = field_of(widget)
+        if field is not None and self.fields.get(field.setting.key) is field:
+            self.focused.emit(field.setting.key)
 
     def scroll_to(self, widget: QWidget) -> None:
         """Scroll to a widget, on the next turn of the event loop: what was just shown for it is laid out by then."""

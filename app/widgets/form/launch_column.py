@@ -16,11 +16,10 @@ from app.model.memory_parts import MemoryParts
 from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.layout import clear_layout, set_style_property
 from app.widgets.form.memory_bar import MemoryBar
-from app.widgets.form.value_text import limits_text
+from app.widgets.form.setting_help import help_lines
 from backend.spec.config import SETTINGS
 from backend.spec.faults import Fault
 from backend.spec.setting import Setting
-from backend.spec.setting_aliases import other_names
 
 WIDTH, NARROW_WIDTH = 296, 256
 """Width in pixels before scaling: usual, and in a narrow page."""
@@ -107,10 +106,7 @@ class LaunchColumn(QScrollArea):
             self._help.setText("Its help stands here while the cursor is in it.")
             return
         self._help_title.setText(setting.label)
-        names = other_names(setting.key)
-        elsewhere = f"Elsewhere called {', '.join(names)}." if names else ""
-        choices = [f"{choice.label}: {choice.sentence}" for choice in setting.choices if choice.sentence]
-        self._help.setText("\n".join(filter(None, [setting.help, limits_text(setting), elsewhere, *choices])))
+        self._help.setText("\n".join(help_lines(setting)))
         self._help_key.setText(setting.key)
 
     def set_run(self, text: str, primary: bool, enabled: bool) -> None:
