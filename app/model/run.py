@@ -200,7 +200,6 @@ class Run(QObject):
         self._update_control()
         self.control.require()
         self.present_settings.ask(settings, self._state, self.step)
-        self.poll()
 
     def take_over(self) -> None:
         """Take the control from the window that has it. Raises Mistake."""
@@ -372,7 +371,8 @@ class Run(QObject):
             self.control_changed.emit(self.control.is_elsewhere)
 
     def _update_silence(self) -> None:
-        waits = not self.is_live or self._state == "paused"
+        is_resumed = self._expected_until is not None  # the last event is an earlier process's
+        waits = not self.is_live or self._state == "paused" or is_resumed
         silence = "" if waits else silence_sentence(self.clock.silence_s(self._run_state.last_t))
         self._has_news = self._has_news or silence != self._silence
         self._silence = silence
