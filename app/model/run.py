@@ -373,6 +373,8 @@ class Run(QObject):
             self._stop_requested = False
         elif self._stop_requested and locked:
             self._repeat_stop()
+        if state in LIVE and self._state not in LIVE:
+            self.clock.expect()
         if state != self._state:
             self._state = state
             self._has_news = True

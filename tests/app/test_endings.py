@@ -226,6 +226,18 @@ def test_hung(window: Window, qtbot, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "No sign" not in window.strip.sentence.text() and window.strip.left.isVisible()
 
 
+def test_the_silence_of_a_resumed_run_counts_from_its_new_process(
+    window: Window, qtbot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made_up_runs.make_run(places.runs_folder() / "old", steps=12, ending="failed")  # a year ago
+    run = shown(window, folder, qtbot, "failed")
+    run.expect_process()
+    assert run.state == "starting" and run.silence == ""
+    with trained(folder):
+        advance(monkeypatch, run, 310)
+        assert run.silence == "No sign of life for 5 min."
+
+
 def test_a_pause_is_no_silence(window: Window, qtbot, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = running()
     write(folder, "phase", phase="paused")
