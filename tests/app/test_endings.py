@@ -18,6 +18,7 @@ from app.message_boxes import QuestionBox
 from app.model.crash_offer import crash_offer, last_run
 from app.model.prefs import Prefs
 from app.model.run import Run
+from app.model.run_control import RunControl
 from app.model.session import Session
 from app.window import Window
 from backend.spec import places
@@ -321,6 +322,19 @@ def test_window_killed_and_reopened(window: Window, session: Session, qtbot) -> 
         qtbot.waitUntil(lambda: not run.control.is_elsewhere, timeout=WAIT_MS)
         assert window.menus["stop"].isEnabled() and "Another window" not in window.strip.sentence.text()
         assert run.state == "running"
+
+
+def test_control_that_comes_at_once_is_shown_too(window: Window, session: Session, qtbot) -> None:
+    """The one who had it may have let it go already when another asks: the actions stayed disabled then."""
+    folder = running()
+    with trained(folder):
+        holder = RunControl(folder)
+        holder.update(live=True)
+        run = shown(window, folder, qtbot, "running")
+        assert run.control.is_elsewhere and not window.menus["stop"].isEnabled()
+        holder.release()
+        window.take_over()
+        assert not run.control.is_elsewhere and window.menus["stop"].isEnabled()
 
 
 def test_two_windows_and_one_in_control(window: Window, session: Session, qtbot, tmp_path: Path) -> None:
