@@ -18,7 +18,7 @@ from app.model.marks import Mark
 from app.model.present_settings import PresentSettings
 from app.model.run_clock import RunClock, silence_sentence
 from app.model.run_control import RunControl
-from app.model.run_files import configured_rewards, file_size, last_lines, modified_ns, newest_checkpoint, sentences_of
+from app.model.run_files import configured_rewards, file_size, log_lines, modified_ns, newest_checkpoint, problem_of
 from app.model.run_state import LIVE, RunState, State
 from backend.spec.archive import STARTUP_GRACE_S, may_be_starting
 from backend.spec.completion_rows import GroupRow
@@ -36,8 +36,6 @@ SLICE = 256 << 10
 """Bytes of diary parsed in one go: about 2 ms."""
 BUDGET_S = 0.03
 """Time that a poll may read before it returns to the event loop."""
-LOG_TAIL = 64 << 10
-"""Bytes at the end of log.txt that `log_tail` reads."""
 
 
 class Run(QObject):
@@ -167,20 +165,7 @@ class Run(QObject):
     @property
     def problem(self) -> str:
         """Why a failed or crashed run ended, as one sentence; empty in any other state."""
-        if self._state == "failed":
-            sentence = (self.ending or {}).get("sentence")
-            return (
-                sentences_of(sentence)
-                if isinstance(sentence, str) and sentence
-                else "The run failed; the log may tell why."
-            )
-        if self._state != "crashed":
-            return ""
-        when = f"after step {self.step}" if self.step else "before its first step"
-        last_words = next((line.strip() for line in reversed(self.log_tail(20)) if line.strip()), "")
-        return f"The training process ended {when} without saying why." + (
-            f" Its last words: {last_words}" if last_words else ""
-        )
+        return problem_of(self._state, self.ending, self.step, self.folder)
 
     def send(self, word: str) -> None:
         """Write a control word (pause, resume, save, stop) for the trainer. Raises Mistake where that fails, or another window controls
@@ -283,10 +268,7 @@ class Run(QObject):
 
     def log_tail(self, n: int = 200) -> list[str]:
         """The last `n` lines of log.txt; of a progress line, its last state."""
-        text = last_lines(self.folder.log, LOG_TAIL).decode("utf-8", errors="replace")
-        lines = text.removesuffix("\n").split("\n") if text else []
-        # A progress bar rewrites its line after a carriage return: only its last state is shown.
-        return [line.rstrip("\r").rpartition("\r")[2] for line in lines[-n:]]
+        return log_lines(self.folder.log, n)
 
     def completion_steps(self) -> list[int]:
         """Steps that have completions, ascending."""
@@ -359,6 +341,8 @@ class Run(QObject):
             self._stop_requested = False
         elif self._stop_requested and locked:
             self._repeat_stop()
+        if state in LIVE and self._state not in LIVE:
+            self.clock.expect()
         if state != self._state:
             self._state = state
             self._has_news = True
