@@ -5,18 +5,22 @@ One folder holds them (`prefs.ini`) and the autosaved form (`draft.yaml`); GRPO_
 
 from __future__ import annotations
 
-import fcntl
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QByteArray, QObject, QSettings
 
-from backend.spec import places
+from backend.spec import file_lock, places
 
 RECENT = 10
 """Recent files that are kept."""
 SLOTS = 100
 """Most windows that can each have a form of their own at the same time."""
+
+CLOSING = ("ask", "keep", "stop")
+"""Values of `when_closing`."""
 
 
 class Prefs(QObject):
@@ -41,11 +45,8 @@ class Prefs(QObject):
         Two windows with one file would overwrite each other's edits silently.
         """
         for number in range(1, SLOTS + 1):
-            handle = os.open(self.folder / f"draft-{number}.lock", os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(handle)
+            handle = file_lock.try_hold(self.folder / f"draft-{number}.lock")
+            if handle is None:
                 continue
             self._claimed, self.slot = handle, number
             return number
@@ -121,6 +122,28 @@ class Prefs(QObject):
         self._settings.setValue(f"favourite_{kind}", "\n".join(sorted(now)))
 
     @property
+    def run_columns(self) -> list[tuple[str, int]]:
+        """Columns of the table of runs, in order: (key, width in pixels); empty until they were chosen."""
+        try:
+            found = json.loads(self._text("run_columns") or "[]")
+            return [(str(key), int(width)) for key, width in found]
+        except (TypeError, ValueError):
+            return []
+
+    @run_columns.setter
+    def run_columns(self, columns: Sequence[tuple[str, int]]) -> None:
+        self._settings.setValue("run_columns", json.dumps(columns))
+
+    @property
+    def run_details_shown(self) -> bool:
+        """Whether the details of the selected run are shown beside the table."""
+        return bool(self._settings.value("run_details_shown", True, type=bool))
+
+    @run_details_shown.setter
+    def run_details_shown(self, shown: bool) -> None:
+        self._settings.setValue("run_details_shown", shown)
+
+    @property
     def theme(self) -> str:
         return self._text("theme") or "system"
 
@@ -137,6 +160,24 @@ class Prefs(QObject):
         self._settings.setValue("sidebar_collapsed", collapsed)
 
     @property
+    def log_charts(self) -> set[str]:
+        """Titles of the charts whose value axis is logarithmic."""
+        return {text for text in self._text("log_charts").split("\n") if text}
+
+    def set_log_chart(self, title: str, log: bool) -> None:
+        now = self.log_charts | {title} if log else self.log_charts - {title}
+        self._settings.setValue("log_charts", "\n".join(sorted(now)))
+
+    @property
+    def chart_marks(self) -> bool:
+        """Whether charts show marks."""
+        return bool(self._settings.value("chart_marks", True, type=bool))
+
+    @chart_marks.setter
+    def chart_marks(self, shown: bool) -> None:
+        self._settings.setValue("chart_marks", shown)
+
+    @property
     def check_updates(self) -> bool:
         """Whether to ask for a newer version at start; off until the user turns it on."""
         return bool(self._settings.value("check_updates", False, type=bool))
@@ -144,6 +185,43 @@ class Prefs(QObject):
     @check_updates.setter
     def check_updates(self, check: bool) -> None:
         self._settings.setValue("check_updates", check)
+
+    @property
+    def notifies(self) -> bool:
+        """Whether the desktop shows a notification when a run ends or is in trouble and the window is not in front."""
+        return bool(self._settings.value("notifies", True, type=bool))
+
+    @notifies.setter
+    def notifies(self, notify: bool) -> None:
+        self._settings.setValue("notifies", notify)
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether the app's icon in the Dock or launcher shows the percent of the run."""
+        return bool(self._settings.value("shows_progress", True, type=bool))
+
+    @shows_progress.setter
+    def shows_progress(self, show: bool) -> None:
+        self._settings.setValue("shows_progress", show)
+
+    @property
+    def when_closing(self) -> str:
+        """What becomes of a training when the window is closed: ask, keep or stop."""
+        answer = self._text("when_closing")
+        return answer if answer in CLOSING else "ask"
+
+    @when_closing.setter
+    def when_closing(self, answer: str) -> None:
+        self._settings.setValue("when_closing", answer)
+
+    @property
+    def offered_crash(self) -> str:
+        """The crash that was last offered to be resumed, so that each is offered once."""
+        return self._text("offered_crash")
+
+    @offered_crash.setter
+    def offered_crash(self, crash: str) -> None:
+        self._settings.setValue("offered_crash", crash)
 
     @property
     def updates_checked(self) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Literal, TypeGuard
 
+from app.model.marks import Mark, MarkKind, change_sentence
 from app.model.series import Series, number
 from backend.spec import archive
 from backend.spec.events import ENDINGS, KINDS, Event
@@ -38,16 +39,21 @@ class RunState:
     """The state of a run, as far as its diary was read. `apply` the events in order; `clear` when the diary was cut back."""
 
     def __init__(self) -> None:
+        self._handlers = {kind: getattr(self, f"_on_{kind}", None) for kind in KINDS} | dict.fromkeys(
+            ENDINGS, self._on_ending
+        )
         self.clear()
 
     def clear(self) -> None:
         self.steps = Series()
         self.evals = Series()
+        self.marks: list[Mark] = []
+        self.saved_step: int | None = None
         self.test_metrics: dict[str, Any] = {}
         self.started: Event | None = None
         self.ending: Event | None = None
         self.phase = ""
-        self.phase_progress: float | None = None
+        self._phase_event: Event = {}
         self.paused = False
         self.stopping = False
         self.iterations: int | None = None
@@ -60,7 +66,7 @@ class RunState:
     def clear_process(self) -> None:
         """Clear the state of the last process, its ending above all: a new process is about to resume this run."""
         self.started = self.ending = None
-        self.phase, self.phase_progress = "", None
+        self.phase, self._phase_event = "", {}
         self.paused = self.stopping = False
         self._clock.stop()
         self._step_times.clear()
@@ -68,22 +74,39 @@ class RunState:
     def apply(self, event: Event) -> None:
         """Apply one event. Unknown kinds and fields of the wrong type are skipped."""
         kind = event.get("kind")
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             return
         self._clock.take(event)
-        handler = getattr(self, f"_on_{'ending' if kind in ENDINGS else kind}", None)
-        if handler is not None:  # nothing of a checkpoint is kept here
+        handler = self._handlers.get(kind)
+        if handler is not None:
             handler(event)
+
+    @property
+    def phase_progress(self) -> float | None:
+        """Share of the phase that is done, 0 to 1, where the diary says."""
+        return progress_of(self._phase_event)
 
     @property
     def is_empty(self) -> bool:
         """Whether no event was applied yet."""
         return self._clock.last_t is None
 
-    def state(self, *, is_locked: bool, may_be_coming: bool, stop_requested: bool = False) -> State:
-        """The live state. `may_be_coming`: as `archive.state_of`; `stop_requested`: by this window, and not yet in the diary."""
+    @property
+    def last_t(self) -> float | None:
+        """Unix time of the last event; None before the first."""
+        return self._clock.last_t
+
+    def state(
+        self, *, is_locked: bool, may_be_coming: bool, is_queued: bool = False, stop_requested: bool = False
+    ) -> State:
+        """The live state. `may_be_coming` and `is_queued`: as `archive.state_of`; `stop_requested`: by this window, and not yet in the
+        diary."""
         state = archive.state_of(
-            self.ending, is_locked=is_locked, has_started=self.started is not None, may_be_coming=may_be_coming
+            self.ending,
+            is_locked=is_locked,
+            has_started=self.started is not None,
+            may_be_coming=may_be_coming,
+            is_queued=is_queued,
         )
         if state != "running":
             return state
@@ -110,6 +133,8 @@ class RunState:
 
     def _on_started(self, event: Event) -> None:
         self.clear_process()
+        if self.step:
+            self._mark(self.step, "resume", f"Resumed after step {self.step:,}.")
         self.started = event
         iterations = event.get("iterations")
         if isinstance(iterations, int) and iterations > 0:
@@ -118,7 +143,7 @@ class RunState:
     def _on_phase(self, event: Event) -> None:
         phase = event.get("phase", event.get("name"))
         self.phase = phase if isinstance(phase, str) else ""
-        self.phase_progress = progress_of(event)
+        self._phase_event = event
         self.paused = self.phase == "paused"
 
     def _on_command(self, event: Event) -> None:
@@ -146,16 +171,35 @@ class RunState:
             self.test_metrics = metrics
         else:
             self.evals.append(step, metrics)
+            reward = number(metrics.get("reward"))
+            self._mark(step, "eval", f"Evaluated: held-out reward {reward:.3g}." if reward == reward else "Evaluated.")
+
+    def _on_checkpoint(self, event: Event) -> None:
+        step = event.get("step")
+        if _is_count(step):
+            self.saved_step = step
+            self._mark(step, "checkpoint", "Saved: a checkpoint.")
+
+    def _on_change(self, event: Event) -> None:
+        step, settings = event.get("step"), event.get("settings")
+        if _is_count(step) and isinstance(settings, dict):
+            self._mark(step, "change", change_sentence(settings))
 
     def _on_health(self, event: Event) -> None:
         self.health.append(event)
+        step, sentence = event.get("step"), event.get("sentence")
+        if isinstance(sentence, str):
+            self._mark(step if _is_count(step) else self.step, "health", sentence)
+
+    def _mark(self, step: int, kind: MarkKind, sentence: str) -> None:
+        self.marks.append(Mark(step, kind, sentence))
 
     def _on_note(self, event: Event) -> None:
         self.notes.append(event)
 
     def _on_ending(self, event: Event) -> None:
         self.ending = event
-        self.phase, self.phase_progress = "", None
+        self.phase, self._phase_event = "", {}
         self.paused = self.stopping = False
 
 

@@ -6,12 +6,20 @@ It knows no Qt, no files and no metric names. Where a step lacks a metric its va
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
 
 _FIRST_CAPACITY = 1024
+_BATCH = 256
+"""Rows that wait as dicts before they are stored together: numpy converts a table of them in a tenth of the time that it takes to
+store their values one by one."""
+_PLAIN: set[type] = {int, float, type(None)}
+"""Types that numpy converts as `number` does."""
+
+Row = tuple[int, Mapping[str, Any]]
 
 
 class Series:
@@ -22,37 +30,40 @@ class Series:
 
     def clear(self) -> None:
         self._size = 0
+        self._last: int | None = None
         self._steps = np.empty(_FIRST_CAPACITY, dtype=np.int64)
         self._columns: dict[str, np.ndarray] = {}
+        self._waiting: list[Row] = []
 
     def __len__(self) -> int:
-        return self._size
+        return self._size + len(self._waiting)
 
     def append(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append a step. A step that exists already is replaced, and all after it are dropped: steps only rise."""
-        if self._size and step <= self._steps[self._size - 1]:
+        """Append a step. A step that exists already is replaced, and all after it are dropped: steps only rise.
+
+        `values` is kept for a while, and must not be changed afterwards.
+        """
+        if self._last is not None and step <= self._last:
             self._truncate(step)
-        if self._size == len(self._steps):
-            self._grow()
-        self._steps[self._size] = step
-        for name, value in values.items():
-            column = self._columns.get(name)
-            if column is None:
-                column = self._columns[name] = np.full(len(self._steps), np.nan)
-            column[self._size] = number(value)
-        self._size += 1
+        self._waiting.append((step, values))
+        self._last = step
+        if len(self._waiting) >= _BATCH:
+            self._store()
 
     @property
     def span(self) -> tuple[int, int] | None:
         """The first and the last step, or None while there is none."""
+        self._store()
         return (int(self._steps[0]), int(self._steps[self._size - 1])) if self._size else None
 
     def names(self) -> list[str]:
         """Every metric so far, in the order of its first appearance."""
+        self._store()
         return list(self._columns)
 
     def get(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(steps `[n]` int64, values `[n]` float64 with NaN in gaps), read-only; both empty for an unknown name."""
+        self._store()
         column = self._columns.get(name)
         if column is None:
             return _read_only(self._steps[:0]), np.empty(0)
@@ -77,7 +88,27 @@ class Series:
                 return float(finite[index])
         return None
 
+    def _store(self) -> None:
+        """Move the rows that wait into the columns; those with the same metrics, which nearly all have, together."""
+        waiting, self._waiting = self._waiting, []
+        for names, rows in groupby(waiting, key=lambda row: tuple(row[1])):
+            self._store_table(names, list(rows))
+
+    def _store_table(self, names: Sequence[str], rows: Sequence[Row]) -> None:
+        end = self._size + len(rows)
+        while end > len(self._steps):
+            self._grow()
+        self._steps[self._size : end] = [step for step, _ in rows]
+        table = _table([values.values() for _, values in rows], len(names))
+        for index, name in enumerate(names):
+            column = self._columns.get(name)
+            if column is None:
+                column = self._columns[name] = np.full(len(self._steps), np.nan)
+            column[self._size : end] = table[:, index]
+        self._size = end
+
     def _truncate(self, step: int) -> None:
+        self._store()
         size = int(np.searchsorted(self._steps[: self._size], step))
         for column in self._columns.values():
             column[size : self._size] = np.nan
@@ -88,6 +119,20 @@ class Series:
         self._steps = np.concatenate([self._steps, np.empty(more, dtype=np.int64)])
         for name, column in self._columns.items():
             self._columns[name] = np.concatenate([column, np.full(more, np.nan)])
+
+
+def _table(rows: Sequence[Iterable[Any]], width: int) -> np.ndarray:
+    """Values `[rows, width]` as float64; NaN for anything but a finite number."""
+    cells = list(chain.from_iterable(rows))
+    if set(map(type, cells)) <= _PLAIN:
+        try:
+            table = np.array(cells, dtype=float).reshape(len(rows), width)
+        except OverflowError:  # an int beyond the range of a float
+            pass
+        else:
+            table[np.isinf(table)] = np.nan
+            return table
+    return np.array([number(cell) for cell in cells]).reshape(len(rows), width)
 
 
 def number(value: Any) -> float:

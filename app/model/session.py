@@ -1,4 +1,4 @@
-"""The state that the pages share: the draft, the run that is shown, preferences, and services created on first use.
+"""The state that the pages share: the form, services created on first use, the run that is shown, and the runs that wait.
 
 Pages communicate only through this object's signals; none of them imports another.
 """
@@ -12,41 +12,30 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, Signal
 
-from app.model.consent import Consent
-from app.model.form_session import FormSession
+from app.model.crash_offer import CrashOffer, crash_offer, last_run
 from app.model.memory_parts import GB, MemoryEstimator, MemoryParts
 from app.model.prefs import Prefs
+from app.model.service_session import ServiceSession
 from app.model.time_forecast import TimeForecast
 from backend.spec import config, places
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
-from backend.spec.problem_report import ProblemFacts
 
 if TYPE_CHECKING:
-    from app.model.dataset import Dataset
-    from app.model.downloads import Downloads
-    from app.model.evaluations import Evaluations
-    from app.model.reward_bench import RewardBench
     from app.model.run import Run
-    from app.model.service import Service
-    from app.model.updates import Updates
+    from app.model.run_queue import RunQueue
 
-START, RUN, BENCH = "start", "run", "bench"
-"""Causes of messages: an attempt to start a run, the run that is shown, an attempt to sample or score on the bench."""
-FAULT_OFFER = (
-    "Something went wrong inside GRPO Studio. Help, Report a problem… shows what, as a report that you can send."
-)
+START, RUN = "start", "run"
+"""Causes of messages: an attempt to start a run, the run that is shown."""
 
 
-class Session(FormSession):
-    """One window's state: the form, the run that is shown, and the services.
+class Session(ServiceSession):
+    """One window's state: the form and the services of its base classes, the run that is shown, and the runs that wait.
 
     Attributes:
-        consent, time_forecast – created with the session.
-        service, downloads, dataset, reward_bench, evaluations, updates – created on first use: the first paint does not wait for their imports.
+        queue – the runs that wait; created on first use.
         run – the run that Monitor and Completions show, or None.
         estimate_memory(Config) – the memory of a run, or None if it cannot be estimated. Tests replace it.
-        last_fault – the last fault of the helper process, for a report; None while there was none.
         confirm_over_memory(MemoryParts) – whether to train although the run surely does not fit. Set by the window.
 
     Signals:
@@ -55,7 +44,9 @@ class Session(FormSession):
         export_requested(RunFolder) – export this run's model.
         chat_requested(RunFolder) – talk to this run's model, on the Chat page, which is shown first.
         settings_requested(RunFolder) – load this run's settings into the form.
+        waiting_settings_requested(RunFolder) – load the settings of a run that waits into the form, which then keeps them for it.
         presets_requested – show the presets.
+        completions_requested(int, str or None) – show the completions of this step that the filter of this name leaves; None: all.
         reward_rows_requested(list[int]) – sample on these rows of the training split, counted from 1.
         problem_found(Run) – report the fault of the program that has ended this run.
     """
@@ -65,7 +56,9 @@ class Session(FormSession):
     export_requested = Signal(object)
     chat_requested = Signal(object)
     settings_requested = Signal(object)
+    waiting_settings_requested = Signal(object)
     presets_requested = Signal()
+    completions_requested = Signal(int, object)
     reward_rows_requested = Signal(list)
     problem_found = Signal(object)
 
@@ -73,14 +66,7 @@ class Session(FormSession):
         super().__init__(prefs or Prefs(), parent)
         self.run: Run | None = None
         self._training: RunFolder | None = None
-        self._service: Service | None = None
-        self.last_fault: ProblemFacts | None = None
-        self._downloads: Downloads | None = None
-        self._dataset: Dataset | None = None
-        self._reward_bench: RewardBench | None = None
-        self._evaluations: Evaluations | None = None
-        self._updates: Updates | None = None
-        self.consent = Consent(self.prefs.folder / "trusted.json")
+        self._queue: RunQueue | None = None
         self.time_forecast = TimeForecast(self)
         self.estimate_memory: MemoryEstimator = self._estimate_memory
         self.confirm_over_memory: Callable[[MemoryParts], bool] = lambda _memory_parts: False
@@ -88,82 +74,30 @@ class Session(FormSession):
         self.run_state_changed.connect(self.messages.review_soon)
 
     @property
-    def service(self) -> Service:
-        """The client of the helper process, which answers everything that takes time; created on first use."""
-        if self._service is None:
-            from app.model.service import Service
+    def queue(self) -> RunQueue:
+        """The runs that wait; created on first use."""
+        if self._queue is None:
+            from app.model.run_queue import RunQueue
 
-            self._service = Service(self)
-            self._service.failed.connect(self._remember_fault)
-        return self._service
+            self._queue = RunQueue(self)
+            self._queue.refused.connect(self.message)
+            self._queue.started.connect(self._follow_queue)
+        return self._queue
 
-    def _remember_fault(self, sentence: str, trace: str) -> None:
-        """Keep what went wrong inside the helper process; the page that asked shows its sentence."""
-        self.last_fault = ProblemFacts(sentence, trace, settings=self.draft.values())
-        self.message.emit(FAULT_OFFER)
-
-    @property
-    def downloads(self) -> Downloads:
-        """Downloads from the Hub; created on first use."""
-        if self._downloads is None:
-            from app.model.downloads import Downloads
-
-            self._downloads = Downloads(self.service, self)
-        return self._downloads
-
-    @property
-    def dataset(self) -> Dataset:
-        """The draft's dataset, shared by every page that shows it; created on first use."""
-        if self._dataset is None:
-            from app.model.dataset import Dataset
-
-            self._dataset = Dataset(self.draft, self.service, self)
-        return self._dataset
-
-    @property
-    def reward_bench(self) -> RewardBench:
-        """Completions and their scores on the reward bench; created on first use."""
-        if self._reward_bench is None:
-            from app.model.reward_bench import RewardBench
-
-            self._reward_bench = RewardBench(self.draft, self.service, self.consent, self)
-            self._reward_bench.refused.connect(self._say_bench_refused)
-            self._reward_bench.busy_changed.connect(self.messages.review)
-        return self._reward_bench
-
-    def _say_bench_refused(self, sentence: str) -> None:
-        """Say it until the bench is busy with something else, or the form is another."""
-        bench, form_stays = self.reward_bench, self.while_form_stays()
-        self.messages.say(sentence, BENCH, lambda: not bench.busy and form_stays() and not self._was_allowed(sentence))
-
-    def _was_allowed(self, sentence: str) -> bool:
-        from app.model.reward_bench import DECLINED
-
-        return sentence == DECLINED and not self.consent.unconfirmed(self.draft.values())
-
-    @property
-    def evaluations(self) -> Evaluations:
-        """The evaluations of the run that is shown; created on first use."""
-        if self._evaluations is None:
-            from app.model.evaluations import Evaluations
-
-            self._evaluations = Evaluations(self.consent, self)
-        return self._evaluations
-
-    @property
-    def updates(self) -> Updates:
-        """The update check; created on first use."""
-        if self._updates is None:
-            from app.model.updates import Updates
-
-            self._updates = Updates(self.prefs, lambda: self.service, self)
-            self._updates.told.connect(self.message)
-        return self._updates
+    def _follow_queue(self, run: RunFolder) -> None:
+        """A run that waited begins: show it to a user who was watching the one before it, and to nobody who reads another."""
+        shown, watched = self.run, self._training
+        watches = shown is None or (watched is not None and shown.folder.path == watched.path) or shown.folder == run
+        self._training = run
+        if watches and (shown is None or shown.folder != run):
+            self.open_run(run.path)
+        self.message.emit(f"{run.name} has left the queue and begins.")
 
     @property
     def is_training(self) -> bool:
-        """Whether a run of this session is alive, even while another run is shown."""
-        return self._live_folder() is not None or (self.run is not None and self.run.is_live)
+        """Whether a run of this session is alive, even while another run is shown, or the queue is about to start one."""
+        is_shown = self.run is not None and self.run.is_live
+        return is_shown or self._live_folder() is not None or (self._queue is not None and self._queue.is_active)
 
     def stop_training(self) -> None:
         """Ask the live run to save and stop."""
@@ -179,9 +113,7 @@ class Session(FormSession):
     def start_run(self) -> None:
         """Train with the form's settings in a new process; if they have problems, show the first problem instead."""
         self.messages.withdraw(START)
-        if self._is_busy() or self._shows_problem() or not self._fits_memory():
-            return
-        if not self._may_run_code(self.draft.values()):
+        if self._is_busy() or not self._is_ready():
             return
         try:
             folder = self._launch()
@@ -190,6 +122,29 @@ class Session(FormSession):
             return
         self.open_run(folder.path)
         self.page_requested.emit("monitor")
+
+    def queue_run(self) -> None:
+        """Let a run with the form's settings wait its turn; of a waiting run that is being edited, keep the settings."""
+        self.messages.withdraw(START)
+        if not self._is_ready():
+            return
+        if self.queue.edited is not None:
+            name = self.queue.edited.name
+            if self.queue.keep_settings(self.draft.as_yaml()):
+                self.message.emit(f"{name} waits with these settings.")
+            return
+        try:
+            folder = self._new_folder()
+            folder.config.write_text(self.draft.as_yaml(), encoding="utf-8")
+        except Mistake as mistake:
+            self.messages.say(mistake.faults[0].sentence, START, self.while_form_stays())
+            return
+        if self.queue.add(folder):
+            self.message.emit(f"{folder.name} waits in the queue.")
+
+    def _is_ready(self) -> bool:
+        """Whether the form's settings are sound, fit in memory and may run; shows what is in the way."""
+        return not self._shows_problem() and self._fits_memory() and self._may_run_code(self.draft.values())
 
     def resume_run(self, folder: RunFolder) -> None:
         """Resume a run from its newest checkpoint in a new process, and show it."""
@@ -223,7 +178,7 @@ class Session(FormSession):
     def _is_busy(self) -> bool:
         """Whether a run is alive already; says so if it is."""
         if self.is_training:
-            sentence = "One run at a time: stop the present run first, or let it finish."
+            sentence = "One run at a time: stop the present run first, let it finish, or add this one to the queue."
             self.messages.say(sentence, START, lambda: self.is_training)
         return self.is_training
 
@@ -267,12 +222,17 @@ class Session(FormSession):
         # Imported here and not above, so that the window can open and be tested without the means to start a trainer.
         from app.model.processes import start_training
 
-        config = self.draft.config()
-        name = config.run_name or places.default_run_name(config.model, config.train_type, config.train_mode)
-        folder = places.make_run_folder(name)
+        folder = self._new_folder()
         start_training(self.draft.as_yaml(), folder)
         self._training = folder
         return folder
+
+    def _new_folder(self) -> RunFolder:
+        """A folder for a run of the form. Raises Mistake."""
+        config = self.draft.config()
+        return places.make_run_folder(
+            config.run_name or places.default_run_name(config.model, config.train_type, config.train_mode)
+        )
 
     def open_run(self, path: Path) -> None:
         """Show this run, live or finished."""
@@ -281,6 +241,7 @@ class Session(FormSession):
         self._release_run()
         self.run = Run(RunFolder(Path(path)), self)
         self.run.state_changed.connect(self.run_state_changed)
+        self.run.saved.connect(lambda step: self.message.emit(f"Saved: the run can be resumed from step {step:,}."))
         self.run_changed.emit()
 
     def close_run(self) -> None:
@@ -304,6 +265,20 @@ class Session(FormSession):
         self.open_run(live.path)
         self.messages.say(f"{live.name} is still training.", RUN, live.is_locked)
         return True
+
+    def show_last_run(self) -> None:
+        """Show the run that has trained last, where none is shown yet."""
+        last = last_run() if self.run is None else None
+        if last is not None:
+            self.open_run(last.path)
+
+    def crash_to_offer(self) -> CrashOffer | None:
+        """The run that is shown, where it crashed and was not offered to be resumed before."""
+        return crash_offer(self.run.folder, self.prefs.offered_crash) if self.run is not None else None
+
+    def is_launched(self, run: RunFolder) -> bool:
+        """Whether this session has started the run, or found it training."""
+        return self._training is not None and self._training.path == run.path
 
     def try_rewards(self, rows: list[int]) -> None:
         """Have the reward bench sample the model on these rows of the training split, counted from 1."""

@@ -10,6 +10,7 @@ from app import theme
 
 STATE_LABELS = {
     "": "No run",
+    "queued": "Queued",
     "starting": "Starting",
     "running": "Running",
     "paused": "Paused",
@@ -23,6 +24,7 @@ STATE_LABELS = {
 
 STATE_ROLES = {
     "": "placeholder",
+    "queued": "muted",
     "starting": "warning",
     "running": "good",
     "paused": "warning",
