@@ -330,7 +330,13 @@ def test_a_form_of_defaults_shows_the_basic_fields_alone(page: TrainPage):
     page.draft.reset()
     shown = {key for key, field in page.form.fields.items() if field.isVisible()}
     assert shown == {*BASIC_FIELDS, *REWARD_FIELDS}
-    assert card_of(page, "seed").more.text() == "Show 25 more settings"
+    card = card_of(page, "seed")
+    folded = [
+        field
+        for key, field in card.fields.items()
+        if key not in BASIC_FIELDS and field.setting.applies(page.draft.valid_values())
+    ]
+    assert card.more.text() == f"Show {len(folded)} more settings"
     page.all_settings.click()
     assert page.form.fields["seed"].isVisible() and page.form.fields["adam_beta1"].isVisible()
     page.all_settings.click()
@@ -621,8 +627,11 @@ def test_arguments_of_a_function_are_typed_into_fields_of_their_own(page: TrainP
     """`regex_match(pattern=…)` had to be written by hand, in another field."""
     page.draft.update({"reward_functions": ["r1_count_xml"], "reward_weights": [0.5]})
     page.rewards.show_all()
+    choose_reward(page, "cosine_scaled_reward")
+    assert page.rewards.arguments.minimumSizeHint().width() < 400, "it fits the narrowest window"
     choose_reward(page, "keyword")
     fields = page.rewards.arguments.fields
+    assert page.rewards.arguments.minimumSizeHint().width() < 400, "it fits the narrowest window"
     assert list(fields) == ["word", "case"] and fields["word"].placeholderText() == "must be given"
     assert fields["case"].currentText() == "Default (no)"
     fields["word"].setFocus()

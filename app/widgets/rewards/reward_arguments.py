@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QGridLayout, QLabel, QLineEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QGridLayout, QLineEdit, QVBoxLayout, QWidget
 
 from app import theme
-from app.widgets.basic.controls import ComboBox
+from app.widgets.basic.controls import ComboBox, ElidedLabel
 from app.widgets.basic.labels_and_buttons import label
 from app.widgets.basic.layout import clear_layout
 from app.widgets.form import value_text
@@ -81,8 +81,9 @@ class RewardArguments(QWidget):
 
     def _add_field(self, index: int, parameter: Parameter) -> None:
         kind = next((words for name, words in _KIND_WORDS if name in parameter.kind), "")
-        title = QLabel(" · ".join(filter(None, [parameter.name.replace("_", " "), kind])))
-        title.setProperty("role", "muted")
+        title = ElidedLabel()  # a long name must not make the page wider than the window
+        title.setText(" · ".join(filter(None, [parameter.name.replace("_", " "), kind])))
+        title.setToolTip(title.text())
         field = self._editor(parameter)
         field.setAccessibleName(f"{parameter.name} of {self._entry.label if self._entry else ''}")
         field.setToolTip("It must be given." if parameter.default is None else f"Default: {parameter.default}")
