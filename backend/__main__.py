@@ -48,6 +48,7 @@ def app() -> typer.Typer:
         clone,
         compare,
         demo,
+        doctor,
         estimate,
         evaluate,
         export,
@@ -55,6 +56,7 @@ def app() -> typer.Typer:
         help_page,
         hub,
         queue,
+        replay,
         resume,
         rewards,
         runs,
@@ -81,6 +83,7 @@ def app() -> typer.Typer:
         check.check,
         estimate.estimate,
         runs.runs,
+        doctor.doctor,
         compare.compare,
         export.export,
         validate.validate,
@@ -88,6 +91,7 @@ def app() -> typer.Typer:
         chat.chat,
         evaluate.evaluate,
         where.where,
+        replay.replay,
         serve.serve,
     ):
         name = function.__name__

@@ -7,8 +7,8 @@ from backend.cli.exit_codes import BUG, FINISHED, MISTAKE, STOPPED
 GROUPS: dict[str, tuple[str, ...]] = {
     "Train": ("train", "resume", "change", "clone", "queue", "sweep", "demo"),
     "Before training": ("check", "estimate", "rewards"),
-    "What a run has learned": ("runs", "compare", "evaluate", "generate", "chat", "export", "validate"),
-    "This machine and this program": ("where", "hub", "bench", "serve"),
+    "What a run has learned": ("runs", "doctor", "compare", "evaluate", "generate", "chat", "export", "validate"),
+    "This machine and this program": ("where", "hub", "bench", "replay", "serve"),
 }
 """Title → verbs. A verb of no group is listed under Commands."""
 
@@ -29,7 +29,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "estimate": ("estimate config.yaml --prompt 512",),
     "export": ("export RUN --to lmstudio", "export RUN --to folder --folder models --format 4bit --checkpoint best"),
     "generate": ('generate RUN --prompt "What is 17 plus 25?" --both',),
+    "doctor": ("doctor RUN", "doctor RUN --json"),
     "evaluate": ("evaluate RUN --n 8", "evaluate owner/model config.yaml --limit 100"),
+    "replay": ("replay RUN", "replay RUN --speed 10 --name demonstration"),
     "where": ("where", "where --remove settings"),
 }
 """Verb ("" for the whole program) → what could be typed after the program's name."""

@@ -41,6 +41,7 @@ from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.steering import Change
 from backend.training.batch import completion_metrics, pack
+from backend.training.variety import variety_metrics
 from backend.types import Group, Problem
 
 
@@ -79,8 +80,9 @@ class Trainer:
         self._save_s = 0.0
         self.timer = StepTimer(self.clock)
         self.phases = PhaseReporter(diary)
-        earlier_steps = (event["metrics"] for event in read_events(run.events) if event.get("kind") == "step")
-        self.health = HealthReporter(diary, earlier_steps)
+        HealthReporter(
+            diary, steering.config_at(0).model_dump()
+        )  # its changes are in the diary, which keeps the reporter
         self.metrics = MetricWatch(read_events(run.events))
         self.planned_end: PlannedEnd | None = None
         self._rewards_since_save: list[float] = []
@@ -134,14 +136,15 @@ class Trainer:
         self.diary.write("change", **change.to_dict())
 
     def take_change(self) -> None:
-        """Record the change that was asked for, or say why it cannot be."""
+        """Record the change that was asked for, and answer in a note: from which step it holds, or why it cannot be."""
+        level = "info"
         try:
             change = self.steering.take(self._begun)
+            sentence = change.sentence if change else "Nothing was changed: the settings have these values already."
         except Mistake as mistake:
-            sentences = " ".join(fault.sentence for fault in mistake.faults)
-            self.warn(f"The change was not made. {sentences}")
-        else:
-            self.note(change.sentence if change else "Nothing was changed: the settings have these values already.")
+            level = "warning"
+            sentence = " ".join(["The change was not made.", *(fault.sentence for fault in mistake.faults)])
+        self.diary.write("note", level=level, sentence=sentence, answers="change")
 
     def step(self, step: int) -> None:
         """One rollout and its updates. A stop before the updates leaves the run at its last finished step."""
@@ -192,11 +195,10 @@ class Trainer:
         trained_tokens = lengths["num_tokens"] * self.config.num_iterations
         save_time = {"time/save": self._save_s} if self._save_s else {}
         self._save_s = 0.0  # the time of saving after step N is reported with step N + 1
-        event = self.diary.write("step", step=step, metrics=lengths | metrics | save_time | {
+        event = self.diary.write("step", step=step, metrics=lengths | variety_metrics(groups) | metrics | save_time | {
             "num_tokens": self.state.num_tokens, "epoch": self.parts.prompt_stream.epoch,
             "train_tokens_per_second": self.timer.rate(trained_tokens, "train"),
         } | self.timer.metrics())  # fmt: skip
-        self.health.report(event["metrics"])
         self.metrics.take(event)
 
     def _token_data(self, groups: list[Group]) -> list[list[TokenData]]:
@@ -284,9 +286,8 @@ class Trainer:
         step, began = self.state.step, self.clock()
         metrics = self.parts.held_out(problems, count, step, self.config, lambda done: self.poll("evaluating", done))
         mx.synchronize()  # as in `learn`
-        self.metrics.take(
-            self.diary.write("eval", step=step, split=split, metrics=metrics | {"time/eval": self.clock() - began})
-        )
+        metrics |= {"time/eval": self.clock() - began}
+        self.metrics.take(self.diary.write("eval", step=step, split=split, metrics=metrics))
         return metrics
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -226,6 +226,15 @@ def evaluate(machine: Machine, run: Path) -> None:
     assert json.loads(result.splitlines()[-1])
 
 
+def doctor(machine: Machine, run: Path) -> None:
+    assert json.loads(machine.backend("doctor", run, "--json"))["steps"]
+
+
+def replay(machine: Machine, run: Path) -> None:
+    machine.backend("replay", run, "--speed", "0", "--name", "replayed", "--runs-dir", machine.home)
+    assert (machine.home / "replayed" / "completions.jsonl").read_bytes() == (run / "completions.jsonl").read_bytes()
+
+
 def serve(machine: Machine, run: Path) -> None:
     assert machine.ask("models") is not None
     # Which architectures there are, and their aliases, is read from mlx-lm's own files.
@@ -285,6 +294,8 @@ VERBS = {
         demo,
         sweep,
         runs,
+        doctor,
+        replay,
         compare,
         export,
         validate,
