@@ -270,7 +270,8 @@ class SweepsPage(QWidget):
         if results.sentence and not self.sweeps.is_live:
             return results.sentence
         alive, steps = results.alive, [run.step for each in results.alive for run in each.runs]
-        going = f"{len(alive)} of {len(results.configurations)} configurations, step {min(steps):,} to {max(steps):,}"
+        reached = f"{min(steps):,}" if min(steps) == max(steps) else f"{min(steps):,} to {max(steps):,}"
+        going = f"{len(alive)} of {len(results.configurations)} configurations, step {reached}"
         return f"{going}, {results.completions:,} completions. {' '.join(results.notes)}"
 
     def _enable(self) -> None:
@@ -312,7 +313,7 @@ def forecast_words(taken: SweepForecast) -> str:
     seeds = taken.runs // taken.configurations
     words = f"{taken.configurations} configurations × {seeds} {'seed' if seeds == 1 else 'seeds'}: {taken.runs} runs"
     if taken.steps is not None and taken.completions is not None and taken.share is not None:
-        words += f", {taken.steps:,} steps, {taken.completions:,} completions"
+        words += f", {taken.steps:,} steps, {taken.completions:,} training completions"
         words += f" ({taken.share:.0%} of what they take without giving up)" if taken.rungs else ""
     words += f", about {duration(taken.seconds)}" if taken.seconds is not None else ""
     words += "."
