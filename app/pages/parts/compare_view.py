@@ -247,7 +247,16 @@ class CompareView(QWidget):
         assert self.comparison is not None
         runs: list[Run | None] = [*self.comparison.runs]
         runs += [None] * (len(self._records) - len(runs))
-        return [_result(record, run) for record, run in zip(self._records, runs, strict=True)]
+        return [self._result(record, run) for record, run in zip(self._records, runs, strict=True)]
+
+    def _result(self, record: RunRecord, run: Run | None) -> RunResult:
+        if run is None or not run.has_caught_up or self.comparison is None:
+            return result_of(record, [])
+        steps, rewards = run.eval_series("reward")
+        pairs = zip(steps.tolist(), rewards.tolist(), strict=True)
+        return result_of(
+            record, [pair for pair in pairs if pair[1] == pair[1]], self.comparison.rewards_at_the_ends(run)
+        )
 
     def _show_export_menu(self) -> None:
         self.export.menu(self).popup(self.export_button.mapToGlobal(self.export_button.rect().bottomLeft()))
@@ -258,11 +267,3 @@ def _shown_text(name: str, value: Any) -> str:
     if name == "state":
         return STATE_LABELS[value]
     return duration(value) if name == "worked_s" else figure(value)
-
-
-def _result(record: RunRecord, run: Run | None) -> RunResult:
-    if run is None or not run.has_caught_up:
-        return result_of(record, [])
-    steps, rewards = run.eval_series("reward")
-    evaluations = [(int(step), float(reward)) for step, reward in zip(steps, rewards, strict=True) if reward == reward]
-    return result_of(record, evaluations, run.series("reward")[1].tolist())
