@@ -18,6 +18,7 @@ from app.model.processes import VerbProcess
 from app.model.run_list import RunList
 from app.model.session import Session
 from app.pages.parts.compare_view import CompareView
+from app.pages.parts.queue_part import QueuePart
 from app.pages.parts.run_actions import ACTIONS, RunActions
 from app.widgets.basic.controls import CheckBox
 from app.widgets.basic.empty_state import EmptyState
@@ -166,6 +167,7 @@ class RunsPage(QWidget):
         column.addLayout(head)
         column.addWidget(self.search_line)
         self.search_line.hide()
+        column.addWidget(QueuePart(self.session))
         column.addWidget(self.parts, 1)
         column.addWidget(self.undo_bar)
         column.addLayout(row)
