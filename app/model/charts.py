@@ -84,6 +84,9 @@ CHARTS: tuple[Chart, ...] = (
           "advantage, and teach nothing.", (Curve("frac_reward_zero_std", "No signal", "clip"),)),
     Chart("Spread per function", "std of the score", "", "Standard deviation of each reward function's scores. A function that scores all alike "
           "guides nothing.", pattern="rewards/*/std"),
+    Chart("Diversity of groups", "% of completions", "share", "Share of the completions of a group that differ from each other, and of their text "
+          "that repeats itself. When all of a group are the same, there is nothing to compare, and nothing to learn.",
+          (Curve("completions/distinct_fraction", "Different", "accent"), Curve("completions/repetition", "Repeated text", "warning"))),
     Chart("Loss", "loss", "", "Near 0 and rising is normal for GRPO: watch the reward, not the loss.", (Curve("loss", "Loss", "muted"),)),
     Chart("Gradient norm", "norm", "", "Size of the gradient before clipping.", (Curve("grad_norm", "Norm", "muted"),)),
     Chart("Learning rate", "rate", "", "Size of each update, as the schedule has it.", (Curve("learning_rate", "Rate", "muted"),)),

@@ -64,7 +64,14 @@ def test_each_sickness_is_found_by_its_rule(name: str) -> None:
     assert {episode.code.partition(" ")[0] for episode in episodes_of(name)} >= set(recording(name).signs)
 
 
-@pytest.mark.parametrize("name", ["lr-high", "repetition", "healthy-long"])
+def test_every_rule_has_a_recorded_sickness_and_every_loss_a_healthy_run() -> None:
+    from backend.training.losses import LOSSES
+
+    assert {sign for name in diaries.names() for sign in recording(name).signs} == set(RULES)
+    assert {f"healthy-{loss}" for loss in LOSSES} <= set(diaries.names())
+
+
+@pytest.mark.parametrize("name", ["lr-high", "hacking", "few-rows", "not-a-number", "healthy-long"])
 def test_a_resumed_run_reports_what_one_that_was_never_stopped_reports(name: str) -> None:
     settings, events = recording(name).settings, recording(name).events
     whole = Watch(settings)
