@@ -94,6 +94,11 @@ class FileWindow(QMainWindow):
         if self._may_replace_form():
             self.session.load_settings(run)
 
+    def edit_waiting(self, run: RunFolder) -> None:
+        """Load the settings of a waiting run into the form, which then keeps them for it."""
+        if self._may_replace_form() and self.session.load_settings(run):
+            self.session.queue.edit(run)
+
     def save_config(self) -> bool:
         """Save to the form's file; False when that was cancelled or failed."""
         path = self.session.draft.path

@@ -22,6 +22,12 @@ QPushButton[role="primary"] {
 }
 QPushButton[role="primary"]:hover { background: @accent_hover; border-color: @accent_hover; }
 QPushButton[role="primary"]:disabled { background: @hover; border-color: @hover; color: @faint; }
+QPushButton[role="small"] {
+    background: transparent; border: 1px solid @outline; color: @muted; border-radius: 4px; padding: 0px 5px; min-height: 14px;
+    font-size: @11px;
+}
+QPushButton[role="small"]:hover { background: @hover; color: @text; }
+QPushButton[role="small"]:checked { background: @selection; color: @text; border-color: @accent; }
 QPushButton[role="link"] {
     background: transparent; border: none; color: @accent; padding: 2px 0px; text-align: left;
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.spec.config import SETTINGS
 from backend.spec.health.episodes import Episode, reported
-from backend.spec.steering import STEERABLE, request_change
+from backend.spec.steering import STEERABLE
 
 if TYPE_CHECKING:
     from app.model.run import Run
@@ -28,7 +28,9 @@ class Findings:
 
     def of(self, run: Run) -> list[Episode]:
         """Those that hold, the worst first; then those that no longer do, the newest first. A warning of the trainer counts as one."""
-        warnings = [_warning(event) for event in run.notes if event.get("level") == "warning"]
+        warnings = [
+            _warning(event) for event in run.notes if event.get("level") == "warning" and "answers" not in event
+        ]
         episodes = [episode for episode in (*reported(run.health), *warnings) if self._is_shown(episode)]
         current = [episode for episode in episodes if episode.until is None]
         past = [episode for episode in episodes if episode.until is not None]
@@ -39,10 +41,11 @@ class Findings:
 
 
 def take_up(session: Session, run: Run | None, settings: Mapping[str, Any]) -> None:
-    """Set what a finding proposes: in the run, if it is live and the settings can change during one, else in the form, with Undo."""
+    """Set what a finding proposes: in the run, if it is live and the settings can change during one, else in the form, with Undo.
+    Raises Mistake where the run cannot be asked."""
     labels = ", ".join(f"{SETTINGS[key].label} {_shown(value)}" for key, value in settings.items())
-    if run is not None and run.is_live and set(settings) <= set(STEERABLE):
-        request_change(run.folder, settings)  # raises Mistake where the folder cannot be written
+    if run is not None and run.state in ("running", "paused") and set(settings) <= set(STEERABLE):
+        run.change(settings)
         session.message.emit(f"Asked for {labels}, from the next step on.")
         return
     session.draft.update(settings, "Advice of the doctor")

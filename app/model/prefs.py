@@ -162,6 +162,24 @@ class Prefs(QObject):
         self._settings.setValue("sidebar_collapsed", collapsed)
 
     @property
+    def log_charts(self) -> set[str]:
+        """Titles of the charts whose value axis is logarithmic."""
+        return {text for text in self._text("log_charts").split("\n") if text}
+
+    def set_log_chart(self, title: str, log: bool) -> None:
+        now = self.log_charts | {title} if log else self.log_charts - {title}
+        self._settings.setValue("log_charts", "\n".join(sorted(now)))
+
+    @property
+    def chart_marks(self) -> bool:
+        """Whether charts show marks."""
+        return bool(self._settings.value("chart_marks", True, type=bool))
+
+    @chart_marks.setter
+    def chart_marks(self, shown: bool) -> None:
+        self._settings.setValue("chart_marks", shown)
+
+    @property
     def check_updates(self) -> bool:
         """Whether to ask for a newer version at start; off until the user turns it on."""
         return bool(self._settings.value("check_updates", False, type=bool))

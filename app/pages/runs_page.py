@@ -16,6 +16,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QSplitter, QStackedLayout,
 from app import theme
 from app.model.run_list import RunList
 from app.model.session import Session
+from app.pages.parts.queue_part import QueuePart
 from app.pages.parts.run_actions import ACTIONS, RunActions
 from app.widgets.basic.controls import CheckBox
 from app.widgets.basic.empty_state import EmptyState
@@ -157,6 +158,7 @@ class RunsPage(QWidget):
         column.addLayout(head)
         column.addWidget(self.search_line)
         self.search_line.hide()
+        column.addWidget(QueuePart(self.session))
         column.addWidget(self.parts, 1)
         column.addWidget(self.undo_bar)
         column.addLayout(row)

@@ -159,7 +159,9 @@ class TrainPage(QWidget):
         self.session.reward_bench.changed.connect(self._show_rewards)
         self.rewards.file_requested.connect(lambda: self.form.fields["reward_functions_file"].choose_file())
         self.search.chosen.connect(self.reveal)
-        self.launch.run_pressed.connect(self.session.start_run)
+        self.launch.run_pressed.connect(self._run_or_queue)
+        self.session.queue.changed.connect(self._show_run_button)
+        self.launch.editing_given_up.connect(self.session.queue.stop_editing)
         self.launch.problem_pressed.connect(self.reveal)
         self.session.field_requested.connect(self.reveal)
         self.session.run_changed.connect(self._show_run_button)
@@ -223,7 +225,15 @@ class TrainPage(QWidget):
         """Exactly one button is primary: the demo's while its banner is visible, else Run."""
         training = self.session.is_training
         self.banner.setVisible(self.draft.is_demo and not training)
-        self.launch.set_run("Run", primary=not self.draft.is_demo, enabled=not training)
+        edited = self.session.queue.edited
+        text = "Save to queue" if edited is not None else "Add to queue" if training else "Run"
+        self.launch.set_run(text, primary=not self.draft.is_demo, enabled=True)
+        self.launch.show_edited(edited.name if edited is not None else "")
+
+    def _run_or_queue(self) -> None:
+        """Run; while a run trains, or the settings of a waiting one are edited, put the form into the queue instead."""
+        queue = self.session.is_training or self.session.queue.edited is not None
+        self.session.queue_run() if queue else self.session.start_run()
 
     def _show_problems(self) -> None:
         self._rest_timer.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from backend.cli.exit_codes import BUG, FINISHED, MISTAKE, STOPPED
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Train": ("train", "resume", "change", "clone", "queue", "demo"),
+    "Train": ("train", "resume", "change", "clone", "queue", "sweep", "demo"),
     "Before training": ("check", "estimate", "rewards"),
     "What a run has learned": ("runs", "doctor", "compare", "evaluate", "generate", "chat", "export", "validate"),
     "This machine and this program": ("where", "hub", "bench", "replay", "serve"),
@@ -15,6 +15,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("demo", "train config.yaml --set iters=200", "runs", "evaluate RUN", "export RUN --to lmstudio"),
     "train": ("train config.yaml", "train config.yaml --set learning_rate=1e-5 --set group_size=8 --name first-try"),
+    "sweep": ("sweep sweep.yaml --plan", "sweep sweep.yaml", "sweep NAME --resume"),
     "runs": ("runs", "runs --search 'lr>1e-5 tag:math -state:failed'"),
     "compare": ("compare RUN RUN", "compare RUN RUN RUN --markdown"),
     "queue": ("queue add config.yaml --set seed=1", "queue run", "queue move RUN 1"),

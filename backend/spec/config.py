@@ -502,6 +502,14 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_text)
 
 
+def valid_value(key: str, value: Any) -> Any:
+    """The value of one setting as a run has it, whatever the others are. Raises Mistake."""
+    valid, sentence = _validated(SETTINGS[key], value)
+    if sentence:
+        raise Mistake(key, sentence)
+    return valid
+
+
 def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
     """(valid values by key, faults)."""
     translated, faults = translate(raw)

@@ -74,6 +74,7 @@ FILLED = {
     "memory_limit": 12.0,
     "retry_on_gpu_error": 1,
     "relax_gpu_timeout": True,
+    "record_tokens": True,
     "efficient_long_context": True,
     "seq_step_size": 256,
     "fuse": True,

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from PySide6.QtCore import QMimeData, QObject, QPointF, Qt, QUrl, Signal
@@ -15,15 +16,17 @@ from PySide6.QtWidgets import QApplication
 
 import app.__main__ as start
 from app import theme
-from app.file_open_event import FileOpener
+from app.desktop.file_open_event import FileOpener
 from app.menus import MENUS, RUN_ACTIONS
 from app.model.prefs import Prefs
+from app.model.run_control import RunControl
+from app.model.run_state import LIVE
 from app.model.session import Session
 from app.pages import PAGES
 from app.widgets.form.preset_panel import PresetPanel
-from app.widgets.runs.state_chip import STATE_LABELS
+from app.widgets.runs.state_chip import STATE_LABELS, STATE_ROLES
 from app.window import FIRST_SIZE, FRAME, NARROW, Window
-from backend.spec import first_choices, places
+from backend.spec import archive, first_choices, places
 from backend.spec.places import RunFolder, hold_lock, make_run_folder
 from tests.support import made_up_runs
 
@@ -33,9 +36,12 @@ class FakeRun(QObject):
 
     changed = Signal()
     state_changed = Signal(str)
+    control_changed = Signal(bool)
 
     def __init__(self, state: str = "running") -> None:
         super().__init__()
+        self.folder = RunFolder(places.runs_folder() / "shown")
+        self.control, self.silence, self.started = RunControl(self.folder), "", None
         self.state, self.sent, self.problem = state, [], ""
         self.step, self.iterations, self.eta_s = 12, 60, 75.0
 
@@ -245,6 +251,11 @@ def test_a_sentence_about_a_run_is_removed_when_the_run_changes_state(window: Wi
     session.run = None
     session.run_changed.emit()
     assert window.strip.sentence.text() == ""
+
+
+def test_every_state_of_a_run_has_a_word_and_a_colour():
+    states = {*get_args(archive.State), *LIVE}
+    assert states | {""} == set(STATE_LABELS) == set(STATE_ROLES)
 
 
 def test_the_strip_has_a_word_for_every_state(window: Window, session: Session):

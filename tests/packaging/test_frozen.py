@@ -267,6 +267,14 @@ def hub(machine: Machine, run: Path) -> None:
     assert "There was no token" in machine.backend("hub", "logout")
 
 
+def sweep(machine: Machine, run: Path) -> None:
+    raw = {"base": yaml.safe_load(config(machine, "swept").read_text("utf-8")), "over": {"learning_rate": [1e-4, 1e-5]}}
+    file = machine.home / "sweep.yaml"
+    file.write_text(yaml.safe_dump(raw))
+    results = json.loads(machine.backend("sweep", file, "--json").splitlines()[-1])
+    assert results["state"] == "finished" and len(results["configurations"]) == 2
+
+
 def queue(machine: Machine, run: Path) -> None:
     machine.backend("queue", "add", run / "config.yaml", "--name", "waits", "--set", "iters=1")
     assert json.loads(machine.backend("queue", "list", "--json"))["waiting"] == ["waits"]
@@ -284,6 +292,7 @@ VERBS = {
         change,
         clone,
         demo,
+        sweep,
         runs,
         doctor,
         replay,

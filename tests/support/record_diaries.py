@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -219,20 +219,21 @@ def with_metrics(
     )  # fmt: skip
 
 
-def constructed() -> Iterator[Recording]:
-    yield half_written()
-    yield with_metrics(
-        "memory",
-        "A leak: every step holds 2 % more memory than the one before.",
-        "memory_creeping",
+def memory() -> Recording:
+    return with_metrics(
+        "memory", "A leak: every step holds 2 % more memory than the one before.", "memory_creeping",
         lambda step, metrics: {"peak_memory_gb": round(metrics["peak_memory_gb"] * 1.02**step, 6)},
-    )
-    yield with_metrics(
-        "sampler-gap",
-        "Sampling and learning differ as in a 16-bit model with broken rounding.",
-        "sampler_differs",
+    )  # fmt: skip
+
+
+def sampler_gap() -> Recording:
+    return with_metrics(
+        "sampler-gap", "Sampling and learning differ as in a 16-bit model with broken rounding.", "sampler_differs",
         lambda step, metrics: {"sampling/logp_gap/mean": 0.08},
-    )
+    )  # fmt: skip
+
+
+CONSTRUCTED = {"half-written": half_written, "memory": memory, "sampler-gap": sampler_gap}
 
 
 def main() -> None:
@@ -241,9 +242,9 @@ def main() -> None:
         if not wanted or plan.name in wanted:
             path = record(plan).save()
             print(f"{path.name}  {path.stat().st_size:,} bytes", flush=True)
-    for made in constructed():
-        if not wanted or made.name in wanted:
-            print(made.save().name)
+    for name, construct in CONSTRUCTED.items():
+        if not wanted or name in wanted:
+            print(construct().save().name)
 
 
 if __name__ == "__main__":

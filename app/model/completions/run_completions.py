@@ -25,6 +25,7 @@ READ_BYTES = 128 << 10
 """Bytes read, and then parsed, between two looks at the clock: about a millisecond."""
 BEHIND_MS, CAUGHT_UP_MS = 2, 500
 GROWN_EVERY_S = 0.4
+KEPT_ROWS = 64
 
 
 class RunCompletions(QObject):
@@ -48,6 +49,7 @@ class RunCompletions(QObject):
         self.search: TextSearch | None = None
         self._lines = LineReader(path, READ_BYTES)
         self._unparsed: Iterator[tuple[int, bytes]] = iter(())
+        self._rows: dict[int, GroupRow | None] = {}
         self._is_wanted = False
         self._has_news = False
         self._last_grew = 0.0
@@ -67,6 +69,7 @@ class RunCompletions(QObject):
         self.facts.clear()
         self._lines.clear()
         self._unparsed = iter(())
+        self._rows.clear()
         if self.search is not None:
             self.search = TextSearch(self.path, self.search.text)
         self.voided.emit()
@@ -127,6 +130,13 @@ class RunCompletions(QObject):
             self._has_news, self._last_grew = False, now
             self.grew.emit()
 
+    def number_of(self, offset: int, place: int) -> int | None:
+        """The number among `facts` of the completion at a place of the row at an offset; None while the file is not read up to it."""
+        row = int(np.searchsorted(self.facts.column("offset"), offset))
+        if row >= self.facts.rows or self.facts.column("offset")[row] != offset:
+            return None
+        return int(np.searchsorted(self.facts.column("row"), row)) + place
+
     # ── answers ─────────────────────────────────────────────────────────────────────────────────
 
     @property
@@ -137,11 +147,17 @@ class RunCompletions(QObject):
     def select(self, query: Query) -> np.ndarray:
         """Numbers in `found` of what the query and the search leave, ascending."""
         chosen = select(self.found, query, self.facts.largest or None)
-        return chosen if self.search is None else np.intersect1d(chosen, self.search.matches, assume_unique=True)
+        if self.search is None:
+            return chosen
+        return np.intersect1d(chosen, np.array(self.search.matches, np.int64), assume_unique=True)
 
     def row_at(self, offset: int) -> GroupRow | None:
-        """The row at this offset, less its token data."""
-        return parse_group_row(without_token_data(read_line(self.path, offset)))
+        """The row at this offset, less its token data; the last rows that were asked for are kept."""
+        if offset not in self._rows:
+            if len(self._rows) >= KEPT_ROWS:
+                self._rows.pop(next(iter(self._rows)))
+            self._rows[offset] = parse_group_row(without_token_data(read_line(self.path, offset)))
+        return self._rows[offset]
 
     def token_data(self, offset: int, place: int) -> TokenData | None:
         """The tokens of a completion of the row at this offset; None where they were not recorded."""

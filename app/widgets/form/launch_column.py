@@ -40,10 +40,12 @@ class LaunchColumn(QScrollArea):
     Signals:
         run_pressed – the Run button was clicked.
         problem_pressed(setting) – the link of a problem was clicked.
+        editing_given_up – the settings of a waiting run should stay as they are.
     """
 
     run_pressed = Signal()
     problem_pressed = Signal(str)
+    editing_given_up = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -111,6 +113,11 @@ class LaunchColumn(QScrollArea):
         self.run.setEnabled(enabled)
         set_style_property(self.run, "role", "primary" if primary else "")
 
+    def show_edited(self, name: str) -> None:
+        """Say that the form holds the settings of this waiting run; an empty name hides that."""
+        self._edited.setVisible(bool(name))
+        self._edited_name.setText(f"The settings of {name}, which waits in the queue")
+
     def show_memory(self, memory_parts: MemoryParts | None) -> None:
         """Show the estimated memory of the run; None (no estimate) hides it."""
         self.memory.show_memory(memory_parts)
@@ -132,9 +139,22 @@ class LaunchColumn(QScrollArea):
         self.run = QPushButton("Run")
         self.run.setToolTip("Trains in a process of its own; closing the window need not stop it.")
         self.run.clicked.connect(self.run_pressed)
-        for part in (self.summary, self.details, self.run):
+        for part in (self._build_edited(), self.summary, self.details, self.run):
             column.addWidget(part)
         self.set_run("Run", primary=True, enabled=True)
+
+    def _build_edited(self) -> QWidget:
+        self._edited, self._edited_name = QWidget(), QLabel(wordWrap=True)
+        self._edited_name.setProperty("role", "problem")
+        give_up = LinkButton("Leave them as they are")
+        give_up.clicked.connect(self.editing_given_up)
+        column = QVBoxLayout(self._edited)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(theme.SPACE // 2)
+        column.addWidget(self._edited_name)
+        column.addWidget(give_up, 0, Qt.AlignmentFlag.AlignLeft)
+        self._edited.hide()
+        return self._edited
 
     def _build_memory(self) -> None:
         self._memory_holder, self.memory = QWidget(), MemoryBar()

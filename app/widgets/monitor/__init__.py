@@ -1,1 +1,1 @@
-"""Widgets of the Monitor page that are no charts."""
+"""Widgets of the Monitor page."""
