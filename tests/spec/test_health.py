@@ -14,7 +14,7 @@ from backend.spec.health.episodes import Episode, examined, reported
 from backend.spec.health.recent import LONG, WINDOW, Recent
 from backend.spec.health.rules import RULES, findings
 from backend.spec.health.watch import QUIET, Watch
-from tests.support import diaries
+from tests.support import diaries, health_page
 from tests.support.diaries import recording
 
 HEALTHY: dict[str, Any] = {
@@ -253,3 +253,9 @@ def test_a_finding_of_an_old_diary_is_shown_as_far_as_it_is_known() -> None:
     }
     (episode,) = reported([old])
     assert (episode.since, episode.until, episode.settings, episode.setting) == (None, None, {}, "learning_rate")
+
+
+def test_the_page_on_health_has_the_rules_as_they_are() -> None:
+    """`python -m tests.support.health_page` writes them."""
+    text = health_page.PAGE.read_text("utf-8")
+    assert text == health_page.page(text)
