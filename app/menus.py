@@ -128,7 +128,10 @@ MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
 }
 """None is a separator."""
 HELP: tuple[MenuEntry | None, ...] = (
-    MenuEntry("guide", "Guide", _STANDARD.HelpContents, "show_guide"),
+    MenuEntry("help_here", "Help on this field", "F1", "show_help_here"),
+    None,
+    MenuEntry("guide", "Guide", "Ctrl+?", "show_guide"),
+    MenuEntry("glossary", "Glossary", "Ctrl+Alt+G", "show_glossary"),
     MenuEntry("shortcuts", "Keyboard shortcuts", "Ctrl+/", "show_shortcuts"),
     MenuEntry("files", "What is stored where", "Ctrl+Alt+W", "show_files"),
     None,
@@ -154,6 +157,7 @@ class Menus(QObject):
 
     def __init__(self, window: FileWindow) -> None:
         super().__init__(window)  # so that its slots are disconnected when the window is deleted
+        self._is_paused = False
         self.by_name: dict[str, QAction] = {}
         self._window = window
         for title, entries in MENUS.items():
@@ -172,12 +176,14 @@ class Menus(QObject):
         """Redraw the icons in the theme's colours."""
         for entry in (entry for entries in MENUS.values() for entry in entries if entry and entry.icon):
             self[entry.name].setIcon(icon(entry.icon))
+        self._show_pause()
 
     def show_state(self, state: str, *, controls: bool = True) -> None:
         """Enable the actions that a run in this state allows; "" is no run. `controls`: no other window controls it."""
         self["run"].setEnabled(state in ("", "queued", "finished", "stopped", "failed", "crashed"))
         self["pause"].setEnabled(controls and state in ("running", "paused"))
-        self["pause"].setText("Resume" if state == "paused" else "Pause")
+        self._is_paused = state == "paused"
+        self._show_pause()
         self["stop"].setEnabled(controls and state in ("starting", "running", "paused"))
         self["save_now"].setEnabled(controls and state in ("running", "paused"))
         self["take_over"].setEnabled(not controls)
@@ -187,6 +193,11 @@ class Menus(QObject):
         self["export"].setEnabled(state in ("finished", "stopped", "failed", "crashed"))
         for name in ("open_folder", "open_log"):
             self[name].setEnabled(bool(state))
+
+    def _show_pause(self) -> None:
+        """Text and icon of the action that holds the run, or lets it go on."""
+        self["pause"].setText("Resume" if self._is_paused else "Pause")
+        self["pause"].setIcon(icon("play" if self._is_paused else "pause"))
 
     def set_enabled(self, enabled: Mapping[str, bool]) -> None:
         """Action → whether it is enabled, as a page reports it."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QSize, Qt, QTimer
-from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QResizeEvent
+from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QResizeEvent
 from PySide6.QtWidgets import (
     QApplication,
     QHBoxLayout,
@@ -34,8 +34,10 @@ from app.page_stack import PageStack
 from app.pages import PAGES
 from app.run_window import RunWindow
 from app.widgets.basic import icons
+from app.widgets.basic.file_dialogs import keep_folders_in
 from app.widgets.basic.icons import IconButton
 from app.widgets.form.field import UndoKeys
+from app.widgets.frame.drop_overlay import DropOverlay
 from app.widgets.frame.sidebar import Sidebar
 from app.widgets.frame.status_strip import StatusStrip
 from app.widgets.rewards.consent_dialog import ConsentFile, ask_consent
@@ -56,13 +58,14 @@ class Window(RunWindow):
     Attributes:
         session, history – the state and its undo stack.
         menus – the actions by name.
-        sidebar, toolbar, page_stack, strip – its parts.
+        sidebar, toolbar, page_stack, strip – its parts; drop_overlay – what is shown while a file is dragged over them.
         document – the label in the toolbar with the name of the config file.
     """
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
+        keep_folders_in(session.prefs)
         self.setMinimumSize(self._on_screen(MINIMUM))
         self.setAcceptDrops(True)
         self.setUnifiedTitleAndToolBarOnMac(True)
@@ -100,6 +103,7 @@ class Window(RunWindow):
         column.addWidget(content, 1)
         column.addWidget(self.strip)
         self.setCentralWidget(central)
+        self.drop_overlay = DropOverlay(central)
 
     def _build_toolbar(self) -> None:
         self.toolbar = QToolBar("Run")
@@ -229,11 +233,17 @@ class Window(RunWindow):
     # Drops
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        if dropped_file(event.mimeData()) is not None:
+        file = dropped_file(event.mimeData())
+        if file is not None:
             event.acceptProposedAction()
+            self.drop_overlay.show_sentence(file.sentence)
+
+    def dragLeaveEvent(self, event: QDragLeaveEvent) -> None:
+        self.drop_overlay.show_sentence("")
 
     def dropEvent(self, event: QDropEvent) -> None:
         file = dropped_file(event.mimeData())
+        self.drop_overlay.show_sentence("")
         if file is not None:
             event.acceptProposedAction()
             # After the drop has ended: a modal question would block the program that the file comes from.

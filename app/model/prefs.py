@@ -75,14 +75,12 @@ class Prefs(QObject):
     def _of_slot(self, key: str) -> str:
         return key if self.slot == 1 else f"{key}_{self.slot}"
 
-    @property
-    def last_folder(self) -> Path:
-        """The folder in which a file was last chosen."""
-        return self._path("last_folder") or Path.home()
+    def folder_of(self, kind: str) -> Path | None:
+        """The folder in which a thing of this kind (config, dataset, model, …) was last chosen."""
+        return self._path(f"folder_{kind}")
 
-    @last_folder.setter
-    def last_folder(self, path: Path) -> None:
-        self._settings.setValue("last_folder", str(path))
+    def remember_folder(self, kind: str, folder: Path) -> None:
+        self._settings.setValue(f"folder_{kind}", str(folder))
 
     @property
     def recent_files(self) -> list[Path]:
@@ -93,7 +91,7 @@ class Prefs(QObject):
         """Put a config first among the recent files."""
         others = [recent for recent in self.recent_files if recent != path]
         self._settings.setValue("recent_files", "\n".join(map(str, [path, *others][:RECENT])))
-        self.last_folder = path.parent
+        self.remember_folder("config", path.parent)
 
     def forget_recent(self) -> None:
         self._settings.remove("recent_files")

@@ -102,6 +102,11 @@ class Run(QObject):
         return self._state in LIVE
 
     @property
+    def has_caught_up(self) -> bool:
+        """Whether the last poll has reached the end of the diary."""
+        return self._at_end
+
+    @property
     def step(self) -> int:
         """The newest step whose metrics were read; 0 before the first."""
         return self._run_state.step

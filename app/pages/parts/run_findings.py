@@ -16,8 +16,8 @@ from app.widgets.monitor.health_cards import HealthCards
 from backend.spec.faults import Mistake
 from backend.spec.health.episodes import Episode
 
-ROW_OF_CHARTS = 184
-"""Pixels of a row of charts at its lowest, with the space below it."""
+ROW_OF_CHARTS = 176
+"""Pixels of a row of charts at its lowest."""
 TALL_PAGE = 680
 """Height of a page from which on two rows of charts stay in view beside the cards; below it one does."""
 
@@ -53,9 +53,10 @@ class RunFindings(QObject):
     def _fit(self, beside: Sequence[QWidget]) -> None:
         width = self._page.width() - 2 * theme.GUTTER
         taken = sum(_height(widget, width) + theme.SPACE for widget in beside if not widget.isHidden())
-        room = self._page.height() - 2 * theme.GUTTER - 2 * theme.SPACE - taken - theme.scaled(ROW_OF_CHARTS)
-        second = theme.scaled(ROW_OF_CHARTS) if self._page.height() >= TALL_PAGE else 0
-        self.cards.set_room(room - second, max(room, theme.scaled(ROW_OF_CHARTS) // 2))
+        row = theme.scaled(ROW_OF_CHARTS)
+        room = self._page.height() - 2 * theme.GUTTER - theme.SPACE - taken - row
+        second = row + theme.SPACE if self._page.height() >= TALL_PAGE else 0
+        self.cards.set_room(room - second, max(room, row // 2))
 
     def _read_completions(self, step: int, rule: str) -> None:
         self._session.page_requested.emit("completions")

@@ -16,11 +16,10 @@ from app.model.memory_parts import MemoryParts
 from app.widgets.basic.controls import ElidedLabel, LinkButton
 from app.widgets.basic.layout import clear_layout, set_style_property
 from app.widgets.form.memory_bar import MemoryBar
-from app.widgets.form.value_text import limits_text
+from app.widgets.form.setting_help import help_lines
 from backend.spec.config import SETTINGS
 from backend.spec.faults import Fault
 from backend.spec.setting import Setting
-from backend.spec.setting_aliases import other_names
 
 WIDTH, NARROW_WIDTH = 296, 256
 """Width in pixels before scaling: usual, and in a narrow page."""
@@ -62,7 +61,8 @@ class LaunchColumn(QScrollArea):
         self._column.setContentsMargins(0, 0, 0, 2 * theme.SPACE)
         self._column.setSpacing(2 * theme.SPACE)
         self._build_plan()
-        self._build_problems()
+        self._problems, self._problem_title, self._problem_rows = self._build_list("")
+        self._warnings, _, self._warning_rows = self._build_list("Worth a second look")
         self._build_memory()
         self._build_help()
         self._column.addStretch()
@@ -88,6 +88,13 @@ class LaunchColumn(QScrollArea):
         if count > SHOWN_PROBLEMS:
             self._problem_rows.addWidget(_muted_label(f"and {count - SHOWN_PROBLEMS} more"))
 
+    def show_warnings(self, warnings: Sequence[Fault]) -> None:
+        """List values that can be used and are unusual; Run stays enabled."""
+        clear_layout(self._warning_rows)
+        self._warnings.setVisible(bool(warnings))
+        for warning in warnings[:SHOWN_PROBLEMS]:
+            self._warning_rows.addWidget(self._problem_row(warning, "muted"))
+
     def show_command(self, command: str, short: str) -> None:
         """Show `short`; the tool tip and Copy have the complete `command`."""
         self._full_command = command
@@ -101,10 +108,7 @@ class LaunchColumn(QScrollArea):
             self._help.setText("Its help stands here while the cursor is in it.")
             return
         self._help_title.setText(setting.label)
-        names = other_names(setting.key)
-        elsewhere = f"Elsewhere called {', '.join(names)}." if names else ""
-        choices = [f"{choice.label}: {choice.sentence}" for choice in setting.choices if choice.sentence]
-        self._help.setText("\n".join(filter(None, [setting.help, limits_text(setting), elsewhere, *choices])))
+        self._help.setText("\n".join(help_lines(setting)))
         self._help_key.setText(setting.key)
 
     def set_run(self, text: str, primary: bool, enabled: bool) -> None:
@@ -164,20 +168,21 @@ class LaunchColumn(QScrollArea):
         self._memory_holder.hide()
         self._column.addWidget(self._memory_holder)
 
-    def _build_problems(self) -> None:
-        self._problems = QWidget()
-        self._column.addWidget(self._problems)
-        column = QVBoxLayout(self._problems)
+    def _build_list(self, title: str) -> tuple[QWidget, QLabel, QVBoxLayout]:
+        """A list of sentences about settings: its widget, hidden while it is empty, its title, and the layout of its rows."""
+        holder, heading, rows = QWidget(), QLabel(title), QVBoxLayout()
+        column = QVBoxLayout(holder)
         column.setContentsMargins(theme.SPACE, 0, 0, 0)
         column.setSpacing(theme.SPACE)
-        self._problem_title = QLabel()
-        self._problem_title.setFont(theme.heading_font())
-        column.addWidget(self._problem_title)
-        self._problem_rows = QVBoxLayout()
-        self._problem_rows.setSpacing(theme.SPACE)
-        column.addLayout(self._problem_rows)
+        heading.setFont(theme.heading_font())
+        column.addWidget(heading)
+        rows.setSpacing(theme.SPACE)
+        column.addLayout(rows)
+        holder.hide()
+        self._column.addWidget(holder)
+        return holder, heading, rows
 
-    def _problem_row(self, fault: Fault) -> QWidget:
+    def _problem_row(self, fault: Fault, role: str = "problem") -> QWidget:
         row = QWidget()
         column = QVBoxLayout(row)
         column.setContentsMargins(0, 0, 0, 0)
@@ -187,7 +192,7 @@ class LaunchColumn(QScrollArea):
         link.setToolTip("Go to the field")
         link.clicked.connect(lambda: self.problem_pressed.emit(fault.setting))
         sentence = QLabel(fault.sentence, wordWrap=True)
-        sentence.setProperty("role", "problem")
+        sentence.setProperty("role", role)
         column.addWidget(link, 0, Qt.AlignmentFlag.AlignLeft)
         column.addWidget(sentence)
         return row

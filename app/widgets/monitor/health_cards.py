@@ -24,7 +24,7 @@ FOLDED = 2
 """Findings that are shown at most while the rest is folded."""
 NARROW = 860
 """Width in pixels below which a row's buttons go under its text."""
-FOOT = 26
+FOOT = 22
 """Height of the line with the button that unfolds."""
 ROLES = {"error": "bad", "warning": "warning", "info": "accent"}
 """Level → palette role of a row's edge."""
@@ -72,7 +72,7 @@ class HealthRow(QFrame):
         self._top.addLayout(head, 1)
         self._top.addWidget(self._buttons)
         self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(theme.GUTTER, 6, 12, 6)
+        self._column.setContentsMargins(theme.GUTTER, 4, 12, 4)
         self._column.setSpacing(2)
         self._column.addLayout(self._top)
         self._column.addWidget(self._text)
@@ -134,7 +134,7 @@ class HealthRow(QFrame):
         painter.setBrush(
             getattr(theme.palette(), ROLES.get(self.episode.level, "warning") if self._holds else "outline")
         )
-        painter.drawRoundedRect(QRectF(6, 8, 3, self.height() - 16), 1.5, 1.5)
+        painter.drawRoundedRect(QRectF(6, 6, 3, self.height() - 12), 1.5, 1.5)
 
 
 class HealthCards(QFrame):
@@ -170,7 +170,7 @@ class HealthCards(QFrame):
         self._more = LinkButton("")
         self._more.clicked.connect(lambda _checked=False: self.unfold(not self._is_open))
         foot = QHBoxLayout()
-        foot.setContentsMargins(theme.GUTTER, 2, 12, 2)
+        foot.setContentsMargins(theme.GUTTER, 0, 12, 2)
         foot.addWidget(self._more)
         foot.addStretch(1)
         column = QVBoxLayout(self)
