@@ -11,7 +11,7 @@ from functools import partial
 from itertools import pairwise
 
 from PySide6.QtCore import Qt, QTimer
-from PySide6.QtGui import QKeyEvent, QShowEvent
+from PySide6.QtGui import QKeyEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
@@ -25,6 +25,7 @@ from app.model.session import Session
 from app.pages.parts import run_verdict
 from app.pages.parts.chart_export import ChartExport
 from app.pages.parts.charts_menu import ChartsMenu
+from app.pages.parts.run_findings import RunFindings
 from app.pages.parts.run_steering import RunSteering
 from app.widgets.basic.controls import ComboBox, ElidedLabel
 from app.widgets.basic.empty_state import EmptyState
@@ -92,6 +93,7 @@ class MonitorPage(QWidget):
         self.tiles = {metric: MetricTile(label, role, unit, help) for label, metric, role, unit, help in TILES}
         self.verdict = ResultCard()
         self.note = ElidedLabel()
+        self.findings = RunFindings(self.session, self)
         self.log = LogView()
         self.grid = ChartGrid(
             [Plot(chart.title, chart.axis, chart.unit, chart.help) for chart in CHARTS],
@@ -130,7 +132,9 @@ class MonitorPage(QWidget):
     def _lay_out(self) -> None:
         content = QWidget()
         above, below = QVBoxLayout(), QVBoxLayout()
-        for part in (self.header, self.note, self.verdict, TileRow(list(self.tiles.values()))):
+        tile_row = TileRow(list(self.tiles.values()))
+        self._beside_charts = (self.header, self.note, self.verdict, tile_row, self.log)
+        for part in (self.header, self.note, self.findings.cards, self.verdict, tile_row):
             above.addWidget(part)
         below.addWidget(self.log)
         column = QVBoxLayout(content)
@@ -159,7 +163,12 @@ class MonitorPage(QWidget):
             self._run.state_changed.connect(self._show_verdict)
         self._stack.setCurrentIndex(0 if self._run is None else 1)
         self._show_verdict()
+        self.findings.show_run(self._run)
         self._refresh()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.findings.show_run(self._run, self._beside_charts)
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -179,6 +188,7 @@ class MonitorPage(QWidget):
         self._show_note(run)
         if not run.is_live or run.silence or not self.verdict.isHidden():
             self._show_verdict()
+        self.findings.show_run(run, self._beside_charts)
         self._find_curves(run)
         self.grid.refresh(run.span)
 
@@ -202,14 +212,11 @@ class MonitorPage(QWidget):
             self.tiles["kl"].show_value(None, instead="off: KL weight 0")
 
     def _show_note(self, run: Run) -> None:
-        """Show the newest health finding or warning, else the newest note."""
-        warnings = [note for note in run.notes if note.get("level") == "warning"]
-        important = sorted([*run.health, *warnings], key=lambda event: event.get("seq") or 0)
-        newest = (important or run.notes)[-1:]
-        text = " ".join(str(newest[0].get(key) or "") for key in ("sentence", "advice")).strip() if newest else ""
-        self.note.setText(text)
-        self.note.setToolTip("\n".join(str(event.get("sentence", "")) for event in run.notes))
-        self.note.setVisible(bool(text))
+        """Show the newest note; warnings are among the findings."""
+        notes = [str(note.get("sentence", "")) for note in run.notes if note.get("level") != "warning"]
+        self.note.setText(notes[-1] if notes else "")
+        self.note.setToolTip("\n".join(notes))
+        self.note.setVisible(bool(notes))
 
     # ── charts ──────────────────────────────────────────────────────────────────────────────────
 

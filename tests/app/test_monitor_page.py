@@ -349,5 +349,7 @@ def test_the_line_above_the_charts_is_a_warning_before_any_other_note(
         diary.write("note", level=level, sentence=sentence)
     diary.close()
     show_run(folder)
-    assert page.note.text() == "macOS stopped the GPU's work."
-    assert page.note.toolTip() == "macOS stopped the GPU's work.\nPrompts are read twice."
+    page.findings.cards.unfold(True)
+    (row,) = page.findings.cards.rows()
+    assert row._text.text() == "macOS stopped the GPU's work."
+    assert page.note.text() == page.note.toolTip() == "Prompts are read twice."
