@@ -6,8 +6,6 @@ that `app.model.run` follows. Figures come from the run, charts from the table o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 
 from PySide6.QtCore import Qt, QTimer
@@ -16,29 +14,24 @@ from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.model import charts
-from app.model.charts import CHARTS, Curve
 from app.model.run import Run
 from app.model.run_clock import silence_advice
 from app.model.run_state import PHASE_WORDS
 from app.model.run_summary import count_text
 from app.model.session import Session
 from app.pages.parts import run_verdict
-from app.pages.parts.chart_export import ChartExport
-from app.pages.parts.charts_menu import ChartsMenu
+from app.pages.parts.run_charts import RunCharts
 from app.pages.parts.run_findings import RunFindings
 from app.pages.parts.run_steering import RunSteering
-from app.widgets.basic.controls import ComboBox, ElidedLabel
+from app.widgets.basic.controls import ElidedLabel
 from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.open_in_desktop import open_path
-from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
 from app.widgets.charts.metric_tile import MetricTile, TileRow
-from app.widgets.charts.plot import Plot, Trace
 from app.widgets.runs.log_view import LogView
 from app.widgets.runs.result_card import CardAction, ResultCard
 from app.widgets.runs.run_header import RunHeader
 from backend.spec.faults import Mistake
 
-SMOOTHING = (("No smoothing", 0.0), ("Light smoothing", 0.6), ("Strong smoothing", 0.9))
 TILES = (
     ("Reward", "reward", "accent", "", "The newest step's mean reward."),
     ("KL", "kl", "kl", "nats", "Distance of the policy from the reference model, per token."),
@@ -62,9 +55,6 @@ class MonitorPage(QWidget):
         super().__init__(parent)
         self.session = session
         self._run: Run | None = None
-        self._curves: list[list[Curve]] = [[] for _ in CHARTS]
-        self._curves_for: tuple[object, ...] = ()
-        self._shows_marks = session.prefs.chart_marks
         self._clock = QTimer(self, interval=CLOCK_MS)  # the elapsed time moves on between two steps of the run
         self._clock.timeout.connect(self._show_time)
         self.steering = RunSteering(session, self)
@@ -84,44 +74,15 @@ class MonitorPage(QWidget):
         )
         self.nothing.button_clicked.connect(lambda: self.session.page_requested.emit("train"))
         self.header = RunHeader()
-        self.smoothing = ComboBox()
-        for label, weight in SMOOTHING:
-            self.smoothing.addItem(label, weight)
-        self.smoothing.setMinimumContentsLength(13)
-        self.smoothing.setAccessibleName("Smoothing of the charts")
-        self.smoothing.currentIndexChanged.connect(lambda _: self.grid.set_smoothing(self.smoothing.currentData()))
         self.tiles = {metric: MetricTile(label, role, unit, help) for label, metric, role, unit, help in TILES}
         self.verdict = ResultCard()
         self.note = ElidedLabel()
         self.findings = RunFindings(self.session, self)
         self.log = LogView()
-        self.grid = ChartGrid(
-            [Plot(chart.title, chart.axis, chart.unit, chart.help) for chart in CHARTS],
-            self._chart_at,
-            lambda index: bool(self._curves[index]),
-        )
-        self._connect_charts()
-
-    def _connect_charts(self) -> None:
-        prefs = self.session.prefs
-        for plot in self.grid.plots:
-            plot.set_log(plot.title in prefs.log_charts)
-            plot.log_changed.connect(partial(prefs.set_log_chart, plot.title))
-        self.grid.step_chosen.connect(lambda step: self.session.completions_requested.emit(step, None))
-        self.charts_menu = ChartsMenu(
-            self.grid, ChartExport(self.grid, prefs, self._run_name, self.session.message.emit)
-        )
-        self.charts_menu.marks.setChecked(self._shows_marks)
-        self.charts_menu.marks.toggled.connect(self._show_marks)
-        for tool in (ZoomButton(self.grid), self.smoothing, self.charts_menu):
+        self.charts = RunCharts(self.session)
+        self.grid = self.charts.grid
+        for tool in self.charts.tools:
             self.header.tools.addWidget(tool)
-
-    def _show_marks(self, shown: bool) -> None:
-        self.session.prefs.chart_marks = self._shows_marks = shown
-        self._refresh()
-
-    def _run_name(self) -> str:
-        return self._run.folder.name if self._run is not None else "charts"
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() == Qt.Key.Key_Escape and self.grid.span is not None:
@@ -154,8 +115,7 @@ class MonitorPage(QWidget):
 
     def _on_run_changed(self) -> None:
         self._run = self.session.run
-        self._curves_for = ()
-        self.grid.forget_span()
+        self.charts.show_run(self._run)
         self.log.follow(self._run.folder.log if self._run else None)
         self.log.unfold(False)
         if self._run is not None:
@@ -189,8 +149,7 @@ class MonitorPage(QWidget):
         if not run.is_live or run.silence or not self.verdict.isHidden():
             self._show_verdict()
         self.findings.show_run(run, self._beside_charts)
-        self._find_curves(run)
-        self.grid.refresh(run.span)
+        self.charts.refresh()
 
     def _show_progress(self, run: Run) -> None:
         reading = run.read_share
@@ -218,36 +177,6 @@ class MonitorPage(QWidget):
         self.note.setToolTip("\n".join(notes))
         self.note.setVisible(bool(notes))
 
-    # ── charts ──────────────────────────────────────────────────────────────────────────────────
-
-    def _find_curves(self, run: Run) -> None:
-        """Decide each chart's curves. Those of the reward functions are included before their first value, so that no chart
-        moves when it comes."""
-        key = (run, len(run.metric_names()), len(run.eval_metric_names()), tuple(run.reward_names), bool(run.step))
-        if key == self._curves_for:
-            return
-        self._curves_for = key
-        expected = [f"rewards/{name}/{kind}" for name in run.reward_names for kind in ("mean", "std")]
-        steps, evals = (
-            list(dict.fromkeys([*names, *expected])) for names in (run.metric_names(), run.eval_metric_names())
-        )
-        self._curves = [
-            charts.curves_of(chart, evals if chart.held_out else steps, run.reward_names)
-            if not run.step or charts.has_place(chart, steps, run.config)
-            else []
-            for chart in CHARTS
-        ]
-
-    def _chart_at(self, index: int) -> ChartContent:
-        run, chart = self._run, CHARTS[index]
-        if run is None:
-            return ChartContent()
-        read = run.eval_series if chart.held_out else run.series
-        traces = [_trace(curve, read, stacked=curve.metric in chart.stacked) for curve in self._curves[index]]
-        waiting = charts.placeholder(chart, run.config, is_live=run.is_live, steps=run.step)
-        marks = run.marks if self._shows_marks else ()
-        return ChartContent([trace for trace in traces if trace.has_data], waiting, marks)
-
     # ── the verdict ───────────────────────────────────────────────────────────────────────────
 
     def _show_verdict(self) -> None:
@@ -260,7 +189,7 @@ class MonitorPage(QWidget):
         if show is not None:
             show(run)
         # The card has new buttons, which Qt puts at the end of the tab order.
-        for widget, following in pairwise([self.smoothing, self.charts_menu, *self.verdict.buttons(), self.grid]):
+        for widget, following in pairwise([*self.charts.tools, *self.verdict.buttons(), self.grid]):
             QWidget.setTabOrder(widget, following)
 
     def _show_paused(self, run: Run) -> None:
@@ -379,15 +308,3 @@ class MonitorPage(QWidget):
                 self._run.send(word)
         except Mistake as mistake:
             self.session.message.emit(mistake.faults[0].sentence)
-
-
-def _trace(curve: Curve, read: Callable, *, stacked: bool) -> Trace:
-    x, y = read(curve.metric)
-    low = high = None
-    if curve.spread:
-        spread = read(curve.spread)[1]
-        if len(spread):
-            low, high = y - spread, y + spread
-    elif curve.low and len(read(curve.low)[1]) and len(read(curve.high)[1]):
-        low, high = read(curve.low)[1], read(curve.high)[1]
-    return Trace(curve.label, curve.colour, x, y, low, high, stacked)

@@ -161,7 +161,7 @@ class PlotView(pg.GraphicsView):
         low, high = axis_range(*columns, unit=self._unit, log=log)
         self._value_axis.set_scale_of(10**high if log else max(abs(low), abs(high)), log=log)
         self.box.setYRange(low - (high - low) * 1e-4, high, padding=0)  # a tick right on the edge would be left out
-        self.scene().prepareForPaint()  # pyqtgraph else moves items inside the paint event, and everything is painted twice
+        self.sceneObj.prepareForPaint()  # pyqtgraph else moves items inside the paint event, and everything is painted twice
 
     def _draw_trace(
         self, curve: CurveItems, trace: CurveData, span: Span, smoothing: float, *, fine: bool, log: bool
@@ -216,7 +216,7 @@ class PlotView(pg.GraphicsView):
         step = float(self.box.mapSceneToView(pos).x())
         for curve in self._curves:
             x, y = curve.line.getData()
-            if x is None or not len(x) or not self.box.sceneBoundingRect().contains(pos):
+            if x is None or y is None or not len(x) or not self.box.sceneBoundingRect().contains(pos):
                 continue
             i = min(int(np.searchsorted(x, step)), len(x) - 1)
             near = y[max(0, i - 1) : i + 1]
