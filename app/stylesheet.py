@@ -22,6 +22,12 @@ QPushButton[role="primary"] {
 }
 QPushButton[role="primary"]:hover { background: @accent_hover; border-color: @accent_hover; }
 QPushButton[role="primary"]:disabled { background: @hover; border-color: @hover; color: @faint; }
+QPushButton[role="small"] {
+    background: transparent; border: 1px solid @outline; color: @muted; border-radius: 4px; padding: 0px 5px; min-height: 14px;
+    font-size: @11px;
+}
+QPushButton[role="small"]:hover { background: @hover; color: @text; }
+QPushButton[role="small"]:checked { background: @selection; color: @text; border-color: @accent; }
 QPushButton[role="link"] {
     background: transparent; border: none; color: @accent; padding: 2px 0px; text-align: left;
 }
@@ -67,6 +73,7 @@ QPushButton {
 }
 QPushButton:hover { background: @hover; }
 QPushButton:pressed { background: @hairline; }
+QPushButton { outline: none; }
 QPushButton:focus { border-color: @accent; }
 QPushButton:disabled { color: @faint; border-color: @hairline; }
 QToolButton { background: transparent; border: none; border-radius: 6px; padding: 4px 8px; }
@@ -94,6 +101,10 @@ QHeaderView::section {
 QHeaderView::up-arrow, QHeaderView::down-arrow { subcontrol-position: top center; width: 10px; height: 10px; top: -1px; }
 QHeaderView::up-arrow { image: url("@icons/menu-arrow-up.svg"); }
 QHeaderView::down-arrow { image: url("@icons/menu-arrow.svg"); }
+QAbstractScrollArea::corner { background: transparent; border: none; }
+QListView[role="matches"] { border: 1px solid @edge; }
+QListView[role="matches"]::item { padding: 3px 6px; }
+QDialogButtonBox, QMessageBox { dialogbuttonbox-buttons-have-icons: 0; }
 QTableCornerButton::section { background: @card; border: none; }
 QProgressBar { background: @hover; border: none; border-radius: 3px; max-height: 6px; min-height: 6px; }
 QProgressBar::chunk { background: @accent; border-radius: 3px; }

@@ -32,6 +32,12 @@ os.environ["GRPO_STUDIO_RUNS"] = str(_TEST_HOME / "runs")
 os.environ["GRPO_STUDIO_PREFS"] = str(_TEST_HOME / "prefs")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--play-seconds", type=float, default=60, help="how long the window follows a fast run, in its proof"
+    )
+
+
 def pytest_collection_finish() -> None:
     """Leave what importing all tests made out of later garbage collections: each full one took a fifth of a second."""
     gc.collect()

@@ -47,6 +47,8 @@ class Chart:
     pattern: str = ""
     held_out: bool = False
     """Whether it shows evaluations on held-out prompts instead of training steps."""
+    stacked: tuple[str, ...] = ()
+    """Metrics whose curves are drawn as areas on top of each other, because they are parts of a whole."""
 
     def shows(self, metric: str) -> bool:
         """Whether the metric belongs to this chart."""
@@ -84,22 +86,28 @@ CHARTS: tuple[Chart, ...] = (
           "advantage, and teach nothing.", (Curve("frac_reward_zero_std", "No signal", "clip"),)),
     Chart("Spread per function", "std of the score", "", "Standard deviation of each reward function's scores. A function that scores all alike "
           "guides nothing.", pattern="rewards/*/std"),
+    Chart("Diversity of groups", "% of completions", "share", "Share of the completions of a group that differ from each other, and of their text "
+          "that repeats itself. When all of a group are the same, there is nothing to compare, and nothing to learn.",
+          (Curve("completions/distinct_fraction", "Different", "accent"), Curve("completions/repetition", "Repeated text", "warning"))),
+    Chart("Advantage", "advantage", "", "Advantages of the step's completions: how far their rewards lie above or below their group.",
+          pattern="advantage*"),
     Chart("Loss", "loss", "", "Near 0 and rising is normal for GRPO: watch the reward, not the loss.", (Curve("loss", "Loss", "muted"),)),
     Chart("Gradient norm", "norm", "", "Size of the gradient before clipping.", (Curve("grad_norm", "Norm", "muted"),)),
     Chart("Learning rate", "rate", "", "Size of each update, as the schedule has it.", (Curve("learning_rate", "Rate", "muted"),)),
     Chart("Speed", "tokens/s", "tokens/s", "Tokens sampled, and tokens learned from, in a second.",
           (Curve("rollout_tokens_per_second", "Sampling", "accent"), Curve("train_tokens_per_second", "Learning", "length"))),
-    Chart("Step time", "seconds", "s", "Where the seconds of a step go.",
-          (Curve("time/step", "Step", "text"), Curve("time/rollout", "Sampling", "accent"), Curve("time/reward", "Rewards", "clip"),
-           Curve("time/train", "Learning", "length")), pattern="time/*"),
+    Chart("Step time", "seconds", "s", "Where the seconds of a step go: sampling, scoring, learning, saving and the rest, on top of each other.",
+          (Curve("time/rollout", "Sampling", "accent"), Curve("time/reward", "Rewards", "clip"), Curve("time/train", "Learning", "length"),
+           Curve("time/save", "Saving", "kl"), Curve("time/other", "Other", "muted"), Curve("time/step", "Step", "text")), pattern="time/*",
+          stacked=("time/rollout", "time/reward", "time/train", "time/save", "time/other")),
     Chart("Memory", "GB", "GB", "The most memory that was in use at once.", (Curve("peak_memory_gb", "Peak", "muted"),),
           pattern="peak_memory_gb/*"),
     Chart("Tokens", "tokens", "", "Tokens seen since the run began.", (Curve("num_tokens", "Seen", "muted"),)),
     Chart("Other", "value", "", "Every other metric in the diary.", pattern="*"),
 )
 """In the order of the page. `Other` is last, because it takes what is left."""
-PHASE_LABELS = {"rollout": "Sampling", "reward": "Rewards", "train": "Learning", "save": "Saving", "other": "Other"}
-"""Labels of a step's phases, by their names in time/* metrics."""
+PHASE_LABELS = {"rollout": "Sampling", "reward": "Rewards", "train": "Learning"}
+"""Labels of a step's phases in the names of matched metrics."""
 # fmt: on
 
 
@@ -129,14 +137,31 @@ def label_of(reward: str) -> str:
     return next((entry.label for entry in builtin_rewards() if entry.name == reward), reward)
 
 
-def placeholder(chart: Chart, config: Mapping[str, Any]) -> str:
-    """The text in an empty chart, given the run's settings."""
+def has_place(chart: Chart, metrics: Iterable[str], config: Mapping[str, Any]) -> bool:
+    """Whether a run whose steps have these metrics has anything for this chart: numbers, or a reason worth telling why there are none."""
+    explains = chart.held_out or any(curve.metric == "kl" for curve in chart.curves)
+    return explains or any(chart.shows(name) for name in metrics)
+
+
+def placeholder(chart: Chart, config: Mapping[str, Any], *, is_live: bool = True, steps: int = 0) -> str:
+    """The text in an empty chart of a run with these settings, that is live or has ended, after so many steps."""
     if any(curve.metric == "kl" for curve in chart.curves) and kl_is_off(config):
         return "KL is off: its weight is 0, so no reference is computed."
     if chart.held_out:
-        every = _setting(config, "steps_per_eval")
-        return f"Waits for the first evaluation, every {every} steps." if every else "Evaluation is off for this run."
-    return "Waits for the first step."
+        return _held_out_placeholder(_setting(config, "steps_per_eval"), is_live)
+    if steps:
+        return "This run records none of this." if is_live else "This run recorded none of this."
+    return "Waits for the first step." if is_live else "The run ended before its first step was done."
+
+
+def _held_out_placeholder(every: Any, is_live: bool) -> str:
+    if not every:
+        return "Evaluation is off for this run."
+    return (
+        f"Waits for the first evaluation, every {every} steps."
+        if is_live
+        else "The run ended before its first evaluation."
+    )
 
 
 def kl_is_off(config: Mapping[str, Any]) -> bool:

@@ -42,15 +42,14 @@ def data_choice(draft: Draft, name: str) -> DataChoice:
         return DataChoice(called, {"data": name, **columns}, False, found)
     quick, model = preset(places.resources() / "presets" / QUICK_PRESET), model_to_begin_with()
     values = {**quick.values, "model": model, "system_prompt": SYSTEM_PROMPT, "data": name, **columns}
-    before = "The demo's model and settings were" if draft.is_demo else "The settings were"
-    began = f"{before} replaced by {name_of_model(model)} and the preset {quick.title}."
-    return DataChoice(called, values, True, " ".join(filter(None, [found, began, _download_sentence(model)])))
+    before = "The demo" if draft.is_demo else "The form"
+    began = f"{before} was replaced by {name_of_model(model)} and the preset {quick.title}{_download(model)}."
+    return DataChoice(called, values, True, f"{found} {began}")
 
 
-def _download_sentence(model: str) -> str:
-    """What Run will fetch first; "" for a model that is on this machine."""
+def _download(model: str) -> str:
+    """What Run will fetch first, to end a sentence; "" for a model that is on this machine."""
     if places.local_folder(model) is not None:
         return ""
     about = suggested(model)
-    size = f", about {amount(about.download_bytes)}," if about is not None else ""
-    return f"Run downloads the model{size} first."
+    return f"; Run downloads {amount(about.download_bytes) if about is not None else 'the model'} first"

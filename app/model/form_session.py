@@ -116,10 +116,13 @@ class FormSession(QObject):
         if not key and self.prefs.config_file != self.draft.path:
             self.prefs.config_file = self.draft.path
 
-    def load_settings(self, folder: RunFolder) -> None:
-        """Load a run's settings into the form. Saving then asks for a new file: the run's own is a record."""
-        if self._load_form(folder.config, as_preset=True):
+    def load_settings(self, folder: RunFolder) -> bool:
+        """Load a run's settings into the form; returns whether they could be read. Saving then asks for a new file: the run's own is a
+        record."""
+        loaded = self._load_form(folder.config, as_preset=True)
+        if loaded:
             self._say_undoable(f"These are the settings of {folder.name}.")
+        return loaded
 
     def _load_form(self, path: Path, *, as_preset: bool = False) -> bool:
         try:

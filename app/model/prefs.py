@@ -75,14 +75,12 @@ class Prefs(QObject):
     def _of_slot(self, key: str) -> str:
         return key if self.slot == 1 else f"{key}_{self.slot}"
 
-    @property
-    def last_folder(self) -> Path:
-        """The folder in which a file was last chosen."""
-        return self._path("last_folder") or Path.home()
+    def folder_of(self, kind: str) -> Path | None:
+        """The folder in which a thing of this kind (config, dataset, model, …) was last chosen."""
+        return self._path(f"folder_{kind}")
 
-    @last_folder.setter
-    def last_folder(self, path: Path) -> None:
-        self._settings.setValue("last_folder", str(path))
+    def remember_folder(self, kind: str, folder: Path) -> None:
+        self._settings.setValue(f"folder_{kind}", str(folder))
 
     @property
     def recent_files(self) -> list[Path]:
@@ -93,7 +91,7 @@ class Prefs(QObject):
         """Put a config first among the recent files."""
         others = [recent for recent in self.recent_files if recent != path]
         self._settings.setValue("recent_files", "\n".join(map(str, [path, *others][:RECENT])))
-        self.last_folder = path.parent
+        self.remember_folder("config", path.parent)
 
     def forget_recent(self) -> None:
         self._settings.remove("recent_files")
@@ -160,6 +158,24 @@ class Prefs(QObject):
     @sidebar_collapsed.setter
     def sidebar_collapsed(self, collapsed: bool) -> None:
         self._settings.setValue("sidebar_collapsed", collapsed)
+
+    @property
+    def log_charts(self) -> set[str]:
+        """Titles of the charts whose value axis is logarithmic."""
+        return {text for text in self._text("log_charts").split("\n") if text}
+
+    def set_log_chart(self, title: str, log: bool) -> None:
+        now = self.log_charts | {title} if log else self.log_charts - {title}
+        self._settings.setValue("log_charts", "\n".join(sorted(now)))
+
+    @property
+    def chart_marks(self) -> bool:
+        """Whether charts show marks."""
+        return bool(self._settings.value("chart_marks", True, type=bool))
+
+    @chart_marks.setter
+    def chart_marks(self, shown: bool) -> None:
+        self._settings.setValue("chart_marks", shown)
 
     @property
     def check_updates(self) -> bool:

@@ -7,27 +7,31 @@ alike. It starts no process and writes nothing but control words.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.model.completions.step_index import CompletionIndex
+from app.model.marks import Mark
+from app.model.present_settings import PresentSettings
 from app.model.run_clock import RunClock, silence_sentence
 from app.model.run_control import RunControl
-from app.model.run_files import configured_rewards, last_lines, modified_ns, newest_checkpoint, sentences_of
+from app.model.run_files import configured_rewards, file_size, last_lines, modified_ns, newest_checkpoint, sentences_of
 from app.model.run_state import LIVE, RunState, State
 from backend.spec.archive import STARTUP_GRACE_S, may_be_starting
 from backend.spec.completion_rows import GroupRow
-from backend.spec.config import read
+from backend.spec.config import Config, read
 from backend.spec.events import Event, Follower
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.queue import is_waiting
+from backend.spec.steering import Change
 
 LIVE_MS, IDLE_MS, BEHIND_MS = 250, 1000, 4
 """Polling intervals: of a live run, of one that has ended, and while there is more to read than one poll takes."""
-NEWS_MS, NEWS_BEHIND_MS = 250, 1000
+NEWS_MS, NEWS_BEHIND_MS = 250, 2000
 """Least time between two `changed`: at the end of the diary, and before it, where drawing would only delay the rest."""
 SLICE = 256 << 10
 """Bytes of diary parsed in one go: about 2 ms."""
@@ -49,6 +53,7 @@ class Run(QObject):
         changed – new events were read; emitted about four times a second at most.
         state_changed(str) – the new state, an `app.model.run_state.State`.
         control_changed(bool) – whether another window controls the run now.
+        saved(int) – the checkpoint of this step is complete that `send("save")` asked for.
         restarted – a resume cut the diary back, and it is read again from its start: discard everything shown so far.
     """
 
@@ -56,10 +61,12 @@ class Run(QObject):
     state_changed = Signal(str)
     control_changed = Signal(bool)
     restarted = Signal()
+    saved = Signal(int)
 
     def __init__(self, folder: RunFolder, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.folder = folder
+        self._present_settings = PresentSettings(folder)
         self.clock = RunClock()
         self.control = RunControl(folder)
         self._silence = ""
@@ -70,7 +77,7 @@ class Run(QObject):
         self._at_end = False
         self._has_news = False
         self._last_changed = 0.0
-        self._stop_requested = False
+        self._stop_requested = self._save_requested = False
         self._expected_until: float | None = None
         self._config: tuple[int, dict[str, Any]] = (-1, {})
         self._reward_names: tuple[Any, list[str]] = (None, [])
@@ -93,6 +100,11 @@ class Run(QObject):
     @property
     def is_live(self) -> bool:
         return self._state in LIVE
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether the last poll has reached the end of the diary."""
+        return self._at_end
 
     @property
     def step(self) -> int:
@@ -138,6 +150,13 @@ class Run(QObject):
         return self._run_state.ending
 
     @property
+    def read_share(self) -> float | None:
+        """Share of the diary that was read so far, 0 to 1; None at its end. Before that, state and times are those of some
+        earlier moment."""
+        size = file_size(self.folder.events)
+        return None if self._at_end or not size else min(1.0, self._follower.offset / size)
+
+    @property
     def notes(self) -> list[Event]:
         return list(self._run_state.notes)
 
@@ -173,7 +192,28 @@ class Run(QObject):
         except OSError as error:
             raise Mistake("run", f"{self.folder.path} cannot be written: {error.strerror}.") from None
         self._stop_requested = self._stop_requested or word == "stop"
+        self._save_requested = self._save_requested or word == "save"
         self.poll()
+
+    def change(self, settings: Mapping[str, Any]) -> None:
+        """Ask the trainer to change these raw settings from its next step on. Raises Mistake for settings that cannot be, for a run that
+        does not train, and where another window controls it."""
+        self._update_control()
+        self.control.require()
+        if self._state not in ("running", "paused"):
+            raise Mistake("run", "Settings change while a run is training or paused.")
+        self._present_settings.ask(self.config, settings, self.step)
+        self.poll()
+
+    @property
+    def setting_changes(self) -> list[Change]:
+        """The changes of settings that the trainer took. Raises Mistake for a damaged changes.json."""
+        return self._present_settings.changes()
+
+    @property
+    def settings(self) -> Config:
+        """The settings once every change holds. Raises Mistake where config.yaml or changes.json has faults."""
+        return self._present_settings.at_last(self.config)
 
     def take_over(self) -> None:
         """Take the control from the window that has it. Raises Mistake."""
@@ -207,6 +247,11 @@ class Run(QObject):
     def eval_series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """As `series`, of the held-out evaluations."""
         return self._run_state.evals.get(name)
+
+    @property
+    def marks(self) -> list[Mark]:
+        """What happened at which step: evaluations, checkpoints, changes of settings, health findings, resumes."""
+        return self._run_state.marks
 
     @property
     def test_metrics(self) -> dict[str, Any]:
@@ -299,6 +344,9 @@ class Run(QObject):
                 self._start_over()
             for event in events:
                 self._run_state.apply(event)
+                if self._save_requested and event.get("kind") == "checkpoint":
+                    self._save_requested = False
+                    self.saved.emit(self._run_state.saved_step or 0)
             self._has_news = self._has_news or bool(events)
             if not events and self._follower.offset == position:  # a slice of invalid lines has no events either
                 return True

@@ -38,3 +38,13 @@ def silence_sentence(silence_s: float) -> str:
     minutes = int(silence_s // 60)
     hours, rest = divmod(minutes, 60)
     return f"No sign of life for {f'{hours} h {rest} min' if hours else f'{minutes} min'}."
+
+
+def silence_advice(pid: object, checkpoint: int | None) -> str:
+    """What can be done about a silent run: `pid` of its process as its diary has it, and the step that a resume goes on from."""
+    process = f"process {pid}" if isinstance(pid, int) else "its process"
+    after = f"goes on from step {checkpoint:,}" if checkpoint is not None else "starts over, as there is no checkpoint"
+    return (
+        "It may be in one long operation, which Pause and Stop wait for, or hang. The log may tell. "
+        f"If it never comes back, end {process}; Resume then {after}."
+    )

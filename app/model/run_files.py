@@ -39,6 +39,14 @@ def modified_ns(path: Path) -> int:
         return 0
 
 
+def file_size(path: Path) -> int:
+    """The bytes of a file; 0 if it does not exist."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def last_lines(path: Path, max_bytes: int) -> bytes:
     """The last complete lines of a file, in at most `max_bytes`."""
     try:

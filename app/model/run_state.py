@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Literal, TypeGuard
 
+from app.model.marks import Mark, MarkKind, change_sentence
 from app.model.series import Series, number
 from backend.spec import archive
 from backend.spec.events import ENDINGS, KINDS, Event
@@ -46,6 +47,8 @@ class RunState:
     def clear(self) -> None:
         self.steps = Series()
         self.evals = Series()
+        self.marks: list[Mark] = []
+        self.saved_step: int | None = None
         self.test_metrics: dict[str, Any] = {}
         self.started: Event | None = None
         self.ending: Event | None = None
@@ -130,6 +133,8 @@ class RunState:
 
     def _on_started(self, event: Event) -> None:
         self.clear_process()
+        if self.step:
+            self._mark(self.step, "resume", f"Resumed after step {self.step:,}.")
         self.started = event
         iterations = event.get("iterations")
         if isinstance(iterations, int) and iterations > 0:
@@ -166,9 +171,28 @@ class RunState:
             self.test_metrics = metrics
         else:
             self.evals.append(step, metrics)
+            reward = number(metrics.get("reward"))
+            self._mark(step, "eval", f"Evaluated: held-out reward {reward:.3g}." if reward == reward else "Evaluated.")
+
+    def _on_checkpoint(self, event: Event) -> None:
+        step = event.get("step")
+        if _is_count(step):
+            self.saved_step = step
+            self._mark(step, "checkpoint", "Saved: a checkpoint.")
+
+    def _on_change(self, event: Event) -> None:
+        step, settings = event.get("step"), event.get("settings")
+        if _is_count(step) and isinstance(settings, dict):
+            self._mark(step, "change", change_sentence(settings))
 
     def _on_health(self, event: Event) -> None:
         self.health.append(event)
+        step, sentence = event.get("step"), event.get("sentence")
+        if isinstance(sentence, str):
+            self._mark(step if _is_count(step) else self.step, "health", sentence)
+
+    def _mark(self, step: int, kind: MarkKind, sentence: str) -> None:
+        self.marks.append(Mark(step, kind, sentence))
 
     def _on_note(self, event: Event) -> None:
         self.notes.append(event)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, Signal
 
+from app.model.crash_offer import CrashOffer, crash_offer, last_run
 from app.model.memory_parts import GB, MemoryEstimator, MemoryParts
 from app.model.prefs import Prefs
 from app.model.service_session import ServiceSession
@@ -43,6 +44,7 @@ class Session(ServiceSession):
         export_requested(RunFolder) – export this run's model.
         chat_requested(RunFolder) – talk to this run's model, on the Chat page, which is shown first.
         settings_requested(RunFolder) – load this run's settings into the form.
+        waiting_settings_requested(RunFolder) – load the settings of a run that waits into the form, which then keeps them for it.
         presets_requested – show the presets.
         completions_requested(int, str or None) – show the completions of this step that the filter of this name leaves; None: all.
         reward_rows_requested(list[int]) – sample on these rows of the training split, counted from 1.
@@ -54,6 +56,7 @@ class Session(ServiceSession):
     export_requested = Signal(object)
     chat_requested = Signal(object)
     settings_requested = Signal(object)
+    waiting_settings_requested = Signal(object)
     presets_requested = Signal()
     completions_requested = Signal(int, object)
     reward_rows_requested = Signal(list)
@@ -238,6 +241,7 @@ class Session(ServiceSession):
         self._release_run()
         self.run = Run(RunFolder(Path(path)), self)
         self.run.state_changed.connect(self.run_state_changed)
+        self.run.saved.connect(lambda step: self.message.emit(f"Saved: the run can be resumed from step {step:,}."))
         self.run_changed.emit()
 
     def close_run(self) -> None:
@@ -261,6 +265,20 @@ class Session(ServiceSession):
         self.open_run(live.path)
         self.messages.say(f"{live.name} is still training.", RUN, live.is_locked)
         return True
+
+    def show_last_run(self) -> None:
+        """Show the run that has trained last, where none is shown yet."""
+        last = last_run() if self.run is None else None
+        if last is not None:
+            self.open_run(last.path)
+
+    def crash_to_offer(self) -> CrashOffer | None:
+        """The run that is shown, where it crashed and was not offered to be resumed before."""
+        return crash_offer(self.run.folder, self.prefs.offered_crash) if self.run is not None else None
+
+    def is_launched(self, run: RunFolder) -> bool:
+        """Whether this session has started the run, or found it training."""
+        return self._training is not None and self._training.path == run.path
 
     def try_rewards(self, rows: list[int]) -> None:
         """Have the reward bench sample the model on these rows of the training split, counted from 1."""

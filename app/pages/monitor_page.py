@@ -7,23 +7,29 @@ that `app.model.run` follows. Figures come from the run, charts from the table o
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
-from PySide6.QtCore import QTimer
-from PySide6.QtGui import QShowEvent
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtGui import QKeyEvent, QShowEvent
 from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
 from app.model import charts
 from app.model.charts import CHARTS, Curve
 from app.model.run import Run
+from app.model.run_clock import silence_advice
 from app.model.run_state import PHASE_WORDS
+from app.model.run_summary import count_text
 from app.model.session import Session
+from app.pages.parts.chart_export import ChartExport
+from app.pages.parts.charts_menu import ChartsMenu
+from app.pages.parts.run_steering import RunSteering
 from app.widgets.basic.controls import ComboBox, ElidedLabel
 from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.number_format import duration
 from app.widgets.basic.open_in_desktop import open_path
-from app.widgets.charts.chart_grid import ChartContent, ChartGrid
+from app.widgets.charts.chart_grid import ChartContent, ChartGrid, ZoomButton
 from app.widgets.charts.metric_tile import MetricTile, TileRow
 from app.widgets.charts.plot import Plot, Trace
 from app.widgets.runs.log_view import LogView
@@ -58,8 +64,10 @@ class MonitorPage(QWidget):
         self._run: Run | None = None
         self._curves: list[list[Curve]] = [[] for _ in CHARTS]
         self._curves_for: tuple[object, ...] = ()
+        self._shows_marks = session.prefs.chart_marks
         self._clock = QTimer(self, interval=CLOCK_MS)  # the elapsed time moves on between two steps of the run
         self._clock.timeout.connect(self._show_time)
+        self.steering = RunSteering(session, self)
         self._compose()
         self._lay_out()
         session.run_changed.connect(self._on_run_changed)
@@ -79,7 +87,6 @@ class MonitorPage(QWidget):
         self.smoothing.setMinimumContentsLength(13)
         self.smoothing.setAccessibleName("Smoothing of the charts")
         self.smoothing.currentIndexChanged.connect(lambda _: self.grid.set_smoothing(self.smoothing.currentData()))
-        self.header.tools.addWidget(self.smoothing)
         self.tiles = {metric: MetricTile(label, role, unit, help) for label, metric, role, unit, help in TILES}
         self.verdict = ResultCard()
         self.note = ElidedLabel()
@@ -89,6 +96,34 @@ class MonitorPage(QWidget):
             self._chart_at,
             lambda index: bool(self._curves[index]),
         )
+        self._connect_charts()
+
+    def _connect_charts(self) -> None:
+        prefs = self.session.prefs
+        for plot in self.grid.plots:
+            plot.set_log(plot.title in prefs.log_charts)
+            plot.log_changed.connect(partial(prefs.set_log_chart, plot.title))
+        self.grid.step_chosen.connect(lambda step: self.session.completions_requested.emit(step, None))
+        self.charts_menu = ChartsMenu(
+            self.grid, ChartExport(self.grid, prefs, self._run_name, self.session.message.emit)
+        )
+        self.charts_menu.marks.setChecked(self._shows_marks)
+        self.charts_menu.marks.toggled.connect(self._show_marks)
+        for tool in (ZoomButton(self.grid), self.smoothing, self.charts_menu):
+            self.header.tools.addWidget(tool)
+
+    def _show_marks(self, shown: bool) -> None:
+        self.session.prefs.chart_marks = self._shows_marks = shown
+        self._refresh()
+
+    def _run_name(self) -> str:
+        return self._run.folder.name if self._run is not None else "charts"
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape and self.grid.span is not None:
+            self.grid.zoom(None)
+        else:
+            super().keyPressEvent(event)
 
     def _lay_out(self) -> None:
         content = QWidget()
@@ -135,20 +170,28 @@ class MonitorPage(QWidget):
             self._clock.stop()
             return
         self.header.show_run(run.folder.name, run.state, live=run.is_live)
-        phase = PHASE_WORDS.get(run.phase, run.phase) if run.is_live else ""
-        self.header.show_progress(run.step, run.iterations, phase, run.phase_progress)
+        self._show_progress(run)
         self._show_time()
         (self._clock.start if run.is_live else self._clock.stop)()
         self._show_tiles(run)
         self._show_note(run)
-        if not run.is_live:
+        if not run.is_live or run.silence or not self.verdict.isHidden():
             self._show_verdict()
         self._find_curves(run)
         self.grid.refresh(run.span)
 
+    def _show_progress(self, run: Run) -> None:
+        reading = run.read_share
+        if reading is not None:  # a long diary takes a second or two
+            self.header.show_progress(run.step, run.iterations, "reading what has happened", reading)
+            return
+        phase = PHASE_WORDS.get(run.phase, run.phase) if run.is_live else ""
+        progress = None if run.silence else run.phase_progress
+        self.header.show_progress(run.step, run.iterations, run.silence or phase, progress)
+
     def _show_time(self) -> None:
-        if self._run is not None:
-            self.header.show_time(self._run.elapsed_s, self._run.eta_s)
+        if self._run is not None and self._run.read_share is None:
+            self.header.show_time(self._run.elapsed_s, None if self._run.silence else self._run.eta_s)
 
     def _show_tiles(self, run: Run) -> None:
         for metric, tile in self.tiles.items():
@@ -171,7 +214,7 @@ class MonitorPage(QWidget):
     def _find_curves(self, run: Run) -> None:
         """Decide each chart's curves. Those of the reward functions are included before their first value, so that no chart
         moves when it comes."""
-        key = (run, len(run.metric_names()), len(run.eval_metric_names()), tuple(run.reward_names))
+        key = (run, len(run.metric_names()), len(run.eval_metric_names()), tuple(run.reward_names), bool(run.step))
         if key == self._curves_for:
             return
         self._curves_for = key
@@ -180,7 +223,10 @@ class MonitorPage(QWidget):
             list(dict.fromkeys([*names, *expected])) for names in (run.metric_names(), run.eval_metric_names())
         )
         self._curves = [
-            charts.curves_of(chart, evals if chart.held_out else steps, run.reward_names) for chart in CHARTS
+            charts.curves_of(chart, evals if chart.held_out else steps, run.reward_names)
+            if not run.step or charts.has_place(chart, steps, run.config)
+            else []
+            for chart in CHARTS
         ]
 
     def _chart_at(self, index: int) -> ChartContent:
@@ -188,26 +234,48 @@ class MonitorPage(QWidget):
         if run is None:
             return ChartContent()
         read = run.eval_series if chart.held_out else run.series
-        traces = [_trace(curve, read) for curve in self._curves[index]]
-        return ChartContent([trace for trace in traces if trace.has_data], charts.placeholder(chart, run.config))
+        traces = [_trace(curve, read, stacked=curve.metric in chart.stacked) for curve in self._curves[index]]
+        waiting = charts.placeholder(chart, run.config, is_live=run.is_live, steps=run.step)
+        marks = run.marks if self._shows_marks else ()
+        return ChartContent([trace for trace in traces if trace.has_data], waiting, marks)
 
     # ── the verdict ───────────────────────────────────────────────────────────────────────────
 
     def _show_verdict(self) -> None:
         run = self._run
-        self.verdict.setVisible(run is not None and run.state not in ("starting", "running", "stopping"))
+        is_silent = run is not None and bool(run.silence)
+        self.verdict.setVisible(is_silent or (run is not None and run.state not in ("starting", "running", "stopping")))
         if run is None:
             return
-        show = getattr(self, f"_show_{run.state}", None)
+        show = self._show_silent if is_silent else getattr(self, f"_show_{run.state}", None)
         if show is not None:
             show(run)
         # The card has new buttons, which Qt puts at the end of the tab order.
-        for widget, following in pairwise([self.smoothing, *self.verdict.buttons(), self.grid]):
+        for widget, following in pairwise([self.smoothing, self.charts_menu, *self.verdict.buttons(), self.grid]):
             QWidget.setTabOrder(widget, following)
 
     def _show_paused(self, run: Run) -> None:
-        self.verdict.show_result("Paused", "warning", "The run waits where it is; nothing is lost.",
-                          actions=[CardAction("Resume", lambda: self._send("resume"), primary=True)])  # fmt: skip
+        actions = [
+            CardAction("Resume", lambda: self._send("resume"), primary=True),
+            CardAction("Change settings…", self.change_settings),
+        ]
+        self.verdict.show_result("Paused", "warning", "The run waits where it is; nothing is lost.", actions=actions)
+
+    def _show_silent(self, run: Run) -> None:
+        advice = silence_advice((run.started or {}).get("pid"), run.checkpoint)
+        self.verdict.show_result(
+            run.silence, "warning", advice=advice, actions=[CardAction("Open log", self.log.open_file)]
+        )
+
+    def _show_queued(self, run: Run) -> None:
+        place = self.session.queue.now.place_of(run.folder)
+        before = f"{count_text(place, 'run trains', 'runs train')} before it." if place else "It is the next to train."
+        self.verdict.show_result(
+            "Waits in the queue",
+            "muted",
+            before,
+            actions=[CardAction("Show the queue", lambda: self.session.page_requested.emit("runs"))],
+        )
 
     def _show_finished(self, run: Run) -> None:
         actions = [
@@ -218,7 +286,7 @@ class MonitorPage(QWidget):
             CardAction("Completions", lambda: self.session.page_requested.emit("completions")),
         ]
         self.verdict.show_result(
-            f"Finished: {_effort(run)}", "good", advice=_averaged(run), changes=_changes(run), actions=actions
+            f"Finished: {_effort(run)}", "good", _early_end(run), _averaged(run), changes=_changes(run), actions=actions
         )
 
     def _show_stopped(self, run: Run) -> None:
@@ -267,6 +335,19 @@ class MonitorPage(QWidget):
         if self._run is not None and not self._run.is_live:
             self.session.resume_run(self._run.folder)
 
+    def change_settings(self) -> None:
+        """Open the panel that changes settings of the live run."""
+        self.steering.open()
+
+    def stop_when(self) -> None:
+        """The same, at the conditions that end the run."""
+        self.steering.open("stop_when")
+
+    def finish_step(self) -> None:
+        """Stop the run once the step in flight is done."""
+        self.session.message.emit("The run stops at the end of the step in flight.")
+        self._send("finish-step")  # a refusal is the newer message
+
     def _export(self) -> None:
         if self._run is not None:
             self.session.export_requested.emit(self._run.folder)
@@ -291,7 +372,7 @@ class MonitorPage(QWidget):
             self.session.message.emit(mistake.faults[0].sentence)
 
 
-def _trace(curve: Curve, read: Callable) -> Trace:
+def _trace(curve: Curve, read: Callable, *, stacked: bool) -> Trace:
     x, y = read(curve.metric)
     low = high = None
     if curve.spread:
@@ -300,7 +381,7 @@ def _trace(curve: Curve, read: Callable) -> Trace:
             low, high = y - spread, y + spread
     elif curve.low and len(read(curve.low)[1]) and len(read(curve.high)[1]):
         low, high = read(curve.low)[1], read(curve.high)[1]
-    return Trace(curve.label, curve.colour, x, y, low, high)
+    return Trace(curve.label, curve.colour, x, y, low, high, stacked)
 
 
 def _changes(run: Run) -> list[BeforeAfter]:
@@ -331,6 +412,12 @@ def _averaged(run: Run) -> str:
         began = f"after step {evaluated[0]:,}" if evaluated[0] else "before training"
         text += f" Held-out: {began}, after step {evaluated[-1]:,}."
     return text
+
+
+def _early_end(run: Run) -> str:
+    """Why a run has finished before its last step, as planned; otherwise empty."""
+    ending = run.ending or {}
+    return str(ending.get("sentence") or "") if ending.get("reason") in ("stop_when", "early_stopping") else ""
 
 
 def _at(run: Run) -> str:

@@ -14,13 +14,17 @@ from PySide6.QtGui import QHideEvent, QKeySequence, QResizeEvent, QShortcut, QSh
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QSplitter, QStackedLayout, QVBoxLayout, QWidget
 
 from app import theme
+from app.model.processes import VerbProcess
 from app.model.run_list import RunList
 from app.model.session import Session
+from app.pages.parts.compare_view import CompareView
+from app.pages.parts.queue_part import QueuePart
 from app.pages.parts.run_actions import ACTIONS, RunActions
 from app.widgets.basic.controls import CheckBox
 from app.widgets.basic.empty_state import EmptyState
 from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.layout import wrap_in_card
+from app.widgets.runs.clone_dialog import CloneDialog
 from app.widgets.runs.column_dialog import ColumnDialog
 from app.widgets.runs.free_space_dialog import FreeSpaceDialog
 from app.widgets.runs.run_details import RunDetails
@@ -79,6 +83,7 @@ class RunsPage(QWidget):
         self.details = RunDetails()
         self.run_actions = RunActions(self.session, self.table.selected_runs, self)
         self.undo_bar = UndoBar()
+        self.compare_view = CompareView()
         self.search = QLineEdit()
         self.search.setPlaceholderText("Search: lr>1e-5 tag:math state:failed")
         self.search.setToolTip(f"<p>{HINT}</p>")
@@ -120,8 +125,13 @@ class RunsPage(QWidget):
         actions.changed.connect(lambda paths: [self.runs.reread(path) for path in paths])
         actions.refused.connect(self.session.message)
         actions.moved.connect(self._on_moved)
+        actions.compare_requested.connect(self.compare)
+        actions.clone_requested.connect(self.clone)
         actions.rename_requested.connect(self._rename)
         actions.free_requested.connect(self.free_space)
+        self.compare_view.closed.connect(self._close_comparison)
+        escape = QShortcut(QKeySequence(Qt.Key.Key_Escape), self.compare_view, self._close_comparison)
+        escape.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
         self.undo_bar.undone.connect(actions.undo_trash)
         for entry in ACTIONS:
             if entry is not None and entry.keys and entry.keys != "Return":  # the table handles Return itself
@@ -157,12 +167,14 @@ class RunsPage(QWidget):
         column.addLayout(head)
         column.addWidget(self.search_line)
         self.search_line.hide()
+        column.addWidget(QueuePart(self.session))
         column.addWidget(self.parts, 1)
         column.addWidget(self.undo_bar)
         column.addLayout(row)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(self.nothing)
         self._stack.addWidget(content)
+        self._stack.addWidget(self.compare_view)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -196,10 +208,13 @@ class RunsPage(QWidget):
 
     def _on_listed(self, paths: set[Path]) -> None:
         self.model.keep_only(paths)
-        self._stack.setCurrentIndex(1 if paths else 0)
+        if self._stack.currentWidget() is not self.compare_view:
+            self._stack.setCurrentIndex(1 if paths else 0)
 
     def _on_read(self, records: list[RunRecord]) -> None:
-        self.model.set_rows([self._with_live_state(record) for record in records])
+        shown = [self._with_live_state(record) for record in records]
+        self.model.set_rows(shown)
+        self.compare_view.update_records(shown)
 
     def _with_live_state(self, record: RunRecord) -> RunRecord:
         """The state of the run that Monitor follows, which also knows pauses."""
@@ -279,6 +294,34 @@ class RunsPage(QWidget):
     def open(self) -> None:
         """Show the selected run on the Monitor page; compare several."""
         self.run_actions.do("compare" if len(self.table.selected_rows()) > 1 else "open")
+
+    def compare(self) -> None:
+        """Show the selected runs on the same charts, in the order of the table, until Escape."""
+        self.compare_view.compare(self.table.selected_runs())
+        self._stack.setCurrentWidget(self.compare_view)
+        self.compare_view.back.setFocus()
+
+    def _close_comparison(self) -> None:
+        self.compare_view.close_runs()
+        self._stack.setCurrentIndex(1)
+        self.table.setFocus()
+
+    def clone(self, record: RunRecord) -> None:
+        """Open the dialog that makes a new run from a checkpoint of this one."""
+        dialog = CloneDialog(RunFolder(Path(record.summary.path)), record.title, VerbProcess, self)
+        dialog.cloned.connect(self._open_clone)
+        dialog.show()
+
+    def _open_clone(self, path: Path, starts: bool) -> None:
+        """Show the new run, on the Monitor page where it is trained at once."""
+        self.refresh()
+        if starts:
+            self.session.resume_run(RunFolder(path))
+        if (
+            self.session.run is None or self.session.run.folder.path != path
+        ):  # not to be started, or another one is training
+            self.session.open_run(path)
+        self.session.page_requested.emit("monitor")
 
     def _show_menu(self, at: QPoint) -> None:
         self.run_actions.menu(self).popup(self.table.viewport().mapToGlobal(at))  # returns immediately, unlike exec

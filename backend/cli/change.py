@@ -43,16 +43,15 @@ def change(
 
 
 def _answer(folder: RunFolder, asked: dict[str, object]) -> str:
-    """Ask, and wait for what the trainer says to it: the note that follows its `change` command. Raises Mistake for a refusal."""
+    """Ask, and wait for the trainer's answer, a note of the diary. Raises Mistake for a refusal."""
     follower = Follower(folder.events)
     while follower.read():
         pass  # what was written before
     request_change(folder, asked)
-    until, is_taken = time.monotonic() + PATIENCE_S, False
+    until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until and folder.is_locked():
         for event in follower.read():
-            is_taken = is_taken or (event.get("kind") == "command" and event.get("word") == "change")
-            if is_taken and event.get("kind") == "note":
+            if event.get("answers") == "change":
                 if event.get("level") == "warning":
                     raise Mistake("run", str(event["sentence"]))
                 return str(event["sentence"])

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from backend.cli import sweep
 from backend.cli.completions import changes as changes_offered
 from backend.cli.completions import run_names
 from backend.cli.exit_codes import verb
@@ -18,11 +19,12 @@ from backend.spec.config import load
 from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder, find_run
 from backend.spec.setting_aliases import translate
+from backend.spec.sweep_results import find_sweep
 
 
 @verb
 def resume(
-    run: Annotated[str, typer.Argument(help="A run folder, or its name.", autocompletion=run_names)],
+    run: Annotated[str, typer.Argument(help="A run or a sweep: its folder or its name.", autocompletion=run_names)],
     runs_dir: NewRunsDir = None,
     changes: Annotated[
         list[str] | None,
@@ -31,7 +33,14 @@ def resume(
     stream: Stream = False,
     progress: Live = None,
 ) -> None:
-    """Go on from the newest whole checkpoint; without one, start over. With --set iters=N a finished run goes on too."""
+    """Go on from the newest whole checkpoint; without one, start over. With --set iters=N a finished run goes on too.
+
+    A sweep goes on with all of its runs.
+    """
+    if find_sweep(run, runs_dir) is not None:
+        if changes:
+            raise Mistake("set", "The settings of a sweep are those of its file; change those of a single run.")
+        return sweep.resume_sweep(run, runs_dir)
     folder = find_run(run, runs_dir)
     if has_finished(folder) and not changes:
         print(f"The run {folder.name} has finished; there is nothing to resume. More steps: --set iters=N.")

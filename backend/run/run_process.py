@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from backend.models.policy import save_model
+from backend.models.saving import save_model
 from backend.run import checkpoint
 from backend.run.ending import RESTART, Ending, ending_of
 from backend.run.gpu_errors import GpuError
+from backend.run.parts import SharedParts
 from backend.run.run_inputs import RunInputs
 from backend.run.steering import Steering
 from backend.run.trainer import Trainer
@@ -49,17 +50,9 @@ def train(
     inherited = inherited_lock(run)
     lock = hold_lock(run) if inherited is None else inherited
     try:
-        saved = checkpoint.newest(run)
-        steering = Steering(run, config)
-        if changes:
-            steering.record(changes, saved.state.step if saved else 0)
-        # After a kill both files are ahead of the checkpoint: see the docstring of backend/run/checkpoint.py.
-        truncate_file(run.events, saved.state.events_bytes if saved else 0)
-        truncate_file(run.completions, saved.state.completions_bytes if saved else 0)
-        settings = steering.config_at(saved.state.step if saved else 0)
-        trainer = Trainer(settings, run, Diary(run.events, echo), steering, is_restarted=inherited is not None)
+        trainer, saved = open_run(config, run, echo, changes=changes, is_restarted=inherited is not None)
         ending = ending_of(lambda: trainer.run(saved, command, inputs), lambda: trainer.state.step)
-        ending = _end(trainer, ending, config.retry_on_gpu_error if may_restart else 0)
+        ending = end_run(trainer, ending, config.retry_on_gpu_error if may_restart else 0)
         if ending.kind == RESTART:
             hand_on_lock(os.dup(lock))
         return ending
@@ -67,8 +60,37 @@ def train(
         os.close(lock)
 
 
-def _end(trainer: Trainer, ending: Ending, gpu_retries: int) -> Ending:
-    """Save what is not saved yet, write the diary's last line unless the run goes on, and close the files."""
+def open_run(
+    config: Config,
+    run: RunFolder,
+    echo: Callable[[Any], None] | None = None,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    is_restarted: bool = False,
+    shared: SharedParts | None = None,
+) -> tuple[Trainer, checkpoint.Checkpoint | None]:
+    """A trainer for a run whose lock this process holds, and the checkpoint to begin from, to which the run's files are cut back.
+
+    `changes` as in `train`; raises Mistake as it does.
+    """
+    saved = checkpoint.newest(run)
+    steering = Steering(run, config)
+    if changes:
+        steering.record(changes, saved.state.step if saved else 0)
+    # After a kill both files are ahead of the checkpoint: see the docstring of backend/run/checkpoint.py.
+    truncate_file(run.events, saved.state.events_bytes if saved else 0)
+    truncate_file(run.completions, saved.state.completions_bytes if saved else 0)
+    settings = steering.config_at(saved.state.step if saved else 0)
+    trainer = Trainer(settings, run, Diary(run.events, echo), steering, is_restarted=is_restarted)
+    trainer.shared = shared
+    return trainer, saved
+
+
+def end_run(trainer: Trainer, ending: Ending, gpu_retries: int = 0) -> Ending:
+    """Save what is not saved yet, write the diary's last line unless the run goes on, and close the files.
+
+    → the ending as it became: `gpu_retries` is how often a GPU error may be answered by a RESTART.
+    """
     if ending.gpu_error is not None:
         ending = _after_gpu_error(trainer, ending, ending.gpu_error, gpu_retries)
     elif ending.kind != "finished":
@@ -112,14 +134,14 @@ def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries:
     try:
         logged = log.add(error, ending.gpu_text, step=step, in_use=trainer.step_size, retries=retries)
     except OSError as full:  # without the log the next process would take the same large steps
-        _save_without_gpu(trainer)
+        save_without_gpu(trainer)
         return replace(
             ending, sentence=f"{ending.sentence} It is not retried, for gpu_errors.jsonl cannot be written: {full}."
         )
     if logged.is_retried:  # before saving, so that the checkpoint's length of the diary includes the note
         trainer.warn(logged.sentence)
         trainer.state.gpu_errors_told = len(log.errors)
-    _save_without_gpu(trainer)
+    save_without_gpu(trainer)
     if not logged.is_retried:
         return replace(ending, sentence=logged.sentence)
 
@@ -132,7 +154,7 @@ def _after_gpu_error(trainer: Trainer, ending: Ending, error: GpuError, retries:
     return ending_of(hand_on, lambda: step)
 
 
-def _save_without_gpu(trainer: Trainer) -> None:
+def save_without_gpu(trainer: Trainer) -> None:
     """Save the last finished step if the weights are still its. What cannot be saved is trained again, from the newest checkpoint."""
     try:
         with contextlib.suppress(Mistake):

@@ -15,18 +15,17 @@ import mlx.core as mx
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
 from backend.engine.memory import release_cached_buffers
-from backend.models.policy import save_model
+from backend.models.saving import save_model
 from backend.run import checkpoint
 from backend.run.checkpoint import TrainingState
 from backend.run.checkpoint_writer import CheckpointWriter, Snapshot, WrittenCheckpoint, snapshot
 from backend.run.control import Control, Stopped
 from backend.run.ending import Ending
-from backend.run.evaluate import held_out_rewards
 from backend.run.final_export import export_finished, exports
 from backend.run.gpu_retries import GpuErrorLog, StepSize
 from backend.run.group_collection import GroupCollection
 from backend.run.keep_awake import KeepAwake
-from backend.run.parts import RunParts, load_parts
+from backend.run.parts import RunParts, SharedParts, load_parts
 from backend.run.planned_end import MetricWatch, PlannedEnd, observe_score, patience_is_over
 from backend.run.run_inputs import RunInputs
 from backend.run.slowdowns import SlowdownWatch
@@ -41,6 +40,7 @@ from backend.spec.faults import Mistake
 from backend.spec.places import RunFolder
 from backend.spec.steering import Change
 from backend.training.batch import completion_metrics, pack
+from backend.training.variety import variety_metrics
 from backend.types import Group, Problem
 
 
@@ -49,6 +49,9 @@ class Trainer:
 
     parts: RunParts
     """Set once all of them are loaded, deleted before exporting: a run without parts has nothing to save."""
+
+    shared: SharedParts | None = None
+    """What the run has in common with others of this process, which has its signals for all of them then."""
 
     def __init__(
         self, config: Config, run: RunFolder, diary: Diary, steering: Steering, *, is_restarted: bool = False
@@ -76,8 +79,9 @@ class Trainer:
         self._save_s = 0.0
         self.timer = StepTimer(self.clock)
         self.phases = PhaseReporter(diary)
-        earlier_steps = (event["metrics"] for event in read_events(run.events) if event.get("kind") == "step")
-        self.health = HealthReporter(diary, earlier_steps)
+        HealthReporter(
+            diary, steering.config_at(0).model_dump()
+        )  # its changes are in the diary, which keeps the reporter
         self.metrics = MetricWatch(read_events(run.events))
         self.planned_end: PlannedEnd | None = None
         self._rewards_since_save: list[float] = []
@@ -86,10 +90,21 @@ class Trainer:
 
     def run(self, saved: checkpoint.Checkpoint | None, command: str, inputs: RunInputs | None = None) -> Ending:
         self.load(saved, command, inputs)
+        self.train_until(None)
+        return self.complete()
+
+    def train_until(self, last: int | None) -> bool:
+        """Train up to step `last`, or to the end; in many calls as in one. → whether the end was reached."""
         self.evaluate_if_due()  # before the first step, or where a stop interrupted this evaluation
-        while self.begin(self.state.step + 1):
+        while last is None or self.state.step < last:
+            if not self.begin(self.state.step + 1):
+                return True
             self.step(self.state.step + 1)
             self.after_step(self.state.step)
+        return False
+
+    def complete(self) -> Ending:
+        """After the last step: what is not evaluated or saved yet, and the end."""
         self.evaluate_if_due()  # of a run that was shortened to the steps that it has done
         self.wait_for_checkpoint()
         if self.saved_step != self.state.step:
@@ -120,14 +135,15 @@ class Trainer:
         self.diary.write("change", **change.to_dict())
 
     def take_change(self) -> None:
-        """Record the change that was asked for, or say why it cannot be."""
+        """Record the change that was asked for, and answer in a note: from which step it holds, or why it cannot be."""
+        level = "info"
         try:
             change = self.steering.take(self._begun)
+            sentence = change.sentence if change else "Nothing was changed: the settings have these values already."
         except Mistake as mistake:
-            sentences = " ".join(fault.sentence for fault in mistake.faults)
-            self.warn(f"The change was not made. {sentences}")
-        else:
-            self.note(change.sentence if change else "Nothing was changed: the settings have these values already.")
+            level = "warning"
+            sentence = " ".join(["The change was not made.", *(fault.sentence for fault in mistake.faults)])
+        self.diary.write("note", level=level, sentence=sentence, answers="change")
 
     def step(self, step: int) -> None:
         """One rollout and its updates. A stop before the updates leaves the run at its last finished step."""
@@ -178,11 +194,10 @@ class Trainer:
         trained_tokens = lengths["num_tokens"] * self.config.num_iterations
         save_time = {"time/save": self._save_s} if self._save_s else {}
         self._save_s = 0.0  # the time of saving after step N is reported with step N + 1
-        event = self.diary.write("step", step=step, metrics=lengths | metrics | save_time | {
+        event = self.diary.write("step", step=step, metrics=lengths | variety_metrics(groups) | metrics | save_time | {
             "num_tokens": self.state.num_tokens, "epoch": self.parts.prompt_stream.epoch,
             "train_tokens_per_second": self.timer.rate(trained_tokens, "train"),
         } | self.timer.metrics())  # fmt: skip
-        self.health.report(event["metrics"])
         self.metrics.take(event)
 
     def after_step(self, step: int) -> None:
@@ -209,11 +224,12 @@ class Trainer:
     def load(self, saved: checkpoint.Checkpoint | None, command: str, inputs: RunInputs | None) -> None:
         """Load the run's parts, in the state of `saved` if there is a checkpoint, and write `started`."""
         # Before the slow part: a signal while the model loads then ends the run with a line in the diary.
-        self.control.listen_to_signals()
+        if self.shared is None:
+            self.control.listen_to_signals()
         self.diary.write("phase", phase="loading")
         self.keep_awake.start()
         maybe_set_recommended_wired_limit()  # on a Mac, keeps memory in use from being paged out; elsewhere it does nothing
-        parts = load_parts(self.config, self.note, inputs, self.gpu_errors.step_size)
+        parts = load_parts(self.config, self.note, inputs, self.gpu_errors.step_size, self.shared)
         if saved is not None:
             parts.restore(saved)
             self.state, self.saved_step = saved.state, saved.state.step
@@ -258,27 +274,11 @@ class Trainer:
 
     def _held_out(self, split: str, problems: list[Problem], count: int) -> dict[str, float]:
         """Held-out rewards after the last finished step, written to the diary."""
-        config, step, began = self.config, self.state.step, self.clock()
-        stage = self.parts.scoring.stage(step)
-
-        metrics = held_out_rewards(
-            self.parts.rollout,
-            problems,
-            lambda groups: self.parts.scoring.score(groups, step, self.parts.prompt_stream.epoch),
-            stage.names,
-            stage.weights.at(step),
-            sampling=self.parts.sampling,
-            group_size=config.num_generations_eval or config.group_size,
-            batch_size=config.prompts_per_step,
-            count=count,
-            poll=lambda done: self.poll("evaluating", done),
-            # Reward functions that use mlx would share the device and its memory with sampling.
-            overlap_scoring=not self.parts.scoring.uses_mlx,
-        )
+        step, began = self.state.step, self.clock()
+        metrics = self.parts.held_out(problems, count, step, self.config, lambda done: self.poll("evaluating", done))
         mx.synchronize()  # as in `learn`
-        self.metrics.take(
-            self.diary.write("eval", step=step, split=split, metrics=metrics | {"time/eval": self.clock() - began})
-        )
+        metrics |= {"time/eval": self.clock() - began}
+        self.metrics.take(self.diary.write("eval", step=step, split=split, metrics=metrics))
         return metrics
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -331,13 +331,7 @@ class Trainer:
     @property
     def step_size(self) -> StepSize:
         """How much of a step this process has computed at once."""
-        if "parts" not in vars(self):
-            return self.gpu_errors.step_size
-        forward, rows = self.parts.learner.forward, self.parts.rollout.rows
-        every_row = self.config.prompts_per_step * self.config.group_size
-        # The largest that there was, where the budget was never used up: half of the budget would change nothing then.
-        tokens = min(forward.micro_batch_tokens, forward.largest_micro_batch or forward.micro_batch_tokens)
-        return StepSize(tokens, min(rows or every_row, every_row))
+        return self.parts.step_size(self.config) if "parts" in vars(self) else self.gpu_errors.step_size
 
     @property
     def has_whole_step(self) -> bool:

@@ -104,7 +104,7 @@ class Config(BaseModel):
     batch_size: int = setting(1, "training", "Batch", "Prompts in one step (before gradient accumulation).", ge=1, unit="prompts")
     gradient_accumulation_steps: int = setting(
         1, "training", "Gradient accumulation", "Multiplies the prompts of a step; their gradients are summed piece by "
-        "piece, so memory stays the same.", ge=1, unit="×")
+        "piece, so memory stays the same.", ge=1, unit="batches")
     num_iterations: int = setting(
         1, "training", "Updates per rollout", "How often the weights are updated from the same completions (μ). At 1 the "
         "ratio is always 1 and nothing is ever clipped.", ge=1, unit="updates", used_by=("duration",))
@@ -500,6 +500,14 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def valid_value(key: str, value: Any) -> Any:
+    """The value of one setting as a run has it, whatever the others are. Raises Mistake."""
+    valid, sentence = _validated(SETTINGS[key], value)
+    if sentence:
+        raise Mistake(key, sentence)
+    return valid
 
 
 def _validate(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:

@@ -18,7 +18,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -81,6 +81,8 @@ class Diary(JsonLines):
         self.seq = sum(1 for _ in read_events(path)) if path.exists() else 0
         super().__init__(path)
         self._echo = echo
+        self.followers: list[Callable[[Event], None]] = []
+        """Called with each event once it is written; they may write events of their own."""
 
     def write(self, kind: str, **fields: Any) -> Event:
         """Append one event of `kind`; returns it as written. A `t` among the fields is a made-up time, and stands without `mono`."""
@@ -90,6 +92,8 @@ class Diary(JsonLines):
         self.seq += 1
         if self._echo is not None:
             self._echo(event)
+        for follow in self.followers:
+            follow(event)
         return event
 
 

@@ -42,6 +42,11 @@ def resources() -> Path:
     return project_root() / "resources"
 
 
+def demo_folder(part: str) -> Path:
+    """The bundled demo's model or data."""
+    return resources() / "demo" / part
+
+
 def demo_config() -> Path:
     """The preset that the first launch shows."""
     return resources() / "presets" / "demo.yaml"

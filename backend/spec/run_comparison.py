@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -120,9 +120,11 @@ def settings_table(titles: Sequence[str], settings: Mapping[str, Sequence[Any]])
     return [["Setting", *titles], *([SETTINGS[key].label, *map(value_text, row)] for key, row in settings.items())]
 
 
-def results_table(results: Sequence[RunResult]) -> list[list[str]]:
-    """A header, and a row for each run."""
-    rows = ([one.title, *(value_text(getattr(one, name)) for name in RESULTS)] for one in results)
+def results_table(
+    results: Sequence[RunResult], write: Callable[[str, Any], str] = lambda _name, value: value_text(value)
+) -> list[list[str]]:
+    """A header, and a row for each run. `write(field, value)` gives a cell's text."""
+    rows = ([one.title, *(write(name, getattr(one, name)) for name in RESULTS)] for one in results)
     return [["Run", *RESULTS.values()], *rows]
 
 

@@ -5,7 +5,6 @@ Reading a record takes a few milliseconds; `stamp` tells in a fraction of one wh
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from backend.spec.archive import Summary, raw_settings
 from backend.spec.config import SETTINGS
 from backend.spec.disk_use import disk_use
 from backend.spec.faults import Mistake
+from backend.spec.lineage import read_parent
 from backend.spec.places import RunFolder
 from backend.spec.reward_curve import newest_evaluation, reward_curve
 from backend.spec.run_notes import RunNotes, read_notes
@@ -91,11 +91,11 @@ def record_of(values: Mapping[str, Any]) -> RunRecord:
 
 def changed_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a config under our names, without those that have their default. Nothing is validated."""
-    values = {key: _as_number(key, value) for key, value in translate(raw)[0].items() if key in SETTINGS}
+    values = {key: as_number(key, value) for key, value in translate(raw)[0].items() if key in SETTINGS}
     return {key: value for key, value in values.items() if value is not None and value != SETTINGS[key].default}
 
 
-def _as_number(key: str, value: Any) -> Any:
+def as_number(key: str, value: Any) -> Any:
     """A number that YAML reads as text, such as 1e-5, as a number."""
     if isinstance(value, str) and SETTINGS[key].kind in ("int", "float"):
         try:
@@ -130,7 +130,7 @@ def _size_and_time(path: os.PathLike[str]) -> tuple[int, int]:
 
 def _parent(run: RunFolder) -> str:
     try:
-        content = json.loads(run.parent.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        parent = read_parent(run)
+    except Mistake:
         return ""
-    return str(cast("dict[str, Any]", content).get("run", "")) if isinstance(content, dict) else ""
+    return parent.run if parent is not None else ""

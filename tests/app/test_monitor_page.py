@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PySide6.QtGui import QFont, QFontMetrics, QGuiApplication
+from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.model.charts import CHARTS, curves_of, placeholder
@@ -105,7 +106,7 @@ def test_a_reward_has_the_colour_of_its_index_in_the_config() -> None:
 def test_a_curve_matched_by_a_pattern_has_a_label_and_a_colour_of_its_own(qapp) -> None:
     chart = next(chart for chart in CHARTS if chart.title == "Step time")
     curves = curves_of(chart, ["time/save", "time/other", "time/extra"], [])
-    assert [curve.label for curve in curves[-3:]] == ["Saving", "Other", "extra"]
+    assert [curve.label for curve in curves] == ["Sampling", "Rewards", "Learning", "Saving", "Other", "Step", "extra"]
     assert len({curve.colour for curve in curves}) == len(curves)
 
 
@@ -141,6 +142,8 @@ def test_an_empty_chart_has_a_placeholder() -> None:
     )
     assert placeholder(held_out, {"steps_per_eval": 20}) == "Waits for the first evaluation, every 20 steps."
     assert "off" in placeholder(held_out, {"steps_per_eval": 0})
+    assert "ended" in placeholder(held_out, {"steps_per_eval": 20}, is_live=False)
+    assert "recorded none" in placeholder(CHARTS[0], {}, is_live=False, steps=3)
 
 
 # ── states ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -168,10 +171,10 @@ def test_a_finished_run_shows_its_result_first(page: MonitorPage, show_run, tmp_
 def test_tab_goes_from_the_result_to_the_charts_to_the_log(page: MonitorPage, show_run, tmp_path: Path) -> None:
     """The buttons of the verdict are created last, and were last in the tab order."""
     show_run(made_up_runs.make_run(tmp_path / "run", steps=30))
-    chain = [page.smoothing]
-    while chain[-1].nextInFocusChain() is not page.smoothing:
+    chain: list[QWidget] = [page.charts_menu]
+    while chain[-1].nextInFocusChain() is not page.charts_menu:
         chain.append(chain[-1].nextInFocusChain())
-    expected_order = [page.smoothing, *page.verdict.buttons(), page.grid, page.log._toggle]
+    expected_order = [page.charts_menu, *page.verdict.buttons(), page.grid.plots[0], page.log._toggle]
     assert [widget for widget in chain if widget in expected_order] == expected_order
 
 
@@ -179,7 +182,8 @@ def test_the_reward_charts_are_visible_before_the_first_step(page: MonitorPage, 
     """They appeared with the first step, and moved every other chart."""
     show_run(made_up_runs.make_run(tmp_path / "run", steps=0, ending=None))
     shown = plot(page, "Rewards per function")
-    assert shown.isVisible() and shown._waiting.text() == "Waits for the first step."
+    assert shown.isVisible()
+    assert shown._waiting.text() == "The run ended before its first step was done.", "it waits for nothing any more"
 
 
 def test_charts_draw_what_the_diary_says(page: MonitorPage, show_run, tmp_path: Path, session: Session) -> None:

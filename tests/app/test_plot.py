@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QWidget
 
 from app import theme
 from app.widgets.charts.chart_grid import ChartContent, ChartGrid
-from app.widgets.charts.curves import axis_range, downsample, exponential_average, isolated_points
+from app.widgets.charts.curves import axis_range, downsample, envelope, exponential_average, isolated_points, means
 from app.widgets.charts.legend import Legend, LegendEntry
 from app.widgets.charts.plot import Plot, Trace, nearest_index
 
@@ -24,6 +24,39 @@ def test_downsampling_keeps_every_peak_and_every_wide_gap() -> None:
     assert np.isnan(thin_y[(thin_x > 40_300) & (thin_x < 49_700)]).all()
     assert not np.isnan(thin_y[thin_x < 39_700]).any()
     assert abs(thin_x[np.nanargmax(thin_y)] - 77_777) < 300
+
+
+def test_a_band_keeps_its_extremes_and_its_gaps() -> None:
+    x, y = np.arange(100_000), np.random.default_rng(0).normal(size=100_000)
+    low, high = y - 1, y + 1
+    low[123], high[77_777] = -50, 50
+    low[40_000:50_000] = high[40_000:50_000] = np.nan
+    thin_x, thin_low, thin_high = envelope(x, 500, low, high)
+    assert len(thin_x) == len(thin_low) == len(thin_high) <= 501
+    assert np.nanmin(thin_low) == -50 and np.nanmax(thin_high) == 50
+    assert np.isnan(thin_low[(thin_x > 40_300) & (thin_x < 49_700)]).all()
+    assert envelope(x[:300], 500, low, high)[2] is high, "a short band is left as it is"
+    for count in range(1, 1300, 7):  # every ratio of points to buckets
+        sizes = {len(column) for column in envelope(x[:count], 500, low[:count], high[:count])}
+        assert len(sizes) == 1 and len({len(column) for column in downsample(x[:count], 500, y[:count])}) == 1
+
+
+@pytest.mark.parametrize("count", [1001, 1500, 1999, 2001, 31_337, 100_000])
+def test_the_line_of_many_steps_is_their_mean_with_their_extremes_behind_it(qtbot, count: int) -> None:
+    y = np.where(np.arange(count) % 2, 1.0, 3.0)
+    y[count // 2] = 50
+    plot = Plot("Noise")
+    qtbot.addWidget(plot)
+    plot.resize(300, 200)
+    plot.show()
+    plot.show_traces([Trace("A", "accent", np.arange(count), y)])
+    items = plot._view._curves[0]
+    line, raw = items.line.getData()[1], items.raw.getData()[1]
+    assert len(line) == len(raw) < count and np.nanmax(raw) == 50 and np.nanmin(raw) == 1
+    assert np.median(line) == pytest.approx(2, abs=0.35)
+    gap = np.where(np.arange(3000) < 1500, np.nan, 1.0)
+    thin = downsample(np.arange(3000), 600, gap)[1]
+    assert (np.isnan(means(len(thin), gap)) == np.isnan(thin)).all()
 
 
 def test_short_curves_are_not_downsampled() -> None:

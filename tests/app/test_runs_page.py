@@ -22,6 +22,7 @@ from app.widgets.runs.column_dialog import ColumnDialog
 from app.widgets.runs.free_space_dialog import FreeSpaceDialog
 from app.widgets.runs.run_table import RunModel
 from app.widgets.runs.sparkline import CURVE
+from backend.spec.lineage import Parent, write_parent
 from backend.spec.places import RunFolder
 from backend.spec.run_notes import RunNotes, change_notes, read_notes
 from backend.spec.run_record import read_record
@@ -279,9 +280,14 @@ def test_broken_notes_are_told_and_cannot_be_edited(qtbot, page: RunsPage, archi
 # ── lineage ──
 
 
+def cloned(folder: Path, parent: str) -> None:
+    """Note that a run was cloned from another."""
+    write_parent(RunFolder(folder), Parent(parent, folder.with_name(parent), 4, True, {}))
+
+
 def test_the_family_of_a_clone_is_a_tree_whose_runs_can_be_chosen(qtbot, page: RunsPage, archive: Path) -> None:
     for name, parent in (("failed", "finished"), ("crashed", "failed")):
-        (archive / name / "parent.json").write_text(json.dumps({"run": parent, "step": 4}))
+        cloned(archive / name, parent)
     reread(qtbot, page)
     page.table.choose(archive / "failed")
     tree = page.details.family
@@ -294,9 +300,9 @@ def test_the_family_of_a_clone_is_a_tree_whose_runs_can_be_chosen(qtbot, page: R
 
 
 def test_a_circle_of_parents_and_a_parent_that_is_gone_are_drawn_once(qtbot, page: RunsPage, archive: Path) -> None:
-    (archive / "failed" / "parent.json").write_text(json.dumps({"run": "crashed"}))
-    (archive / "crashed" / "parent.json").write_text(json.dumps({"run": "failed"}))
-    (archive / "finished" / "parent.json").write_text(json.dumps({"run": "deleted-run"}))
+    cloned(archive / "failed", "crashed")
+    cloned(archive / "crashed", "failed")
+    cloned(archive / "finished", "deleted-run")
     reread(qtbot, page)
     assert set(page.runs.family_of(archive / "failed")) == {"failed", "crashed"}
     page.table.choose(archive / "failed")

@@ -7,23 +7,27 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
-from PySide6.QtCore import QMimeData, QObject, QPointF, Qt, QUrl, Signal
-from PySide6.QtGui import QAction, QDropEvent, QFileOpenEvent, QImage
+from PySide6.QtCore import QMimeData, QObject, QPoint, QPointF, Qt, QUrl, Signal
+from PySide6.QtGui import QAction, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QFileOpenEvent, QImage
 from PySide6.QtWidgets import QApplication
 
 import app.__main__ as start
 from app import theme
-from app.file_open_event import FileOpener
+from app.desktop.file_open_event import FileOpener
 from app.menus import MENUS, RUN_ACTIONS
 from app.model.prefs import Prefs
+from app.model.run_control import RunControl
+from app.model.run_state import LIVE
 from app.model.session import Session
 from app.pages import PAGES
+from app.widgets.basic import file_dialogs
 from app.widgets.form.preset_panel import PresetPanel
-from app.widgets.runs.state_chip import STATE_LABELS
+from app.widgets.runs.state_chip import STATE_LABELS, STATE_ROLES
 from app.window import FIRST_SIZE, FRAME, NARROW, Window
-from backend.spec import first_choices, places
+from backend.spec import archive, first_choices, places
 from backend.spec.places import RunFolder, hold_lock, make_run_folder
 from tests.support import made_up_runs
 
@@ -33,9 +37,12 @@ class FakeRun(QObject):
 
     changed = Signal()
     state_changed = Signal(str)
+    control_changed = Signal(bool)
 
     def __init__(self, state: str = "running") -> None:
         super().__init__()
+        self.folder = RunFolder(places.runs_folder() / "shown")
+        self.control, self.silence, self.started = RunControl(self.folder), "", None
         self.state, self.sent, self.problem = state, [], ""
         self.step, self.iterations, self.eta_s = 12, 60, 75.0
 
@@ -247,6 +254,11 @@ def test_a_sentence_about_a_run_is_removed_when_the_run_changes_state(window: Wi
     assert window.strip.sentence.text() == ""
 
 
+def test_every_state_of_a_run_has_a_word_and_a_colour():
+    states = {*get_args(archive.State), *LIVE}
+    assert states | {""} == set(STATE_LABELS) == set(STATE_ROLES)
+
+
 def test_the_strip_has_a_word_for_every_state(window: Window, session: Session):
     for state in filter(None, STATE_LABELS):
         show_run(session, FakeRun(state))
@@ -392,6 +404,47 @@ def test_rows_dropped_anywhere_become_the_dataset_with_its_columns(window: Windo
     assert window.history.undoText() == "Data rows.csv"
 
 
+def test_what_a_drop_would_do_is_shown_while_a_file_is_dragged(window: Window, tmp_path: Path):
+    """Nothing said that files can be dropped, and nothing showed where."""
+    (tmp_path / "rows.csv").write_text("question,answer\n1+1,2\n")
+    mime = QMimeData()
+    mime.setUrls([QUrl.fromLocalFile(str(tmp_path / "rows.csv"))])
+    entering = (QPoint(3, 3), Qt.DropAction.CopyAction, mime, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier)
+    window.dragEnterEvent(QDragEnterEvent(*entering))
+    assert window.drop_overlay.sentence == "Drop to train on the questions of rows.csv"
+    assert window.drop_overlay.size() == window.centralWidget().size()
+    window.dragLeaveEvent(QDragLeaveEvent())
+    assert window.drop_overlay.sentence == ""
+    window.dragEnterEvent(QDragEnterEvent(*entering))
+    drop(window, tmp_path / "rows.csv")
+    assert window.drop_overlay.sentence == ""
+
+
+def test_file_dialogs_begin_in_documents_or_where_one_of_the_kind_was_last_chosen(
+    window: Window, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """They began in the app's own folder: that of the bundled demo."""
+    begun: list[str] = []
+    monkeypatch.setattr(file_dialogs.QStandardPaths, "writableLocation", lambda _: str(tmp_path))
+    (chosen := tmp_path / "far" / "rows.csv").parent.mkdir()
+    chosen.write_text("question,answer\n1+1,2\n")
+
+    def choose(_parent, _title, start: str, *_rest) -> tuple[str, str]:
+        begun.append(start)
+        return str(chosen), ""
+
+    monkeypatch.setattr(file_dialogs.QFileDialog, "getOpenFileName", choose)
+    window.session.restore()
+    window.show_page("train")
+    fields = window.pages["train"].form.fields
+    window.session.draft.set("data", str(places.resources() / "demo" / "data"))
+    fields["data"].choose_file()
+    fields["reward_functions_file"].choose_file()
+    window.session.draft.set("data", "")
+    fields["data"].choose_file()
+    assert begun == [str(tmp_path), str(tmp_path), str(chosen.parent)]
+
+
 def test_rows_dropped_on_the_demo_start_a_form_with_a_default_model(window: Window, tmp_path: Path, qtbot, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "nothing"))
     draft = window.session.draft
@@ -406,8 +459,8 @@ def test_rows_dropped_on_the_demo_start_a_form_with_a_default_model(window: Wind
     assert not draft.problems()
     # The model and all settings were replaced without a word, and nothing said that Run would download.
     assert window.strip.sentence.text() == (
-        "rows.jsonl: prompts from instruction, answers from output. The demo's model and settings were replaced by "
-        "Qwen3-0.6B-4bit and the preset Fast try. Run downloads the model, about 351\u00a0MB, first."
+        "rows.jsonl: prompts from instruction, answers from output. The demo was replaced by Qwen3-0.6B-4bit and "
+        "the preset Fast try; Run downloads 351\u00a0MB first."
     )
     window.strip.offer.click()
     assert draft.is_demo

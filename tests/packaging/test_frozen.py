@@ -226,6 +226,15 @@ def evaluate(machine: Machine, run: Path) -> None:
     assert json.loads(result.splitlines()[-1])
 
 
+def doctor(machine: Machine, run: Path) -> None:
+    assert json.loads(machine.backend("doctor", run, "--json"))["steps"]
+
+
+def replay(machine: Machine, run: Path) -> None:
+    machine.backend("replay", run, "--speed", "0", "--name", "replayed", "--runs-dir", machine.home)
+    assert (machine.home / "replayed" / "completions.jsonl").read_bytes() == (run / "completions.jsonl").read_bytes()
+
+
 def serve(machine: Machine, run: Path) -> None:
     assert machine.ask("models") is not None
     # Which architectures there are, and their aliases, is read from mlx-lm's own files.
@@ -258,6 +267,14 @@ def hub(machine: Machine, run: Path) -> None:
     assert "There was no token" in machine.backend("hub", "logout")
 
 
+def sweep(machine: Machine, run: Path) -> None:
+    raw = {"base": yaml.safe_load(config(machine, "swept").read_text("utf-8")), "over": {"learning_rate": [1e-4, 1e-5]}}
+    file = machine.home / "sweep.yaml"
+    file.write_text(yaml.safe_dump(raw))
+    results = json.loads(machine.backend("sweep", file, "--json").splitlines()[-1])
+    assert results["state"] == "finished" and len(results["configurations"]) == 2
+
+
 def queue(machine: Machine, run: Path) -> None:
     machine.backend("queue", "add", run / "config.yaml", "--name", "waits", "--set", "iters=1")
     assert json.loads(machine.backend("queue", "list", "--json"))["waiting"] == ["waits"]
@@ -275,7 +292,10 @@ VERBS = {
         change,
         clone,
         demo,
+        sweep,
         runs,
+        doctor,
+        replay,
         compare,
         export,
         validate,

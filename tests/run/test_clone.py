@@ -107,6 +107,8 @@ def test_a_full_fine_tuned_run_is_cloned_too(parent: RunFolder, tmp_path: Path) 
 def test_what_was_changed_is_used_kept_and_marked(parent: RunFolder, tmp_path: Path) -> None:
     changes = {"learning_rate": 5e-3, "max_completion_length": 5, "iters": 4, "entropy_adaptive": False, "seed": 7}
     run = clone(parent, "3", changes, runs_dir=tmp_path)
+    (begun,) = checkpoint.all_checkpoints(run)
+    assert begun.state.bonus == [], "the bonus begins where the clone's settings have it"
     assert run.name == "parent-from-3" and load(run.config).run_name == ""
     expected = {key: (SETTINGS.get(key, 0), value) for key, value in changes.items()}
     assert read_parent(run) == Parent("parent", parent.path, 3, True, expected)

@@ -12,6 +12,7 @@ from backend.spec import disk_use, run_comparison
 from backend.spec.archive import summary
 from backend.spec.events import Diary
 from backend.spec.faults import Mistake
+from backend.spec.lineage import Parent, write_parent
 from backend.spec.places import RunFolder, hold_lock
 from backend.spec.reward_curve import newest_evaluation, reward_curve
 from backend.spec.run_fields import all_keys, field_of
@@ -58,7 +59,7 @@ def test_tags_are_words() -> None:
 
 def test_a_record_has_what_the_run_has_and_survives_its_cache(run: RunFolder) -> None:
     change_notes(run, tags=("math",))
-    run.parent.write_text(json.dumps({"run": "base-run", "step": 4}))
+    write_parent(run, Parent("base-run", run.path.with_name("base-run"), 4, True, {}))
     record = read_record(run)
     assert record.setting("learning_rate") == 3e-5 and record.setting("seed") == 0
     assert record.settings["grpo_loss_type"] == "dapo" and "seed" not in record.settings

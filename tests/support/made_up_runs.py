@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
@@ -95,6 +96,33 @@ def make_run(
         write(diary, clock.after(0.5), ending, step=steps, reason="done", sentence=SENTENCES[ending])
     diary.close()
     rows.close()
+    return folder
+
+
+def make_long_run(path: Path, steps: int = 100_000, extra: int = 7) -> RunFolder:
+    """A finished run of many steps with 40 metrics each, an evaluation every 100 and a checkpoint every 500. It is written in one go:
+    a diary that is flushed line by line takes minutes."""
+    folder = make_run(path, steps=0, total=steps, ending=None)
+    dice = random.Random(1)
+    with folder.events.open("a", encoding="utf-8") as file:
+
+        def line(seq: int, step: int, kind: str, **carries) -> None:
+            event = {"v": 1, "seq": seq, "t": 1_760_000_000 + step * 1.2, "kind": kind, **carries}
+            file.write(json.dumps(event) + "\n")
+
+        seq = 2
+        for step in range(1, steps + 1):
+            values = metrics(step, steps, dice) | {f"mine/{index}": dice.random() for index in range(extra)}
+            line(seq, step, "phase", phase="sampling")
+            line(seq + 1, step, "step", step=step, metrics=values)
+            seq += 2
+            if step % 100 == 0:
+                line(seq, step, "eval", step=step, metrics=held_out(step, steps))
+                seq += 1
+            if step % 500 == 0:
+                line(seq, step, "checkpoint", step=step, path=f"checkpoints/{step:06}")
+                seq += 1
+        line(seq, steps, "finished", step=steps, reason="done", sentence=f"All {steps} steps are done.")
     return folder
 
 

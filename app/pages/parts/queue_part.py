@@ -30,7 +30,7 @@ class QueuePart(QWidget):
         queue, panel = session.queue, self.panel
         panel.moved.connect(lambda path, place: queue.move(RunFolder(path), place))
         panel.removed.connect(lambda path: queue.remove(RunFolder(path)))
-        panel.edit_requested.connect(self._edit)
+        panel.edit_requested.connect(lambda path: session.waiting_settings_requested.emit(RunFolder(path)))
         panel.pause_requested.connect(queue.set_paused)
         panel.pause_after_failure_requested.connect(queue.set_pauses_after_failure)
         queue.changed.connect(self._show)
@@ -52,8 +52,10 @@ class QueuePart(QWidget):
         if queue.now.is_paused:
             return "Paused: no other run is started."
         if queue.now.starting is not None:
-            return f"After {queue.now.starting.name}."
-        return "The next begins when no run trains." if queue.has_runner else "Nothing starts them yet."
+            return f"After {queue.now.starting.name}, which trains now."
+        return (
+            "The first begins when the present run has ended." if self._session.is_training else "The first begins now."
+        )
 
     def _row(self, run: RunFolder) -> QueueRow:
         """The run's row; its settings are read again when the file has changed."""
@@ -69,10 +71,3 @@ class QueuePart(QWidget):
             row = QueueRow(run.path, model, steps if isinstance(steps, int) and not isinstance(steps, bool) else None)
             known = self._known[run.path] = (written, row)
         return known[1]
-
-    def _edit(self, path: Path) -> None:
-        """Load the run's settings into the form, which then keeps them for it."""
-        run = RunFolder(path)
-        self._session.settings_requested.emit(run)
-        if self._session.draft.is_of(run):
-            self._session.queue.edit(run)

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QEvent, QObject, QTimer
+from PySide6.QtCore import QEvent, QObject, QTimer, Signal
 from PySide6.QtGui import QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QFrame, QGridLayout, QScrollArea, QWidget
+from PySide6.QtWidgets import QApplication, QFrame, QGridLayout, QPushButton, QScrollArea, QWidget
 
 from app import theme
+from app.model.marks import Mark
 from app.widgets.basic.layout import reserve_gutter
 from app.widgets.charts.plot import Plot, Trace
 
-PLOT_HEIGHT = 214
+PLOT_HEIGHT, LOWEST = 214, 176
+"""The height of a plot that is aimed at, and the least: whole rows fill the height that there is, and two of them at least."""
 MIN_WIDTH, COMFORTABLE_WIDTH = 300, 440
 """Narrowest plot with up to three columns; and with four, which only a wide window gets."""
 MAX_COLUMNS = 4
@@ -31,6 +33,7 @@ class ChartContent:
 
     traces: Sequence[Trace] = ()
     waiting: str = ""
+    marks: Sequence[Mark] = ()
 
 
 class ChartGrid(QScrollArea):
@@ -40,7 +43,17 @@ class ChartGrid(QScrollArea):
 
     Attributes:
         plots – all plots, in order.
+        span – the first and last step of the selected range; None while all steps are shown.
+
+    Signals:
+        zoomed((first, last), or None) – the range of steps that all plots show now.
+        step_chosen(int) – a point of a curve was clicked: show what is behind it.
+        save_requested(Plot, str) – save this plot as a file of this format.
     """
+
+    zoomed = Signal(object)
+    step_chosen = Signal(int)
+    save_requested = Signal(object, str)
 
     def __init__(
         self, plots: Sequence[Plot], content_of: Callable[[int], ChartContent], is_included: Callable[[int], bool]
@@ -49,12 +62,16 @@ class ChartGrid(QScrollArea):
         self.plots = list(plots)
         self._content_of, self._is_included = content_of, is_included
         self._stale: set[int] = set()
-        self._span: tuple[float, float] | None = None
+        self.span: tuple[float, float] | None = None
         self._all_steps: tuple[float, float] | None = None
         self._laid_out: tuple[int, tuple[int, ...]] = (0, ())
         # One plot per timeout: all visible ones in a single handler would hold up input for the time of the whole refresh.
         self._turns = QTimer(self, interval=TURN_MS)
         self._turns.timeout.connect(self._draw_next)
+        # A click on a zoomed plot may be the first half of a double click, which shows all steps.
+        self._click = QTimer(self, singleShot=True)
+        self._clicked_step = 0
+        self._click.timeout.connect(lambda: self.step_chosen.emit(self._clicked_step))
         self._build()
 
     def _build(self) -> None:
@@ -72,7 +89,9 @@ class ChartGrid(QScrollArea):
             plot.setFixedHeight(theme.scaled(PLOT_HEIGHT))
             plot.hide()
             plot.hovered.connect(self._mark_step)
-            plot.zoomed.connect(self._zoom)
+            plot.zoomed.connect(self.zoom)
+            plot.step_chosen.connect(self._choose)
+            plot.save_requested.connect(lambda format, plot=plot: self.save_requested.emit(plot, format))
             plot.installEventFilter(self)
 
     def refresh(self, all_steps: tuple[float, float] | None = None) -> None:
@@ -92,11 +111,39 @@ class ChartGrid(QScrollArea):
 
     def forget_span(self) -> None:
         """Show all steps again, from the next refresh on."""
-        self._span = None
+        self.span = None
+        self.zoomed.emit(None)
+
+    def zoom(self, span: tuple[float, float] | None) -> None:
+        """Show this range of steps in all plots, as far as there are steps; None and a range of all of them show all."""
+        self._click.stop()
+        self.span = self._within_run(span)
+        self.zoomed.emit(self.span)
+        self.refresh(self._all_steps)
+
+    def _within_run(self, span: tuple[float, float] | None) -> tuple[float, float] | None:
+        """The span moved, not cut, into the steps that there are; None where it holds them all."""
+        if span is None or self._all_steps is None:
+            return span
+        first, last = self._all_steps
+        width = max(2.0, span[1] - span[0])
+        if width >= last - first:
+            return None
+        start = min(max(span[0], first), last - width)
+        return start, start + width
+
+    def included_plots(self) -> list[Plot]:
+        """The plots in the grid, in view or not."""
+        return [plot for i, plot in enumerate(self.plots) if self._is_included(i)]
+
+    def draw(self, plot: Plot) -> None:
+        """Draw a plot now, in view or not, with its newest traces."""
+        self._draw(self.plots.index(plot))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         reserve_gutter(self, self._grid)
+        self._fit_height()
         self._lay_out()
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -114,12 +161,15 @@ class ChartGrid(QScrollArea):
             plot = self.plots[i]
             # isVisible alone is true of a plot that is scrolled out of view; its visible region is then empty.
             if plot.isVisible() and not plot.visibleRegion().isEmpty():
-                self._stale.discard(i)
-                content = self._content_of(i)
-                plot.set_span(self._span, self._all_steps)
-                plot.show_traces(content.traces, content.waiting)
+                self._draw(i)
                 return
         self._turns.stop()
+
+    def _draw(self, i: int) -> None:
+        self._stale.discard(i)
+        content = self._content_of(i)
+        self.plots[i].set_span(self.span, self._all_steps)
+        self.plots[i].show_traces(content.traces, content.waiting, content.marks)
 
     def _lay_out(self) -> None:
         """Put the included plots into as many columns as the width allows; does nothing when that has not changed."""
@@ -155,6 +205,36 @@ class ChartGrid(QScrollArea):
             if plot.isVisible():
                 plot.set_step(step)
 
-    def _zoom(self, span: tuple[float, float] | None) -> None:
-        self._span = span
-        self.refresh(self._all_steps)
+    def _choose(self, step: int) -> None:
+        self._clicked_step = step
+        if self.span is None:
+            self.step_chosen.emit(step)
+        else:
+            self._click.start(QApplication.doubleClickInterval())
+
+    def _fit_height(self) -> None:
+        """Give every plot the height with which whole rows fill the view."""
+        height = self.viewport().height()
+        rows = max(2, round(height / (theme.scaled(PLOT_HEIGHT) + theme.SPACE)))
+        fitting = (height - (rows - 1) * theme.SPACE) // rows
+        tall = min(max(theme.scaled(LOWEST), fitting), theme.scaled(PLOT_HEIGHT) * 5 // 4)
+        for plot in self.plots:
+            if plot.height() != tall:
+                plot.setFixedHeight(tall)
+
+
+class ZoomButton(QPushButton):
+    """Says which steps the plots of a grid show while that is not all of them, and shows all again."""
+
+    def __init__(self, grid: ChartGrid) -> None:
+        super().__init__()
+        self.setToolTip("Show all steps (Esc, or a double click on a chart)")
+        self.clicked.connect(lambda: grid.zoom(None))
+        grid.zoomed.connect(self._show_span)
+        self._show_span(grid.span)
+
+    def _show_span(self, span: tuple[float, float] | None) -> None:
+        self.setVisible(span is not None)
+        if span is not None:
+            self.setText(f"Steps {span[0]:,.0f} – {span[1]:,.0f}  ✕")
+            self.setAccessibleName(f"Only steps {span[0]:,.0f} to {span[1]:,.0f} are shown. Show all steps")

@@ -1,4 +1,4 @@
-"""The legend under a plot's title: colour, name and value of each curve. It wraps, up to a few lines.
+"""The legend under a plot's title: colour, name and value of each curve. It wraps, up to a few lines. A click hides or shows a curve.
 
 Every value takes at least the width of a usual one, so the entries do not move while digits change.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QFontMetricsF, QPainter, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtCore import QPointF, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QFont, QFontMetricsF, QMouseEvent, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app import theme
@@ -27,10 +27,18 @@ class LegendEntry:
     pen: QPen
     label: str
     value: str
+    hidden: bool = False
+    """Whether its curve is hidden: the entry stays, crossed out."""
 
 
 class Legend(QWidget):
-    """Entries in reading order, on as many lines as they need, up to MAX_LINES."""
+    """Entries in reading order, on as many lines as they need, up to MAX_LINES.
+
+    Signals:
+        clicked(str) – the entry with this label was clicked.
+    """
+
+    clicked = Signal(str)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -39,6 +47,7 @@ class Legend(QWidget):
         self._line = theme.scaled(_LINE_HEIGHT)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setFixedHeight(self._line)
+        self.setMouseTracking(True)
 
     def show_entries(self, entries: Sequence[LegendEntry]) -> None:
         self._entries = entries
@@ -46,6 +55,24 @@ class Legend(QWidget):
         hidden = len(entries) - sum(1 for _ in self._positions())
         self.setToolTip("\n".join(f"{entry.label}  {entry.value}" for entry in entries) if hidden else "")
         self.update()
+
+    def label_at(self, pos: QPointF) -> str:
+        """The label of the entry at this place; "" beside all of them."""
+        metrics = QFontMetricsF(self._font)
+        for line, left, entry in self._positions():
+            width = self._label_width(metrics, entry) + _GAP + metrics.horizontalAdvance(entry.value)
+            if QRectF(left, line * self._line, width, self._line).contains(pos):
+                return entry.label
+        return ""
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        on_entry = bool(self.label_at(event.position()))
+        self.setCursor(Qt.CursorShape.PointingHandCursor if on_entry else Qt.CursorShape.ArrowCursor)
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        name = self.label_at(event.position())
+        if name and event.button() == Qt.MouseButton.LeftButton:
+            self.clicked.emit(name)
 
     def minimumSizeHint(self) -> QSize:
         return QSize(40, self._line)
@@ -90,9 +117,10 @@ class Legend(QWidget):
     def _paint_entry(
         self, painter: QPainter, metrics: QFontMetricsF, entry: LegendEntry, left: float, top: float
     ) -> None:
+        colours = theme.palette()
         pen = QPen(entry.pen)  # a copy: the swatch has a width of its own
         pen.setWidthF(2)
-        painter.setPen(pen)
+        painter.setPen(QPen(colours.outline, 2) if entry.hidden else pen)
         middle = top + self._line / 2
         painter.drawLine(QPointF(left, middle), QPointF(left + _SWATCH, middle))
         label_width = self._label_width(metrics, entry) - _SWATCH - _GAP
@@ -100,8 +128,12 @@ class Legend(QWidget):
         align = Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft
         # The extra fractions of a pixel: widths are rounded, and a text as wide as its box would be elided or clipped.
         label = metrics.elidedText(entry.label, Qt.TextElideMode.ElideMiddle, label_width + 0.5)
-        painter.setPen(theme.palette().muted)
+        font = QFont(self._font)
+        font.setStrikeOut(entry.hidden)
+        painter.setFont(font)
+        painter.setPen(colours.muted)
         painter.drawText(QRectF(start, top, label_width + 1, self._line), align, label)
+        painter.setFont(self._font)
         value_width = metrics.horizontalAdvance(entry.value) + 2
-        painter.setPen(theme.palette().text)
+        painter.setPen(colours.muted if entry.hidden else colours.text)
         painter.drawText(QRectF(start + label_width + _GAP, top, value_width, self._line), align, entry.value)

@@ -6,95 +6,82 @@ created when the card first has something to draw.
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-import numpy as np
-from PySide6.QtCore import QEvent, Qt, Signal
-from PySide6.QtGui import QContextMenuEvent, QGuiApplication, QKeyEvent, QKeySequence, QPaintEvent, QPen
-from PySide6.QtWidgets import QFileDialog, QFrame, QHBoxLayout, QMenu, QSizePolicy, QStackedLayout, QVBoxLayout
+from PySide6.QtCore import QEvent, QRectF, Qt, Signal
+from PySide6.QtGui import (
+    QContextMenuEvent,
+    QFocusEvent,
+    QGuiApplication,
+    QKeyEvent,
+    QKeySequence,
+    QPainter,
+    QPaintEvent,
+    QPen,
+)
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QSizePolicy, QStackedLayout, QVBoxLayout
 
 from app import theme
-from app.widgets.basic.labels_and_buttons import label
+from app.model.marks import Mark
+from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.number_format import figure
+from app.widgets.charts.chart_files import FORMATS, write_table
+from app.widgets.charts.curves import has_spike
 from app.widgets.charts.legend import Legend, LegendEntry
 from app.widgets.charts.plot_view import PlotView
+from app.widgets.charts.trace import Trace, nearest_index, pile, steps_of
 
-EMPTY = np.empty(0)
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """One curve: steps `x` `[n]`, ascending; values `y` `[n]`, NaN in gaps; optionally a band from `low` to `high` `[n]`.
-
-    `colour` is a role of the palette, or `reward:N` for the colour of reward function N.
-    """
-
-    label: str
-    colour: str
-    x: np.ndarray = field(default_factory=lambda: EMPTY)
-    y: np.ndarray = field(default_factory=lambda: EMPTY)
-    low: np.ndarray | None = None
-    high: np.ndarray | None = None
-
-    @property
-    def has_data(self) -> bool:
-        return bool(np.isfinite(self.y).any())
-
-    @property
-    def pen(self) -> QPen:
-        kind, _, index = self.colour.partition(":")
-        return theme.reward_pen(int(index)) if kind == "reward" else QPen(getattr(theme.palette(), self.colour))
-
-    def at(self, step: int | None) -> float | None:
-        """The value at exactly `step`, None if there is none; with `step` None the newest of the last 64 values."""
-        if step is None:
-            finite = np.flatnonzero(np.isfinite(self.y[-64:]))
-            return float(self.y[-64:][finite[-1]]) if len(finite) else None
-        i = nearest_index(self.x, step)
-        return float(self.y[i]) if i is not None and self.x[i] == step else None
-
-
-def nearest_index(x: np.ndarray, step: float) -> int | None:
-    """The index in `x` (ascending) of the value closest to `step`; None if `x` is empty."""
-    if len(x) == 0:
-        return None
-    right = int(np.searchsorted(x, step))
-    neighbours = [i for i in (right - 1, right) if 0 <= i < len(x)]
-    return min(neighbours, key=lambda i: abs(float(x[i]) - step))
+LOG_OFFER = "Log axis"
+BY_KEYBOARD = (
+    Qt.FocusReason.TabFocusReason,
+    Qt.FocusReason.BacktabFocusReason,
+    Qt.FocusReason.ShortcutFocusReason,
+)
 
 
 class Plot(QFrame):
     """A chart card.
 
+    Left, Right, Home and End move the marked step, Return asks for its completions, Escape goes back to all steps.
+
     Attributes:
         title, axis, unit – of the chart, its value axis, and the values.
-        traces – what is shown now.
+        traces – what is shown now, hidden curves included.
+        hidden – labels of the curves that are hidden.
 
     Signals:
-        hovered(step as int, or None) – the pointer is over a step, or has left the plot.
+        hovered(step as int, or None) – the pointer or the keyboard is on a step, or has left the plot.
         zoomed((first, last), or None) – a range of steps was selected, or all steps again.
+        step_chosen(int) – a point was clicked, or Return pressed on the marked step.
+        log_changed(bool) – the value axis was made logarithmic or linear.
+        save_requested(str) – save this chart as a file of this format (png, svg or csv).
     """
 
     hovered = Signal(object)
     zoomed = Signal(object)
+    step_chosen = Signal(int)
+    log_changed = Signal(bool)
+    save_requested = Signal(str)
 
     def __init__(self, title: str, axis: str = "", unit: str = "", help: str = "") -> None:
         super().__init__()
         self.title, self.axis, self.unit = title, axis, unit
         self.traces: Sequence[Trace] = ()
+        self.hidden: set[str] = set()
         self._view: PlotView | None = None
         self._smoothing = 0.0
         self._span: tuple[float, float] | None = None
         self._all_steps: tuple[float, float] | None = None
+        self._marks: Sequence[Mark] = ()
         self._step: int | None = None
         self._is_restyle_due = False
+        self._has_ring = False
         self.setProperty("role", "card")
-        self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setAccessibleName(title)
+        self.setAccessibleDescription(help)
         self._build(help)
         theme.signals.changed.connect(self._restyle_when_visible)
 
@@ -104,13 +91,21 @@ class Plot(QFrame):
         self._step_label = label(
             font=theme.figures_font(theme.CAPTION), role="caption", align=Qt.AlignmentFlag.AlignRight
         )
+        self._log = button(LOG_OFFER, lambda: self.set_log(self._log.isChecked()))
+        self._log.setCheckable(True)
+        self._log.setProperty("role", "small")
+        self._log.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the menu has it for the keyboard; a stop less for Tab
+        self._log.setAccessibleName(f"Logarithmic axis of {self.title}")
+        self._log.hide()
         self._legend = Legend()
+        self._legend.clicked.connect(self.toggle_curve)
         self._waiting = label(role="muted", wrap=True, align=Qt.AlignmentFlag.AlignCenter)
         self._body = QStackedLayout()
         self._body.addWidget(self._waiting)
         head = QHBoxLayout()
         head.addWidget(title, 1)
         head.addWidget(self._step_label)
+        head.addWidget(self._log)
         column = QVBoxLayout(self)
         column.setContentsMargins(12, 10, 10, 6)
         column.setSpacing(4)
@@ -120,19 +115,55 @@ class Plot(QFrame):
 
     # ── drawing ─────────────────────────────────────────────────────────────────────────────────
 
-    def show_traces(self, traces: Sequence[Trace], waiting: str = "") -> None:
-        """Draw these curves; `waiting` is the sentence in their place while none of them has a number."""
-        self.traces = traces
+    def show_traces(self, traces: Sequence[Trace], waiting: str = "", marks: Sequence[Mark] = ()) -> None:
+        """Draw these curves and marks; `waiting` is the sentence in their place while none of them has a number."""
+        self.traces, self._marks = traces, marks
         if not any(trace.has_data for trace in traces):
             self._waiting.setText(waiting)
             self._body.setCurrentWidget(self._waiting)
             self._legend.show_entries(())
+            self._step_label.setText("")
+            self._log.hide()
             return
-        view = self._ready_view()
+        self._draw(self._ready_view())
+
+    def _draw(self, view: PlotView) -> None:
+        shown = self.visible_traces()
         self._body.setCurrentWidget(view)
-        view.draw(traces, self._span or self._all_steps, self._smoothing)
-        view.mark(self._step)
+        self._offer_log(shown)
+        drawn = shown if self.is_log else pile(shown)  # on a logarithmic axis heights do not add up
+        view.draw(drawn, self._span or self._all_steps, self._smoothing, log=self.is_log)
+        view.set_marks(self._marks)
+        view.set_step(self._step)
         self._show_values()
+
+    def visible_traces(self) -> list[Trace]:
+        """The traces that are not hidden; all of them if every one is, for an empty plot shows nothing."""
+        return [trace for trace in self.traces if trace.label not in self.hidden] or list(self.traces)
+
+    def toggle_curve(self, name: str) -> None:
+        """Hide the curve with this label, or show it again."""
+        self.hidden ^= {name}
+        self.show_traces(self.traces, self._waiting.text(), self._marks)
+
+    def _offer_log(self, shown: Sequence[Trace]) -> None:
+        """Show the button while the axis is logarithmic, or a spike presses the curves flat."""
+        self._log.setVisible(self.is_log or has_spike(*(trace.y for trace in shown)))
+
+    @property
+    def is_log(self) -> bool:
+        return self._log.isChecked() and self.can_be_log
+
+    @property
+    def can_be_log(self) -> bool:
+        """Whether any value is above 0: others have no place on a logarithmic axis."""
+        return any(bool((trace.y > 0).any()) for trace in self.visible_traces())
+
+    def set_log(self, on: bool) -> None:
+        """Make the value axis logarithmic, or linear again."""
+        self._log.setChecked(on)
+        self.show_traces(self.traces, self._waiting.text(), self._marks)
+        self.log_changed.emit(on)
 
     def set_smoothing(self, weight: float) -> None:
         """Decay of the moving average, 0 (off) to below 1; the raw line stays, faint. Takes effect when drawn next."""
@@ -148,14 +179,20 @@ class Plot(QFrame):
             self._step = step
             # While the placeholder is shown there are no curves to read values from.
             if self._view is not None and self._body.currentWidget() is self._view:
-                self._view.mark(step)
+                self._view.set_step(step)
                 self._show_values()
 
     def _show_values(self) -> None:
-        self._step_label.setText("" if self._step is None else f"step {self._step:,}")
-        self._legend.show_entries(
-            [LegendEntry(trace.pen, trace.label, figure(trace.at(self._step), self.unit)) for trace in self.traces]
-        )
+        span = f"steps {self._span[0]:,.0f} – {self._span[1]:,.0f}" if self._span else ""
+        self._step_label.setText(span if self._step is None else f"step {self._step:,}")
+        here = " ".join(mark.sentence for mark in self._marks if mark.step == self._step)
+        entries = [
+            LegendEntry(trace.pen, trace.label, figure(trace.at(self._step), self.unit), trace.label in self.hidden)
+            for trace in self.traces
+        ]
+        self._legend.show_entries(entries)
+        values = ", ".join(f"{entry.label} {entry.value}" for entry in entries if not entry.hidden)
+        self.setAccessibleName(" · ".join(filter(None, (self.title, self._step_label.text(), values, here))))
 
     def _ready_view(self) -> PlotView:
         """The pyqtgraph view, created on the first call: a run has data for some of the charts only."""
@@ -163,15 +200,23 @@ class Plot(QFrame):
             self._view = PlotView(self.axis, self.unit)
             self._view.setFocusProxy(self)  # the card handles the keys, so a click on the view must focus the card
             self._view.hovered.connect(self._emit_hovered)
+            self._view.point_clicked.connect(self._emit_chosen)
             self._view.span_chosen.connect(self.zoomed)
             self._body.addWidget(self._view)
         return self._view
 
-    def _emit_hovered(self, x: float | None) -> None:
-        # Steps of the longest trace: a metric that appeared later has none on the left.
-        steps = max((trace.x for trace in self.traces), key=len, default=EMPTY)
+    def _nearest_step(self, x: float | None) -> int | None:
+        steps = steps_of(self.traces)
         i = None if x is None else nearest_index(steps, x)
-        self.hovered.emit(None if i is None else int(steps[i]))
+        return None if i is None else int(steps[i])
+
+    def _emit_hovered(self, x: float | None) -> None:
+        self.hovered.emit(self._nearest_step(x))
+
+    def _emit_chosen(self, x: float) -> None:
+        step = self._nearest_step(x)
+        if step is not None:
+            self.step_chosen.emit(step)
 
     def _restyle_when_visible(self) -> None:
         """Take the theme's colours: now if the plot is visible, else before it is painted next.
@@ -186,63 +231,102 @@ class Plot(QFrame):
         if self._is_restyle_due and self._view is not None:
             self._is_restyle_due = False
             self._view.restyle()
-            self.show_traces(self.traces, self._waiting.text())
+            self.show_traces(self.traces, self._waiting.text(), self._marks)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         self._restyle()  # does nothing unless the theme changed while this plot was out of view
         super().paintEvent(event)
+        if self._has_ring:
+            painter = QPainter(self)
+            painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+            painter.setPen(QPen(theme.palette().accent, 2))
+            painter.drawRoundedRect(QRectF(self.rect()).adjusted(1, 1, -1, -1), 8, 8)
 
     def leaveEvent(self, event: QEvent) -> None:
         super().leaveEvent(event)
         self.hovered.emit(None)
 
-    # ── copying ─────────────────────────────────────────────────────────────────────────────────
+    # ── keyboard ────────────────────────────────────────────────────────────────────────────────
 
-    def as_csv(self) -> str:
-        """The chart's data: a row for each step, a column for each curve and each edge of a band."""
-        columns = [part for trace in self.traces for part in _columns(trace)]
-        steps = sorted({int(step) for trace in self.traces for step in trace.x})
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["step", *(name for name, _ in columns)])
-        writer.writerows([step, *(_cell(values.get(step)) for _, values in columns)] for step in steps)
-        return text.getvalue()
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        super().focusInEvent(event)
+        self._has_ring = event.reason() in BY_KEYBOARD
+        self.update()
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        super().focusOutEvent(event)
+        self._has_ring = False
+        self.update()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
+        key = Qt.Key(event.key())
         if event.matches(QKeySequence.StandardKey.Copy):
             self.copy()
+        elif key in (Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Home, Qt.Key.Key_End):
+            self._move_step(key)
+        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._step is not None:
+            self.step_chosen.emit(self._step)
+        elif key == Qt.Key.Key_Escape and (self._step is not None or self._span is not None):
+            (self.zoomed if self._step is None else self.hovered).emit(None)
         else:
             super().keyPressEvent(event)
 
+    def _move_step(self, key: Qt.Key) -> None:
+        """Mark the step before or after the marked one, or the first or last that is shown; the first key marks the last one."""
+        steps = steps_of(self.traces)
+        if self._span is not None:
+            steps = steps[(steps >= self._span[0]) & (steps <= self._span[1])]
+        at = nearest_index(steps, self._step) if self._step is not None else None
+        if len(steps) == 0:
+            return
+        last = len(steps) - 1
+        if key == Qt.Key.Key_Home:
+            at = 0
+        elif key == Qt.Key.Key_End or at is None:
+            at = last
+        else:
+            at = max(0, at - 1) if key == Qt.Key.Key_Left else min(last, at + 1)
+        self.hovered.emit(int(steps[at]))
+
+    # ── menu ────────────────────────────────────────────────────────────────────────────────────
+
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        self.menu().popup(event.globalPos())  # returns immediately; exec would run an event loop inside this handler
+
+    def menu(self) -> QMenu:
+        """What can be done with this chart, made anew at each call."""
         menu = QMenu(self)
-        copy = menu.addAction("Copy values as CSV", self.copy)
-        copy.setShortcut(QKeySequence.StandardKey.Copy)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        has_data = any(trace.has_data for trace in self.traces)
+        menu.addAction("Copy values as CSV", QKeySequence.StandardKey.Copy, self.copy)
         menu.addAction("Copy image", lambda: QGuiApplication.clipboard().setPixmap(self.grab()))
-        menu.addAction("Save image…", self._save_image)
+        for name, text in FORMATS.items():
+            menu.addAction(f"Save as {text}…", lambda name=name: self.save_requested.emit(name))
+        for action in menu.actions():
+            action.setEnabled(has_data)
         menu.addSeparator()
+        completions = menu.addAction("Completions of this step", lambda: self.step_chosen.emit(self._step))
+        completions.setEnabled(self._step is not None)
+        log = menu.addAction("Logarithmic axis", lambda: self.set_log(not self._log.isChecked()))
+        log.setCheckable(True)
+        log.setChecked(self.is_log)
+        log.setEnabled(has_data and self.can_be_log)
         show_all = menu.addAction("Show all steps", lambda: self.zoomed.emit(None))
         show_all.setEnabled(self._span is not None)
-        for action in menu.actions()[:3]:
-            action.setEnabled(any(trace.has_data for trace in self.traces))
-        menu.popup(event.globalPos())  # returns immediately; exec would run an event loop inside this handler
+        if len(self.traces) > 1:
+            menu.addSeparator()
+            for trace in self.traces:
+                action = menu.addAction(trace.label, lambda name=trace.label: self.toggle_curve(name))
+                action.setCheckable(True)
+                action.setChecked(trace.label not in self.hidden)
+        return menu
+
+    def as_csv(self) -> str:
+        """The chart's data: a row for each step, a column for each curve and each edge of a band."""
+        text = io.StringIO()
+        write_table(self.traces, text)
+        return text.getvalue()
 
     def copy(self) -> None:
         """Put the values on the clipboard, as CSV."""
         QGuiApplication.clipboard().setText(self.as_csv())
-
-    def _save_image(self) -> None:
-        path, _ = QFileDialog.getSaveFileName(self, "Save image", f"{self.title}.png", "PNG images (*.png)")
-        if path:
-            self.grab().save(path)
-
-
-def _columns(trace: Trace) -> list[tuple[str, dict[int, float]]]:
-    parts = [(trace.label, trace.y), (f"{trace.label} low", trace.low), (f"{trace.label} high", trace.high)]
-    steps = [int(step) for step in trace.x]
-    return [(name, dict(zip(steps, values.tolist(), strict=True))) for name, values in parts if values is not None]
-
-
-def _cell(value: float | None) -> str:
-    """An empty cell for a gap (None or NaN); else the shortest text that reads back as the same float."""
-    return "" if value is None or value != value else repr(value)

@@ -25,6 +25,7 @@ class StatusStrip(QFrame):
         state – the label of the state.
         step, left, memory – labels of the step, the time left and the peak memory.
         sentence – the elided label; its tool tip has all of it.
+        waiting – the link that says how many runs wait in the queue, hidden where none does.
         offer – the link beside it, hidden where there is nothing to offer.
     """
 
@@ -39,7 +40,10 @@ class StatusStrip(QFrame):
         across = QHBoxLayout(self)
         across.setContentsMargins(12, 0, 12, 0)
         across.setSpacing(theme.SPACE)
-        for part in (self._dot, self.state, self.step, self.left, self.memory):
+        self.waiting = LinkButton("")
+        self.waiting.setToolTip("Show the queue")
+        self.waiting.hide()
+        for part in (self._dot, self.state, self.step, self.left, self.memory, self.waiting):
             across.addWidget(part)
         across.addWidget(self.sentence, 1)
         self.offer = LinkButton("")
@@ -62,6 +66,12 @@ class StatusStrip(QFrame):
         self.memory.setText(f"peak {figure(memory_gb, 'GB')}" if memory_gb is not None else "")
         for label in (self.step, self.left, self.memory):
             label.setVisible(bool(label.text()))
+
+    def show_waiting(self, count: int, *, is_paused: bool = False) -> None:
+        """Show how many runs wait in the queue; 0 hides it."""
+        self.waiting.setText(f"{count} waiting{', paused' if is_paused else ''}")
+        self.waiting.setAccessibleName(f"{count} runs wait in the queue")
+        self.waiting.setVisible(count > 0)
 
     def show_sentence(self, sentence: str, offer: str = "", take: Callable[[], object] | None = None) -> None:
         """Show a sentence and, where `offer` is not empty, a link of that text that calls `take()`."""

@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QAbstractTableModel, QMimeData, QModelIndex, QObject, QPersistentModelIndex, QPoint, Qt, Signal
+from PySide6.QtCore import (
+    QAbstractTableModel,
+    QMimeData,
+    QModelIndex,
+    QObject,
+    QPersistentModelIndex,
+    QPoint,
+    Qt,
+    Signal,
+)
 from PySide6.QtGui import QKeySequence, QShortcut
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QHBoxLayout, QHeaderView, QMenu, QVBoxLayout, QWidget
 
@@ -21,7 +30,7 @@ from app.widgets.basic.labels_and_buttons import button, label
 from app.widgets.basic.number_format import DASH
 
 Index = QModelIndex | QPersistentModelIndex
-SHOWN_ROWS = 4
+SHOWN_ROWS = 3
 """Rows in sight; a longer queue scrolls."""
 _HEADS = ("Place", "Run", "Model", "Steps")
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
@@ -72,7 +81,7 @@ class QueueModel(QAbstractTableModel):
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         row, column = self.rows[index.row()], index.column()
         if role == Qt.ItemDataRole.DisplayRole:
-            steps = f"{row.steps:,}" if row.steps is not None else DASH
+            steps = f"{row.steps:,} steps" if row.steps is not None else DASH
             return (str(index.row() + 1), row.path.name, "/".join(Path(row.model).parts[-2:]) or DASH, steps)[column]
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return _RIGHT if column in (0, 3) else _LEFT
@@ -164,8 +173,10 @@ class QueuePanel(QFrame):
         self.table.activated.connect(lambda _: self._edit())
         self.table.selectionModel().selectionChanged.connect(lambda *_: self._show_choice())
         head = self.table.horizontalHeader()
+        head.hide()  # for a copy it names the columns; here they explain themselves
         head.setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
-        for column, width in ((0, 56), (2, 190), (3, 80)):
+        self.table.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # names of runs and models differ at their end
+        for column, width in ((0, 40), (2, 260), (3, 100)):
             self.table.setColumnWidth(column, theme.scaled(width))
         for keys, slot in (("Alt+Up", lambda: self._shift(-1)), ("Alt+Down", lambda: self._shift(1)),
                            ("Alt+Home", self.run_next), (QKeySequence.StandardKey.Delete, self._remove)):  # fmt: skip
@@ -173,22 +184,17 @@ class QueuePanel(QFrame):
             shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
 
     def _lay_out(self) -> None:
-        head, below = QHBoxLayout(), QHBoxLayout()
-        for part in (head, below):
-            part.setSpacing(theme.SPACE)
+        head = QHBoxLayout()
+        head.setSpacing(theme.SPACE)
         head.addWidget(label("Queue", theme.heading_font()))
         head.addWidget(self.status, 1)
-        head.addWidget(self.pause)
-        for part in (self.next_button, self.edit_button, self.remove_button):
-            below.addWidget(part)
-        below.addStretch(1)
-        below.addWidget(self.after_failure)
+        for part in (self.next_button, self.edit_button, self.remove_button, self.after_failure, self.pause):
+            head.addWidget(part)
         column = QVBoxLayout(self)
         column.setContentsMargins(2 * theme.SPACE, theme.SPACE, 2 * theme.SPACE, theme.SPACE)
         column.setSpacing(theme.SPACE)
         column.addLayout(head)
         column.addWidget(self.table)
-        column.addLayout(below)
 
     # Showing
 
@@ -214,8 +220,7 @@ class QueuePanel(QFrame):
 
     def _fit_height(self) -> None:
         shown = min(len(self.model.rows), SHOWN_ROWS)
-        header = self.table.horizontalHeader().sizeHint().height()
-        self.table.setFixedHeight(header + shown * theme.scaled(ROW_HEIGHT) + 2)
+        self.table.setFixedHeight(shown * theme.scaled(ROW_HEIGHT) + 2)
 
     def selected(self) -> QueueRow | None:
         chosen = self.table.selected_rows()

@@ -24,6 +24,7 @@ STATE_LABELS = {
 
 STATE_ROLES = {
     "": "placeholder",
+    "queued": "muted",
     "starting": "warning",
     "running": "good",
     "paused": "warning",

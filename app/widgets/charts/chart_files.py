@@ -1,0 +1,87 @@
+"""Charts as files: a picture with title, axes and legend (PNG, SVG), or the numbers behind it (CSV)."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, TextIO
+
+import numpy as np
+from PySide6.QtCore import QPoint, QRect
+from PySide6.QtGui import QImage, QPainter
+from PySide6.QtSvg import QSvgGenerator
+from PySide6.QtWidgets import QWidget
+
+from app import theme
+from app.widgets.charts.trace import Trace
+
+Format = Literal["png", "svg", "csv"]
+FORMATS: dict[Format, str] = {"png": "PNG image", "svg": "SVG drawing", "csv": "CSV table"}
+SHARPNESS = 2.0
+"""Pixels of a PNG per pixel of the screen's layout."""
+DPI = 96
+CHUNK = 4096
+"""Rows of a table that are written at a time."""
+
+
+def write_png(chart: QWidget, path: Path) -> None:
+    """Draw a chart's card into a PNG file. Raises OSError if it cannot be written."""
+    image = QImage(chart.size() * SHARPNESS, QImage.Format.Format_RGB32)
+    image.setDevicePixelRatio(SHARPNESS)
+    image.fill(theme.palette().card)
+    chart.render(image, QPoint())
+    if not image.save(str(path), "PNG"):  # pyright: ignore[reportCallIssue, reportArgumentType]
+        raise OSError(f"{path} could not be written.")
+
+
+def write_svg(chart: QWidget, path: Path, title: str) -> None:
+    """Draw a chart's card into an SVG file: lines stay lines and text stays text. Raises OSError if it cannot be written."""
+    with path.open("w", encoding="utf-8"):  # QSvgGenerator would only print a warning
+        pass
+    generator = QSvgGenerator()
+    generator.setFileName(str(path))
+    generator.setSize(chart.size())
+    generator.setViewBox(QRect(QPoint(), chart.size()))
+    generator.setResolution(DPI)
+    generator.setTitle(title)
+    painter = QPainter(generator)
+    painter.fillRect(chart.rect(), theme.palette().card)
+    chart.render(painter, QPoint())
+    painter.end()
+
+
+def write_csv(traces: Sequence[Trace], path: Path) -> None:
+    """Write the numbers of a chart. Raises OSError if that fails."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        write_table(traces, file)
+
+
+def write_table(traces: Sequence[Trace], file: TextIO) -> None:
+    """A row for each step, a column for each curve and each edge of a band; gaps are empty cells."""
+    writer = csv.writer(file, lineterminator="\n")
+    columns = [column for trace in traces for column in _columns(trace)]
+    writer.writerow(["step", *(name for name, _, _ in columns)])
+    for rows in _chunks([(x, y) for _, x, y in columns]):
+        writer.writerows(rows)
+
+
+def _columns(trace: Trace) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    parts = [(trace.label, trace.y), (f"{trace.label} low", trace.low), (f"{trace.label} high", trace.high)]
+    return [(name, trace.x, values) for name, values in parts if values is not None]
+
+
+def _chunks(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> Iterator[list[list[object]]]:
+    """Rows [step, cell, …] over the union of all steps, CHUNK at a time."""
+    steps = np.unique(np.concatenate([x for x, _ in columns])) if columns else np.empty(0)
+    table = np.full((len(columns), len(steps)), np.nan)
+    for row, (x, y) in zip(table, columns, strict=True):
+        row[np.searchsorted(steps, x)] = y
+    for start in range(0, len(steps), CHUNK):
+        cells = [column.tolist() for column in table[:, start : start + CHUNK]]
+        numbers = steps[start : start + CHUNK].astype(int).tolist()
+        # repr of a float is the shortest text that reads back as the same number; NaN is not equal to itself.
+        yield [
+            [step, *("" if cell != cell else repr(cell) for cell in row)]
+            for step, *row in zip(numbers, *cells, strict=True)
+        ]
