@@ -53,7 +53,7 @@ MENUS: dict[str, tuple[MenuEntry | None, ...]] = {
         MenuEntry("copy", "Copy", _STANDARD.Copy, "copy"),
         MenuEntry("copy_command", "Copy the command", "Ctrl+Shift+C", "copy_command"),
         None,
-        MenuEntry("find", "Find", _STANDARD.Find, "find", tip="Text in completions, or a setting"),
+        MenuEntry("find", "Find", _STANDARD.Find, "find_text", tip="Text in completions, or a setting"),
         None,
         MenuEntry("preferences", "Preferences…", "Ctrl+,", "show_preferences"),
     ),

@@ -163,11 +163,11 @@ class Window(RunWindow):
         self.show_page("completions")
         self.pages["completions"].show_requested(step, filter_name)
 
-    def find(self) -> None:
+    def find_text(self) -> None:
         """Find something on the page that is shown, if it can; else a setting."""
         page = self.pages.get(self.current_page)
-        if page is not None and hasattr(page, "find"):
-            page.find()
+        if page is not None and hasattr(page, "find_text"):
+            page.find_text()
         else:
             self.do_on_page("train", "find_setting")
 

@@ -260,7 +260,7 @@ class CompletionsPage(QWidget):
 
     # ── moving ──────────────────────────────────────────────────────────────────────────────────
 
-    def find(self) -> None:
+    def find_text(self) -> None:
         """Focus the search."""
         self.bar.search.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.bar.search.selectAll()

@@ -9,10 +9,20 @@ from typing import Any
 import numpy as np
 
 from backend.generation.text_stream import TextStream
+from backend.run.parts import RunParts
 from backend.spec.completion_rows import TokenData
+from backend.spec.config import Config
 from backend.training.batch import token_mask
 from backend.training.token_records import TokenRecord
 from backend.types import Completion, Group
+
+
+def recorded_tokens(config: Config, parts: RunParts, groups: Sequence[Group]) -> list[list[TokenData]]:
+    """The token data of a step that was just learned, group by group; nothing of any group unless the run records tokens."""
+    if not config.record_tokens:
+        return [[] for _ in groups]
+    records = parts.learner.algorithm.take_token_records()
+    return token_data_of(groups, records, parts.policy.tokenizer, mask_truncated=config.mask_truncated_completions)
 
 
 def token_data_of(

@@ -32,8 +32,7 @@ from backend.run.slowdowns import SlowdownWatch
 from backend.run.steering import Steering
 from backend.run.step_timer import StepTimer
 from backend.run.telemetry import HealthReporter, PhaseReporter, group_row, versions
-from backend.run.token_data import token_data_of
-from backend.spec.completion_rows import TokenData
+from backend.run.token_data import recorded_tokens
 from backend.spec.config import Config
 from backend.spec.config_notes import config_notes
 from backend.spec.events import Diary, JsonLines, read_events
@@ -178,7 +177,7 @@ class Trainer:
         """Write the step's completions, then its line in the diary. From then on the step is finished."""
         lengths = completion_metrics(groups)
         # Completions first: a reader that sees the step's line in the diary finds its completions in their file.
-        for group, token_data in zip(groups, self._token_data(groups), strict=True):
+        for group, token_data in zip(groups, recorded_tokens(self.config, self.parts, groups), strict=True):
             self.completions.append(group_row(step, group, token_data))
         self.state = replace(
             self.state, step=step, updates=self.parts.learner.updates, cursor=self.parts.prompt_stream.cursor,
@@ -193,14 +192,6 @@ class Trainer:
             "train_tokens_per_second": self.timer.rate(trained_tokens, "train"),
         } | self.timer.metrics())  # fmt: skip
         self.metrics.take(event)
-
-    def _token_data(self, groups: list[Group]) -> list[list[TokenData]]:
-        """Of each group, one entry a completion; none where the run does not record tokens."""
-        if not self.config.record_tokens:
-            return [[] for _ in groups]
-        records = self.parts.learner.algorithm.take_token_records()
-        masked = self.config.mask_truncated_completions
-        return token_data_of(groups, records, self.parts.policy.tokenizer, mask_truncated=masked)
 
     def after_step(self, step: int) -> None:
         """Evaluate and save when due; obey commands that had to wait for the end of the step."""

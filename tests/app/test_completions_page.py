@@ -20,6 +20,7 @@ from app.widgets.completions.cells import STOP_LABELS
 from app.widgets.completions.completion_model import BAR_ROLE, CompletionModel
 from app.widgets.completions.marked_text import change_format
 from app.widgets.completions.token_colours import MEASURES, background
+from app.window import Window
 from backend.spec.events import JsonLines
 from backend.spec.places import hold_lock
 from backend.types import Stop
@@ -226,7 +227,7 @@ def test_a_filter_leaves_its_completions_and_next_goes_on_in_later_steps(qtbot, 
 
 def test_a_search_lists_what_it_finds_in_the_whole_run(qtbot, page: CompletionsPage, run) -> None:
     show_run(qtbot, page, run)
-    page.find()
+    page.find_text()
     assert page.bar.search.hasFocus()
     qtbot.keyClicks(page.bar.search, "SO IT")
     qtbot.waitUntil(lambda: texts_shown(page) == ["so it is", "so it was"])
@@ -415,3 +416,23 @@ def test_unticking_follow_newest_stays_at_the_step(qtbot, page: CompletionsPage,
     page.session.run.poll()
     page._refresh()
     assert page._shown[1] == 3
+
+
+def test_find_searches_here_and_elsewhere_a_setting(qtbot, qapp, run) -> None:
+    """Ctrl+F on this page led to Train."""
+    theme.apply(qapp, "light")
+    window = Window(Session())
+    qtbot.addWidget(window)
+    window.show()
+    window.session.open_run(run.path)
+    window.session.completions_requested.emit(1, "cut_off")
+    assert window.current_page == "completions"
+    page = window.pages["completions"]
+    qtbot.waitUntil(lambda: texts_shown(page) == ["four"])
+    window.menus["find"].trigger()
+    assert window.current_page == "completions" and page.bar.search.hasFocus()
+    window.show_page("train")
+    window.show_page("runs")
+    window.menus["find"].trigger()
+    assert window.current_page == "train"
+    window.session.close_run()

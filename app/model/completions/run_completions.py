@@ -35,7 +35,7 @@ class RunCompletions(QObject):
         search – the search under way or done, or None.
 
     Signals:
-        grew – `facts` or `search` has more; at most every GROWN_EVERY_S seconds, and once at the end.
+        grew – `facts` or `search` has more; every GROWN_EVERY_S seconds, less often once there are many, and at the end.
         voided – the file was cut back: everything shown of it is void.
     """
 
@@ -51,6 +51,7 @@ class RunCompletions(QObject):
         self._unparsed: Iterator[tuple[int, bytes]] = iter(())
         self._rows: dict[int, GroupRow | None] = {}
         self._is_wanted = False
+        self._is_caught_up = False
         self._has_news = False
         self._last_grew = 0.0
         self._timer = QTimer(self)
@@ -69,6 +70,7 @@ class RunCompletions(QObject):
         self.facts.clear()
         self._lines.clear()
         self._unparsed = iter(())
+        self._is_caught_up = False
         self._rows.clear()
         if self.search is not None:
             self.search = TextSearch(self.path, self.search.text)
@@ -81,7 +83,7 @@ class RunCompletions(QObject):
 
     @property
     def is_complete(self) -> bool:
-        return self.search.is_done if self.search is not None else not self._lines.is_behind
+        return self.search.is_done if self.search is not None else self._is_caught_up
 
     def find(self, text: str) -> None:
         """Search for a text, or for nothing where it is empty; a search that is under way is dropped."""
@@ -103,6 +105,8 @@ class RunCompletions(QObject):
             behind = False
         if not behind:
             behind = self._read_facts(time.perf_counter() + SLICE_S)
+            self._has_news = self._has_news or self._is_caught_up == behind
+            self._is_caught_up = not behind
         self._tell(behind)
         self._timer.setInterval(BEHIND_MS if behind else CAUGHT_UP_MS)
 
@@ -126,7 +130,9 @@ class RunCompletions(QObject):
 
     def _tell(self, behind: bool) -> None:
         now = time.monotonic()
-        if self._has_news and (not behind or now - self._last_grew > GROWN_EVERY_S):
+        # What a page does with the news takes the longer the more there is.
+        every = GROWN_EVERY_S * (1 + len(self.found) / 100_000)
+        if self._has_news and (not behind or now - self._last_grew > every):
             self._has_news, self._last_grew = False, now
             self.grew.emit()
 

@@ -15,7 +15,7 @@ from backend.spec.completion_rows import GroupRow, parse_group_row, without_toke
 
 _STEP = re.compile(rb'^\s*\{\s*"step":\s*(\d+)\b')
 """The step comes first in a row as the trainer writes it; any other row is parsed in full."""
-TAIL = 8 << 20
+TAIL = 4 << 20
 """Bytes at the end of the file that are looked at for the newest step."""
 
 

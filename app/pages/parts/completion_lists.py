@@ -64,8 +64,9 @@ class CompletionLists:
 
     def grow(self, run: Run, completions: RunCompletions) -> None:
         """More of the file was read: add what belongs to the list of the whole run."""
-        # Sorting takes a tenth of a second where there are a million: once, at the end.
-        if not self.order[0] or completions.is_complete:
+        # Sorting takes a tenth of a second where there are a million: once, at the end. A list that is full stays as it is.
+        is_full = not self.order[0] and self._model.is_flat and self._model.rowCount() == MOST_LINES
+        if (not self.order[0] or completions.is_complete) and not is_full:
             lines = self._run_lines(completions)
             if not (self._model.is_flat and self._model.rowCount() and lines.begins_with(self._model.lines)):
                 self.show_run(run, completions)

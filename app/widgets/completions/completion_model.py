@@ -87,7 +87,7 @@ class CompletionModel(QAbstractTableModel):
         shown_weights = [f" × {weight:g}" for weight in weights] or [""] * len(labels)
         heads = [_two_lines(text, weight) for text, weight in zip(labels, shown_weights, strict=True)]
         steps = ["Step"] if has_steps else []
-        self._headers = ["Completion", *heads, "Reward", "Advantage", *steps, *logged, "Tokens", "End"]
+        self._headers = ["Completion", *heads, *steps, "Reward", "Advantage", *logged, "Tokens", "End"]
         self.endResetModel()
 
     def show_lines(self, lines: Sequence[CompletionLine], max_scores: Mapping[str, float] | None = None) -> None:
